@@ -1,0 +1,242 @@
+"""Every check of the project, one session each; `./dev test` runs them all, `nox -s NAME` one of them.
+
+What to build, test and pin comes from the packages' own metadata (`tools/workspace.py`). Wheels are built once per
+run, by the first session that asks, and every other session installs those same files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import nox
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent
+# nox loads this file by its path, without its folder on sys.path.
+sys.path.insert(0, str(ROOT / "tools"))
+
+import workspace  # noqa: E402
+from workspace import Package  # noqa: E402
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "uv|virtualenv"
+# A machine with fewer Pythons than the packages support checks those it has; it does not fetch others.
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False
+
+PACKAGES = workspace.packages()
+PLUGINS = workspace.third_party()
+PYTHONS = PACKAGES[0].pythons
+GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
+CONSTRAINTS = ROOT / "constraints.txt"
+# A folder that no other run shares, so that an installer's cache cannot mistake an older build for this one.
+# MESH_WHEELS names a folder of finished wheels instead: several machines can then check one build.
+WHEELS = Path(os.environ.get("MESH_WHEELS") or ROOT / ".nox" / "wheels" / f"{time.time_ns()}-{os.getpid()}")
+PAGES = ["docs", "README.md", *(str(package.path / "README.md") for package in PACKAGES)]
+DAY = 24 * 60 * 60.0
+
+by_package = nox.parametrize("package", [nox.param(package, id=package.name) for package in PACKAGES])
+by_plugin = nox.parametrize("plugin", [nox.param(plugin, id=plugin.name) for plugin in PLUGINS])
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and likely mistakes (ruff)."""
+    install(session, groups=["lint"])
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Types: mypy --strict on every package, and the native module against its stub."""
+    install(session, *PACKAGES, *PLUGINS, groups=["typing"])
+    for package in [*PACKAGES, *PLUGINS]:
+        session.run("mypy", str(package.path / "src"))
+    session.run("mypy", "noxfile.py", "tools")
+    for folder in ("examples", "benchmarks"):
+        sources = [
+            str(path.relative_to(ROOT))
+            for path in sorted((ROOT / folder).iterdir())
+            if path.suffix == ".py" or (path / "__init__.py").exists()
+        ]
+        if sources:
+            session.run("mypy", *sources)
+    for package in PACKAGES:
+        if package.is_native:
+            session.run(
+                "python", "-m", "mypy.stubtest", f"{package.import_name}._native",
+                "--mypy-config-file", "pyproject.toml",
+                "--allowlist", str(package.path / "stubtest-allowlist.txt"),
+            )  # fmt: skip
+
+
+@nox.session(venv_backend="none")
+def rust(session: nox.Session) -> None:
+    """The crates: format, clippy without a warning, tests."""
+    for tool, component in (("fmt", "rustfmt"), ("clippy", "clippy")):
+        # Asked, not looked up: rustup puts the command on PATH whether or not the component is there.
+        if subprocess.run(["cargo", tool, "--version"], capture_output=True, check=False).returncode != 0:
+            session.run("rustup", "component", "add", component)
+    session.run("cargo", "fmt", "--all", "--check")
+    session.run("cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings")
+    # The bindings hold no decisions, and a test binary of theirs would have to link a libpython.
+    bindings = [
+        nox.project.load_toml(package.path / "rust" / "Cargo.toml")
+        for package in PACKAGES
+        if package.is_native
+    ]
+    excluded = [f"--exclude={crate['package']['name']}" for crate in bindings]
+    session.run("cargo", "test", "--workspace", "--locked", *excluded)
+    if shutil.which("cargo-deny"):
+        session.run("cargo", "deny", "check")
+    else:
+        session.log("cargo-deny is not installed: licences and sources of the crates are not checked here")
+
+
+@nox.session(python=PYTHONS)
+@by_package
+def tests(session: nox.Session, package: Package) -> None:
+    """One package's tests, alone in an environment with what it needs and nothing else."""
+    install(session, package, groups=["test"], requirements=package.test_requirements)
+    session.run("pytest", str(package.tests), *session.posargs)
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """All packages together, beside numpy and PyTorch: what crosses packages, and each one's quick tests once more."""
+    wanted = [need for package in PACKAGES for need in package.test_requirements]
+    install(session, *PACKAGES, *PLUGINS, groups=["integration"], requirements=wanted)
+    session.run("pytest", "--doctest-modules", "tests", "tools", "benchmarks/tests", *session.posargs)
+    session.run("pytest", "-m", "not slow", *(str(package.tests) for package in PACKAGES), *session.posargs)
+    run_pages(session, "-m", "needs", *PAGES, may_be_empty=True)
+
+
+@nox.session
+@by_plugin
+def plugins(session: nox.Session, plugin: Package) -> None:
+    """A complete outside plugin, installed as its users would, with its own tests."""
+    install(session, plugin, groups=["test"], requirements=plugin.test_requirements)
+    session.run("pytest", str(plugin.tests), *session.posargs)
+    run_pages(session, str(plugin.path / "README.md"), may_be_empty=True)
+
+
+@nox.session(python=PYTHONS[0])
+@by_package
+def minimums(session: nox.Session, package: Package) -> None:
+    """One package's tests with the lowest versions of everything that it says it works with."""
+    wheels, pins = lowest_versions(package)
+    # Without the constraints: the tools must give way to the versions that are to be proven.
+    requirements = [*map(str, pins.values()), *package.test_requirements]
+    install(session, *wheels, groups=["test"], requirements=requirements, constraints=None, alone=True)
+    session.run("pytest", "-m", "not slow", str(package.tests), *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site, built strictly, and every example in it and in the docstrings, run."""
+    install(session, *PACKAGES, groups=["docs"])
+    # The theme's advice on what may follow it is for us, not for every build's output.
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    run_pages(session, "-m", "not needs", *PAGES)
+    names = [package.import_name for package in PACKAGES]
+    session.run("pytest", "--doctest-modules", "--pyargs", *names, success_codes=[0, 5])
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job: an actor mesh trains on this machine, loses a process, and says so."""
+    install(session, PACKAGES[0], groups=["demo"])
+    session.run("python", "examples/demo.py", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Figures, side by side with other systems; each of those gets an environment from the script itself."""
+    session.run("python", "benchmarks/run.py", "--mesh", str(wheel(session, PACKAGES[0])), *session.posargs)
+
+
+def install(
+    session: nox.Session,
+    *wanted: Package,
+    groups: Iterable[str] = (),
+    requirements: Iterable[str] = (),
+    constraints: Path | None = CONSTRAINTS,
+    alone: bool = False,
+) -> None:
+    """Install this run's wheels of `wanted` and of the siblings they need, with groups of tools beside them.
+
+    `alone` leaves the siblings out. Wheels are named by path, so that no package of the same name elsewhere is taken.
+    """
+    needed: dict[str, Package] = {}
+    for package in wanted:
+        for each in [package] if alone else workspace.closure(package, PACKAGES + PLUGINS):
+            needed.setdefault(each.name, each)
+    tools = nox.project.dependency_groups(GROUPS, *groups)
+    files = [str(wheel(session, package)) for package in needed.values()]
+    held = ["-c", str(constraints)] if constraints else []
+    session.install(*held, *dict.fromkeys([*tools, *requirements]), *files)
+
+
+def wheel(session: nox.Session, package: Package) -> Path:
+    """The package's wheel; built now if this run has not built it yet."""
+    pattern = f"{package.name.replace('-', '_')}-{package.version}-*.whl"
+    if not list(WHEELS.glob(pattern)):
+        forget_old_wheels()
+        session.log(f"building {package.name} {package.version}")
+        if session.venv_backend == "uv":
+            session.run(
+                "uv", "build", "--wheel", "--quiet", "--python", "python",
+                "--build-constraints", str(CONSTRAINTS), "--out-dir", str(WHEELS), str(package.path),
+            )  # fmt: skip
+        else:
+            session.run(
+                "python", "-m", "pip", "wheel", "--quiet", "--no-deps",
+                "--wheel-dir", str(WHEELS), str(package.path),
+            )  # fmt: skip
+    built = sorted(WHEELS.glob(pattern))
+    if not built:
+        session.error(
+            f"no wheel like {pattern} in {WHEELS}; is the version in {package.path}/pyproject.toml static?"
+        )
+    return built[-1]
+
+
+def forget_old_wheels() -> None:
+    """Delete what runs of other days left; one that still goes on keeps its files."""
+    for folder in (ROOT / ".nox" / "wheels").glob("*-*"):
+        if time.time() - folder.stat().st_mtime > DAY:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def lowest_versions(package: Package) -> tuple[list[Package], dict[str, Requirement]]:
+    """The siblings to take from this workspace, and a pin for everything else that `package` needs."""
+    known = {each.name: each for each in PACKAGES}
+    wheels, pins = [package], dict[str, Requirement]()
+    for owner in workspace.closure(package, PACKAGES):
+        for requirement in owner.requirements:
+            pin = Requirement(workspace.lowest(requirement))
+            name, floor = canonicalize_name(pin.name), pinned_version(pin)
+            if name in known and Version(known[name].version) == floor:
+                wheels.append(known[name])
+            elif name not in pins or pinned_version(pins[name]) < floor:
+                pins[name] = pin
+    return list(dict.fromkeys(wheels)), pins
+
+
+def pinned_version(pin: Requirement) -> Version:
+    """The version in `name==version`."""
+    return Version(next(iter(pin.specifier)).version)
+
+
+def run_pages(session: nox.Session, *arguments: str, may_be_empty: bool = False) -> None:
+    """Run the code blocks of Markdown pages as their readers would."""
+    session.run("pytest", "-p", "doc_examples", *arguments, success_codes=[0, 5] if may_be_empty else [0])

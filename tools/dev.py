@@ -1,0 +1,123 @@
+"""Run the project's sessions on a machine that has Python and a Rust toolchain, and nothing else.
+
+`./dev demo` runs the demo and `./dev test` every check; `./dev NAME [ARGS]` runs the session of that name and hands
+ARGS to it; `./dev list` shows them all. The first call makes a private environment under `.nox/` with nox and uv.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tally import Tally
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ROOT / ".nox" / "tools"
+CONSTRAINTS = ROOT / "constraints.txt"
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        print(__doc__)
+        return 0 if arguments else 2
+    problem = missing_toolchain()
+    if problem:
+        print(f"dev: {problem}", file=sys.stderr)
+        return 1
+    nox = [str(prepare_tools()), "-m", "nox", "--noxfile", str(ROOT / "noxfile.py")]
+    command, *rest = arguments
+    if command == "list":
+        return subprocess.call([*nox, "--list"], env=environment())
+    if command == "test":
+        return run_counting([*nox, *(["--", *rest] if rest else [])])
+    return subprocess.call([*nox, "--session", command, *(["--", *rest] if rest else [])], env=environment())
+
+
+def missing_toolchain() -> str:
+    """What the machine lacks, with the remedy; empty when all is there."""
+    if shutil.which("cargo", path=environment()["PATH"]) is None:
+        return (
+            "`cargo` is not on PATH; install Rust with rustup or your system's packages, then run this again"
+        )
+    if shutil.which("cc") is None:
+        return "no C linker (`cc`), which Rust needs; install one, as in `apt-get install gcc libc6-dev`"
+    return ""
+
+
+def prepare_tools() -> Path:
+    """The interpreter of the private environment; made on first use, and again when the pinned versions change."""
+    python = TOOLS / "bin" / "python"
+    stamp = TOOLS / "made-from.txt"
+    wanted = CONSTRAINTS.read_text(encoding="utf-8")
+    if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        return python
+    print("dev: preparing nox and uv under .nox/tools (once)", flush=True)
+    shutil.rmtree(TOOLS, ignore_errors=True)
+    packages = ["--constraint", str(CONSTRAINTS), "nox", "uv"]
+    if uv := shutil.which("uv"):
+        subprocess.check_call([uv, "venv", "--quiet", "--python", sys.executable, str(TOOLS)])
+        subprocess.check_call([uv, "pip", "install", "--quiet", "--python", str(python), *packages])
+    elif importlib.util.find_spec("ensurepip"):
+        subprocess.check_call([sys.executable, "-m", "venv", str(TOOLS)])
+        subprocess.check_call([str(python), "-m", "pip", "install", "--quiet", *packages])
+    else:
+        remedy = "install its venv module, as in `apt-get install python3-venv`"
+        sys.exit(f"dev: this Python cannot make environments; {remedy}")
+    stamp.write_text(wanted, encoding="utf-8")
+    return python
+
+
+def environment() -> dict[str, str]:
+    """The caller's environment, with cargo and every supported Python that lies ready within reach."""
+    folders = [str(TOOLS / "bin"), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    cargo = Path.home() / ".cargo" / "bin"
+    if cargo.is_dir():
+        folders.append(str(cargo))
+    # In front: pyenv's own `python3.12` is a shim that only works for the versions switched on.
+    folders[1:1] = map(str, pyenv_pythons())
+    return {**os.environ, "PATH": os.pathsep.join(dict.fromkeys(folders))}
+
+
+def pyenv_pythons() -> Iterator[Path]:
+    """The folder of the newest patch of each Python from 3.11 on that pyenv has installed."""
+    newest: dict[int, tuple[int, Path]] = {}
+    for path in Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv").glob("versions/3.*/bin"):
+        numbers = path.parent.name.split(".")[1:]
+        if len(numbers) == 2 and all(map(str.isdigit, numbers)) and int(numbers[0]) >= 11:
+            minor, patch = map(int, numbers)
+            newest[minor] = max(newest.get(minor, (-1, path)), (patch, path))
+    for _, (_, path) in sorted(newest.items()):
+        yield path
+
+
+def run_counting(command: list[str]) -> int:
+    """Run nox with its output passed on as it comes; end with the sum of all its tests on a line of its own."""
+    tally = Tally()
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**environment(), "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            tally.feed(line)
+    if process.returncode != 0 and tally.counts["failed"] == 0:
+        tally.counts["failed"] += 1
+    print(f"\n{tally}", flush=True)
+    return process.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
