@@ -1,0 +1,95 @@
+//! The names of dimensions: which are valid, and which one a mistyped name was meant to be.
+
+use crate::{Result, TopologyError};
+
+/// The longest label, in bytes. Its length travels as one byte.
+pub const MAX_LABEL_LEN: usize = 64;
+
+/// Checks one label.
+pub(crate) fn check(label: &str) -> Result<()> {
+    let bad = |why| Err(TopologyError::BadLabel { label: label.chars().take(MAX_LABEL_LEN).collect(), why });
+    if label.is_empty() {
+        bad("it is empty")
+    } else if label.len() > MAX_LABEL_LEN {
+        bad("it is too long")
+    } else if label.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        bad("it contains a space or a control character")
+    } else {
+        Ok(())
+    }
+}
+
+/// Checks that no label occurs twice. Quadratic, and faster than hashing for the 16 there can be.
+pub(crate) fn check_unique<S: AsRef<str>>(labels: &[S]) -> Result<()> {
+    for (i, label) in labels.iter().enumerate() {
+        if labels[..i].iter().any(|other| other.as_ref() == label.as_ref()) {
+            return Err(TopologyError::DuplicateLabel { label: label.as_ref().to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// The candidate nearest to `name`, if it is near enough to be what was meant.
+pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    // Work and memory stay bounded whatever was passed as a name.
+    if name.len() > MAX_LABEL_LEN {
+        return None;
+    }
+    candidates
+        .map(|candidate| (distance(name, candidate), candidate))
+        .filter(|&(d, candidate)| {
+            let longer = candidate.chars().count().max(name.chars().count());
+            // At most a third may differ, and something must be the same.
+            d <= longer.div_ceil(3) && d < longer
+        })
+        .min_by_key(|&(d, _)| d)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein's edit distance, ignoring case.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().flat_map(char::to_lowercase).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().flat_map(char::to_lowercase).enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, &y) in b.iter().enumerate() {
+            let above = row[j + 1];
+            row[j + 1] = (diagonal + usize::from(x != y)).min(row[j] + 1).min(above + 1);
+            diagonal = above;
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_short_visible_and_not_empty() {
+        assert!(check("gpus").is_ok());
+        assert!(check(&"x".repeat(MAX_LABEL_LEN)).is_ok());
+        for bad in ["", "a b", "a\n", &"x".repeat(MAX_LABEL_LEN + 1)] {
+            assert!(matches!(check(bad), Err(TopologyError::BadLabel { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_near_name_is_found_and_a_far_one_is_not() {
+        let names = || ["hosts", "gpus"].into_iter();
+        assert_eq!(nearest("gpu", names()), Some("gpus"));
+        assert_eq!(nearest("GPUS", names()), Some("gpus"));
+        assert_eq!(nearest("hsots", names()), Some("hosts"));
+        assert_eq!(nearest("b", ["a"].into_iter()), None);
+        assert_eq!(nearest("host", names()), Some("hosts"));
+        assert_eq!(nearest("tensor", names()), None);
+        assert_eq!(nearest(&"gpus".repeat(1000), names()), None);
+    }
+
+    #[test]
+    fn a_repeated_label_is_named() {
+        let error = check_unique(&["a", "b", "a"]).unwrap_err();
+        assert_eq!(error, TopologyError::DuplicateLabel { label: "a".into() });
+    }
+}

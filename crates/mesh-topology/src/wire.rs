@@ -1,0 +1,254 @@
+//! A compact encoding, safe to read from anyone.
+//!
+//! Numbers are LEB128 in their shortest form, signed ones zigzagged. A label is a length byte and UTF-8.
+//!
+//! | type | bytes |
+//! | --- | --- |
+//! | `Extent` | count, then label and size of each dimension |
+//! | `Point` | extent, rank |
+//! | `Slice` | count, offset, then size and stride of each dimension |
+//! | `Region` | slice, then the label of each dimension |
+//! | `RankSet` | count, then gap and length of each run |
+//!
+//! Every value has one encoding, and decoding checks what the constructors check.
+
+use crate::{Extent, MAX_DIMS, MAX_LABEL_LEN, Point, RankSet, Region, Result, Slice, TopologyError};
+
+/// To bytes and back. Decoding never panics, and allocates in proportion to the bytes it was given (`TOP-3`).
+///
+/// ```
+/// # use mesh_topology::{Extent, Wire};
+/// let extent = Extent::new([("hosts", 2), ("gpus", 8)])?;
+/// let bytes = extent.to_wire();
+/// assert_eq!(bytes, b"\x02\x05hosts\x02\x04gpus\x08");
+/// assert_eq!(Extent::from_wire(&bytes)?, extent);
+/// # Ok::<(), mesh_topology::TopologyError>(())
+/// ```
+pub trait Wire: Sized {
+    /// Appends the encoding.
+    fn write_wire(&self, out: &mut Vec<u8>);
+
+    /// Reads one value from the front of `bytes` and moves it past what was read. After an error, where
+    /// `bytes` stands is unspecified.
+    fn read_wire(bytes: &mut &[u8]) -> Result<Self>;
+
+    /// The encoding.
+    fn to_wire(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.write_wire(&mut out);
+        out
+    }
+
+    /// Reads a value that takes up all of `bytes`.
+    fn from_wire(mut bytes: &[u8]) -> Result<Self> {
+        let value = Self::read_wire(&mut bytes)?;
+        if bytes.is_empty() { Ok(value) } else { Err(malformed("message", "bytes are left over")) }
+    }
+}
+
+impl Wire for Extent {
+    fn write_wire(&self, out: &mut Vec<u8>) {
+        put(out, self.ndim());
+        for (label, size) in self.dims() {
+            put_label(out, label);
+            put(out, size);
+        }
+    }
+
+    fn read_wire(bytes: &mut &[u8]) -> Result<Self> {
+        let count = get_count(bytes)?;
+        let (mut labels, mut sizes) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for _ in 0..count {
+            labels.push(get_label(bytes)?);
+            sizes.push(get(bytes)?);
+        }
+        Self::from_parts(&labels, &sizes)
+    }
+}
+
+impl Wire for Point {
+    fn write_wire(&self, out: &mut Vec<u8>) {
+        self.extent().write_wire(out);
+        put(out, self.rank());
+    }
+
+    fn read_wire(bytes: &mut &[u8]) -> Result<Self> {
+        let extent = Extent::read_wire(bytes)?;
+        Self::new(extent, get(bytes)?)
+    }
+}
+
+impl Wire for Slice {
+    fn write_wire(&self, out: &mut Vec<u8>) {
+        put(out, self.ndim());
+        put(out, self.offset());
+        for (&size, &stride) in self.sizes().iter().zip(self.strides()) {
+            put(out, size);
+            put(out, (stride.cast_unsigned() << 1) ^ (stride >> (isize::BITS - 1)).cast_unsigned());
+        }
+    }
+
+    fn read_wire(bytes: &mut &[u8]) -> Result<Self> {
+        let count = get_count(bytes)?;
+        let offset = get(bytes)?;
+        let (mut sizes, mut strides) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for _ in 0..count {
+            sizes.push(get(bytes)?);
+            let zigzag = get(bytes)?;
+            strides.push((zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed()));
+        }
+        let slice = Self::new(offset, &sizes, &strides)?;
+        if slice.strides() == strides { Ok(slice) } else { Err(malformed("slice", "it is empty, but has strides")) }
+    }
+}
+
+impl Wire for Region {
+    fn write_wire(&self, out: &mut Vec<u8>) {
+        self.as_slice().write_wire(out);
+        self.extent().labels().for_each(|label| put_label(out, label));
+    }
+
+    fn read_wire(bytes: &mut &[u8]) -> Result<Self> {
+        let slice = Slice::read_wire(bytes)?;
+        let labels: Vec<&str> = (0..slice.ndim()).map(|_| get_label(bytes)).collect::<Result<_>>()?;
+        Self::new(&labels, slice)
+    }
+}
+
+impl Wire for RankSet {
+    fn write_wire(&self, out: &mut Vec<u8>) {
+        put(out, self.runs().len());
+        let mut end = 0;
+        for run in self.runs() {
+            put(out, run.start - end);
+            put(out, run.end - run.start);
+            end = run.end;
+        }
+    }
+
+    fn read_wire(bytes: &mut &[u8]) -> Result<Self> {
+        let bad = |why| Err(malformed("rank set", why));
+        // No room is reserved for the count: runs are pushed as their bytes are read.
+        let count = get(bytes)?;
+        let (mut set, mut end) = (Self::new(), 0_usize);
+        for i in 0..count {
+            let (gap, len) = (get(bytes)?, get(bytes)?);
+            if len == 0 || (gap == 0 && i > 0) {
+                return bad("runs are empty or touch");
+            }
+            let Some(start) = end.checked_add(gap) else {
+                return bad("a rank is too large");
+            };
+            end = match start.checked_add(len) {
+                Some(end) if end <= isize::MAX.unsigned_abs() + 1 => end,
+                _ => return bad("a rank is too large"),
+            };
+            set.push_run(start..end);
+        }
+        Ok(set)
+    }
+}
+
+fn malformed(what: &'static str, why: &'static str) -> TopologyError {
+    TopologyError::Malformed { what, why }
+}
+
+fn put(out: &mut Vec<u8>, mut number: usize) {
+    while number >= 0x80 {
+        out.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+fn get(bytes: &mut &[u8]) -> Result<usize> {
+    let mut number = 0_u64;
+    for shift in (0..u64::BITS).step_by(7) {
+        let Some((&byte, rest)) = bytes.split_first() else {
+            return Err(malformed("number", "the bytes end within it"));
+        };
+        *bytes = rest;
+        let low = u64::from(byte & 0x7f);
+        if (low << shift) >> shift != low {
+            break;
+        }
+        number |= low << shift;
+        if byte & 0x80 == 0 {
+            if byte == 0 && shift > 0 {
+                return Err(malformed("number", "it is not in its shortest form"));
+            }
+            return usize::try_from(number).map_err(|_| malformed("number", "it is too large"));
+        }
+    }
+    Err(malformed("number", "it is too large"))
+}
+
+fn get_count(bytes: &mut &[u8]) -> Result<usize> {
+    let got = get(bytes)?;
+    if got > MAX_DIMS { Err(TopologyError::TooManyDims { got }) } else { Ok(got) }
+}
+
+fn put_label(out: &mut Vec<u8>, label: &str) {
+    // Labels are at most MAX_LABEL_LEN bytes, so the length fits.
+    out.push(label.len() as u8);
+    out.extend_from_slice(label.as_bytes());
+}
+
+fn get_label<'a>(bytes: &mut &'a [u8]) -> Result<&'a str> {
+    let (&len, rest) = bytes.split_first().ok_or_else(|| malformed("label", "the bytes end before it"))?;
+    let len = usize::from(len);
+    if len > MAX_LABEL_LEN {
+        return Err(malformed("label", "it is too long"));
+    }
+    let (label, rest) = rest.split_at_checked(len).ok_or_else(|| malformed("label", "the bytes end within it"))?;
+    *bytes = rest;
+    std::str::from_utf8(label).map_err(|_| malformed("label", "it is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_one_encoding() {
+        for number in [0, 1, 127, 128, 300, u32::MAX as usize, usize::MAX] {
+            let mut out = Vec::new();
+            put(&mut out, number);
+            assert_eq!(get(&mut &out[..]), Ok(number));
+        }
+        let why = |mut bytes: &[u8]| match get(&mut bytes).unwrap_err() {
+            TopologyError::Malformed { why, .. } => why,
+            other => panic!("{other}"),
+        };
+        assert!(why(&[0x80, 0x00]).contains("shortest"));
+        assert!(why(&[0x80]).contains("end"));
+        assert!(why(&[0xff; 20]).contains("too large"));
+        assert!(why(&[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x02]).contains("too large"));
+    }
+
+    #[test]
+    fn top_3_a_count_is_no_reason_to_allocate() {
+        let mut bytes = Vec::new();
+        put(&mut bytes, usize::MAX);
+        assert!(matches!(Extent::from_wire(&bytes), Err(TopologyError::TooManyDims { .. })));
+        assert!(matches!(RankSet::from_wire(&bytes), Err(TopologyError::Malformed { .. })));
+    }
+
+    #[test]
+    fn what_is_left_over_is_an_error_only_where_it_must_not_be() {
+        let extent = Extent::new([("a", 3)]).unwrap();
+        let mut bytes = extent.to_wire();
+        bytes.push(9);
+        assert!(Extent::from_wire(&bytes).is_err());
+        let mut rest = &bytes[..];
+        assert_eq!(Extent::read_wire(&mut rest), Ok(extent));
+        assert_eq!(rest, [9]);
+    }
+
+    #[test]
+    fn decoding_checks_what_constructors_check() {
+        assert!(matches!(Extent::from_wire(b"\x02\x01a\x02\x01a\x02"), Err(TopologyError::DuplicateLabel { .. })));
+        assert!(matches!(Slice::from_wire(&[1, 0, 4, 0]), Err(TopologyError::Overlapping { .. })));
+        assert!(matches!(Point::from_wire(b"\x01\x01a\x02\x02"), Err(TopologyError::RankOutOfRange { .. })));
+    }
+}
