@@ -1,0 +1,473 @@
+//! The bytes of one message.
+//!
+//! ```text
+//! header (72 bytes) | region of a cast | name | part table (8 bytes a part) | parts
+//! ```
+//!
+//! A part table entry is a length; with the top bit set the part's bytes are a [`SharedRef`] to memory that both
+//! ends map, and the length is that of the memory.
+
+use crate::{ActorId, CallId, FrameError, MeshId, ProcAddr};
+use bytes::Bytes;
+use mesh_topology::{Region, Wire};
+
+/// Length of the fixed header.
+pub const HEADER_LEN: usize = 72;
+/// A frame's body may not be longer than this; a peer that says otherwise is not ours.
+pub const MAX_BODY: u64 = 1 << 40;
+
+const MAGIC: u16 = 0x4d68;
+const VERSION: u8 = 1;
+const SHARED: u64 = 1 << 63;
+const SHARED_LEN: usize = 32;
+
+/// Bits of [`Header::flags`].
+pub mod flags {
+    /// The payload of a reply is an encoded exception.
+    pub const ERROR: u16 = 1;
+    /// The receiver may map shared parts writable and shared: nobody else was sent them.
+    pub const SOLE: u16 = 2;
+    /// The exception says that the actor could not be constructed or is gone, not that the endpoint raised.
+    pub const DEAD: u16 = 4;
+    /// Some parts are in shared memory, and whoever drops the frame has to give them back.
+    pub const SHARED: u16 = 8;
+}
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// First frame of a proc: here I am.
+    Hello = 1,
+    /// Make an actor.
+    Spawn = 2,
+    /// Run an endpoint and reply.
+    Call = 3,
+    /// Run an endpoint; nobody waits.
+    Tell = 4,
+    /// An answer to a call.
+    Reply = 5,
+    /// Stop an actor, after what was sent before.
+    StopActor = 6,
+    /// Stop the proc, after what was sent before.
+    StopProc = 7,
+    /// Last frame of a proc that ends in order.
+    Goodbye = 8,
+    /// A proc has died: index is its rank, part 0 the reason.
+    Down = 9,
+    /// A proc asks its agent to spawn a mesh of procs.
+    SpawnProcs = 10,
+    /// The message could not be delivered; it comes back to its sender.
+    Undeliverable = 11,
+    /// The caller no longer waits for this call.
+    Cancel = 12,
+    /// Several replies of one call, merged on the way up.
+    Gathered = 13,
+    /// An owner lets go of a mesh of procs: stop them all by a deadline.
+    StopProcs = 14,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Result<Self, FrameError> {
+        use Kind::{
+            Call, Cancel, Down, Gathered, Goodbye, Hello, Reply, Spawn, SpawnProcs, StopActor, StopProc, StopProcs,
+            Tell, Undeliverable,
+        };
+        Ok(match byte {
+            1 => Hello,
+            2 => Spawn,
+            3 => Call,
+            4 => Tell,
+            5 => Reply,
+            6 => StopActor,
+            7 => StopProc,
+            8 => Goodbye,
+            9 => Down,
+            10 => SpawnProcs,
+            11 => Undeliverable,
+            12 => Cancel,
+            13 => Gathered,
+            14 => StopProcs,
+            other => return Err(FrameError::Kind(other)),
+        })
+    }
+}
+
+/// The fixed part of a frame: all that a relay looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the frame is for.
+    pub kind: Kind,
+    /// See [`flags`].
+    pub flags: u16,
+    /// How many parts follow.
+    pub parts: u16,
+    /// Bytes after the header.
+    pub body_len: u64,
+    /// Who sent it, and gets the reply.
+    pub src: ProcAddr,
+    /// Who shall have it; for a cast the mesh counts and the region says which ranks.
+    pub dst: ProcAddr,
+    /// The actor it is for.
+    pub actor: ActorId,
+    /// The call it begins or answers; 0 for none.
+    pub call: CallId,
+    /// Number of the frame on its link; the link sets it (LNK-1).
+    pub seq: u32,
+    /// Place of the receiver in the slice that was messaged; a reply repeats it.
+    pub index: u32,
+    /// Bytes of the name.
+    pub name_len: u16,
+    /// Bytes of the cast's region; 0 where one proc is meant.
+    pub target_len: u16,
+}
+
+impl Header {
+    /// A header with nothing in it but its kind and its two ends.
+    #[must_use]
+    pub fn new(kind: Kind, src: ProcAddr, dst: ProcAddr) -> Self {
+        Self {
+            kind,
+            flags: 0,
+            parts: 0,
+            body_len: 0,
+            src,
+            dst,
+            actor: 0,
+            call: 0,
+            seq: 0,
+            index: 0,
+            name_len: 0,
+            target_len: 0,
+        }
+    }
+
+    /// The header as bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let mut out = [0; HEADER_LEN];
+        out[0..2].copy_from_slice(&MAGIC.to_le_bytes());
+        out[2] = VERSION;
+        out[3] = self.kind as u8;
+        out[4..6].copy_from_slice(&self.flags.to_le_bytes());
+        out[6..8].copy_from_slice(&self.parts.to_le_bytes());
+        out[8..16].copy_from_slice(&self.body_len.to_le_bytes());
+        out[16..24].copy_from_slice(&self.src.mesh.to_le_bytes());
+        out[24..28].copy_from_slice(&self.src.rank.to_le_bytes());
+        out[28..32].copy_from_slice(&self.dst.rank.to_le_bytes());
+        out[32..40].copy_from_slice(&self.dst.mesh.to_le_bytes());
+        out[40..48].copy_from_slice(&self.actor.to_le_bytes());
+        out[48..56].copy_from_slice(&self.call.to_le_bytes());
+        out[56..60].copy_from_slice(&self.seq.to_le_bytes());
+        out[60..64].copy_from_slice(&self.index.to_le_bytes());
+        out[64..66].copy_from_slice(&self.name_len.to_le_bytes());
+        out[66..68].copy_from_slice(&self.target_len.to_le_bytes());
+        out
+    }
+
+    /// Reads a header; checks what can be checked without the body.
+    ///
+    /// # Errors
+    /// If the bytes are not a header of this version, or claim an impossible length.
+    pub fn decode(raw: &[u8; HEADER_LEN]) -> Result<Self, FrameError> {
+        let magic = u16_at(raw, 0);
+        if magic != MAGIC {
+            return Err(FrameError::Magic(magic));
+        }
+        if raw[2] != VERSION {
+            return Err(FrameError::Version { theirs: raw[2], ours: VERSION });
+        }
+        let header = Self {
+            kind: Kind::from_byte(raw[3])?,
+            flags: u16_at(raw, 4),
+            parts: u16_at(raw, 6),
+            body_len: u64_at(raw, 8),
+            src: ProcAddr { mesh: u64_at(raw, 16), rank: u32_at(raw, 24) },
+            dst: ProcAddr { mesh: u64_at(raw, 32), rank: u32_at(raw, 28) },
+            actor: u64_at(raw, 40),
+            call: u64_at(raw, 48),
+            seq: u32_at(raw, 56),
+            index: u32_at(raw, 60),
+            name_len: u16_at(raw, 64),
+            target_len: u16_at(raw, 66),
+        };
+        if header.body_len > MAX_BODY {
+            return Err(FrameError::TooLong(header.body_len));
+        }
+        let fixed = u64::from(header.target_len) + u64::from(header.name_len) + 8 * u64::from(header.parts);
+        if fixed > header.body_len {
+            return Err(FrameError::Overrun { what: "name, region or part table" });
+        }
+        Ok(header)
+    }
+}
+
+fn u16_at(raw: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([raw[at], raw[at + 1]])
+}
+
+fn u32_at(raw: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]])
+}
+
+fn u64_at(raw: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&raw[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// Memory of another process on this host, named so that anyone on the host can map it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SharedRef {
+    /// The process that owns the memory.
+    pub pid: u32,
+    /// Its descriptor of the slab there.
+    pub fd: u32,
+    /// The slab's number, never reused by its owner: what a receiver keys its mappings by.
+    pub slab: u64,
+    /// Where in the slab the part begins.
+    pub offset: u64,
+    /// Which of the slab's chunks it is; its count of holders stands in the slab's first page.
+    pub chunk: u32,
+}
+
+impl SharedRef {
+    fn encode(&self) -> [u8; SHARED_LEN] {
+        let mut out = [0; SHARED_LEN];
+        out[0..4].copy_from_slice(&self.pid.to_le_bytes());
+        out[4..8].copy_from_slice(&self.fd.to_le_bytes());
+        out[8..16].copy_from_slice(&self.slab.to_le_bytes());
+        out[16..24].copy_from_slice(&self.offset.to_le_bytes());
+        out[24..28].copy_from_slice(&self.chunk.to_le_bytes());
+        out
+    }
+
+    fn decode(raw: &[u8]) -> Self {
+        Self {
+            pid: u32_at(raw, 0),
+            fd: u32_at(raw, 4),
+            slab: u64_at(raw, 8),
+            offset: u64_at(raw, 16),
+            chunk: u32_at(raw, 24),
+        }
+    }
+}
+
+/// One part of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The bytes themselves.
+    Inline(Bytes),
+    /// Memory that the receiver maps.
+    Shared {
+        /// Where it is.
+        at: SharedRef,
+        /// How long it is.
+        len: u64,
+    },
+}
+
+impl Part {
+    /// Bytes of the part as its reader sees them.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Inline(bytes) => bytes.len() as u64,
+            Self::Shared { len, .. } => *len,
+        }
+    }
+
+    /// Whether the part has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Who a message is for: one rank of a mesh, or a region of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// One proc.
+    One(ProcAddr),
+    /// The ranks of a region of a mesh, in the region's order.
+    Many(MeshId, Region),
+}
+
+impl Target {
+    /// The mesh that the target is in.
+    #[must_use]
+    pub fn mesh(&self) -> MeshId {
+        match self {
+            Self::One(addr) => addr.mesh,
+            Self::Many(mesh, _) => *mesh,
+        }
+    }
+
+    /// How many procs it names.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::One(_) => 1,
+            Self::Many(_, region) => region.len(),
+        }
+    }
+
+    /// Whether it names nobody.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The place of `addr` in the target, if it is in it.
+    #[must_use]
+    pub fn index_of(&self, addr: ProcAddr) -> Option<usize> {
+        match self {
+            Self::One(one) => (*one == addr).then_some(0),
+            Self::Many(mesh, region) => {
+                if *mesh == addr.mesh {
+                    region.position(addr.rank as usize)
+                } else {
+                    None
+                }
+            }
+        }
+    }
+}
+
+/// A whole message: the header and its body, the body not looked into.
+///
+/// The body is reference-counted, so that a message to many exists once however many links it is written to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The fixed part.
+    pub header: Header,
+    /// Region, name, part table and parts.
+    pub body: Bytes,
+}
+
+impl Frame {
+    /// A frame with the given name and parts; lengths are filled in.
+    ///
+    /// # Panics
+    /// If the name is longer than 65,535 bytes or there are more parts than that; callers check both.
+    #[must_use]
+    pub fn build(mut header: Header, region: Option<&Region>, name: &[u8], parts: &[Part]) -> Self {
+        let target = region.map(Wire::to_wire).unwrap_or_default();
+        let data: usize = parts
+            .iter()
+            .map(|part| match part {
+                Part::Inline(bytes) => bytes.len(),
+                Part::Shared { .. } => SHARED_LEN,
+            })
+            .sum();
+        let mut body = Vec::with_capacity(target.len() + name.len() + 8 * parts.len() + data);
+        body.extend_from_slice(&target);
+        body.extend_from_slice(name);
+        for part in parts {
+            let entry = match part {
+                Part::Inline(bytes) => bytes.len() as u64,
+                Part::Shared { len, .. } => len | SHARED,
+            };
+            body.extend_from_slice(&entry.to_le_bytes());
+        }
+        for part in parts {
+            match part {
+                Part::Inline(bytes) => body.extend_from_slice(bytes),
+                Part::Shared { at, .. } => body.extend_from_slice(&at.encode()),
+            }
+        }
+        header.target_len = u16::try_from(target.len()).expect("a region's wire form is short");
+        header.name_len = u16::try_from(name.len()).expect("callers check the name's length");
+        header.parts = u16::try_from(parts.len()).expect("callers check the number of parts");
+        header.body_len = body.len() as u64;
+        Self { header, body: body.into() }
+    }
+
+    /// A frame with one inline part, the usual case, without the detour of a part of its own.
+    ///
+    /// # Panics
+    /// As [`Frame::build`].
+    #[must_use]
+    pub fn build_plain(mut header: Header, region: Option<&Region>, name: &[u8], payload: &[u8]) -> Self {
+        let target = region.map(Wire::to_wire).unwrap_or_default();
+        let mut body = Vec::with_capacity(target.len() + name.len() + 8 + payload.len());
+        body.extend_from_slice(&target);
+        body.extend_from_slice(name);
+        body.extend_from_slice(&(payload.len() as u64).to_le_bytes());
+        body.extend_from_slice(payload);
+        header.target_len = u16::try_from(target.len()).expect("a region's wire form is short");
+        header.name_len = u16::try_from(name.len()).expect("callers check the name's length");
+        header.parts = 1;
+        header.body_len = body.len() as u64;
+        Self { header, body: body.into() }
+    }
+
+    /// Who the frame is for.
+    ///
+    /// # Errors
+    /// If it is a cast and its region cannot be read.
+    pub fn target(&self) -> Result<Target, FrameError> {
+        if self.header.target_len == 0 {
+            return Ok(Target::One(self.header.dst));
+        }
+        let raw = &self.body[..self.header.target_len as usize];
+        let region = Region::from_wire(raw).map_err(|error| FrameError::Region(error.to_string()))?;
+        Ok(Target::Many(self.header.dst.mesh, region))
+    }
+
+    /// The same message for one proc of a cast: the region is cut off, the body is shared.
+    #[must_use]
+    pub fn for_one(&self, dst: ProcAddr, index: u32) -> Self {
+        let cut = self.header.target_len as usize;
+        let mut header = self.header;
+        header.dst = dst;
+        header.index = index;
+        header.target_len = 0;
+        header.body_len -= cut as u64;
+        Self { header, body: self.body.slice(cut..) }
+    }
+
+    /// The name: the endpoint of a call.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        let start = self.header.target_len as usize;
+        &self.body[start..start + self.header.name_len as usize]
+    }
+
+    /// The parts, without copying them.
+    ///
+    /// # Errors
+    /// If the part table does not fit the body.
+    pub fn parts(&self) -> Result<Vec<Part>, FrameError> {
+        let table = self.header.target_len as usize + self.header.name_len as usize;
+        let count = self.header.parts as usize;
+        let mut at = table + 8 * count;
+        let mut parts = Vec::with_capacity(count);
+        for i in 0..count {
+            let entry = u64_at(&self.body, table + 8 * i);
+            let (len, inline) = (entry & !SHARED, if entry & SHARED == 0 { entry } else { SHARED_LEN as u64 });
+            let rest = (self.body.len() - at) as u64;
+            if inline > rest {
+                return Err(FrameError::Overrun { what: "part" });
+            }
+            // Not truncated: `inline` is at most the length of a slice in memory.
+            let end = at + inline as usize;
+            parts.push(if entry & SHARED == 0 {
+                Part::Inline(self.body.slice(at..end))
+            } else {
+                Part::Shared { at: SharedRef::decode(&self.body[at..end]), len }
+            });
+            at = end;
+        }
+        if at != self.body.len() {
+            return Err(FrameError::Trailing((self.body.len() - at) as u64));
+        }
+        Ok(parts)
+    }
+
+    /// Bytes that the frame takes on a link.
+    #[must_use]
+    pub fn wire_len(&self) -> usize {
+        HEADER_LEN + self.body.len()
+    }
+}

@@ -1,0 +1,91 @@
+//! Many replies becoming one.
+
+use crate::{ProcAddr, Target};
+use std::sync::Arc;
+
+/// What became of a call at one rank; `R` is a reply.
+#[derive(Clone, Debug)]
+pub enum Outcome<R> {
+    /// The endpoint returned or raised: the reply, as it came.
+    Replied(R),
+    /// The proc is dead, or the message could not reach it: the reason.
+    Lost(Arc<crate::Ended>),
+    /// The caller gave up.
+    Cancelled,
+}
+
+/// Collects one outcome for every rank of a target.
+///
+/// A rank's first outcome counts; what comes later is dropped (GTH-1), so that a reply which crosses the notice of
+/// its sender's death is neither lost nor counted twice.
+#[derive(Debug)]
+pub struct Gather<R> {
+    target: Target,
+    outcomes: Vec<Option<Outcome<R>>>,
+    missing: usize,
+}
+
+impl<R> Gather<R> {
+    /// Waits for every rank of `target`.
+    #[must_use]
+    pub fn new(target: Target) -> Self {
+        let missing = target.len();
+        let mut outcomes = Vec::with_capacity(missing);
+        outcomes.resize_with(missing, || None);
+        Self { target, outcomes, missing }
+    }
+
+    /// Takes a rank's outcome; true if it was the last one missing.
+    pub fn on_outcome(&mut self, index: usize, outcome: Outcome<R>) -> bool {
+        match self.outcomes.get_mut(index) {
+            Some(place @ None) => {
+                *place = Some(outcome);
+                self.missing -= 1;
+                self.missing == 0
+            }
+            _ => false,
+        }
+    }
+
+    /// A proc has ended: if it is in the target and has not replied, it never will.
+    pub fn on_down(&mut self, addr: ProcAddr, ended: &Arc<crate::Ended>) -> bool {
+        match self.target.index_of(addr) {
+            Some(index) => self.on_outcome(index, Outcome::Lost(Arc::clone(ended))),
+            None => false,
+        }
+    }
+
+    /// The caller gave up: whatever is missing is cancelled.
+    pub fn cancel(&mut self) -> bool {
+        let was = self.missing;
+        for place in &mut self.outcomes {
+            place.get_or_insert(Outcome::Cancelled);
+        }
+        self.missing = 0;
+        was > 0
+    }
+
+    /// Whether every rank has an outcome.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.missing == 0
+    }
+
+    /// How many ranks have none yet.
+    #[must_use]
+    pub fn missing(&self) -> usize {
+        self.missing
+    }
+
+    /// Who was asked.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The outcomes in the order of the target; those still missing count as cancelled.
+    #[must_use]
+    pub fn into_outcomes(self) -> Vec<Outcome<R>> {
+        self.outcomes.into_iter().map(|o| o.unwrap_or(Outcome::Cancelled)).collect()
+    }
+}

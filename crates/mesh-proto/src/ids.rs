@@ -1,0 +1,76 @@
+//! Names of things. Ids are made by whoever needs one, at once, without asking anybody.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A mesh of procs. `0` is the controller's own mesh of one.
+pub type MeshId = u64;
+/// An actor; the same id on every rank of its mesh.
+pub type ActorId = u64;
+/// A call that waits for replies; unique within the process that made it.
+pub type CallId = u64;
+
+/// Where a proc lives: its mesh and its rank there. This is all that routing needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcAddr {
+    /// The mesh that the proc belongs to.
+    pub mesh: MeshId,
+    /// Its rank in that mesh.
+    pub rank: u32,
+}
+
+impl ProcAddr {
+    /// The process that runs the user's script.
+    pub const CONTROLLER: Self = Self { mesh: 0, rank: 0 };
+}
+
+impl fmt::Display for ProcAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::CONTROLLER { f.write_str("controller") } else { write!(f, "{:x}.{}", self.mesh, self.rank) }
+    }
+}
+
+/// Makes ids that no other maker makes: a random origin and a full-period walk over 64 bits.
+#[derive(Debug)]
+pub struct IdMaker {
+    origin: u64,
+    made: AtomicU64,
+}
+
+impl IdMaker {
+    /// A maker that starts from `origin`, which should be random.
+    #[must_use]
+    pub fn new(origin: u64) -> Self {
+        Self { origin, made: AtomicU64::new(1) }
+    }
+
+    /// The next id; never 0, which is reserved for the controller's mesh and for "no call".
+    pub fn next(&self) -> u64 {
+        loop {
+            let n = self.made.fetch_add(1, Ordering::Relaxed);
+            let id = mix(self.origin ^ mix(n));
+            if id != 0 {
+                return id;
+            }
+        }
+    }
+}
+
+/// The finaliser of SplitMix64: a bijection, so one maker never repeats itself.
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_maker_never_repeats_and_never_gives_zero() {
+        let maker = IdMaker::new(42);
+        let mut seen = std::collections::HashSet::new();
+        assert!((0..100_000).map(|_| maker.next()).all(|id| id != 0 && seen.insert(id)));
+    }
+}

@@ -1,0 +1,25 @@
+//! What Mesh processes say to each other, as data and state machines without clock or I/O.
+//!
+//! - [`Header`], [`Frame`], [`Decoder`]: the bytes on a link.
+//! - [`Router`]: where a frame goes next, on the host agent and in its procs.
+//! - [`Gather`]: many replies becoming one.
+//! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
+//!
+//! Nothing here reads a clock, a socket or the environment; time is passed in where it matters.
+#![forbid(unsafe_code)]
+
+mod decode;
+mod error;
+mod frame;
+mod gather;
+mod ids;
+mod lifecycle;
+mod router;
+
+pub use decode::{Decoder, READ_CHUNK};
+pub use error::FrameError;
+pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, Part, SharedRef, Target, flags};
+pub use gather::{Gather, Outcome};
+pub use ids::{ActorId, CallId, IdMaker, MeshId, ProcAddr};
+pub use lifecycle::{Ended, Event, Exit, Lifecycle, Stage};
+pub use router::{LinkId, Route, Router};

@@ -1,0 +1,192 @@
+//! A proc from its spawn to the one notice of its end.
+//!
+//! Two things tell of a proc's end, in either order: its link closes, and its parent reaps it. The machine waits for
+//! the second one a short while, so that the notice can name the exit status, and gives it exactly once (LIF-1).
+
+use std::time::Duration;
+
+/// How long the notice of an end waits for the exit status after the link has closed.
+pub(crate) const STATUS_GRACE: Duration = Duration::from_millis(25);
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Exit {
+    /// It exited with this status.
+    Code(i32),
+    /// This signal killed it.
+    Signal(i32),
+    /// Nobody can tell: the process that would have reaped it is gone.
+    Unknown,
+}
+
+/// The end of a proc, as everyone who waits for it hears of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The process, once it was known.
+    pub pid: Option<u32>,
+    /// How it ended.
+    pub exit: Exit,
+    /// Whether it was asked to stop: no failure.
+    pub orderly: bool,
+    /// What is known beyond the status, for people.
+    pub reason: String,
+}
+
+/// What happens to a proc, as seen by its host agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The nursery has made the process.
+    Forked(u32),
+    /// It said hello.
+    Hello,
+    /// It was asked to stop and is to be gone by the deadline.
+    StopAsked {
+        /// How long it may take.
+        within: Duration,
+    },
+    /// It said goodbye: what follows is no failure.
+    Goodbye,
+    /// Its link has closed or broke.
+    LinkClosed(String),
+    /// It was reaped.
+    Exited(Exit),
+    /// It could not be made.
+    SpawnFailed(String),
+    /// Time has passed.
+    Tick,
+}
+
+/// Where a proc is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Asked for; perhaps not yet a process.
+    Starting,
+    /// Said hello.
+    Running,
+    /// Was asked to stop.
+    Stopping,
+    /// Its end was noticed but not told yet.
+    Ending,
+    /// Its end was told.
+    Ended,
+}
+
+/// What the host agent is to do next.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Actions {
+    /// Kill the process: it did not stop in time, or its link is gone.
+    pub kill: bool,
+    /// Tell everybody who waits.
+    pub notice: Option<Ended>,
+}
+
+/// The machine. Times are durations since any fixed moment.
+#[derive(Debug)]
+pub struct Lifecycle {
+    stage: Stage,
+    pid: Option<u32>,
+    orderly: bool,
+    link_closed: Option<String>,
+    exit: Option<Exit>,
+    deadline: Option<Duration>,
+    killed: bool,
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Self {
+            stage: Stage::Starting,
+            pid: None,
+            orderly: false,
+            link_closed: None,
+            exit: None,
+            deadline: None,
+            killed: false,
+        }
+    }
+}
+
+impl Lifecycle {
+    /// Where the proc is.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// The process, once it was made.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// When the machine wants to hear [`Event::Tick`] next.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        self.deadline
+    }
+
+    /// Takes one event at time `now`.
+    pub fn on(&mut self, event: Event, now: Duration) -> Actions {
+        let mut actions = Actions::default();
+        if self.stage == Stage::Ended {
+            return actions;
+        }
+        match event {
+            Event::Forked(pid) => self.pid = Some(pid),
+            Event::Hello => {
+                if self.stage == Stage::Starting {
+                    self.stage = Stage::Running;
+                }
+            }
+            Event::StopAsked { within } => {
+                self.orderly = true;
+                if matches!(self.stage, Stage::Starting | Stage::Running) {
+                    self.stage = Stage::Stopping;
+                }
+                if self.stage == Stage::Stopping {
+                    let by = now + within;
+                    self.deadline = Some(self.deadline.map_or(by, |earlier| earlier.min(by)));
+                }
+            }
+            Event::Goodbye => self.orderly = true,
+            Event::LinkClosed(why) => {
+                if self.link_closed.is_none() {
+                    self.link_closed = Some(why);
+                    self.stage = Stage::Ending;
+                    self.deadline = Some(now + STATUS_GRACE);
+                }
+            }
+            Event::Exited(exit) => {
+                self.exit = Some(exit);
+                return self.end(None);
+            }
+            Event::SpawnFailed(why) => {
+                self.exit.get_or_insert(Exit::Unknown);
+                return self.end(Some(why));
+            }
+            Event::Tick => {
+                if self.deadline.is_some_and(|by| now >= by) {
+                    self.deadline = None;
+                    // Without a link it can do no more good; without a stop it only costs.
+                    actions.kill = !self.killed;
+                    self.killed = true;
+                    if self.link_closed.is_some() {
+                        return Actions { kill: actions.kill, ..self.end(None) };
+                    }
+                    // Killed for not stopping: the status follows from the reaper; should the reaper be gone, the
+                    // link's end does it.
+                }
+            }
+        }
+        actions
+    }
+
+    fn end(&mut self, why: Option<String>) -> Actions {
+        self.stage = Stage::Ended;
+        self.deadline = None;
+        let exit = self.exit.unwrap_or(Exit::Unknown);
+        let reason = why.or_else(|| self.link_closed.take()).unwrap_or_default();
+        let orderly = self.orderly && (self.killed || matches!(exit, Exit::Code(0) | Exit::Unknown));
+        Actions { kill: false, notice: Some(Ended { pid: self.pid, exit, orderly, reason }) }
+    }
+}
