@@ -1,0 +1,485 @@
+//! The host agent's book-keeping: which procs this host has, which nursery made them, who waits for them.
+//!
+//! It lives inside the controller's runtime (a script that uses one machine needs no daemon) and decides nothing by
+//! itself: `mesh_proto::Lifecycle` says what an event means, this file carries it out.
+
+use crate::calls::Outcome;
+use crate::error::RuntimeError;
+use crate::link::Link;
+use crate::nursery::{Nursery, NurserySpec, Report};
+use crate::runtime::{Runtime, lock};
+use bytes::Bytes;
+use mesh_proto::{CallId, Ended, Event, Exit, Frame, Header, Kind, Lifecycle, LinkId, MeshId, Part, ProcAddr};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Nurseries' tokens begin here, above all links'.
+pub(crate) const NURSERY_TOKENS: u64 = 1 << 32;
+/// Descriptors that a spawn leaves for everything else.
+const SPARE_FDS: u64 = 64;
+
+/// A mesh of procs to be made.
+#[derive(Clone, Debug)]
+pub struct SpawnSpec {
+    /// The nursery to make them from.
+    pub nursery: NurserySpec,
+    /// Whether each gets a fresh interpreter.
+    pub exec: bool,
+    /// What the workers are told; opaque here.
+    pub config: Bytes,
+}
+
+#[derive(Debug)]
+struct Proc {
+    life: Lifecycle,
+    nursery: u64,
+    seat: u32,
+    /// Who is told once it is up.
+    ready: (ProcAddr, CallId),
+}
+
+#[derive(Debug)]
+struct Order {
+    addr: ProcAddr,
+    exec: bool,
+    seat: u32,
+    config: Bytes,
+    socket: OwnedFd,
+}
+
+#[derive(Debug)]
+enum Birth {
+    /// The I/O thread is about to start it; these wait.
+    Due(NurserySpec, Vec<Order>),
+    Running(Arc<Nursery>),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Agent {
+    procs: HashMap<ProcAddr, Proc>,
+    alive: HashMap<MeshId, usize>,
+    tokens: HashMap<NurserySpec, u64>,
+    nurseries: HashMap<u64, Birth>,
+    next_token: u64,
+    next_link: LinkId,
+    free_seats: Vec<u32>,
+    next_seat: u32,
+    /// Links whose procs have called into a mesh and so have to hear of its deaths.
+    interested: HashMap<MeshId, HashSet<LinkId>>,
+}
+
+impl Agent {
+    fn seat(&mut self) -> u32 {
+        self.free_seats.pop().unwrap_or_else(|| {
+            self.next_seat += 1;
+            self.next_seat
+        })
+    }
+
+    fn next_deadline(&self) -> Option<Duration> {
+        self.procs.values().filter_map(|proc| proc.life.deadline()).min()
+    }
+
+    pub(crate) fn interest(&mut self, mesh: MeshId, link: LinkId) {
+        self.interested.entry(mesh).or_default().insert(link);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.procs.len()
+    }
+
+    fn nursery(&self, token: u64) -> Option<Arc<Nursery>> {
+        match self.nurseries.get(&token) {
+            Some(Birth::Running(nursery)) => Some(Arc::clone(nursery)),
+            _ => None,
+        }
+    }
+}
+
+/// Makes room for `n` more descriptors, by raising the soft limit where the hard one allows it.
+fn room_for(n: u64) -> Result<(), RuntimeError> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let used = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;
+    let limit = getrlimit(Resource::Nofile);
+    let need = used.saturating_add(n).saturating_add(SPARE_FDS);
+    if limit.current.is_some_and(|soft| soft < need) {
+        let maximum = limit.maximum;
+        if maximum.is_some_and(|hard| hard < need) {
+            return Err(RuntimeError::Os {
+                what: "open the sockets of that many processes",
+                errno: rustix::io::Errno::MFILE,
+            });
+        }
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+            .map_err(RuntimeError::os("raise the limit of open files"))?;
+    }
+    Ok(())
+}
+
+impl Runtime {
+    /// Makes a mesh of `n` procs below this agent. Its links exist at once, so that messages can follow at once; they
+    /// wait in the sockets until the workers are there. `ready` hears of every proc when it is up.
+    pub(crate) fn make_procs(
+        &self,
+        mesh: MeshId,
+        n: u32,
+        spec: &SpawnSpec,
+        ready: (ProcAddr, CallId),
+    ) -> Result<(), RuntimeError> {
+        room_for(2 * u64::from(n))?;
+        let mut orders = Vec::with_capacity(n as usize);
+        let mut fresh = Vec::with_capacity(n as usize);
+        let mut agent = lock(&self.agent);
+        for rank in 0..n {
+            let (ours, theirs) =
+                socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+                    .map_err(RuntimeError::os("socketpair"))?;
+            let addr = ProcAddr { mesh, rank };
+            let id = agent.next_link;
+            agent.next_link += 1;
+            fresh.push(Arc::new(Link::new(id, addr, ours)));
+            let seat = agent.seat();
+            orders.push(Order { addr, exec: spec.exec, seat, config: spec.config.clone(), socket: theirs });
+        }
+        for link in &fresh {
+            link.register(&self.reactor)?;
+        }
+        self.add_links(mesh, &fresh);
+        let next = NURSERY_TOKENS + agent.next_token;
+        let token = *agent.tokens.entry(spec.nursery.clone()).or_insert(next);
+        if token == next {
+            agent.next_token += 1;
+            agent.nurseries.insert(token, Birth::Due(spec.nursery.clone(), Vec::new()));
+        }
+        agent.alive.insert(mesh, n as usize);
+        for order in &orders {
+            let proc = Proc { life: Lifecycle::default(), nursery: token, seat: order.seat, ready };
+            agent.procs.insert(order.addr, proc);
+        }
+        match agent.nurseries.get_mut(&token) {
+            Some(Birth::Due(_, waiting)) => {
+                waiting.extend(orders);
+                drop(agent);
+                self.reactor.ring_io();
+            }
+            Some(Birth::Running(nursery)) => {
+                let nursery = Arc::clone(nursery);
+                drop(agent);
+                self.place(&nursery, orders);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn place(&self, nursery: &Nursery, orders: Vec<Order>) {
+        for order in orders {
+            nursery.spawn(&self.reactor, order.exec, order.addr, order.seat, &order.config, order.socket);
+        }
+    }
+
+    /// Asks a mesh of this host to end; what has not ended after `within` is killed.
+    pub(crate) fn end_procs(&self, mesh: MeshId, within: Duration) {
+        let addrs: Vec<ProcAddr> = lock(&self.agent).procs.keys().filter(|a| a.mesh == mesh).copied().collect();
+        for addr in addrs {
+            self.on_proc(addr, Event::StopAsked { within });
+            self.dispatch(Frame::build(Header::new(Kind::StopProc, self.me, addr), None, b"", &[]), None);
+        }
+        self.reactor.ring_io();
+    }
+
+    /// Something has happened to a proc of this host.
+    pub(crate) fn on_proc(&self, addr: ProcAddr, event: Event) {
+        let is_hello = event == Event::Hello;
+        let now = self.started.elapsed();
+        let (actions, nursery, ready, seat, deadline) = {
+            let mut agent = lock(&self.agent);
+            let Some(proc) = agent.procs.get_mut(&addr) else { return };
+            let before = proc.life.deadline();
+            let actions = proc.life.on(event, now);
+            let deadline = proc.life.deadline() != before;
+            let (token, ready, seat) = (proc.nursery, proc.ready, proc.seat);
+            (actions, agent.nursery(token), ready, seat, deadline)
+        };
+        if deadline {
+            self.reactor.ring_io();
+        }
+        if is_hello {
+            let mut header = Header::new(Kind::Reply, addr, ready.0);
+            header.call = ready.1;
+            header.index = addr.rank;
+            self.dispatch(Frame::build(header, None, b"", &[]), None);
+        }
+        if actions.kill
+            && let Some(nursery) = nursery
+        {
+            nursery.kill(&self.reactor, addr);
+        }
+        if let Some(ended) = actions.notice {
+            self.board.clear(seat);
+            self.on_ended(addr, seat, Arc::new(ended));
+        }
+    }
+
+    fn on_ended(&self, addr: ProcAddr, seat: u32, ended: Arc<Ended>) {
+        if let Some(link) = self.close_route(addr, &ended) {
+            link.close(&self.reactor);
+        }
+        if let Some(pid) = ended.pid {
+            self.memory.forget(pid);
+        }
+        let listeners: Vec<LinkId> = {
+            let mut agent = lock(&self.agent);
+            agent.procs.remove(&addr);
+            agent.free_seats.push(seat);
+            let listeners = agent.interested.get(&addr.mesh).into_iter().flatten().copied().collect();
+            if let Some(alive) = agent.alive.get_mut(&addr.mesh) {
+                *alive -= 1;
+                if *alive == 0 {
+                    agent.alive.remove(&addr.mesh);
+                    agent.interested.remove(&addr.mesh);
+                }
+            }
+            listeners
+        };
+        for link in listeners {
+            if let Some(link) = self.link(link) {
+                link.send(&self.reactor, &down_frame(self.me, link.peer, addr, &ended));
+            }
+        }
+        self.calls.on_down(&self.reactor, addr, &ended);
+    }
+
+    /// What a nursery had to say.
+    pub(crate) fn on_nursery(&self, token: u64, readable: bool, writable: bool) {
+        let Some(nursery) = lock(&self.agent).nursery(token) else { return };
+        if writable {
+            nursery.flush(&self.reactor);
+        }
+        if !readable {
+            return;
+        }
+        let mut over = None;
+        nursery.read(|report| match report {
+            Report::Forked(addr, pid) => self.on_proc(addr, Event::Forked(pid)),
+            Report::Exited(addr, exit) => self.on_proc_exit(addr, exit),
+            Report::Failed(addr, why) => self.on_proc(addr, Event::SpawnFailed(why)),
+            Report::Refused(why) => over = Some(why),
+            Report::Closed => {
+                over.get_or_insert_with(|| {
+                    format!("the process that forks workers (pid {}) has ended, and with it its workers", nursery.pid())
+                });
+            }
+        });
+        if let Some(why) = over {
+            self.bury(token, &nursery, &why);
+        }
+    }
+
+    /// A reaped proc may have sent its last words: they are read before its end is told.
+    fn on_proc_exit(&self, addr: ProcAddr, exit: Exit) {
+        if let Some(link) = self.link_of(addr) {
+            self.read_link(&link);
+        }
+        self.on_proc(addr, Event::Exited(exit));
+    }
+
+    fn bury(&self, token: u64, nursery: &Nursery, why: &str) {
+        nursery.close(&self.reactor);
+        nursery.reap(Duration::from_millis(200));
+        let orphans: Vec<ProcAddr> = {
+            let mut agent = lock(&self.agent);
+            agent.nurseries.remove(&token);
+            agent.tokens.retain(|_, t| *t != token);
+            agent.procs.iter().filter(|(_, p)| p.nursery == token).map(|(a, _)| *a).collect()
+        };
+        for addr in orphans {
+            self.on_proc(addr, Event::SpawnFailed(why.to_owned()));
+        }
+    }
+
+    /// The I/O thread's turn: nurseries to start, deadlines to keep. Returns the next deadline.
+    pub(crate) fn agent_turn(&self) -> Option<Instant> {
+        let due: Vec<u64> = lock(&self.agent)
+            .nurseries
+            .iter()
+            .filter_map(|(token, birth)| matches!(birth, Birth::Due(..)).then_some(*token))
+            .collect();
+        for token in due {
+            self.start_nursery(token);
+        }
+        let now = self.started.elapsed();
+        let late: Vec<ProcAddr> = lock(&self.agent)
+            .procs
+            .iter()
+            .filter(|(_, proc)| proc.life.deadline().is_some_and(|at| at <= now))
+            .map(|(addr, _)| *addr)
+            .collect();
+        for addr in late {
+            self.on_proc(addr, Event::Tick);
+        }
+        lock(&self.agent).next_deadline().map(|at| self.started + at)
+    }
+
+    fn start_nursery(&self, token: u64) {
+        let Some(Birth::Due(spec, _)) = lock(&self.agent).nurseries.get(&token).map(|birth| match birth {
+            Birth::Due(spec, _) => Birth::Due(spec.clone(), Vec::new()),
+            Birth::Running(nursery) => Birth::Running(Arc::clone(nursery)),
+        }) else {
+            return;
+        };
+        let started = Nursery::start(&spec, self.board.fd(), token)
+            .and_then(|nursery| nursery.register(&self.reactor).map(|()| Arc::new(nursery)));
+        match started {
+            Ok(nursery) => {
+                let waiting = {
+                    let mut agent = lock(&self.agent);
+                    match agent.nurseries.insert(token, Birth::Running(Arc::clone(&nursery))) {
+                        Some(Birth::Due(_, waiting)) => waiting,
+                        _ => Vec::new(),
+                    }
+                };
+                self.place(&nursery, waiting);
+            }
+            Err(error) => {
+                let waiting = {
+                    let mut agent = lock(&self.agent);
+                    agent.tokens.remove(&spec);
+                    match agent.nurseries.remove(&token) {
+                        Some(Birth::Due(_, waiting)) => waiting,
+                        _ => Vec::new(),
+                    }
+                };
+                for order in waiting {
+                    self.on_proc(order.addr, Event::SpawnFailed(error.to_string()));
+                }
+            }
+        }
+    }
+
+    /// Takes every nursery down, and with them every worker that is left.
+    pub(crate) fn close_nurseries(&self, limit: Duration) {
+        let all: Vec<Birth> = lock(&self.agent).nurseries.drain().map(|(_, birth)| birth).collect();
+        let running = all.into_iter().filter_map(|birth| match birth {
+            Birth::Running(nursery) => Some(nursery),
+            Birth::Due(..) => None,
+        });
+        let running: Vec<_> = running.collect();
+        for nursery in &running {
+            nursery.close(&self.reactor);
+        }
+        for nursery in running {
+            nursery.reap(limit);
+        }
+    }
+
+    /// Meshes whose procs have not all ended.
+    pub(crate) fn live_meshes(&self) -> Vec<MeshId> {
+        lock(&self.agent).alive.keys().copied().collect()
+    }
+
+    /// A proc's process, where this agent knows it.
+    pub fn pid_of(&self, addr: ProcAddr) -> Option<u32> {
+        lock(&self.agent).procs.get(&addr).and_then(|proc| proc.life.pid())
+    }
+}
+
+/// The notice of a proc's end, for another proc.
+pub(crate) fn down_frame(me: ProcAddr, to: ProcAddr, addr: ProcAddr, ended: &Ended) -> Frame {
+    let mut header = Header::new(Kind::Down, me, to);
+    header.index = addr.rank;
+    header.actor = addr.mesh;
+    let (tag, value) = match ended.exit {
+        Exit::Code(code) => (0_u8, code),
+        Exit::Signal(signal) => (1, signal),
+        Exit::Unknown => (2, 0),
+    };
+    let mut fixed = Vec::with_capacity(10 + ended.reason.len());
+    fixed.push(tag);
+    fixed.push(u8::from(ended.orderly));
+    fixed.extend_from_slice(&value.to_le_bytes());
+    fixed.extend_from_slice(&ended.pid.unwrap_or(0).to_le_bytes());
+    fixed.extend_from_slice(ended.reason.as_bytes());
+    Frame::build(header, None, b"", &[Part::Inline(fixed.into())])
+}
+
+/// What `down_frame` says.
+pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
+    let parts = frame.parts().ok()?;
+    let Some(Part::Inline(raw)) = parts.first() else { return None };
+    let fixed = raw.get(..10)?;
+    let value = i32::from_le_bytes(fixed[2..6].try_into().ok()?);
+    let pid = u32::from_le_bytes(fixed[6..10].try_into().ok()?);
+    let exit = match fixed[0] {
+        0 => Exit::Code(value),
+        1 => Exit::Signal(value),
+        _ => Exit::Unknown,
+    };
+    let ended = Ended {
+        pid: (pid != 0).then_some(pid),
+        exit,
+        orderly: fixed[1] != 0,
+        reason: String::from_utf8_lossy(&raw[10..]).into_owned(),
+    };
+    Some((ProcAddr { mesh: frame.header.actor, rank: frame.header.index }, ended))
+}
+
+/// Spawn requests of procs, which have no agent of their own, as frames to theirs.
+pub(crate) mod request {
+    use super::{Bytes, Frame, Header, Kind, MeshId, NurserySpec, Part, ProcAddr, SpawnSpec};
+    use std::ffi::{OsStr, OsString};
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+    fn join<'a>(items: impl Iterator<Item = &'a OsStr>) -> Part {
+        let mut out = Vec::new();
+        for item in items {
+            out.extend_from_slice(item.as_bytes());
+            out.push(0);
+        }
+        Part::Inline(out.into())
+    }
+
+    fn split(raw: &Bytes) -> Vec<OsString> {
+        let mut items: Vec<OsString> =
+            raw.split(|byte| *byte == 0).map(|item| OsString::from_vec(item.to_vec())).collect();
+        items.pop();
+        items
+    }
+
+    pub(crate) fn encode(me: ProcAddr, mesh: MeshId, n: u32, call: u64, spec: &SpawnSpec) -> Frame {
+        let mut header = Header::new(Kind::SpawnProcs, me, ProcAddr::CONTROLLER);
+        header.actor = mesh;
+        header.call = call;
+        header.index = n;
+        header.flags = u16::from(spec.exec);
+        let parts = [
+            join(spec.nursery.argv.iter().map(OsString::as_os_str)),
+            join(spec.nursery.env.iter().flat_map(|(k, v)| [k.as_os_str(), v.as_os_str()])),
+            Part::Inline(spec.config.clone()),
+        ];
+        Frame::build(header, None, b"", &parts)
+    }
+
+    pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, u32, SpawnSpec)> {
+        let parts = frame.parts().ok()?;
+        let [Part::Inline(argv), Part::Inline(env), Part::Inline(config)] = parts.as_slice() else { return None };
+        let mut words = split(env).into_iter();
+        let mut env = Vec::new();
+        while let (Some(key), Some(value)) = (words.next(), words.next()) {
+            env.push((key, value));
+        }
+        let spec = SpawnSpec {
+            nursery: NurserySpec { argv: split(argv), env },
+            exec: frame.header.flags & 1 != 0,
+            config: config.clone(),
+        };
+        Some((frame.header.actor, frame.header.index, spec))
+    }
+}
+
+pub(crate) fn lost(reason: String) -> Outcome {
+    Outcome::Lost(Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason }))
+}

@@ -1,0 +1,118 @@
+//! One page of memory that all processes of a host share: how many of them are running just now.
+//!
+//! A thread that waits looks again for a while before it blocks, which is worth its while only where a core would idle
+//! otherwise. Nobody can tell that from inside one process, so every process says here when it runs and when it blocks.
+
+use crate::error::RuntimeError;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+const LEN: usize = 64 * 1024;
+const FLAGS_AT: usize = 64;
+/// How many processes can show themselves; the rest simply never look twice.
+pub(crate) const SEATS: u32 = (LEN - FLAGS_AT) as u32;
+
+/// The page, and this process's seat on it.
+#[derive(Debug)]
+pub(crate) struct Board {
+    base: *mut c_void,
+    fd: OwnedFd,
+    seat: u32,
+    cores: u32,
+    /// Threads of this process that run; the process shows itself while there is one.
+    running: AtomicU32,
+}
+
+// SAFETY: the page is only reached through atomics, and stays mapped until the board is dropped.
+unsafe impl Send for Board {}
+// SAFETY: as above.
+unsafe impl Sync for Board {}
+
+thread_local! {
+    /// Whether this thread counts among its process's running ones. A thread begins to count with its first wait.
+    static COUNTED: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Board {
+    /// A fresh page, with this process in the first seat.
+    pub(crate) fn create() -> Result<Self, RuntimeError> {
+        let fd = memfd_create("mesh-board", MemfdFlags::CLOEXEC).map_err(RuntimeError::os("memfd_create"))?;
+        ftruncate(&fd, LEN as u64).map_err(RuntimeError::os("ftruncate"))?;
+        Self::join(fd, 0)
+    }
+
+    /// The page that another process made.
+    pub(crate) fn join(fd: OwnedFd, seat: u32) -> Result<Self, RuntimeError> {
+        // SAFETY: a fresh shared mapping at an address of the kernel's choosing; nothing else refers to it.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), LEN, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
+                .map_err(RuntimeError::os("mmap of the host's board"))?
+        };
+        let cores = std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+        Ok(Self { base, fd, seat, cores, running: AtomicU32::new(0) })
+    }
+
+    /// The page's descriptor, to be inherited.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn active(&self) -> &AtomicU32 {
+        // SAFETY: the page begins with a u32 that is only used atomically; mappings are page-aligned.
+        unsafe { &*self.base.cast::<AtomicU32>() }
+    }
+
+    fn flag(&self, seat: u32) -> Option<&AtomicU8> {
+        // SAFETY: inside the mapping, since the seat is below SEATS.
+        (seat < SEATS).then(|| unsafe { &*self.base.cast::<AtomicU8>().add(FLAGS_AT + seat as usize) })
+    }
+
+    /// Whether every core has something to do without this thread.
+    pub(crate) fn crowded(&self) -> bool {
+        self.active().load(Ordering::Relaxed) > self.cores
+    }
+
+    /// Whether looking again can ever be worth while here.
+    pub(crate) fn single_core(&self) -> bool {
+        self.cores < 2
+    }
+
+    /// This thread runs.
+    pub(crate) fn enter(&self) {
+        if !COUNTED.replace(true)
+            && self.running.fetch_add(1, Ordering::Relaxed) == 0
+            && let Some(flag) = self.flag(self.seat)
+            && flag.swap(1, Ordering::Relaxed) == 0
+        {
+            self.active().fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// This thread blocks, or ends.
+    pub(crate) fn leave(&self) {
+        if COUNTED.replace(false) && self.running.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.clear(self.seat);
+        }
+    }
+
+    /// Takes a process off the page: it blocks, or it has died while it ran.
+    pub(crate) fn clear(&self, seat: u32) {
+        if let Some(flag) = self.flag(seat)
+            && flag.swap(0, Ordering::Relaxed) == 1
+        {
+            self.active().fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.clear(self.seat);
+        // SAFETY: mapped by `join` with this length; no reference outlives `self`.
+        let _ = unsafe { munmap(self.base, LEN) };
+    }
+}

@@ -1,0 +1,159 @@
+//! What waits for an actor, and how an event loop is told.
+
+use crate::message::Message;
+use crate::reactor::Reactor;
+use crate::wait::Waiter;
+use mesh_proto::ActorId;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Tells an event loop that something is ready: one descriptor to watch, written once a burst.
+#[derive(Debug)]
+pub struct LoopWaker {
+    fd: OwnedFd,
+    ready: Mutex<Vec<u64>>,
+}
+
+impl LoopWaker {
+    /// A waker whose descriptor the loop is to watch.
+    ///
+    /// # Errors
+    /// If descriptors run out.
+    pub fn new() -> Result<Self, crate::RuntimeError> {
+        let fd =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(crate::RuntimeError::os("eventfd"))?;
+        Ok(Self { fd, ready: Mutex::new(Vec::new()) })
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.fd.as_fd().as_raw_fd()
+    }
+
+    /// Notes that `token` is ready, and rings if the loop has not been rung yet.
+    pub fn push(&self, token: u64) {
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        ready.push(token);
+        if ready.len() == 1 {
+            let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Everything that became ready since the last time.
+    pub fn drain(&self) -> Vec<u64> {
+        let mut word = [0_u8; 8];
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = rustix::io::read(&self.fd, &mut word);
+        std::mem::take(&mut *ready)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<Message>,
+    waiter: Option<Arc<Waiter>>,
+    waker: Option<(Arc<LoopWaker>, u64)>,
+    /// The loop was told and has not emptied the queue since.
+    told: bool,
+}
+
+/// The messages that wait for one actor, in order.
+#[derive(Debug)]
+pub struct Inbox {
+    /// Whose it is; 0 for the process itself.
+    pub actor: ActorId,
+    queue: Mutex<Queue>,
+    len: AtomicUsize,
+    closed: AtomicBool,
+}
+
+impl Inbox {
+    pub(crate) fn new(actor: ActorId) -> Self {
+        Self { actor, queue: Mutex::default(), len: AtomicUsize::new(0), closed: AtomicBool::new(false) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many messages wait.
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::SeqCst)
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the inbox takes no more.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Appends a message; false (and the message is dropped) if the inbox is closed.
+    pub(crate) fn push(&self, reactor: &Reactor, message: Message) -> bool {
+        let mut queue = self.lock();
+        if self.is_closed() {
+            return false;
+        }
+        queue.messages.push_back(message);
+        self.len.store(queue.messages.len(), Ordering::SeqCst);
+        if let Some(waiter) = queue.waiter.take() {
+            drop(queue);
+            waiter.notify(reactor);
+        } else if !queue.told
+            && let Some((waker, token)) = queue.waker.clone()
+        {
+            queue.told = true;
+            drop(queue);
+            waker.push(token);
+        }
+        true
+    }
+
+    /// The next messages, at most `max`; none if nothing waits.
+    pub fn take(&self, max: usize) -> Vec<Message> {
+        let mut queue = self.lock();
+        let n = max.min(queue.messages.len());
+        let burst: Vec<Message> = queue.messages.drain(..n).collect();
+        self.len.store(queue.messages.len(), Ordering::SeqCst);
+        if queue.messages.is_empty() {
+            queue.told = false;
+        }
+        burst
+    }
+
+    /// Has a loop told from now on, with this token.
+    pub fn attach(&self, waker: Arc<LoopWaker>, token: u64) {
+        let mut queue = self.lock();
+        let waiting = !queue.messages.is_empty();
+        queue.told = waiting;
+        queue.waker = Some((Arc::clone(&waker), token));
+        drop(queue);
+        if waiting {
+            waker.push(token);
+        }
+    }
+
+    /// The calling thread is about to wait for the next message.
+    pub(crate) fn expect(&self) {
+        self.lock().waiter = Some(Waiter::current());
+    }
+
+    /// Takes no more; what still waits is given back. Whoever waits is woken.
+    pub(crate) fn close(&self, reactor: &Reactor) -> Vec<Message> {
+        let mut queue = self.lock();
+        self.closed.store(true, Ordering::SeqCst);
+        self.len.store(0, Ordering::SeqCst);
+        let left = queue.messages.drain(..).collect();
+        if let Some(waiter) = queue.waiter.take() {
+            drop(queue);
+            waiter.notify(reactor);
+        }
+        left
+    }
+}

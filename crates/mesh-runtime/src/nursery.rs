@@ -1,0 +1,229 @@
+//! The agent's end of a nursery: the process that forks workers.
+//!
+//! ```text
+//! to it    op u8 | mesh u64 | rank u32 | seat u32 | config bytes      (spawn carries the worker's socket)
+//! from it  op u8 | mesh u64 | rank u32 | pid u32 | status i32 | text
+//! ```
+//! One message is one packet of a sequenced-packet socket.
+
+use crate::error::RuntimeError;
+use crate::reactor::{Reactor, would_block};
+use mesh_proto::{Exit, ProcAddr};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv,
+    sendmsg, socketpair,
+};
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+const OP_FORK: u8 = 1;
+const OP_KILL: u8 = 2;
+const OP_EXEC: u8 = 3;
+const OP_FORKED: u8 = 11;
+const OP_EXITED: u8 = 12;
+const OP_FAILED: u8 = 13;
+const OP_REFUSED: u8 = 14;
+const HEAD: usize = 21;
+
+/// How to start a nursery: the command of an interpreter, to which the numbers of two descriptors are appended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NurserySpec {
+    /// The program and its arguments.
+    pub argv: Vec<OsString>,
+    /// Its whole environment.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+/// What a nursery reports.
+#[derive(Debug)]
+pub(crate) enum Report {
+    Forked(ProcAddr, u32),
+    Exited(ProcAddr, Exit),
+    Failed(ProcAddr, String),
+    /// It can make no workers at all.
+    Refused(String),
+    /// It is gone itself.
+    Closed,
+}
+
+type Packet = (Vec<u8>, Option<OwnedFd>);
+
+#[derive(Debug)]
+pub(crate) struct Nursery {
+    socket: OwnedFd,
+    child: Mutex<Child>,
+    waiting: Mutex<VecDeque<Packet>>,
+    token: u64,
+}
+
+impl Nursery {
+    /// Starts one. Must be called on a thread that lives as long as the nursery may: the kernel takes the end of the
+    /// thread that made a child for the end of its parent.
+    pub(crate) fn start(spec: &NurserySpec, board: BorrowedFd<'_>, token: u64) -> Result<Self, RuntimeError> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+                .map_err(RuntimeError::os("socketpair"))?;
+        let program = spec.argv.first().cloned().unwrap_or_default();
+        // Duplicates without the close-on-exec flag would leak into whatever another thread starts meanwhile; so the
+        // child itself clears the flag between fork and exec.
+        let inherit = [theirs.as_raw_fd(), board.as_raw_fd()];
+        let mut command = Command::new(&program);
+        command
+            .args(&spec.argv[1.min(spec.argv.len())..])
+            .args(inherit.map(|fd| fd.to_string()))
+            .env_clear()
+            .envs(spec.env.iter().map(|(k, v)| (k, v)))
+            .stdin(Stdio::null())
+            // Its own process group: Ctrl-C is the script's affair.
+            .process_group(0);
+        // SAFETY: between fork and exec only async-signal-safe system calls are made, and nothing is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+                for raw in inherit {
+                    let fd = BorrowedFd::borrow_raw(raw);
+                    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+                }
+                Ok(())
+            });
+        }
+        let child = command
+            .spawn()
+            .map_err(|error| RuntimeError::Nursery { program: program.to_string_lossy().into_owned(), error })?;
+        Ok(Self { socket: ours, child: Mutex::new(child), waiting: Mutex::default(), token })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner).id()
+    }
+
+    pub(crate) fn register(&self, reactor: &Reactor) -> Result<(), RuntimeError> {
+        reactor.add(self.socket.as_fd(), self.token)
+    }
+
+    /// Asks for a worker that gets `socket`.
+    pub(crate) fn spawn(
+        &self,
+        reactor: &Reactor,
+        exec: bool,
+        addr: ProcAddr,
+        seat: u32,
+        config: &[u8],
+        socket: OwnedFd,
+    ) {
+        let op = if exec { OP_EXEC } else { OP_FORK };
+        self.post(reactor, packet(op, addr, seat, config), Some(socket));
+    }
+
+    /// Kills a worker. The nursery does it, because it alone knows that the process was not reaped yet.
+    pub(crate) fn kill(&self, reactor: &Reactor, addr: ProcAddr) {
+        self.post(reactor, packet(OP_KILL, addr, 0, &[]), None);
+    }
+
+    fn post(&self, reactor: &Reactor, bytes: Vec<u8>, fd: Option<OwnedFd>) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back((bytes, fd));
+        self.flush(reactor);
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    pub(crate) fn flush(&self, reactor: &Reactor) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some((bytes, fd)) = waiting.front() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            let fds = fd.as_ref().map(|fd| [fd.as_fd()]);
+            if let Some(fds) = &fds {
+                ancillary.push(SendAncillaryMessage::ScmRights(fds));
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags) {
+                Ok(_) => {
+                    waiting.pop_front();
+                }
+                Err(errno) if would_block(errno) || errno == rustix::io::Errno::TOOMANYREFS => {
+                    reactor.watch(self.socket.as_fd(), self.token, true);
+                    return;
+                }
+                // It is gone: the reader finds that out and tells.
+                Err(_) => {
+                    waiting.clear();
+                    break;
+                }
+            }
+        }
+        reactor.watch(self.socket.as_fd(), self.token, false);
+    }
+
+    /// What it has reported since.
+    pub(crate) fn read(&self, mut take: impl FnMut(Report)) {
+        let mut buffer = [0_u8; 16 * 1024];
+        loop {
+            match recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return take(Report::Closed),
+                Ok((n, _)) => {
+                    if let Some(report) = parse(&buffer[..n]) {
+                        take(report);
+                    }
+                }
+                Err(errno) if would_block(errno) => return,
+                Err(_) => return take(Report::Closed),
+            }
+        }
+    }
+
+    /// Takes it down: its end of the socket closes, which makes it kill what is left and leave.
+    pub(crate) fn close(&self, reactor: &Reactor) {
+        reactor.remove(self.socket.as_fd());
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
+    /// Waits for its end; kills it if that takes longer than `limit`.
+    pub(crate) fn reap(&self, limit: std::time::Duration) {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let pid = rustix::process::Pid::from_child(&child);
+        if let Ok(fd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
+            let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+            let timeout = rustix::event::Timespec {
+                tv_sec: i64::try_from(limit.as_secs()).unwrap_or(1),
+                tv_nsec: i64::from(limit.subsec_nanos()),
+            };
+            let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+fn packet(op: u8, addr: ProcAddr, seat: u32, config: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(17 + config.len());
+    out.push(op);
+    out.extend_from_slice(&addr.mesh.to_le_bytes());
+    out.extend_from_slice(&addr.rank.to_le_bytes());
+    out.extend_from_slice(&seat.to_le_bytes());
+    out.extend_from_slice(config);
+    out
+}
+
+fn parse(raw: &[u8]) -> Option<Report> {
+    let head = raw.get(..HEAD)?;
+    let mesh = u64::from_le_bytes(head[1..9].try_into().ok()?);
+    let rank = u32::from_le_bytes(head[9..13].try_into().ok()?);
+    let pid = u32::from_le_bytes(head[13..17].try_into().ok()?);
+    let status = i32::from_le_bytes(head[17..21].try_into().ok()?);
+    let text = || String::from_utf8_lossy(&raw[HEAD..]).into_owned();
+    let addr = ProcAddr { mesh, rank };
+    Some(match head[0] {
+        OP_FORKED => Report::Forked(addr, pid),
+        OP_EXITED if status < 0 => Report::Exited(addr, Exit::Signal(-status)),
+        OP_EXITED => Report::Exited(addr, Exit::Code(status)),
+        OP_FAILED => Report::Failed(addr, text()),
+        OP_REFUSED => Report::Refused(text()),
+        _ => return None,
+    })
+}

@@ -1,0 +1,284 @@
+//! Who reads the links.
+//!
+//! All links are in one epoll set. Reading duty over that set belongs to whoever holds the `poll` lock: normally the
+//! I/O thread, which sleeps on a second set that contains the first; but a thread that has to wait for an answer takes
+//! the duty over (it becomes the *leader*), because then the answer wakes it directly: no hand-over, and where the
+//! answer is near, no sleep at all. While there is a leader the I/O thread is disarmed and undisturbed.
+//!
+//! LDR-1: at any time somebody is armed: the leader polls, or the I/O thread's set contains the links' set.
+//! LDR-2: a thread that waits and is not the leader is woken by whoever reads what it waits for.
+
+use crate::board::Board;
+use crate::error::RuntimeError;
+use crate::wait::Waiter;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, TryLockError};
+use std::time::{Duration, Instant};
+
+const BATCH: usize = 64;
+const TOKEN_WAKE: u64 = u64::MAX;
+const TOKEN_INNER: u64 = u64::MAX - 1;
+const TOKEN_IO: u64 = u64::MAX - 2;
+
+/// What the reactor calls when a descriptor is ready. Only one thread at a time does.
+pub trait Handler {
+    /// `token`'s descriptor can be read (or is closed) or written.
+    fn on_ready(&self, token: u64, readable: bool, writable: bool);
+    /// The I/O thread is up and about: run what waits for it. Returns when it wants to be called next.
+    fn on_turn(&self) -> Option<Instant>;
+}
+
+/// The two sets and the lock that says who reads.
+#[derive(Debug)]
+pub struct Reactor {
+    inner: OwnedFd,
+    outer: OwnedFd,
+    /// Wakes a leader that blocks; in the inner set.
+    wake: OwnedFd,
+    /// Wakes the I/O thread alone; in the outer set.
+    io: OwnedFd,
+    io_rung: AtomicBool,
+    poll: Mutex<()>,
+    closed: AtomicBool,
+}
+
+fn event_fd() -> Result<OwnedFd, RuntimeError> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(RuntimeError::os("eventfd"))
+}
+
+fn drain(fd: &OwnedFd) {
+    let mut word = [0_u8; 8];
+    let _ = rustix::io::read(fd, &mut word);
+}
+
+fn ring(fd: &OwnedFd) {
+    // Full means rung already.
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+impl Reactor {
+    /// A reactor with nothing in it. Nobody reads until [`Reactor::run_io`] runs or somebody waits.
+    ///
+    /// # Errors
+    /// If descriptors run out.
+    pub fn new() -> Result<Self, RuntimeError> {
+        let os = RuntimeError::os;
+        let inner = epoll::create(CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
+        let outer = epoll::create(CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
+        let wake = event_fd()?;
+        let io = event_fd()?;
+        epoll::add(&inner, &wake, EventData::new_u64(TOKEN_WAKE), EventFlags::IN).map_err(os("epoll_ctl"))?;
+        epoll::add(&outer, &inner, EventData::new_u64(TOKEN_INNER), EventFlags::IN).map_err(os("epoll_ctl"))?;
+        epoll::add(&outer, &io, EventData::new_u64(TOKEN_IO), EventFlags::IN).map_err(os("epoll_ctl"))?;
+        Ok(Self {
+            inner,
+            outer,
+            wake,
+            io,
+            io_rung: AtomicBool::new(false),
+            poll: Mutex::new(()),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Watches a descriptor for reading.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn add(&self, fd: BorrowedFd<'_>, token: u64) -> Result<(), RuntimeError> {
+        epoll::add(&self.inner, fd, EventData::new_u64(token), EventFlags::IN).map_err(RuntimeError::os("epoll_ctl"))
+    }
+
+    /// Watches a descriptor for reading, and for writing too if asked.
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: u64, write: bool) {
+        let flags = if write { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+        // A descriptor that was removed meanwhile needs no watching.
+        let _ = epoll::modify(&self.inner, fd, EventData::new_u64(token), flags);
+    }
+
+    /// Stops watching.
+    pub fn remove(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.inner, fd);
+    }
+
+    pub(crate) fn wake_leader(&self) {
+        ring(&self.wake);
+    }
+
+    /// Has the I/O thread take a turn: there is something for it to do, or an earlier deadline.
+    pub(crate) fn ring_io(&self) {
+        if !self.io_rung.swap(true, Ordering::SeqCst) {
+            ring(&self.io);
+        }
+    }
+
+    fn arm(&self, armed: bool) {
+        let flags = if armed { EventFlags::IN } else { EventFlags::empty() };
+        let _ = epoll::modify(&self.outer, self.inner.as_fd(), EventData::new_u64(TOKEN_INNER), flags);
+    }
+
+    /// The I/O thread's life: reads while nobody else does, keeps deadlines, until [`Reactor::close`].
+    pub fn run_io(&self, handler: &dyn Handler) {
+        let mut deadline = handler.on_turn();
+        let mut buffer = [MaybeUninit::<Event>::uninit(); 4];
+        while !self.closed.load(Ordering::SeqCst) {
+            let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+            let turn = match epoll::wait(&self.outer, &mut buffer, timeout.as_ref()) {
+                Ok((events, _)) => {
+                    let mut turn = events.is_empty();
+                    for event in events {
+                        if event.data.u64() == TOKEN_IO {
+                            self.io_rung.store(false, Ordering::SeqCst);
+                            drain(&self.io);
+                            turn = true;
+                        } else if let Ok(_guard) = self.poll.try_lock() {
+                            self.poll_once(handler, Some(Duration::ZERO), || {});
+                        }
+                    }
+                    turn
+                }
+                Err(_) => true,
+            };
+            if turn || deadline.is_some_and(|at| at <= Instant::now()) {
+                deadline = handler.on_turn();
+            }
+        }
+    }
+
+    /// Ends [`Reactor::run_io`].
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        ring(&self.io);
+    }
+
+    /// One look at the links, by the holder of the lock. `woken` runs before anything is handled.
+    fn poll_once(&self, handler: &dyn Handler, limit: Option<Duration>, woken: impl FnOnce()) {
+        let mut buffer = [MaybeUninit::<Event>::uninit(); BATCH];
+        let timeout = limit.map(timespec);
+        let polled = epoll::wait(&self.inner, &mut buffer, timeout.as_ref());
+        woken();
+        let Ok((events, _)) = polled else {
+            return; // Interrupted: whoever waits looks at why.
+        };
+        for event in &*events {
+            let token = event.data.u64();
+            if token == TOKEN_WAKE {
+                drain(&self.wake);
+                continue;
+            }
+            let flags = event.flags;
+            let readable = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
+            handler.on_ready(token, readable, flags.contains(EventFlags::OUT));
+        }
+    }
+
+    /// Waits until `ready`, reading the links meanwhile if nobody else does. False if the deadline came first.
+    ///
+    /// With `look_only` it returns before it would block.
+    pub(crate) fn wait(
+        &self,
+        handler: &dyn Handler,
+        board: &Board,
+        spin: Duration,
+        deadline: Option<Instant>,
+        look_only: bool,
+        ready: &dyn Fn() -> bool,
+    ) -> bool {
+        let waiter = Waiter::current();
+        loop {
+            if ready() {
+                return true;
+            }
+            if deadline.is_some_and(|at| at <= Instant::now()) {
+                return false;
+            }
+            match self.poll.try_lock() {
+                Ok(_guard) => {
+                    self.arm(false);
+                    let done = self.lead(handler, board, &waiter, spin, deadline, look_only, ready);
+                    self.arm(true);
+                    if done || look_only {
+                        return done;
+                    }
+                }
+                Err(TryLockError::Poisoned(_)) => return false,
+                Err(TryLockError::WouldBlock) => {
+                    if look_only {
+                        return false;
+                    }
+                    board.leave();
+                    waiter.park(deadline.map(|at| at.saturating_duration_since(Instant::now())), ready);
+                    board.enter();
+                }
+            }
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one caller, which has them all in hand")]
+    fn lead(
+        &self,
+        handler: &dyn Handler,
+        board: &Board,
+        waiter: &Waiter,
+        spin: Duration,
+        deadline: Option<Instant>,
+        look_only: bool,
+        ready: &dyn Fn() -> bool,
+    ) -> bool {
+        loop {
+            if !spin.is_zero() && !board.single_core() && !board.crowded() && waiter.may_spin() {
+                board.enter();
+                let until = Instant::now() + spin;
+                let mut looks = 0_u32;
+                loop {
+                    self.poll_once(handler, Some(Duration::ZERO), || {});
+                    if ready() {
+                        waiter.spun(true);
+                        return true;
+                    }
+                    looks += 1;
+                    if Instant::now() >= until || board.crowded() {
+                        break;
+                    }
+                    if looks.is_multiple_of(8) {
+                        // Whoever shares this core, unknown to the board, goes first.
+                        std::thread::yield_now();
+                    }
+                }
+                waiter.spun(false);
+            }
+            if look_only {
+                return ready();
+            }
+            let limit = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if waiter.begin_lead(ready) {
+                board.leave();
+                self.poll_once(handler, limit, || {
+                    // Before the events are handled: they may complete what this very thread waits for.
+                    waiter.end_lead();
+                    board.enter();
+                });
+            }
+            if ready() {
+                return true;
+            }
+            if deadline.is_some_and(|at| at <= Instant::now()) {
+                return false;
+            }
+        }
+    }
+}
+
+fn timespec(d: Duration) -> Timespec {
+    Timespec { tv_sec: i64::try_from(d.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(d.subsec_nanos()) }
+}
+
+/// Whether an error only means "try later".
+pub(crate) fn would_block(errno: Errno) -> bool {
+    matches!(errno, Errno::AGAIN | Errno::INTR)
+}

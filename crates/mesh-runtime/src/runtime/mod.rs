@@ -1,0 +1,369 @@
+//! One process's runtime: the one object that ties links, calls, inboxes and the agent together.
+//!
+//! - this file: what it is made of, its procs, its end;
+//! - `outgoing`: messages from here to their receivers;
+//! - `incoming`: messages that arrive, and the inboxes they arrive in;
+//! - `waiting`: how threads wait for calls and messages, and how signals reach them.
+
+mod incoming;
+mod outgoing;
+mod waiting;
+
+pub use outgoing::Outgoing;
+pub use waiting::Waited;
+
+use crate::agent::{self, Agent, NURSERY_TOKENS, SpawnSpec};
+use crate::board::Board;
+use crate::calls::{Call, Calls, Outcome};
+use crate::error::RuntimeError;
+use crate::inbox::Inbox;
+use crate::link::Link;
+use crate::reactor::{Handler, Reactor};
+use crate::shm::Memory;
+use crate::wait::Waiter;
+use mesh_proto::{ActorId, Ended, Exit, Frame, Header, IdMaker, Kind, LinkId, MeshId, ProcAddr, Route, Router, Target};
+use mesh_topology::Region;
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const TOKEN_SIGNAL: u64 = 1 << 34;
+/// The link of a proc to its agent.
+const UP: LinkId = 0;
+
+/// What can be set.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How long a thread that waits looks again before it blocks.
+    pub spin: Duration,
+    /// Bytes that may wait for one process before its senders do.
+    pub link_budget: usize,
+    /// Bytes of shared memory that this process may own.
+    pub shm_budget: usize,
+    /// Parts of this length and more travel through shared memory.
+    pub shm_threshold: usize,
+}
+
+/// Figures about a runtime, for people and for tests of leaks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Live links.
+    pub links: usize,
+    /// Calls that wait.
+    pub calls: usize,
+    /// Actors of this process.
+    pub actors: usize,
+    /// Procs of this host.
+    pub procs: usize,
+    /// Bytes of shared memory that this process owns.
+    pub shm_bytes: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Runtime {
+    pub(crate) me: ProcAddr,
+    pub(crate) reactor: Reactor,
+    pub(crate) board: Board,
+    pub(crate) calls: Calls,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) agent: Mutex<Agent>,
+    pub(crate) started: Instant,
+    pid: u32,
+    options: Options,
+    router: RwLock<Router>,
+    links: RwLock<HashMap<LinkId, Arc<Link>>>,
+    inboxes: RwLock<HashMap<ActorId, Arc<Inbox>>>,
+    system: Arc<Inbox>,
+    ids: IdMaker,
+    closed: AtomicBool,
+    forked: AtomicBool,
+    sends: AtomicU32,
+    io: Mutex<Option<JoinHandle<()>>>,
+    /// Python writes a byte here when a signal comes in while the main thread waits.
+    signal: (OwnedFd, OwnedFd),
+    signalled: AtomicBool,
+    /// Where such bytes go on to: whoever listened for signals before.
+    forward: AtomicI32,
+    main: Mutex<Option<Arc<Waiter>>>,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Runtime {
+    /// The controller's runtime, which is its host's agent too.
+    ///
+    /// # Errors
+    /// If descriptors, memory or threads run out.
+    pub fn controller(options: Options) -> Result<Arc<Self>, RuntimeError> {
+        let me = ProcAddr::CONTROLLER;
+        Self::build(me, Router::agent(me), Board::create()?, options)
+    }
+
+    /// A proc's runtime: `link` leads to its agent, `board` is the host's.
+    ///
+    /// # Errors
+    /// As for the controller.
+    pub fn worker(
+        me: ProcAddr,
+        link: OwnedFd,
+        board: OwnedFd,
+        seat: u32,
+        options: Options,
+    ) -> Result<Arc<Self>, RuntimeError> {
+        let _ = rustix::io::ioctl_fionbio(&link, true);
+        let runtime = Self::build(me, Router::leaf(me, UP), Board::join(board, seat)?, options)?;
+        let up = Arc::new(Link::new(UP, ProcAddr::CONTROLLER, link));
+        write(&runtime.links).insert(UP, Arc::clone(&up));
+        up.send(&runtime.reactor, &Frame::build(Header::new(Kind::Hello, me, ProcAddr::CONTROLLER), None, b"", &[]));
+        up.register(&runtime.reactor)?;
+        Ok(runtime)
+    }
+
+    fn build(me: ProcAddr, router: Router, board: Board, options: Options) -> Result<Arc<Self>, RuntimeError> {
+        let mut seed = [0_u8; 8];
+        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
+            .map_err(RuntimeError::os("getrandom"))?;
+        let signal = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(RuntimeError::os("pipe"))?;
+        let runtime = Arc::new(Self {
+            me,
+            reactor: Reactor::new()?,
+            board,
+            calls: Calls::default(),
+            memory: Arc::new(Memory::new(options.shm_budget)),
+            agent: Mutex::default(),
+            started: Instant::now(),
+            pid: std::process::id(),
+            options,
+            router: RwLock::new(router),
+            links: RwLock::default(),
+            inboxes: RwLock::default(),
+            system: Arc::new(Inbox::new(0)),
+            ids: IdMaker::new(u64::from_ne_bytes(seed)),
+            closed: AtomicBool::new(false),
+            forked: AtomicBool::new(false),
+            sends: AtomicU32::new(0),
+            io: Mutex::new(None),
+            signal,
+            signalled: AtomicBool::new(false),
+            forward: AtomicI32::new(-1),
+            main: Mutex::new(None),
+        });
+        runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
+        let for_io = Arc::clone(&runtime);
+        let thread = std::thread::Builder::new()
+            .name("mesh-io".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || for_io.reactor.run_io(&*for_io))
+            .map_err(|error| RuntimeError::Os {
+                what: "start the I/O thread",
+                errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
+            })?;
+        *lock(&runtime.io) = Some(thread);
+        Ok(runtime)
+    }
+
+    /// This process's address.
+    pub fn me(&self) -> ProcAddr {
+        self.me
+    }
+
+    /// An id that nobody else makes.
+    pub fn new_id(&self) -> u64 {
+        self.ids.next()
+    }
+
+    /// What waits and what lives.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            links: read(&self.links).len(),
+            calls: self.calls.len(),
+            actors: read(&self.inboxes).len(),
+            procs: lock(&self.agent).len(),
+            shm_bytes: self.memory.bytes(),
+        }
+    }
+
+    /// Marks the runtime as copied into a forked child, where nothing of it works.
+    pub fn mark_forked(&self) {
+        self.forked.store(true, Ordering::SeqCst);
+    }
+
+    fn usable(&self) -> Result<(), RuntimeError> {
+        if self.forked.load(Ordering::Relaxed) {
+            return Err(RuntimeError::Forked { pid: std::process::id(), owner: self.pid });
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(RuntimeError::Closed);
+        }
+        Ok(())
+    }
+
+    // Procs.
+
+    /// Makes a mesh of procs on this host. Returns its id and the call that completes as they come up.
+    ///
+    /// # Errors
+    /// If the runtime is closed, or descriptors run out.
+    pub fn spawn_procs(&self, mesh: MeshId, whole: &Region, spec: &SpawnSpec) -> Result<Arc<Call>, RuntimeError> {
+        self.usable()?;
+        let call = self.calls.open(Target::Many(mesh, whole.clone()), false);
+        let n = u32::try_from(whole.len()).unwrap_or(u32::MAX);
+        if self.me == ProcAddr::CONTROLLER {
+            if let Err(error) = self.make_procs(mesh, n, spec, (self.me, call.id)) {
+                self.calls.cancel(&self.reactor, &call);
+                return Err(error);
+            }
+        } else {
+            self.dispatch(agent::request::encode(self.me, mesh, n, call.id, spec), None);
+        }
+        Ok(call)
+    }
+
+    /// Asks a mesh of procs to end. The call completes when all have.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn stop_procs(&self, mesh: MeshId, whole: &Region, within: Duration) -> Result<Arc<Call>, RuntimeError> {
+        self.usable()?;
+        let target = Target::Many(mesh, whole.clone());
+        let call = self.calls.open(target.clone(), false);
+        if self.me == ProcAddr::CONTROLLER {
+            for (index, rank) in whole.iter().enumerate() {
+                let addr = ProcAddr { mesh, rank: u32::try_from(rank).unwrap_or(u32::MAX) };
+                match read(&self.router).route(addr) {
+                    Route::Gone(ended) => self.calls.on_outcome(&self.reactor, call.id, index, Outcome::Lost(ended)),
+                    Route::Unknown => {
+                        let gone = agent::lost("it was never known here".to_owned());
+                        self.calls.on_outcome(&self.reactor, call.id, index, gone);
+                    }
+                    Route::Here | Route::Via(_) => {}
+                }
+            }
+            self.end_procs(mesh, within);
+        } else {
+            let mut header = Header::new(Kind::StopProcs, self.me, ProcAddr::CONTROLLER);
+            header.actor = mesh;
+            header.call = call.id;
+            header.index = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
+            self.dispatch(Frame::build(header, None, b"", &[]), None);
+        }
+        Ok(call)
+    }
+
+    pub(crate) fn add_links(&self, mesh: MeshId, fresh: &[Arc<Link>]) {
+        let mut links = write(&self.links);
+        for link in fresh {
+            links.insert(link.id, Arc::clone(link));
+        }
+        write(&self.router).add_mesh(mesh, fresh.iter().map(|link| link.id));
+    }
+
+    pub(crate) fn link(&self, id: LinkId) -> Option<Arc<Link>> {
+        read(&self.links).get(&id).cloned()
+    }
+
+    pub(crate) fn link_of(&self, addr: ProcAddr) -> Option<Arc<Link>> {
+        match read(&self.router).route(addr) {
+            Route::Via(id) => self.link(id),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn close_route(&self, addr: ProcAddr, ended: &Arc<Ended>) -> Option<Arc<Link>> {
+        let id = write(&self.router).close(addr, ended)?;
+        write(&self.links).remove(&id)
+    }
+
+    // The end.
+
+    /// Says that what follows is no failure (a worker's last message), and writes out what still waits.
+    pub fn goodbye(&self, limit: Duration) {
+        if let Some(up) = self.link(UP).filter(|_| self.me != ProcAddr::CONTROLLER) {
+            up.send(&self.reactor, &Frame::build(Header::new(Kind::Goodbye, self.me, up.peer), None, b"", &[]));
+            up.drain(&self.reactor, limit);
+        }
+    }
+
+    /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Whoever
+    /// still waits gets an error. Calling it again does nothing.
+    pub fn close(&self, within: Duration) {
+        if self.forked.load(Ordering::SeqCst) || self.closed.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.me == ProcAddr::CONTROLLER {
+            let meshes = self.live_meshes();
+            let ended: Vec<Arc<Call>> = meshes
+                .iter()
+                .filter_map(|mesh| {
+                    let n = read(&self.router).mesh_len(*mesh)?;
+                    let extent = mesh_topology::Extent::new([("procs", n)]).ok()?;
+                    self.stop_procs(*mesh, &Region::whole(&extent), within).ok()
+                })
+                .collect();
+            let deadline = Instant::now() + within + Duration::from_secs(1);
+            for call in ended {
+                self.wait_call(&call, None, Some(deadline), false, false);
+            }
+        }
+        if self.closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.close_nurseries(within);
+        let reason = "the runtime has been shut down".to_owned();
+        let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason });
+        self.calls.fail_all(&self.reactor, &ended);
+        let inboxes: Vec<ActorId> = read(&self.inboxes).keys().copied().collect();
+        for actor in inboxes {
+            self.close_inbox(actor);
+        }
+        self.system.close(&self.reactor);
+        let links: Vec<Arc<Link>> = write(&self.links).drain().map(|(_, link)| link).collect();
+        for link in links {
+            link.close(&self.reactor);
+        }
+        self.reactor.close();
+        let thread = lock(&self.io).take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+        self.board.leave();
+    }
+}
+
+impl Handler for Runtime {
+    fn on_ready(&self, token: u64, readable: bool, writable: bool) {
+        if token == TOKEN_SIGNAL {
+            self.on_signal();
+        } else if token >= NURSERY_TOKENS {
+            self.on_nursery(token, readable, writable);
+        } else if let Some(link) = self.link(token as LinkId) {
+            if writable {
+                link.flush(&self.reactor);
+            }
+            if readable {
+                self.read_link(&link);
+            }
+        }
+    }
+
+    fn on_turn(&self) -> Option<Instant> {
+        self.agent_turn()
+    }
+}
+
+fn read<T>(rw: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    rw.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(rw: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    rw.write().unwrap_or_else(PoisonError::into_inner)
+}

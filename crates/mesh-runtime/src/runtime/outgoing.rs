@@ -1,0 +1,230 @@
+//! Messages out: composed, taken one step on their way, or brought back to whoever sent them.
+
+use super::{Runtime, lock, read};
+use crate::agent;
+use crate::calls::{Call, Outcome};
+use crate::error::RuntimeError;
+use bytes::Bytes;
+use mesh_proto::{ActorId, CallId, Frame, Header, Kind, LinkId, Part, ProcAddr, Route, Target, flags};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A message on its way out.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// What it is for.
+    pub kind: Kind,
+    /// Who shall have it.
+    pub target: &'a Target,
+    /// Which actor there.
+    pub actor: ActorId,
+    /// The endpoint.
+    pub name: &'a [u8],
+    /// The envelope.
+    pub payload: &'a [u8],
+    /// Out-of-band buffers.
+    pub buffers: &'a [&'a [u8]],
+}
+
+impl Runtime {
+    fn pack(&self, out: &Outgoing<'_>, holders: usize) -> (Vec<Part>, u16) {
+        let mut parts = Vec::with_capacity(1 + out.buffers.len());
+        parts.push(Part::Inline(Bytes::copy_from_slice(out.payload)));
+        let mut marks = if holders == 1 { flags::SOLE } else { 0 };
+        for data in out.buffers {
+            let large = data.len() >= self.options.shm_threshold && holders > 0;
+            let shared = if large { self.memory.put(data, u32::try_from(holders).unwrap_or(u32::MAX)) } else { None };
+            parts.push(match shared {
+                Some(at) => {
+                    marks |= flags::SHARED;
+                    Part::Shared { at, len: data.len() as u64 }
+                }
+                None => Part::Inline(Bytes::copy_from_slice(data)),
+            });
+        }
+        if self.sends.fetch_add(1, Ordering::Relaxed) % 64 == 63 {
+            self.memory.trim();
+        }
+        (parts, marks)
+    }
+
+    fn compose(&self, out: &Outgoing<'_>, call: CallId) -> Frame {
+        let dst = match out.target {
+            Target::One(addr) => *addr,
+            Target::Many(mesh, _) => ProcAddr { mesh: *mesh, rank: 0 },
+        };
+        let mut header = Header::new(out.kind, self.me, dst);
+        header.actor = out.actor;
+        header.call = call;
+        let region = match out.target {
+            Target::One(_) => None,
+            Target::Many(_, region) => Some(region),
+        };
+        if out.buffers.is_empty() {
+            return Frame::build_plain(header, region, out.name, out.payload);
+        }
+        let (parts, marks) = self.pack(out, out.target.len());
+        header.flags |= marks;
+        Frame::build(header, region, out.name, &parts)
+    }
+
+    /// Sends a message that somebody waits for. Returns the call, and how many bytes now wait for the slowest receiver.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn call(&self, out: &Outgoing<'_>, stream: bool) -> Result<(Arc<Call>, usize), RuntimeError> {
+        self.usable()?;
+        let call = self.calls.open(out.target.clone(), stream);
+        let queued = self.dispatch(self.compose(out, call.id), None);
+        Ok((call, queued))
+    }
+
+    /// Sends a message that nobody waits for. Returns how many bytes now wait for the slowest receiver.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn tell(&self, out: &Outgoing<'_>) -> Result<usize, RuntimeError> {
+        self.usable()?;
+        Ok(self.dispatch(self.compose(out, 0), None))
+    }
+
+    /// Answers a call.
+    pub fn reply(&self, to: &Header, error: u16, payload: &[u8], buffers: &[&[u8]]) -> usize {
+        if to.call == 0 {
+            return 0;
+        }
+        let target = Target::One(to.src);
+        let out = Outgoing { kind: Kind::Reply, target: &target, actor: to.actor, name: b"", payload, buffers };
+        let mut frame = self.compose(&out, to.call);
+        frame.header.index = to.index;
+        frame.header.flags |= error;
+        self.dispatch(frame, None)
+    }
+
+    /// The queue towards a receiver that is above its budget, if there is one.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Full`], naming it.
+    pub fn admit(&self, target: &Target) -> Result<(), RuntimeError> {
+        let budget = self.options.link_budget;
+        for addr in receivers(target) {
+            if let Some(link) = self.link_of(addr) {
+                let queued = link.queued();
+                if queued > budget {
+                    return Err(RuntimeError::Full { addr, queued, budget });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that may wait for one receiver before its senders do.
+    pub fn link_budget(&self) -> usize {
+        self.options.link_budget
+    }
+
+    /// Waits a moment for the queues towards `target` to be within budget; true once they are.
+    pub fn wait_room(&self, target: &Target, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        receivers(target).all(|addr| {
+            self.link_of(addr).is_none_or(|link| {
+                link.wait_room(self.options.link_budget, end.saturating_duration_since(Instant::now()))
+            })
+        })
+    }
+
+    /// The caller no longer waits: its receivers are told, so that they can stop working on it.
+    pub fn cancel(&self, call: &Call, target: &Target, actor: ActorId) -> bool {
+        if self.usable().is_err() || !self.calls.cancel(&self.reactor, call) {
+            return false;
+        }
+        let out = Outgoing { kind: Kind::Cancel, target, actor, name: b"", payload: b"", buffers: &[] };
+        self.dispatch(self.compose(&out, call.id), None);
+        true
+    }
+
+    /// Takes a frame one step on its way. Returns how many bytes wait behind it.
+    pub(crate) fn dispatch(&self, frame: Frame, from: Option<LinkId>) -> usize {
+        if frame.header.target_len == 0 {
+            return self.dispatch_one(frame, from);
+        }
+        let Ok(target) = frame.target() else { return 0 };
+        if let Some(up) = read(&self.router).relay_whole(&target) {
+            return self.link(up).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0);
+        }
+        let mut most = 0;
+        for (index, addr) in (0..).zip(receivers(&target)) {
+            most = most.max(self.dispatch_one(frame.for_one(addr, index), from));
+        }
+        most
+    }
+
+    fn dispatch_one(&self, frame: Frame, from: Option<LinkId>) -> usize {
+        let route = read(&self.router).route(frame.header.dst);
+        match route {
+            Route::Via(id) => {
+                if let (Some(from), Kind::Call | Kind::Spawn) = (from, frame.header.kind) {
+                    lock(&self.agent).interest(frame.header.dst.mesh, from);
+                }
+                self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0)
+            }
+            Route::Here => {
+                self.deliver(frame, from);
+                0
+            }
+            Route::Gone(ended) => {
+                self.bounce(&frame, Outcome::Lost(Arc::clone(&ended)), &ended.reason);
+                0
+            }
+            Route::Unknown => {
+                let why = format!("no process {} is known on this host", frame.header.dst);
+                self.bounce(&frame, agent::lost(why.clone()), &why);
+                0
+            }
+        }
+    }
+
+    /// A message cannot reach its receiver: whoever waits for an answer gets one at once.
+    fn bounce(&self, frame: &Frame, outcome: Outcome, why: &str) {
+        let header = frame.header;
+        if header.flags & flags::SHARED != 0 {
+            self.memory.let_go(frame);
+        }
+        if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor) {
+            return;
+        }
+        if header.src == self.me {
+            self.calls.on_outcome(&self.reactor, header.call, header.index as usize, outcome);
+            return;
+        }
+        if let Outcome::Lost(ended) = &outcome
+            && let Some(link) = self.link_of(header.src)
+        {
+            link.send(&self.reactor, &agent::down_frame(self.me, header.src, header.dst, ended));
+            return;
+        }
+        self.undeliverable(&header, why);
+    }
+
+    /// Tells a sender that the actor it meant is not (or no longer) there.
+    pub(super) fn undeliverable(&self, header: &Header, why: &str) {
+        if header.call == 0 {
+            return;
+        }
+        let mut back = Header::new(Kind::Undeliverable, self.me, header.src);
+        back.call = header.call;
+        back.index = header.index;
+        back.actor = header.actor;
+        self.dispatch(Frame::build(back, None, why.as_bytes(), &[]), None);
+    }
+}
+
+fn receivers(target: &Target) -> Box<dyn Iterator<Item = ProcAddr> + '_> {
+    match target {
+        Target::One(addr) => Box::new(std::iter::once(*addr)),
+        Target::Many(mesh, region) => {
+            Box::new(region.iter().map(|rank| ProcAddr { mesh: *mesh, rank: u32::try_from(rank).unwrap_or(u32::MAX) }))
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! How a thread waits, and how it is woken.
+
+use crate::reactor::Reactor;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::thread::Thread;
+use std::time::Duration;
+
+const RUNNING: u8 = 0;
+const PARKED: u8 = 1;
+const LEADING: u8 = 2;
+
+/// A thread that waits, as those see it who may wake it. One a thread.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    thread: Thread,
+    mode: AtomicU8,
+    /// Looks in a row that found nothing before the thread had to block all the same.
+    misses: AtomicU32,
+}
+
+thread_local! {
+    static ME: Arc<Waiter> = Arc::new(Waiter {
+        thread: std::thread::current(),
+        mode: AtomicU8::new(RUNNING),
+        misses: AtomicU32::new(0),
+    });
+}
+
+impl Waiter {
+    /// The calling thread's.
+    pub(crate) fn current() -> Arc<Self> {
+        ME.with(Arc::clone)
+    }
+
+    /// Wakes the thread if it blocks. What it waits for must be visible before.
+    pub(crate) fn notify(&self, reactor: &Reactor) {
+        match self.mode.swap(RUNNING, Ordering::SeqCst) {
+            PARKED => self.thread.unpark(),
+            LEADING => reactor.wake_leader(),
+            _ => {}
+        }
+    }
+
+    /// Blocks until notified, for at most `limit`, unless `ready` already.
+    pub(crate) fn park(&self, limit: Option<Duration>, ready: &dyn Fn() -> bool) {
+        self.mode.store(PARKED, Ordering::SeqCst);
+        if !ready() {
+            match limit {
+                Some(limit) => std::thread::park_timeout(limit),
+                None => std::thread::park(),
+            }
+        }
+        self.mode.store(RUNNING, Ordering::SeqCst);
+    }
+
+    /// Says that the thread is about to block as the leader; false if it need not.
+    pub(crate) fn begin_lead(&self, ready: &dyn Fn() -> bool) -> bool {
+        self.mode.store(LEADING, Ordering::SeqCst);
+        if ready() {
+            self.mode.store(RUNNING, Ordering::SeqCst);
+            return false;
+        }
+        true
+    }
+
+    pub(crate) fn end_lead(&self) {
+        self.mode.store(RUNNING, Ordering::SeqCst);
+    }
+
+    /// Whether looking again has been worth while of late. After some misses in a row it is only tried now and then.
+    pub(crate) fn may_spin(&self) -> bool {
+        let misses = self.misses.load(Ordering::Relaxed);
+        if misses < 8 {
+            return true;
+        }
+        self.misses.store(misses.wrapping_add(1).max(8), Ordering::Relaxed);
+        misses % 16 == 15
+    }
+
+    pub(crate) fn spun(&self, found: bool) {
+        if found {
+            self.misses.store(0, Ordering::Relaxed);
+        } else {
+            self.misses.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
