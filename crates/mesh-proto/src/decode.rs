@@ -52,6 +52,8 @@ impl Decoder {
             self.start = 0;
             self.end = have;
             if self.buffer.len() < have + want {
+                // Exactly: the vector's own growth would run ahead of what has arrived.
+                self.buffer.reserve_exact(have + want - self.buffer.len());
                 self.buffer.resize(have + want, 0);
             }
         }

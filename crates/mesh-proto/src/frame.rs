@@ -227,8 +227,10 @@ pub struct SharedRef {
     pub slab: u64,
     /// Where in the slab the part begins.
     pub offset: u64,
-    /// Which of the slab's chunks it is; its count of holders stands in the slab's first page.
+    /// Which of the slab's chunks it is; its count of holders stands at the slab's beginning.
     pub chunk: u32,
+    /// Which use of the chunk this is: who lets go of an earlier one does not touch this one.
+    pub turn: u32,
 }
 
 impl SharedRef {
@@ -239,6 +241,7 @@ impl SharedRef {
         out[8..16].copy_from_slice(&self.slab.to_le_bytes());
         out[16..24].copy_from_slice(&self.offset.to_le_bytes());
         out[24..28].copy_from_slice(&self.chunk.to_le_bytes());
+        out[28..32].copy_from_slice(&self.turn.to_le_bytes());
         out
     }
 
@@ -249,6 +252,7 @@ impl SharedRef {
             slab: u64_at(raw, 8),
             offset: u64_at(raw, 16),
             chunk: u32_at(raw, 24),
+            turn: u32_at(raw, 28),
         }
     }
 }

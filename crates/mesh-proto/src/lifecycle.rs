@@ -35,6 +35,11 @@ pub struct Ended {
 /// What happens to a proc, as seen by its host agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// It was asked for, and is to say hello by the deadline.
+    Asked {
+        /// How long it may take.
+        within: Duration,
+    },
     /// The nursery has made the process.
     Forked(u32),
     /// It said hello.
@@ -90,6 +95,8 @@ pub struct Lifecycle {
     exit: Option<Exit>,
     deadline: Option<Duration>,
     killed: bool,
+    /// How long it may take until it says hello.
+    allowed: Duration,
 }
 
 impl Default for Lifecycle {
@@ -102,6 +109,7 @@ impl Default for Lifecycle {
             exit: None,
             deadline: None,
             killed: false,
+            allowed: Duration::ZERO,
         }
     }
 }
@@ -132,10 +140,17 @@ impl Lifecycle {
             return actions;
         }
         match event {
+            Event::Asked { within } => {
+                if self.stage == Stage::Starting {
+                    self.deadline = Some(now + within);
+                    self.allowed = within;
+                }
+            }
             Event::Forked(pid) => self.pid = Some(pid),
             Event::Hello => {
                 if self.stage == Stage::Starting {
                     self.stage = Stage::Running;
+                    self.deadline = None;
                 }
             }
             Event::StopAsked { within } => {
@@ -170,6 +185,10 @@ impl Lifecycle {
                     // Without a link it can do no more good; without a stop it only costs.
                     actions.kill = !self.killed;
                     self.killed = true;
+                    if self.stage == Stage::Starting {
+                        let why = format!("it has not reported within {} s of its spawn", self.allowed.as_secs_f64());
+                        return Actions { kill: actions.kill, ..self.end(Some(why)) };
+                    }
                     if self.link_closed.is_some() {
                         return Actions { kill: actions.kill, ..self.end(None) };
                     }

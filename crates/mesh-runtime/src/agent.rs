@@ -21,6 +21,9 @@ pub(crate) const NURSERY_TOKENS: u64 = 1 << 32;
 /// Descriptors that a spawn leaves for everything else.
 const SPARE_FDS: u64 = 64;
 
+/// How long procs whose owner has died may take to stop by themselves.
+const ORPHAN_GRACE: Duration = Duration::from_secs(5);
+
 /// A mesh of procs to be made.
 #[derive(Clone, Debug)]
 pub struct SpawnSpec {
@@ -30,6 +33,8 @@ pub struct SpawnSpec {
     pub exec: bool,
     /// What the workers are told; opaque here.
     pub config: Bytes,
+    /// How long a worker may take until it reports.
+    pub within: Duration,
 }
 
 #[derive(Debug)]
@@ -37,7 +42,7 @@ struct Proc {
     life: Lifecycle,
     nursery: u64,
     seat: u32,
-    /// Who is told once it is up.
+    /// Who spawned it, and so owns it and is told once it is up.
     ready: (ProcAddr, CallId),
 }
 
@@ -84,7 +89,10 @@ impl Agent {
     }
 
     pub(crate) fn interest(&mut self, mesh: MeshId, link: LinkId) {
-        self.interested.entry(mesh).or_default().insert(link);
+        // A mesh that has ended has nobody left to tell of.
+        if self.alive.contains_key(&mesh) {
+            self.interested.entry(mesh).or_default().insert(link);
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -156,7 +164,9 @@ impl Runtime {
         }
         agent.alive.insert(mesh, n as usize);
         for order in &orders {
-            let proc = Proc { life: Lifecycle::default(), nursery: token, seat: order.seat, ready };
+            let mut life = Lifecycle::default();
+            life.on(Event::Asked { within: spec.within }, self.started.elapsed());
+            let proc = Proc { life, nursery: token, seat: order.seat, ready };
             agent.procs.insert(order.addr, proc);
         }
         match agent.nurseries.get_mut(&token) {
@@ -169,6 +179,8 @@ impl Runtime {
                 let nursery = Arc::clone(nursery);
                 drop(agent);
                 self.place(&nursery, orders);
+                // There is a deadline now.
+                self.reactor.ring_io();
             }
             None => {}
         }
@@ -228,12 +240,12 @@ impl Runtime {
         if let Some(link) = self.close_route(addr, &ended) {
             link.close(&self.reactor);
         }
-        if let Some(pid) = ended.pid {
-            self.memory.forget(pid);
-        }
-        let listeners: Vec<LinkId> = {
+        self.memory.on_death(addr, ended.pid);
+        let (listeners, orphans): (Vec<LinkId>, HashSet<MeshId>) = {
             let mut agent = lock(&self.agent);
             agent.procs.remove(&addr);
+            // Nothing outlives its owner: what the dead proc has spawned goes with it.
+            let orphans = agent.procs.iter().filter(|(_, p)| p.ready.0 == addr).map(|(a, _)| a.mesh).collect();
             agent.free_seats.push(seat);
             let listeners = agent.interested.get(&addr.mesh).into_iter().flatten().copied().collect();
             if let Some(alive) = agent.alive.get_mut(&addr.mesh) {
@@ -243,7 +255,7 @@ impl Runtime {
                     agent.interested.remove(&addr.mesh);
                 }
             }
-            listeners
+            (listeners, orphans)
         };
         for link in listeners {
             if let Some(link) = self.link(link) {
@@ -251,6 +263,9 @@ impl Runtime {
             }
         }
         self.calls.on_down(&self.reactor, addr, &ended);
+        for mesh in orphans {
+            self.end_procs(mesh, ORPHAN_GRACE);
+        }
     }
 
     /// What a nursery had to say.
@@ -335,14 +350,23 @@ impl Runtime {
             .and_then(|nursery| nursery.register(&self.reactor).map(|()| Arc::new(nursery)));
         match started {
             Ok(nursery) => {
-                let waiting = {
-                    let mut agent = lock(&self.agent);
-                    match agent.nurseries.insert(token, Birth::Running(Arc::clone(&nursery))) {
-                        Some(Birth::Due(_, waiting)) => waiting,
-                        _ => Vec::new(),
+                let waiting = match lock(&self.agent).nurseries.get_mut(&token) {
+                    Some(birth @ Birth::Due(..)) => {
+                        match std::mem::replace(birth, Birth::Running(Arc::clone(&nursery))) {
+                            Birth::Due(_, waiting) => Some(waiting),
+                            Birth::Running(_) => None,
+                        }
                     }
+                    _ => None,
                 };
-                self.place(&nursery, waiting);
+                match waiting {
+                    Some(waiting) => self.place(&nursery, waiting),
+                    None => {
+                        // The runtime was closed meanwhile, and has forgotten it.
+                        nursery.close(&self.reactor);
+                        nursery.reap(Duration::from_millis(200));
+                    }
+                }
             }
             Err(error) => {
                 let waiting = {
@@ -429,9 +453,13 @@ pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
 
 /// Spawn requests of procs, which have no agent of their own, as frames to theirs.
 pub(crate) mod request {
-    use super::{Bytes, Frame, Header, Kind, MeshId, NurserySpec, Part, ProcAddr, SpawnSpec};
+    use super::{Bytes, Duration, Frame, Header, Kind, MeshId, NurserySpec, Part, ProcAddr, SpawnSpec};
     use std::ffi::{OsStr, OsString};
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+    fn millis(d: Duration) -> u64 {
+        u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+    }
 
     fn join<'a>(items: impl Iterator<Item = &'a OsStr>) -> Part {
         let mut out = Vec::new();
@@ -459,13 +487,17 @@ pub(crate) mod request {
             join(spec.nursery.argv.iter().map(OsString::as_os_str)),
             join(spec.nursery.env.iter().flat_map(|(k, v)| [k.as_os_str(), v.as_os_str()])),
             Part::Inline(spec.config.clone()),
+            Part::Inline(Bytes::copy_from_slice(&millis(spec.within).to_le_bytes())),
         ];
         Frame::build(header, None, b"", &parts)
     }
 
     pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, u32, SpawnSpec)> {
         let parts = frame.parts().ok()?;
-        let [Part::Inline(argv), Part::Inline(env), Part::Inline(config)] = parts.as_slice() else { return None };
+        let [Part::Inline(argv), Part::Inline(env), Part::Inline(config), Part::Inline(within)] = parts.as_slice()
+        else {
+            return None;
+        };
         let mut words = split(env).into_iter();
         let mut env = Vec::new();
         while let (Some(key), Some(value)) = (words.next(), words.next()) {
@@ -475,6 +507,7 @@ pub(crate) mod request {
             nursery: NurserySpec { argv: split(argv), env },
             exec: frame.header.flags & 1 != 0,
             config: config.clone(),
+            within: Duration::from_millis(u64::from_le_bytes(within.as_ref().try_into().ok()?)),
         };
         Some((frame.header.actor, frame.header.index, spec))
     }

@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 const LEN: usize = 64 * 1024;
 const FLAGS_AT: usize = 64;
+/// Bits of a seat.
+const RUNNING: u8 = 1;
+const LOOKING: u8 = 2;
 /// How many processes can show themselves; the rest simply never look twice.
 pub(crate) const SEATS: u32 = (LEN - FLAGS_AT) as u32;
 
@@ -61,9 +64,20 @@ impl Board {
         self.fd.as_fd()
     }
 
+    fn counter(&self, index: usize) -> &AtomicU32 {
+        assert!(index < 2, "the page has two counters");
+        // SAFETY: the page begins with two u32 that are only used atomically; mappings are page-aligned.
+        unsafe { &*self.base.cast::<AtomicU32>().add(index) }
+    }
+
+    /// Processes that run.
     fn active(&self) -> &AtomicU32 {
-        // SAFETY: the page begins with a u32 that is only used atomically; mappings are page-aligned.
-        unsafe { &*self.base.cast::<AtomicU32>() }
+        self.counter(0)
+    }
+
+    /// Those of them that only look whether there is something to do.
+    fn looking(&self) -> &AtomicU32 {
+        self.counter(1)
     }
 
     fn flag(&self, seat: u32) -> Option<&AtomicU8> {
@@ -76,6 +90,12 @@ impl Board {
         self.active().load(Ordering::Relaxed) > self.cores
     }
 
+    /// How many cores have nothing better to do than to help this thread, as far as this host's processes know.
+    pub(crate) fn spare(&self) -> usize {
+        let busy = self.active().load(Ordering::Relaxed).saturating_sub(self.looking().load(Ordering::Relaxed));
+        self.cores.saturating_sub(busy.max(1)) as usize
+    }
+
     /// Whether looking again can ever be worth while here.
     pub(crate) fn single_core(&self) -> bool {
         self.cores < 2
@@ -83,28 +103,46 @@ impl Board {
 
     /// This thread runs.
     pub(crate) fn enter(&self) {
-        if !COUNTED.replace(true)
-            && self.running.fetch_add(1, Ordering::Relaxed) == 0
-            && let Some(flag) = self.flag(self.seat)
-            && flag.swap(1, Ordering::Relaxed) == 0
-        {
-            self.active().fetch_add(1, Ordering::Relaxed);
+        if !COUNTED.replace(true) && self.running.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.raise(RUNNING, self.active());
         }
     }
 
     /// This thread blocks, or ends.
     pub(crate) fn leave(&self) {
         if COUNTED.replace(false) && self.running.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.clear(self.seat);
+            self.lower(self.seat, RUNNING, self.active());
         }
     }
 
-    /// Takes a process off the page: it blocks, or it has died while it ran.
+    /// This thread, its process's only one that does, begins or ends to look for something to do.
+    pub(crate) fn look(&self, looks: bool) {
+        if looks {
+            self.raise(LOOKING, self.looking());
+        } else {
+            self.lower(self.seat, LOOKING, self.looking());
+        }
+    }
+
+    /// Takes a process off the page: it has ended, perhaps while it ran.
     pub(crate) fn clear(&self, seat: u32) {
-        if let Some(flag) = self.flag(seat)
-            && flag.swap(0, Ordering::Relaxed) == 1
+        self.lower(seat, RUNNING, self.active());
+        self.lower(seat, LOOKING, self.looking());
+    }
+
+    fn raise(&self, bit: u8, counter: &AtomicU32) {
+        if let Some(flag) = self.flag(self.seat)
+            && flag.fetch_or(bit, Ordering::Relaxed) & bit == 0
         {
-            self.active().fetch_sub(1, Ordering::Relaxed);
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn lower(&self, seat: u32, bit: u8, counter: &AtomicU32) {
+        if let Some(flag) = self.flag(seat)
+            && flag.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+        {
+            counter.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -89,17 +89,18 @@ impl Call {
     }
 
     /// Has an event loop told when the call progresses; at once if there is nothing to wait for.
-    pub fn tell(&self, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
+    pub(crate) fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
         let mut state = self.lock();
         if self.is_done() || self.arrived() > seen {
             drop(state);
-            waker.push(token);
+            waker.push(reactor, token);
         } else {
             state.wakers.push((Arc::clone(waker), token));
         }
     }
 
-    fn update(&self, reactor: &Reactor, change: impl FnOnce(&mut State) -> bool) -> bool {
+    /// Changes the state; if that completes the call, `finish` runs before anybody can see it.
+    fn update(&self, reactor: &Reactor, finish: impl FnOnce(), change: impl FnOnce(&mut State) -> bool) -> bool {
         let mut state = self.lock();
         let before = state.order.len();
         let complete = change(&mut state);
@@ -107,6 +108,7 @@ impl Call {
             if let Some(gather) = state.gather.take() {
                 state.outcomes = Some(gather.into_outcomes());
             }
+            finish();
             self.done.store(true, Ordering::SeqCst);
         }
         self.arrived.store(state.order.len(), Ordering::SeqCst);
@@ -118,14 +120,14 @@ impl Call {
                 waiter.notify(reactor);
             }
             for (waker, token) in wakers {
-                waker.push(token);
+                waker.push(reactor, token);
             }
         }
         complete
     }
 
-    fn on_outcome(&self, reactor: &Reactor, index: usize, outcome: Outcome) -> bool {
-        self.update(reactor, |state| {
+    fn on_outcome(&self, reactor: &Reactor, finish: impl FnOnce(), index: usize, outcome: Outcome) -> bool {
+        self.update(reactor, finish, |state| {
             let stream = self.stream.then(|| outcome.clone());
             let Some(gather) = &mut state.gather else { return false };
             let missing = gather.missing();
@@ -137,9 +139,11 @@ impl Call {
         })
     }
 
-    fn on_down(&self, reactor: &Reactor, addr: ProcAddr, ended: &Arc<Ended>) -> bool {
+    fn on_down(&self, reactor: &Reactor, finish: impl FnOnce(), addr: ProcAddr, ended: &Arc<Ended>) {
         let index = self.lock().gather.as_ref().and_then(|gather| gather.target().index_of(addr));
-        index.is_some_and(|index| self.on_outcome(reactor, index, Outcome::Lost(Arc::clone(ended))))
+        if let Some(index) = index {
+            self.on_outcome(reactor, finish, index, Outcome::Lost(Arc::clone(ended)));
+        }
     }
 }
 
@@ -171,20 +175,20 @@ impl Calls {
         call
     }
 
+    fn close(&self, id: CallId) {
+        self.shard(id).remove(&id);
+    }
+
     /// One outcome for one call; late ones are dropped.
     pub(crate) fn on_outcome(&self, reactor: &Reactor, id: CallId, index: usize, outcome: Outcome) {
         let Some(call) = self.shard(id).get(&id).cloned() else { return };
-        if call.on_outcome(reactor, index, outcome) {
-            self.shard(id).remove(&id);
-        }
+        call.on_outcome(reactor, || self.close(id), index, outcome);
     }
 
     /// A proc has ended: every call that waits for it has its answer.
     pub(crate) fn on_down(&self, reactor: &Reactor, addr: ProcAddr, ended: &Arc<Ended>) {
         for call in self.all() {
-            if call.on_down(reactor, addr, ended) {
-                self.shard(call.id).remove(&call.id);
-            }
+            call.on_down(reactor, || self.close(call.id), addr, ended);
         }
     }
 
@@ -192,21 +196,25 @@ impl Calls {
     pub(crate) fn cancel(&self, reactor: &Reactor, call: &Call) -> bool {
         self.shard(call.id).remove(&call.id);
         let mut cancelled = false;
-        call.update(reactor, |state| {
-            cancelled = state.gather.as_mut().is_some_and(Gather::cancel);
-            cancelled
-        });
+        call.update(
+            reactor,
+            || {},
+            |state| {
+                cancelled = state.gather.as_mut().is_some_and(Gather::cancel);
+                cancelled
+            },
+        );
         cancelled
     }
 
     /// Ends every call that waits: the runtime closes.
     pub(crate) fn fail_all(&self, reactor: &Reactor, ended: &Arc<Ended>) {
         for call in self.all() {
+            self.close(call.id);
             let len = call.lock().gather.as_ref().map_or(0, |g| g.target().len());
             for index in 0..len {
-                call.on_outcome(reactor, index, Outcome::Lost(Arc::clone(ended)));
+                call.on_outcome(reactor, || {}, index, Outcome::Lost(Arc::clone(ended)));
             }
-            self.shard(call.id).remove(&call.id);
         }
     }
 

@@ -14,7 +14,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct LoopWaker {
     fd: OwnedFd,
-    ready: Mutex<Vec<u64>>,
+    ready: Mutex<Ready>,
+    any: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Ready {
+    tokens: Vec<u64>,
+    /// The descriptor was written and not read since.
+    rung: bool,
+    /// The loop's thread, while it waits in the runtime itself rather than on the descriptor.
+    waiter: Option<Arc<Waiter>>,
 }
 
 impl LoopWaker {
@@ -25,7 +35,7 @@ impl LoopWaker {
     pub fn new() -> Result<Self, crate::RuntimeError> {
         let fd =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(crate::RuntimeError::os("eventfd"))?;
-        Ok(Self { fd, ready: Mutex::new(Vec::new()) })
+        Ok(Self { fd, ready: Mutex::default(), any: AtomicBool::new(false) })
     }
 
     /// The descriptor.
@@ -33,21 +43,43 @@ impl LoopWaker {
         self.fd.as_fd().as_raw_fd()
     }
 
-    /// Notes that `token` is ready, and rings if the loop has not been rung yet.
-    pub fn push(&self, token: u64) {
-        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        ready.push(token);
-        if ready.len() == 1 {
+    fn lock(&self) -> MutexGuard<'_, Ready> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that `token` is ready, and wakes the loop if nobody has yet.
+    pub(crate) fn push(&self, reactor: &Reactor, token: u64) {
+        let mut ready = self.lock();
+        ready.tokens.push(token);
+        self.any.store(true, Ordering::SeqCst);
+        if let Some(waiter) = ready.waiter.take() {
+            drop(ready);
+            waiter.notify(reactor);
+        } else if !ready.rung {
+            ready.rung = true;
             let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
         }
     }
 
+    /// Whether anything is ready.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::SeqCst)
+    }
+
     /// Everything that became ready since the last time.
     pub fn drain(&self) -> Vec<u64> {
-        let mut word = [0_u8; 8];
-        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = rustix::io::read(&self.fd, &mut word);
-        std::mem::take(&mut *ready)
+        let mut ready = self.lock();
+        if std::mem::take(&mut ready.rung) {
+            let mut word = [0_u8; 8];
+            let _ = rustix::io::read(&self.fd, &mut word);
+        }
+        self.any.store(false, Ordering::SeqCst);
+        std::mem::take(&mut ready.tokens)
+    }
+
+    /// The calling thread is about to wait in the runtime instead of on the descriptor, or has done so.
+    pub(crate) fn wait_here(&self, here: bool) {
+        self.lock().waiter = here.then(Waiter::current);
     }
 }
 
@@ -102,15 +134,16 @@ impl Inbox {
         }
         queue.messages.push_back(message);
         self.len.store(queue.messages.len(), Ordering::SeqCst);
-        if let Some(waiter) = queue.waiter.take() {
-            drop(queue);
+        // A thread that waited once may still stand here, so the loop is told all the same.
+        let waiter = queue.waiter.take();
+        let waker = if queue.told { None } else { queue.waker.clone() };
+        queue.told |= waker.is_some();
+        drop(queue);
+        if let Some(waiter) = waiter {
             waiter.notify(reactor);
-        } else if !queue.told
-            && let Some((waker, token)) = queue.waker.clone()
-        {
-            queue.told = true;
-            drop(queue);
-            waker.push(token);
+        }
+        if let Some((waker, token)) = waker {
+            waker.push(reactor, token);
         }
         true
     }
@@ -128,14 +161,14 @@ impl Inbox {
     }
 
     /// Has a loop told from now on, with this token.
-    pub fn attach(&self, waker: Arc<LoopWaker>, token: u64) {
+    pub(crate) fn attach(&self, reactor: &Reactor, waker: Arc<LoopWaker>, token: u64) {
         let mut queue = self.lock();
         let waiting = !queue.messages.is_empty();
         queue.told = waiting;
         queue.waker = Some((Arc::clone(&waker), token));
         drop(queue);
         if waiting {
-            waker.push(token);
+            waker.push(reactor, token);
         }
     }
 

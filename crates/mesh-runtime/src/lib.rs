@@ -6,6 +6,7 @@
 mod agent;
 mod board;
 mod calls;
+mod copy;
 mod error;
 mod inbox;
 mod link;
@@ -14,6 +15,8 @@ mod nursery;
 pub mod reactor;
 mod runtime;
 mod shm;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 pub use agent::SpawnSpec;

@@ -16,10 +16,13 @@ const SMALL: usize = 4096;
 /// Small frames that wait are put together into chunks of this size.
 const CHUNK: usize = 64 * 1024;
 const IOV: usize = 32;
+/// What one link may have read before the others, and whoever reads, come first. More than a socket holds, so that a
+/// dead peer's last words are read at once.
+const MOST_READ: usize = 4 * 1024 * 1024;
 
 /// What one read found.
 pub(crate) enum ReadEnd {
-    /// Everything that had arrived was read.
+    /// Everything that had arrived was read, or so much that others go first.
     Drained,
     /// The peer has closed, or broke the protocol; nothing more will come.
     Closed(String),
@@ -128,6 +131,8 @@ impl Link {
     /// A write failed: the reader will find the link's end and tell; here it only takes no more.
     fn broken(&self, reactor: &Reactor, tx: &mut Tx) -> Option<usize> {
         tx.shut();
+        // Whatever failed, a shortage of memory say: both ends are to see the link's end, not one alone.
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
         reactor.watch(self.fd.as_fd(), u64::from(self.id), false);
         self.room.notify_all();
         None
@@ -185,6 +190,7 @@ impl Link {
     /// Reads what has arrived and hands every frame to `take`.
     pub(crate) fn read(&self, mut take: impl FnMut(Frame)) -> ReadEnd {
         let mut rx = lock(&self.rx);
+        let mut total = 0;
         loop {
             let room = rx.room();
             let asked = room.len();
@@ -207,7 +213,8 @@ impl Link {
                     Err(error) => return ReadEnd::Closed(format!("it broke the protocol: {error}")),
                 }
             }
-            if n < asked {
+            total += n;
+            if n < asked || total >= MOST_READ {
                 return ReadEnd::Drained;
             }
         }
@@ -219,6 +226,21 @@ impl Link {
         self.room.notify_all();
         reactor.remove(self.fd.as_fd());
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+    }
+
+    /// Says that nothing follows; what the peer has sent or sends is still read.
+    pub(crate) fn hang_up(&self) {
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Write);
+    }
+
+    /// Blocks until the peer has hung up, for at most `limit`.
+    pub(crate) fn wait_end(&self, limit: Duration) {
+        let timeout = rustix::event::Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(1),
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        let mut fds = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::RDHUP)];
+        let _ = rustix::event::poll(&mut fds, Some(&timeout));
     }
 
     /// Gives what waits a last chance to be written, for at most `limit`.

@@ -1,24 +1,41 @@
 //! A frame that has reached its receiver.
 
 use crate::error::RuntimeError;
-use crate::shm::{Memory, PartData};
+use crate::shm::{Memory, PartData, SharedPart};
 use mesh_proto::{Frame, Header, Part, flags};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use rustix::io::Errno;
+use std::sync::{Mutex, PoisonError};
 
-/// A delivered frame. It owns the shared memory that it refers to: opened or not, the memory goes back to its owner
+/// A delivered frame. It owns the shared memory that it refers to: read or not, the memory goes back to its owner
 /// when the last of it is dropped (SHM-3).
 #[derive(Debug)]
 pub struct Message {
     frame: Frame,
-    opened: AtomicBool,
-    memory: Option<Arc<Memory>>,
+    /// The shared parts, mapped on arrival: later their owner may be gone, and its memory with it.
+    shared: Mutex<Option<Result<Vec<SharedPart>, RuntimeError>>>,
+}
+
+fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> {
+    let sole = frame.header.flags & flags::SOLE != 0;
+    let shared = frame.parts()?.into_iter().filter_map(|part| match part {
+        Part::Shared { at, len } => Some(memory.open(&at, len, sole)),
+        Part::Inline(_) => None,
+    });
+    // All are opened before any error counts: dropping the others is what gives them back.
+    let shared: Vec<_> = shared.collect();
+    shared.into_iter().collect()
 }
 
 impl Message {
-    pub(crate) fn new(frame: Frame, memory: &Arc<Memory>) -> Self {
-        let shared = frame.header.flags & flags::SHARED != 0;
-        Self { frame, opened: AtomicBool::new(false), memory: shared.then(|| Arc::clone(memory)) }
+    pub(crate) fn new(frame: Frame, memory: &Memory) -> Self {
+        let shared = (frame.header.flags & flags::SHARED != 0).then(|| map(&frame, memory));
+        Self { frame, shared: Mutex::new(shared) }
+    }
+
+    /// Whether its sender died before this process could map what it shares.
+    pub(crate) fn is_torn(&self) -> bool {
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(&*shared, Some(Err(RuntimeError::Os { errno: Errno::NOENT | Errno::SRCH, .. })))
     }
 
     /// The fixed part.
@@ -41,31 +58,17 @@ impl Message {
             Some(Part::Inline(bytes)) => bytes,
             _ => bytes::Bytes::new(),
         };
-        let taken = self.opened.swap(true, Ordering::SeqCst);
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut shared = shared.transpose()?.unwrap_or_default().into_iter();
         let rest = parts
             .map(|part| match part {
                 Part::Inline(bytes) => Ok(PartData::Inline(bytes)),
-                Part::Shared { at, len } => match &self.memory {
-                    Some(memory) if !taken => {
-                        memory.open(&at, len, self.frame.header.flags & flags::SOLE != 0).map(PartData::Shared)
-                    }
-                    _ => Err(RuntimeError::Os {
-                        what: "open a message's shared part twice",
-                        errno: rustix::io::Errno::NXIO,
-                    }),
-                },
+                Part::Shared { .. } => shared
+                    .next()
+                    .map(PartData::Shared)
+                    .ok_or(RuntimeError::Os { what: "open a message's shared part twice", errno: Errno::NXIO }),
             })
             .collect::<Result<_, _>>()?;
         Ok((payload, rest))
-    }
-}
-
-impl Drop for Message {
-    fn drop(&mut self) {
-        if let Some(memory) = self.memory.take()
-            && !self.opened.load(Ordering::SeqCst)
-        {
-            memory.let_go(&self.frame);
-        }
     }
 }

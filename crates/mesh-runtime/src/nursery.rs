@@ -172,6 +172,8 @@ impl Nursery {
                     }
                 }
                 Err(errno) if would_block(errno) => return,
+                // It ended before it had read all orders. The kernel says so once, ahead of what it sent before.
+                Err(rustix::io::Errno::CONNRESET) => {}
                 Err(_) => return take(Report::Closed),
             }
         }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 const BATCH: usize = 64;
@@ -101,6 +101,14 @@ impl Reactor {
         let _ = epoll::modify(&self.inner, fd, EventData::new_u64(token), flags);
     }
 
+    /// Watches a descriptor until it is ready once; `first` the first time, again with every further call.
+    pub(crate) fn watch_once(&self, fd: BorrowedFd<'_>, token: u64, first: bool) {
+        let (flags, data) = (EventFlags::IN | EventFlags::ONESHOT, EventData::new_u64(token));
+        if !first || epoll::add(&self.inner, fd, data, flags).is_err() {
+            let _ = epoll::modify(&self.inner, fd, data, flags);
+        }
+    }
+
     /// Stops watching.
     pub fn remove(&self, fd: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.inner, fd);
@@ -133,10 +141,11 @@ impl Reactor {
                     let mut turn = events.is_empty();
                     for event in events {
                         if event.data.u64() == TOKEN_IO {
-                            self.io_rung.store(false, Ordering::SeqCst);
+                            // In this order: a ring between the two is heard in this turn, and does not mute later ones.
                             drain(&self.io);
+                            self.io_rung.store(false, Ordering::SeqCst);
                             turn = true;
-                        } else if let Ok(_guard) = self.poll.try_lock() {
+                        } else if let Some(_guard) = self.try_poll() {
                             self.poll_once(handler, Some(Duration::ZERO), || {});
                         }
                     }
@@ -156,6 +165,30 @@ impl Reactor {
         ring(&self.io);
     }
 
+    /// Reading duty, if nobody has it. A panic of an earlier holder spoilt nothing: the lock guards no data.
+    fn try_poll(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.poll.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Takes reading duty and reads nothing, as a stalled process does.
+    #[cfg(test)]
+    pub(crate) fn stall(&self) -> impl Drop + '_ {
+        struct Stall<'a> {
+            _rearm: Rearm<'a>,
+            _guard: MutexGuard<'a, ()>,
+        }
+        impl Drop for Stall<'_> {
+            fn drop(&mut self) {}
+        }
+        let guard = self.poll.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.arm(false);
+        Stall { _rearm: Rearm(self), _guard: guard }
+    }
+
     /// One look at the links, by the holder of the lock. `woken` runs before anything is handled.
     fn poll_once(&self, handler: &dyn Handler, limit: Option<Duration>, woken: impl FnOnce()) {
         let mut buffer = [MaybeUninit::<Event>::uninit(); BATCH];
@@ -163,7 +196,9 @@ impl Reactor {
         let polled = epoll::wait(&self.inner, &mut buffer, timeout.as_ref());
         woken();
         let Ok((events, _)) = polled else {
-            return; // Interrupted: whoever waits looks at why.
+            // A signal: whoever waits looks at why.
+            Waiter::current().interrupt();
+            return;
         };
         for event in &*events {
             let token = event.data.u64();
@@ -197,17 +232,17 @@ impl Reactor {
             if deadline.is_some_and(|at| at <= Instant::now()) {
                 return false;
             }
-            match self.poll.try_lock() {
-                Ok(_guard) => {
+            match self.try_poll() {
+                Some(_guard) => {
                     self.arm(false);
+                    let rearm = Rearm(self);
                     let done = self.lead(handler, board, &waiter, spin, deadline, look_only, ready);
-                    self.arm(true);
+                    drop(rearm);
                     if done || look_only {
                         return done;
                     }
                 }
-                Err(TryLockError::Poisoned(_)) => return false,
-                Err(TryLockError::WouldBlock) => {
+                None => {
                     if look_only {
                         return false;
                     }
@@ -233,24 +268,28 @@ impl Reactor {
         loop {
             if !spin.is_zero() && !board.single_core() && !board.crowded() && waiter.may_spin() {
                 board.enter();
+                board.look(true);
                 let until = Instant::now() + spin;
                 let mut looks = 0_u32;
-                loop {
+                let found = loop {
                     self.poll_once(handler, Some(Duration::ZERO), || {});
                     if ready() {
-                        waiter.spun(true);
-                        return true;
+                        break true;
                     }
                     looks += 1;
                     if Instant::now() >= until || board.crowded() {
-                        break;
+                        break false;
                     }
                     if looks.is_multiple_of(8) {
                         // Whoever shares this core, unknown to the board, goes first.
                         std::thread::yield_now();
                     }
+                };
+                board.look(false);
+                waiter.spun(found);
+                if found {
+                    return true;
                 }
-                waiter.spun(false);
             }
             if look_only {
                 return ready();
@@ -271,6 +310,15 @@ impl Reactor {
                 return false;
             }
         }
+    }
+}
+
+/// Hands reading duty back to the I/O thread (LDR-1), also when a leader panics.
+struct Rearm<'a>(&'a Reactor);
+
+impl Drop for Rearm<'_> {
+    fn drop(&mut self) {
+        self.0.arm(true);
     }
 }
 

@@ -1,27 +1,33 @@
 //! Large parts in memory that both ends map: one copy in, none out.
 //!
-//! A process owns slabs (anonymous memory files), each cut into chunks of one size. The first page of a slab says whose
-//! it is and counts, for every chunk, the receivers that still hold it; a receiver that lets go counts down, and the
-//! owner uses a chunk again when nobody holds it. So giving memory back costs no message. A receiver opens the slab
-//! through the owner's entry in /proc, which the kernel allows among processes of one user, and keeps it mapped.
+//! A process owns slabs (anonymous memory files), each cut into chunks of one size. The head of a slab says whose it is
+//! and counts, for every chunk, the receivers that still hold it; a receiver that lets go counts down, and the owner
+//! uses a chunk again when nobody holds it. So giving memory back costs no message. A receiver opens the slab through
+//! the owner's entry in /proc, which the kernel allows among processes of one user, and keeps it mapped. A chunk whose
+//! receivers have all died is free at once; the count belongs to one use of the chunk, so that a late count-down of an
+//! earlier use touches nothing.
 //!
-//! SHM-1: a chunk that anybody holds is never written by its owner.
+//! SHM-1: a chunk that anybody alive holds is never written by its owner.
 //! SHM-2: where a part goes to many, each maps it privately, so that none sees what another writes into it.
 
 use crate::error::RuntimeError;
-use mesh_proto::{Frame, Part, SharedRef};
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, ftruncate, memfd_create, open};
+use mesh_proto::{Frame, Part, ProcAddr, SharedRef, Target};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
+    memfd_create, open,
+};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-const PAGE: usize = 4096;
+/// A slab's head. A multiple of every page size, since what follows it is mapped on its own.
+const HEAD: usize = 64 * 1024;
 const MAGIC: u64 = 0x6d65_7368_736c_6162;
 const HOLDERS_AT: usize = 16;
-const MAX_CHUNKS: usize = (PAGE - HOLDERS_AT) / 4;
+const MAX_CHUNKS: usize = 1020;
 const MIN_CHUNK: usize = 64 * 1024;
 /// Slabs of small chunks are this long; a larger chunk has a slab to itself.
 const SLAB: usize = 8 * 1024 * 1024;
@@ -58,20 +64,20 @@ impl Mapping {
 
     fn word(&self, offset: usize) -> u64 {
         let mut bytes = [0_u8; 8];
-        // SAFETY: `at` checks the offset; callers read from the first page, which is always mapped whole.
+        // SAFETY: `at` checks the offset; callers read from the head, which is always mapped whole.
         unsafe { std::ptr::copy_nonoverlapping(self.at(offset), bytes.as_mut_ptr(), 8) };
         u64::from_ne_bytes(bytes)
     }
 
-    fn holders(&self, chunk: usize) -> &AtomicU32 {
+    fn holders(&self, chunk: usize) -> &AtomicU64 {
         assert!(chunk < MAX_CHUNKS, "no slab has a chunk {chunk}");
-        // SAFETY: aligned, inside the first page, and only ever used as an atomic.
-        unsafe { &*self.at(HOLDERS_AT + 4 * chunk).cast::<AtomicU32>() }
+        // SAFETY: aligned, inside the head, which is always mapped whole, and only ever used as an atomic.
+        unsafe { &*self.at(HOLDERS_AT + 8 * chunk).cast::<AtomicU64>() }
     }
 
     /// Asks for the pages at once instead of one fault each.
     fn populate(&self, offset: usize, len: usize) {
-        let start = offset / PAGE * PAGE;
+        let start = offset / HEAD * HEAD;
         // SAFETY: the range is inside the mapping; populating changes no contents. Kernels that cannot are no worse.
         let _ = unsafe { madvise(self.at(start).cast(), len + offset - start, Advice::LinuxPopulateWrite) };
     }
@@ -84,47 +90,92 @@ impl Drop for Mapping {
     }
 }
 
+/// Who was sent a chunk, and which of them have died since.
+#[derive(Debug)]
+struct Sent {
+    to: Target,
+    dead: Vec<u32>,
+}
+
 #[derive(Debug)]
 struct Slab {
     id: u64,
     fd: OwnedFd,
-    map: Mapping,
+    /// Shared with whoever copies into it just now, outside the lock.
+    map: Arc<Mapping>,
     chunk: usize,
     count: usize,
     cursor: usize,
     touched: Vec<bool>,
-    /// Where each chunk was sent, so that it is not lost with a receiver that dies holding it.
-    sent_to: Vec<u32>,
+    /// So that a chunk is not lost with receivers that die holding it.
+    sent: Vec<Option<Sent>>,
 }
 
+/// A chunk that was just taken: where it is, its mapping, and whether its pages were never touched.
+type Taken = (SharedRef, Arc<Mapping>, bool);
+
 impl Slab {
-    fn create(id: u64, chunk: usize) -> Result<Self, RuntimeError> {
-        let count = (SLAB / chunk).clamp(1, MAX_CHUNKS);
-        let len = PAGE + chunk * count;
-        let fd = memfd_create("mesh-slab", MemfdFlags::CLOEXEC).map_err(RuntimeError::os("memfd_create"))?;
+    fn create(id: u64, chunk: usize, count: usize) -> Result<Self, RuntimeError> {
+        let len = HEAD + chunk * count;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = memfd_create("mesh-slab", flags).map_err(RuntimeError::os("memfd_create"))?;
         ftruncate(&fd, len as u64).map_err(RuntimeError::os("ftruncate"))?;
-        let map = Mapping::new(&fd, 0, len, MapFlags::SHARED)?;
+        // Receivers rely on it: a file that could become shorter would kill whoever reads its mapping.
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(RuntimeError::os("seal shared memory"))?;
+        let map = Arc::new(Mapping::new(&fd, 0, len, MapFlags::SHARED)?);
         // SAFETY: the first page is mapped, ours alone so far, and both words are aligned.
         unsafe {
             map.at(0).cast::<u64>().write(MAGIC);
             map.at(8).cast::<u64>().write(id);
         }
-        Ok(Self { id, fd, map, chunk, count, cursor: 0, touched: vec![false; count], sent_to: vec![0; count] })
+        let sent = std::iter::repeat_with(|| None).take(count).collect();
+        Ok(Self { id, fd, map, chunk, count, cursor: 0, touched: vec![false; count], sent })
     }
 
-    fn free_chunk(&mut self) -> Option<usize> {
-        for step in 0..self.count {
-            let i = (self.cursor + step) % self.count;
-            if self.map.holders(i).load(Ordering::Acquire) == 0 {
-                self.cursor = i + 1;
-                return Some(i);
+    /// Takes a chunk that nobody holds (SHM-1), for the receivers `to`.
+    fn take(&mut self, pid: u32, to: &Target, holders: u32) -> Option<Taken> {
+        let free = |i: &usize| count_of(self.map.holders(*i).load(Ordering::Acquire)) == 0;
+        let i = (0..self.count).map(|step| (self.cursor + step) % self.count).find(free)?;
+        let word = self.map.holders(i);
+        let turn = turn_of(word.load(Ordering::Relaxed)).wrapping_add(1);
+        let at = SharedRef {
+            pid,
+            fd: u32::try_from(self.fd.as_raw_fd()).ok()?,
+            slab: self.id,
+            offset: (HEAD + i * self.chunk) as u64,
+            chunk: u32::try_from(i).ok()?,
+            turn,
+        };
+        word.store(hold(turn, holders), Ordering::Release);
+        self.cursor = i + 1;
+        self.sent[i] = Some(Sent { to: to.clone(), dead: Vec::new() });
+        let fresh = !std::mem::replace(&mut self.touched[i], true);
+        Some((at, Arc::clone(&self.map), fresh))
+    }
+
+    /// A receiver has died: chunks whose receivers all have are free again.
+    fn on_death(&mut self, addr: ProcAddr) {
+        for (i, sent) in self.sent.iter_mut().enumerate() {
+            let word = self.map.holders(i);
+            let now = word.load(Ordering::Acquire);
+            let Some(place) = sent.as_mut().filter(|place| count_of(now) > 0 && place.to.index_of(addr).is_some())
+            else {
+                continue;
+            };
+            // It may be told more than once.
+            if !place.dead.contains(&addr.rank) {
+                place.dead.push(addr.rank);
+            }
+            if place.dead.len() == place.to.len() {
+                word.store(hold(turn_of(now), 0), Ordering::Release);
+                *sent = None;
             }
         }
-        None
     }
 
     fn idle(&self) -> bool {
-        (0..self.count).all(|i| self.map.holders(i).load(Ordering::Acquire) == 0)
+        (0..self.count).all(|i| count_of(self.map.holders(i).load(Ordering::Acquire)) == 0)
     }
 
     fn bytes(&self) -> usize {
@@ -132,111 +183,128 @@ impl Slab {
     }
 }
 
+type Slabs = HashMap<usize, Vec<Slab>>;
+
 /// The slabs that this process owns.
 #[derive(Debug)]
 struct Pool {
     pid: u32,
     budget: usize,
-    slabs: Mutex<HashMap<usize, Vec<Slab>>>,
+    slabs: Mutex<Slabs>,
     next: AtomicU64,
 }
 
 impl Pool {
-    pub(crate) fn new(budget: usize) -> Self {
-        Self { pid: std::process::id(), budget, slabs: Mutex::default(), next: AtomicU64::new(1) }
+    fn new(budget: usize, origin: u64) -> Self {
+        Self { pid: std::process::id(), budget, slabs: Mutex::default(), next: AtomicU64::new(origin) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Vec<Slab>>> {
+    fn lock(&self) -> MutexGuard<'_, Slabs> {
         self.slabs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies `data` into a chunk that `holders` receivers are going to let go of. None if the budget is used up or the
-    /// system gives no memory: the part then travels inside its frame.
-    pub(crate) fn put(&self, data: &[u8], holders: u32) -> Option<SharedRef> {
+    /// Copies `data` into a chunk that each of `to` is going to let go of. None if the budget is used up or the system
+    /// gives no memory: the part then travels inside its frame.
+    fn put(&self, data: &[u8], to: &Target, spare: usize) -> Option<SharedRef> {
+        let holders = u32::try_from(to.len()).ok().filter(|n| *n > 0)?;
         let chunk = data.len().checked_next_power_of_two()?.max(MIN_CHUNK);
-        let (at, place, fresh) = {
-            let mut slabs = self.lock();
-            let total: usize = slabs.values().flatten().map(Slab::bytes).sum();
-            let class = slabs.entry(chunk).or_default();
-            let found = class.iter_mut().find_map(|slab| slab.free_chunk().map(|i| (slab.id, i)));
-            let (id, i) = match found {
-                Some(found) => found,
-                None => {
-                    if total + chunk > self.budget {
-                        return None;
-                    }
-                    let mut slab = Slab::create(self.next.fetch_add(1, Ordering::Relaxed), chunk).ok()?;
-                    let i = slab.free_chunk()?;
-                    let id = slab.id;
-                    class.push(slab);
-                    (id, i)
-                }
-            };
-            let slab = class.iter_mut().find(|slab| slab.id == id)?;
-            // Taken from here on (SHM-1); the copy itself happens without the lock.
-            slab.map.holders(i).store(holders, Ordering::Release);
-            slab.sent_to[i] = holders;
-            let fresh = !std::mem::replace(&mut slab.touched[i], true);
-            let offset = PAGE + i * chunk;
-            let at = SharedRef {
-                pid: self.pid,
-                fd: u32::try_from(slab.fd.as_raw_fd()).ok()?,
-                slab: id,
-                offset: offset as u64,
-                chunk: u32::try_from(i).ok()?,
-            };
-            if fresh {
-                slab.map.populate(offset, data.len());
-            }
-            (at, slab.map.at(offset), fresh)
-        };
-        let _ = fresh;
+        let (at, map, fresh) = self.take(chunk, to, holders)?;
+        let offset = usize::try_from(at.offset).ok()?;
+        if fresh {
+            map.populate(offset, data.len());
+        }
         // SAFETY: the chunk is ours until its holders have counted down, which they do only once they were sent it; it
-        // is as long as the data; slabs with a held chunk are never unmapped.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), place, data.len()) };
+        // is as long as the data, and `map` keeps it mapped.
+        unsafe { crate::copy::copy(data, map.at(offset), spare) };
         Some(at)
     }
 
-    /// A receiver of this chunk will never hold it: the message could not reach it.
-    pub(crate) fn release(&self, at: &SharedRef) {
-        if at.pid != self.pid {
-            return;
+    fn take(&self, chunk: usize, to: &Target, holders: u32) -> Option<Taken> {
+        let mut slabs = self.lock();
+        let found = slabs.entry(chunk).or_default().iter_mut().find_map(|slab| slab.take(self.pid, to, holders));
+        if found.is_some() {
+            return found;
         }
+        let left = |slabs: &Slabs| self.budget.saturating_sub(total(slabs));
+        if left(&slabs) < chunk {
+            give_back(&mut slabs, 0);
+        }
+        let count = (SLAB / chunk).clamp(1, MAX_CHUNKS).min(left(&slabs) / chunk);
+        if count == 0 {
+            return None;
+        }
+        let mut slab = Slab::create(self.next.fetch_add(1, Ordering::Relaxed), chunk, count).ok()?;
+        let taken = slab.take(self.pid, to, holders);
+        slabs.entry(chunk).or_default().push(slab);
+        taken
+    }
+
+    /// A receiver of this chunk will never hold it: the message could not reach it. False if it is not ours.
+    fn release(&self, at: &SharedRef) -> bool {
         let slabs = self.lock();
-        if let Some(slab) = slabs.values().flatten().find(|slab| slab.id == at.slab)
-            && (at.chunk as usize) < slab.count
-        {
-            count_down(slab.map.holders(at.chunk as usize));
+        let slab = slabs.values().flatten().find(|slab| at.pid == self.pid && slab.id == at.slab);
+        if let Some(slab) = slab.filter(|slab| (at.chunk as usize) < slab.count) {
+            count_down(slab.map.holders(at.chunk as usize), at.turn);
         }
+        slab.is_some()
+    }
+
+    /// A receiver has died.
+    fn on_death(&self, addr: ProcAddr) {
+        self.lock().values_mut().flatten().for_each(|slab| slab.on_death(addr));
     }
 
     /// Gives idle slabs back beyond what is worth keeping.
-    pub(crate) fn trim(&self) {
-        let mut slabs = self.lock();
-        let mut idle: usize = slabs.values().flatten().filter(|s| s.idle()).map(Slab::bytes).sum();
-        for class in slabs.values_mut() {
-            class.retain(|slab| {
-                if idle <= KEEP || !slab.idle() {
-                    return true;
-                }
-                idle -= slab.bytes();
-                // Receivers may keep their mapping a while; the pages go now.
-                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                let _ = fallocate(&slab.fd, flags, PAGE as u64, slab.bytes() as u64);
-                false
-            });
-        }
+    fn trim(&self) {
+        give_back(&mut self.lock(), KEEP);
     }
 
     /// Bytes in slabs.
-    pub(crate) fn bytes(&self) -> usize {
-        self.lock().values().flatten().map(Slab::bytes).sum()
+    fn bytes(&self) -> usize {
+        total(&self.lock())
     }
 }
 
-fn count_down(holders: &AtomicU32) {
-    // Never below zero, whatever the other side did.
-    let _ = holders.fetch_update(Ordering::Release, Ordering::Relaxed, |n| n.checked_sub(1));
+fn total(slabs: &Slabs) -> usize {
+    slabs.values().flatten().map(Slab::bytes).sum()
+}
+
+/// Gives idle slabs back to the system until no more than `keep` bytes of them are left.
+fn give_back(slabs: &mut Slabs, keep: usize) {
+    let mut idle: usize = slabs.values().flatten().filter(|s| s.idle()).map(Slab::bytes).sum();
+    for class in slabs.values_mut() {
+        class.retain(|slab| {
+            if idle <= keep || !slab.idle() {
+                return true;
+            }
+            idle -= slab.bytes();
+            // Receivers may keep their mapping a while; the pages go now.
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = fallocate(&slab.fd, flags, HEAD as u64, slab.bytes() as u64);
+            false
+        });
+    }
+}
+
+// A chunk's word in the slab's head: which use of it this is, and how many hold it.
+
+fn hold(turn: u32, count: u32) -> u64 {
+    u64::from(turn) << 32 | u64::from(count)
+}
+
+fn turn_of(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+fn count_of(word: u64) -> u32 {
+    word as u32
+}
+
+/// One holder less of that use of the chunk; never below zero, whatever the other side did.
+fn count_down(holders: &AtomicU64, turn: u32) {
+    let _ = holders.fetch_update(Ordering::Release, Ordering::Relaxed, |word| {
+        (turn_of(word) == turn && count_of(word) > 0).then(|| word - 1)
+    });
 }
 
 #[derive(Debug)]
@@ -255,7 +323,7 @@ struct Mapped {
 
 impl Mapped {
     /// The part at `at`. `sole` says that nobody else was sent it.
-    pub(crate) fn get(&self, at: &SharedRef, len: u64, sole: bool) -> Result<SharedPart, RuntimeError> {
+    fn get(&self, at: &SharedRef, len: u64, sole: bool) -> Result<SharedPart, RuntimeError> {
         let gone =
             || RuntimeError::Os { what: "map a part that another process shares", errno: rustix::io::Errno::NXIO };
         let len = usize::try_from(len).map_err(|_| gone())?;
@@ -267,11 +335,16 @@ impl Mapped {
         if fresh {
             self.shrink(&mut seen);
             let path = format!("/proc/{}/fd/{}", at.pid, at.fd);
-            let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK, Mode::empty())
                 .map_err(RuntimeError::os("open another process's shared memory"))?;
+            // Sealed by its owner: it cannot become shorter below a mapping. Nothing but such a file has seals at all.
+            let sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+            if !sealed {
+                return Err(gone());
+            }
             let size = rustix::fs::fstat(&fd).map_err(RuntimeError::os("fstat"))?.st_size;
             let size = usize::try_from(size).map_err(|_| gone())?;
-            if size < PAGE {
+            if size < HEAD {
                 return Err(gone());
             }
             let map = Mapping::new(&fd, 0, size, MapFlags::SHARED)?;
@@ -283,7 +356,7 @@ impl Mapped {
         let entry = seen.get_mut(&key).ok_or_else(gone)?;
         entry.used = now;
         let end = offset.checked_add(len).ok_or_else(gone)?;
-        if offset < PAGE || end > entry.map.len || at.chunk as usize >= MAX_CHUNKS {
+        if offset < HEAD || end > entry.map.len || at.chunk as usize >= MAX_CHUNKS {
             return Err(gone());
         }
         let counted = Arc::clone(&entry.map);
@@ -291,10 +364,12 @@ impl Mapped {
             if fresh {
                 counted.populate(offset, len);
             }
-            return Ok(SharedPart { data: counted.at(offset), len, chunk: at.chunk as usize, counted, _private: None });
+            let (data, chunk, turn) = (counted.at(offset), at.chunk as usize, at.turn);
+            return Ok(SharedPart { data, len, chunk, turn, counted, _private: None });
         }
         let private = Mapping::new(&entry.fd, at.offset, len, MapFlags::PRIVATE)?;
-        Ok(SharedPart { data: private.at(0), len, chunk: at.chunk as usize, counted, _private: Some(private) })
+        let (data, chunk, turn) = (private.at(0), at.chunk as usize, at.turn);
+        Ok(SharedPart { data, len, chunk, turn, counted, _private: Some(private) })
     }
 
     /// Forgets mappings that nobody uses, the longest unused first, once there are many.
@@ -308,7 +383,7 @@ impl Mapped {
     }
 
     /// Forgets what a process shared that has ended.
-    pub(crate) fn forget(&self, pid: u32) {
+    fn forget(&self, pid: u32) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.retain(|(owner, _), _| *owner != pid);
     }
@@ -320,6 +395,7 @@ pub struct SharedPart {
     data: *mut u8,
     len: usize,
     chunk: usize,
+    turn: u32,
     counted: Arc<Mapping>,
     _private: Option<Mapping>,
 }
@@ -348,7 +424,7 @@ impl SharedPart {
 
 impl Drop for SharedPart {
     fn drop(&mut self) {
-        count_down(self.counted.holders(self.chunk));
+        count_down(self.counted.holders(self.chunk), self.turn);
     }
 }
 
@@ -369,13 +445,15 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(budget: usize) -> Self {
-        Self { pool: available().then(|| Pool::new(budget)), mapped: Mapped::default() }
+    /// Slabs are numbered from `origin`, which should be random: a mapping of a dead process's slab is then never taken
+    /// for one of a later process with the same pid.
+    pub(crate) fn new(budget: usize, origin: u64) -> Self {
+        Self { pool: available().then(|| Pool::new(budget, origin)), mapped: Mapped::default() }
     }
 
     /// See [`Pool::put`].
-    pub(crate) fn put(&self, data: &[u8], holders: u32) -> Option<SharedRef> {
-        self.pool.as_ref()?.put(data, holders)
+    pub(crate) fn put(&self, data: &[u8], to: &Target, spare: usize) -> Option<SharedRef> {
+        self.pool.as_ref()?.put(data, to, spare)
     }
 
     /// See [`Mapped::get`].
@@ -387,12 +465,16 @@ impl Memory {
     pub(crate) fn let_go(&self, frame: &Frame) {
         for part in frame.parts().unwrap_or_default() {
             if let Part::Shared { at, len } = part {
-                match &self.pool {
-                    Some(pool) if pool.pid == at.pid => pool.release(&at),
-                    // Mapping it and letting go of it at once counts it down.
-                    _ => drop(self.mapped.get(&at, len, true)),
-                }
+                self.let_go_of(&at, len);
             }
+        }
+    }
+
+    /// A part will never be opened.
+    pub(crate) fn let_go_of(&self, at: &SharedRef, len: u64) {
+        if !self.pool.as_ref().is_some_and(|pool| pool.release(at)) {
+            // Mapping it and letting go of it at once counts it down.
+            drop(self.mapped.get(at, len, true));
         }
     }
 
@@ -402,9 +484,14 @@ impl Memory {
         }
     }
 
-    /// Forgets what a process shared that has ended.
-    pub(crate) fn forget(&self, pid: u32) {
-        self.mapped.forget(pid);
+    /// A process has died: what it held of ours is free again, what it shared with us is gone.
+    pub(crate) fn on_death(&self, addr: ProcAddr, pid: Option<u32>) {
+        if let Some(pool) = &self.pool {
+            pool.on_death(addr);
+        }
+        if let Some(pid) = pid {
+            self.mapped.forget(pid);
+        }
     }
 
     /// Bytes in slabs of this process.

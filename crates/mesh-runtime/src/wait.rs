@@ -2,7 +2,7 @@
 
 use crate::reactor::Reactor;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ pub(crate) struct Waiter {
     mode: AtomicU8,
     /// Looks in a row that found nothing before the thread had to block all the same.
     misses: AtomicU32,
+    interrupted: AtomicBool,
 }
 
 thread_local! {
@@ -24,6 +25,7 @@ thread_local! {
         thread: std::thread::current(),
         mode: AtomicU8::new(RUNNING),
         misses: AtomicU32::new(0),
+        interrupted: AtomicBool::new(false),
     });
 }
 
@@ -52,6 +54,19 @@ impl Waiter {
             }
         }
         self.mode.store(RUNNING, Ordering::SeqCst);
+    }
+
+    /// A signal came in while the thread waited.
+    pub(crate) fn interrupt(&self) {
+        self.interrupted.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_interrupt(&self) -> bool {
+        self.interrupted.swap(false, Ordering::Relaxed)
     }
 
     /// Says that the thread is about to block as the leader; false if it need not.

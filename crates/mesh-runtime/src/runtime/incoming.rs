@@ -18,6 +18,9 @@ impl Runtime {
             Kind::Reply | Kind::Undeliverable => {
                 let index = header.index as usize;
                 let reply = Arc::new(Message::new(frame, &self.memory));
+                if reply.is_torn() {
+                    return; // The notice of its sender's end follows, and is the answer.
+                }
                 self.calls.on_outcome(&self.reactor, header.call, index, Outcome::Replied(reply));
             }
             Kind::Call | Kind::Tell | Kind::StopActor => {
@@ -40,6 +43,7 @@ impl Runtime {
             }
             Kind::Down => {
                 if let Some((addr, ended)) = agent::read_down(&frame) {
+                    self.memory.on_death(addr, ended.pid);
                     self.calls.on_down(&self.reactor, addr, &Arc::new(ended));
                 }
             }
@@ -63,7 +67,12 @@ impl Runtime {
                 self.end_procs(header.actor, Duration::from_millis(u64::from(header.index)));
             }
             Kind::Hello => self.on_proc(header.src, Event::Hello),
-            Kind::Goodbye => self.on_proc(header.src, Event::Goodbye),
+            Kind::Goodbye => {
+                self.on_proc(header.src, Event::Goodbye);
+                if let Some(link) = self.link_of(header.src) {
+                    link.hang_up();
+                }
+            }
             Kind::Gathered => {}
         }
     }

@@ -26,12 +26,14 @@ use mesh_topology::Region;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const TOKEN_SIGNAL: u64 = 1 << 34;
+const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
 
@@ -90,6 +92,10 @@ pub struct Runtime {
     /// Where such bytes go on to: whoever listened for signals before.
     forward: AtomicI32,
     main: Mutex<Option<Arc<Waiter>>>,
+    /// The event loop of this process's actors: the set of its descriptors, whether one is ready, and its thread.
+    loop_fd: AtomicI32,
+    loop_ready: AtomicBool,
+    loop_waiter: Mutex<Option<Arc<Waiter>>>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -136,7 +142,7 @@ impl Runtime {
             reactor: Reactor::new()?,
             board,
             calls: Calls::default(),
-            memory: Arc::new(Memory::new(options.shm_budget)),
+            memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
             agent: Mutex::default(),
             started: Instant::now(),
             pid: std::process::id(),
@@ -154,13 +160,23 @@ impl Runtime {
             signalled: AtomicBool::new(false),
             forward: AtomicI32::new(-1),
             main: Mutex::new(None),
+            loop_fd: AtomicI32::new(-1),
+            loop_ready: AtomicBool::new(false),
+            loop_waiter: Mutex::new(None),
         });
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
         let for_io = Arc::clone(&runtime);
         let thread = std::thread::Builder::new()
             .name("mesh-io".to_owned())
             .stack_size(256 * 1024)
-            .spawn(move || for_io.reactor.run_io(&*for_io))
+            .spawn(move || {
+                let life = AssertUnwindSafe(|| for_io.reactor.run_io(&*for_io));
+                if catch_unwind(life).is_err() {
+                    // A process without this thread would hear of nothing any more, and wait for ever. Its end, at
+                    // least, is heard by the others.
+                    std::process::abort();
+                }
+            })
             .map_err(|error| RuntimeError::Os {
                 what: "start the I/O thread",
                 errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
@@ -181,13 +197,11 @@ impl Runtime {
 
     /// What waits and what lives.
     pub fn counts(&self) -> Counts {
-        Counts {
-            links: read(&self.links).len(),
-            calls: self.calls.len(),
-            actors: read(&self.inboxes).len(),
-            procs: lock(&self.agent).len(),
-            shm_bytes: self.memory.bytes(),
-        }
+        // One lock after the other, never two at once.
+        let links = read(&self.links).len();
+        let actors = read(&self.inboxes).len();
+        let procs = lock(&self.agent).len();
+        Counts { links, calls: self.calls.len(), actors, procs, shm_bytes: self.memory.bytes() }
     }
 
     /// Marks the runtime as copied into a forked child, where nothing of it works.
@@ -205,6 +219,17 @@ impl Runtime {
         Ok(())
     }
 
+    /// Opens a call; it either completes or is refused, also while the runtime closes.
+    fn open(&self, target: Target, stream: bool) -> Result<Arc<Call>, RuntimeError> {
+        let call = self.calls.open(target, stream);
+        if let Err(error) = self.usable() {
+            // Whoever closes may have passed over the open calls just before this one.
+            self.calls.cancel(&self.reactor, &call);
+            return Err(error);
+        }
+        Ok(call)
+    }
+
     // Procs.
 
     /// Makes a mesh of procs on this host. Returns its id and the call that completes as they come up.
@@ -213,7 +238,7 @@ impl Runtime {
     /// If the runtime is closed, or descriptors run out.
     pub fn spawn_procs(&self, mesh: MeshId, whole: &Region, spec: &SpawnSpec) -> Result<Arc<Call>, RuntimeError> {
         self.usable()?;
-        let call = self.calls.open(Target::Many(mesh, whole.clone()), false);
+        let call = self.open(Target::Many(mesh, whole.clone()), false)?;
         let n = u32::try_from(whole.len()).unwrap_or(u32::MAX);
         if self.me == ProcAddr::CONTROLLER {
             if let Err(error) = self.make_procs(mesh, n, spec, (self.me, call.id)) {
@@ -233,11 +258,12 @@ impl Runtime {
     pub fn stop_procs(&self, mesh: MeshId, whole: &Region, within: Duration) -> Result<Arc<Call>, RuntimeError> {
         self.usable()?;
         let target = Target::Many(mesh, whole.clone());
-        let call = self.calls.open(target.clone(), false);
+        let call = self.open(target, false)?;
         if self.me == ProcAddr::CONTROLLER {
             for (index, rank) in whole.iter().enumerate() {
                 let addr = ProcAddr { mesh, rank: u32::try_from(rank).unwrap_or(u32::MAX) };
-                match read(&self.router).route(addr) {
+                let route = read(&self.router).route(addr);
+                match route {
                     Route::Gone(ended) => self.calls.on_outcome(&self.reactor, call.id, index, Outcome::Lost(ended)),
                     Route::Unknown => {
                         let gone = agent::lost("it was never known here".to_owned());
@@ -258,10 +284,7 @@ impl Runtime {
     }
 
     pub(crate) fn add_links(&self, mesh: MeshId, fresh: &[Arc<Link>]) {
-        let mut links = write(&self.links);
-        for link in fresh {
-            links.insert(link.id, Arc::clone(link));
-        }
+        write(&self.links).extend(fresh.iter().map(|link| (link.id, Arc::clone(link))));
         write(&self.router).add_mesh(mesh, fresh.iter().map(|link| link.id));
     }
 
@@ -270,7 +293,9 @@ impl Runtime {
     }
 
     pub(crate) fn link_of(&self, addr: ProcAddr) -> Option<Arc<Link>> {
-        match read(&self.router).route(addr) {
+        // The lock is let go first: two locks at once are taken in one order only, and this would be another.
+        let route = read(&self.router).route(addr);
+        match route {
             Route::Via(id) => self.link(id),
             _ => None,
         }
@@ -286,8 +311,12 @@ impl Runtime {
     /// Says that what follows is no failure (a worker's last message), and writes out what still waits.
     pub fn goodbye(&self, limit: Duration) {
         if let Some(up) = self.link(UP).filter(|_| self.me != ProcAddr::CONTROLLER) {
+            // First: the agent may hang up before the next line runs, and that is no reason to die of.
+            self.closed.store(true, Ordering::SeqCst);
             up.send(&self.reactor, &Frame::build(Header::new(Kind::Goodbye, self.me, up.peer), None, b"", &[]));
             up.drain(&self.reactor, limit);
+            // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
+            up.wait_end(limit);
         }
     }
 
@@ -314,6 +343,9 @@ impl Runtime {
         }
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
+        }
+        if let Some(waiter) = lock(&self.loop_waiter).clone() {
+            waiter.notify(&self.reactor);
         }
         self.close_nurseries(within);
         let reason = "the runtime has been shut down".to_owned();
@@ -343,6 +375,8 @@ impl Handler for Runtime {
     fn on_ready(&self, token: u64, readable: bool, writable: bool) {
         if token == TOKEN_SIGNAL {
             self.on_signal();
+        } else if token == TOKEN_LOOP {
+            self.on_loop();
         } else if token >= NURSERY_TOKENS {
             self.on_nursery(token, readable, writable);
         } else if let Some(link) = self.link(token as LinkId) {

@@ -10,6 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// How many receivers a cast to a mesh may name that is not known here; each is answered for.
+const MOST_UNKNOWN: usize = 1 << 20;
+
 /// A message on its way out.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
@@ -28,13 +31,13 @@ pub struct Outgoing<'a> {
 }
 
 impl Runtime {
-    fn pack(&self, out: &Outgoing<'_>, holders: usize) -> (Vec<Part>, u16) {
+    fn pack(&self, out: &Outgoing<'_>) -> (Vec<Part>, u16) {
         let mut parts = Vec::with_capacity(1 + out.buffers.len());
         parts.push(Part::Inline(Bytes::copy_from_slice(out.payload)));
-        let mut marks = if holders == 1 { flags::SOLE } else { 0 };
+        let mut marks = if out.target.len() == 1 { flags::SOLE } else { 0 };
         for data in out.buffers {
-            let large = data.len() >= self.options.shm_threshold && holders > 0;
-            let shared = if large { self.memory.put(data, u32::try_from(holders).unwrap_or(u32::MAX)) } else { None };
+            let large = data.len() >= self.options.shm_threshold;
+            let shared = if large { self.memory.put(data, out.target, self.board.spare()) } else { None };
             parts.push(match shared {
                 Some(at) => {
                     marks |= flags::SHARED;
@@ -64,7 +67,7 @@ impl Runtime {
         if out.buffers.is_empty() {
             return Frame::build_plain(header, region, out.name, out.payload);
         }
-        let (parts, marks) = self.pack(out, out.target.len());
+        let (parts, marks) = self.pack(out);
         header.flags |= marks;
         Frame::build(header, region, out.name, &parts)
     }
@@ -75,7 +78,7 @@ impl Runtime {
     /// If the runtime is closed.
     pub fn call(&self, out: &Outgoing<'_>, stream: bool) -> Result<(Arc<Call>, usize), RuntimeError> {
         self.usable()?;
-        let call = self.calls.open(out.target.clone(), stream);
+        let call = self.open(out.target.clone(), stream)?;
         let queued = self.dispatch(self.compose(out, call.id), None);
         Ok((call, queued))
     }
@@ -150,8 +153,16 @@ impl Runtime {
             return self.dispatch_one(frame, from);
         }
         let Ok(target) = frame.target() else { return 0 };
-        if let Some(up) = read(&self.router).relay_whole(&target) {
+        let (whole, known) = {
+            let router = read(&self.router);
+            (router.relay_whole(&target), router.mesh_len(target.mesh()))
+        };
+        if let Some(up) = whole {
             return self.link(up).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0);
+        }
+        if target.len() > known.unwrap_or(MOST_UNKNOWN) {
+            // No region of that mesh: nobody made this cast by the usual road, and nobody is to count through it.
+            return 0;
         }
         let mut most = 0;
         for (index, addr) in (0..).zip(receivers(&target)) {
@@ -161,14 +172,16 @@ impl Runtime {
     }
 
     fn dispatch_one(&self, frame: Frame, from: Option<LinkId>) -> usize {
+        if let Some(from) = from
+            && (matches!(frame.header.kind, Kind::Call | Kind::Spawn | Kind::StopActor)
+                || frame.header.flags & flags::SHARED != 0)
+        {
+            // Before the route is looked up: a death in between is then told one way or the other.
+            lock(&self.agent).interest(frame.header.dst.mesh, from);
+        }
         let route = read(&self.router).route(frame.header.dst);
         match route {
-            Route::Via(id) => {
-                if let (Some(from), Kind::Call | Kind::Spawn) = (from, frame.header.kind) {
-                    lock(&self.agent).interest(frame.header.dst.mesh, from);
-                }
-                self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0)
-            }
+            Route::Via(id) => self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0),
             Route::Here => {
                 self.deliver(frame, from);
                 0

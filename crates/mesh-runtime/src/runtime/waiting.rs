@@ -1,9 +1,10 @@
 //! How threads wait for calls and messages, and how a signal reaches the main thread meanwhile.
 
-use super::{Runtime, lock};
+use super::{Runtime, TOKEN_LOOP, lock};
 use crate::calls::Call;
 use crate::inbox::{Inbox, LoopWaker};
 use crate::wait::Waiter;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -96,6 +97,59 @@ impl Runtime {
 
     /// Has `waker` told when the call progresses.
     pub fn tell_loop(&self, call: &Call, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
-        call.tell(waker, token, seen);
+        call.tell(&self.reactor, waker, token, seen);
     }
+
+    /// Has `waker` told, with `token`, when the inbox has messages.
+    pub fn attach_loop(&self, inbox: &Inbox, waker: &Arc<LoopWaker>, token: u64) {
+        inbox.attach(&self.reactor, Arc::clone(waker), token);
+    }
+
+    /// Makes a token ready by hand.
+    pub fn push_loop(&self, waker: &LoopWaker, token: u64) {
+        waker.push(&self.reactor, token);
+    }
+
+    /// What the event loop of this process's actors does instead of sleeping on its own descriptors: waits here until
+    /// `waker` has something, one of the loop's descriptors is ready (`watched` is the set that they are in), a signal
+    /// came in, or the deadline.
+    pub fn wait_loop(&self, waker: &LoopWaker, watched: BorrowedFd<'_>, deadline: Option<Instant>) {
+        if waker.any() || self.forked.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.closed.load(Ordering::SeqCst) {
+            // There is no I/O thread any more that would read for those who are not the leader.
+            let mut fds = [PollFd::from_borrowed_fd(watched, PollFlags::IN)];
+            let _ = poll(&mut fds, deadline.map(until).as_ref());
+            return;
+        }
+        self.loop_ready.store(false, Ordering::SeqCst);
+        let me = Waiter::current();
+        me.take_interrupt();
+        *lock(&self.loop_waiter) = Some(Arc::clone(&me));
+        waker.wait_here(true);
+        let first = self.loop_fd.swap(watched.as_raw_fd(), Ordering::SeqCst) != watched.as_raw_fd();
+        self.reactor.watch_once(watched, TOKEN_LOOP, first);
+        self.reactor.wait(self, &self.board, self.options.spin, deadline, false, &|| {
+            waker.any()
+                || self.loop_ready.load(Ordering::SeqCst)
+                || self.closed.load(Ordering::SeqCst)
+                || me.interrupted()
+        });
+        waker.wait_here(false);
+        *lock(&self.loop_waiter) = None;
+    }
+
+    /// One of the loop's descriptors is ready. It is not looked at again until the loop waits again.
+    pub(super) fn on_loop(&self) {
+        self.loop_ready.store(true, Ordering::SeqCst);
+        if let Some(waiter) = lock(&self.loop_waiter).clone() {
+            waiter.notify(&self.reactor);
+        }
+    }
+}
+
+fn until(deadline: Instant) -> Timespec {
+    let left = deadline.saturating_duration_since(Instant::now());
+    Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(left.subsec_nanos()) }
 }

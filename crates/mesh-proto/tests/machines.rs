@@ -1,0 +1,325 @@
+//! The state machines against naive models, over schedules at random.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod support;
+
+use mesh_proto::{Ended, Event, Exit, Gather, IdMaker, Lifecycle, Outcome, ProcAddr, Route, Router, Stage, Target};
+use mesh_topology::{Extent, Region};
+use proptest::prelude::*;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{config, region};
+
+fn ended(reason: &str) -> Arc<Ended> {
+    Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: false, reason: reason.to_owned() })
+}
+
+// Gathering.
+
+#[derive(Clone, Debug)]
+enum Step {
+    Reply(usize, u32),
+    Lost(usize),
+    Down { mesh: u64, rank: u32 },
+    Cancel,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0_usize..30, any::<u32>()).prop_map(|(index, value)| Step::Reply(index, value)),
+        1 => (0_usize..30).prop_map(Step::Lost),
+        3 => (6_u64..8, 0_u32..30).prop_map(|(mesh, rank)| Step::Down { mesh, rank }),
+        1 => Just(Step::Cancel),
+    ]
+}
+
+/// What a rank's outcome is, in a form that can be compared.
+fn plain(outcome: &Outcome<u32>) -> String {
+    match outcome {
+        Outcome::Replied(value) => format!("replied {value}"),
+        Outcome::Lost(ended) => format!("lost {}", ended.reason),
+        Outcome::Cancelled => "cancelled".to_owned(),
+    }
+}
+
+proptest! {
+    #![proptest_config(config(2000, 11))]
+
+    /// GTH-1: the first outcome of a rank counts, whatever comes later.
+    #[test]
+    fn a_gather_is_a_list_of_first_outcomes(region in region(), steps in prop::collection::vec(step(), 0..80)) {
+        let ranks: Vec<usize> = region.iter().collect();
+        let mut model: Vec<Option<String>> = vec![None; ranks.len()];
+        let mut gather: Gather<u32> = Gather::new(Target::Many(7, region));
+        for step in steps {
+            let before = model.iter().filter(|place| place.is_none()).count();
+            let (completes, place, value) = match step {
+                Step::Reply(index, value) => {
+                    let outcome = Outcome::Replied(value);
+                    let text = plain(&outcome);
+                    (gather.on_outcome(index, outcome), model.get_mut(index), text)
+                }
+                Step::Lost(index) => {
+                    let outcome = Outcome::Lost(ended("told"));
+                    let text = plain(&outcome);
+                    (gather.on_outcome(index, outcome), model.get_mut(index), text)
+                }
+                Step::Down { mesh, rank } => {
+                    let completes = gather.on_down(ProcAddr { mesh, rank }, &ended("died"));
+                    let index = ranks.iter().position(|r| mesh == 7 && *r == rank as usize);
+                    (completes, index.and_then(|index| model.get_mut(index)), "lost died".to_owned())
+                }
+                Step::Cancel => {
+                    let completes = gather.cancel();
+                    for place in &mut model {
+                        place.get_or_insert_with(|| "cancelled".to_owned());
+                    }
+                    (completes, None, String::new())
+                }
+            };
+            if let Some(place @ None) = place {
+                *place = Some(value);
+            }
+            let missing = model.iter().filter(|place| place.is_none()).count();
+            prop_assert_eq!(gather.missing(), missing);
+            prop_assert_eq!(gather.is_complete(), missing == 0);
+            // Completion is told once: by the step that brings it about.
+            prop_assert_eq!(completes, before > 0 && missing == 0);
+        }
+        let outcomes: Vec<String> = gather.into_outcomes().iter().map(plain).collect();
+        let expected: Vec<String> = model.into_iter().map(|place| place.unwrap_or_else(|| "cancelled".to_owned())).collect();
+        prop_assert_eq!(outcomes, expected);
+    }
+}
+
+// A proc's life.
+
+fn event() -> impl Strategy<Value = Event> {
+    let exit = prop_oneof![
+        Just(Exit::Code(0)),
+        (1_i32..255).prop_map(Exit::Code),
+        (1_i32..32).prop_map(Exit::Signal),
+        Just(Exit::Unknown),
+    ];
+    prop_oneof![
+        2 => (1_u32..9999).prop_map(Event::Forked),
+        2 => Just(Event::Hello),
+        2 => (0_u64..200).prop_map(|ms| Event::StopAsked { within: Duration::from_millis(ms) }),
+        1 => Just(Event::Goodbye),
+        1 => Just(Event::LinkClosed("its connection closed".to_owned())),
+        1 => exit.prop_map(Event::Exited),
+        1 => Just(Event::SpawnFailed("no".to_owned())),
+        6 => Just(Event::Tick),
+    ]
+}
+
+proptest! {
+    #![proptest_config(config(4000, 12))]
+
+    #[test]
+    fn a_life_has_one_end(schedule in prop::collection::vec((event(), 0_u64..60), 0..40)) {
+        let mut life = Lifecycle::default();
+        let mut now = Duration::ZERO;
+        let (mut notices, mut kills) = (0, 0);
+        let (mut orderly, mut link_closed, mut pid) = (false, false, None);
+        for (event, pause) in schedule {
+            now += Duration::from_millis(pause);
+            let over = life.stage() == Stage::Ended;
+            let due = life.deadline().is_some_and(|by| by <= now);
+            if !over {
+                match &event {
+                    Event::StopAsked { .. } | Event::Goodbye => orderly = true,
+                    Event::LinkClosed(_) => link_closed = true,
+                    Event::Forked(p) => pid = Some(*p),
+                    _ => {}
+                }
+            }
+            let actions = life.on(event.clone(), now);
+            kills += u32::from(actions.kill);
+            // A kill is asked for when a deadline has passed, and never otherwise.
+            prop_assert!(!actions.kill || due && event == Event::Tick);
+            if over {
+                prop_assert!(!actions.kill && actions.notice.is_none(), "something after the end");
+            }
+            if let Some(notice) = actions.notice {
+                notices += 1;
+                prop_assert_eq!(life.stage(), Stage::Ended);
+                prop_assert_eq!(life.deadline(), None);
+                prop_assert_eq!(notice.pid, pid);
+                prop_assert!(!notice.orderly || orderly, "nobody asked it to stop, and it did not say goodbye");
+                match event {
+                    Event::Exited(exit) => {
+                        prop_assert_eq!(notice.exit, exit);
+                        let clean = matches!(exit, Exit::Code(0) | Exit::Unknown) || kills > 0;
+                        prop_assert_eq!(notice.orderly, orderly && clean);
+                    }
+                    Event::SpawnFailed(ref why) => prop_assert_eq!(&notice.reason, why),
+                    Event::Tick => prop_assert!(link_closed && due, "the end was told before the status's grace was over"),
+                    ref other => prop_assert!(false, "{other:?} ends nothing"),
+                }
+            }
+            // The machine never asks to be woken for something that is past, once it was told the time.
+            if event == Event::Tick {
+                prop_assert!(life.deadline().is_none_or(|by| by > now));
+            }
+        }
+        prop_assert!(notices <= 1 && kills <= 1, "{notices} notices, {kills} kills");
+        // LIF-1: its end is told exactly once, however it comes about.
+        if life.stage() != Stage::Ended {
+            prop_assert_eq!(notices, 0);
+            life.on(Event::LinkClosed("at last".to_owned()), now);
+            let by = life.deadline().unwrap();
+            let early = life.on(Event::Tick, by.checked_sub(Duration::from_nanos(1)).unwrap());
+            prop_assert!(early.notice.is_none());
+            prop_assert!(life.on(Event::Tick, by).notice.is_some());
+            prop_assert!(life.on(Event::Exited(Exit::Code(0)), by).notice.is_none());
+        }
+    }
+
+    /// A stop has the shortest time that anyone gave it, and one kill at its end.
+    #[test]
+    fn a_stop_is_enforced_in_time(stops in prop::collection::vec((0_u64..50, 1_u64..500), 1..6)) {
+        let mut life = Lifecycle::default();
+        let mut now = Duration::ZERO;
+        life.on(Event::Forked(1), now);
+        life.on(Event::Hello, now);
+        let mut by = Duration::MAX;
+        for (pause, within) in stops {
+            let at = now + Duration::from_millis(pause);
+            if at >= by {
+                break;
+            }
+            now = at;
+            let within = Duration::from_millis(within);
+            by = by.min(now + within);
+            life.on(Event::StopAsked { within }, now);
+            prop_assert_eq!(life.stage(), Stage::Stopping);
+            prop_assert_eq!(life.deadline(), Some(by));
+        }
+        prop_assert!(!life.on(Event::Tick, by.checked_sub(Duration::from_nanos(1)).unwrap()).kill);
+        prop_assert!(life.on(Event::Tick, by).kill);
+        prop_assert!(!life.on(Event::Tick, by + Duration::from_secs(9)).kill, "killed twice");
+        let notice = life.on(Event::Exited(Exit::Signal(9)), by).notice.unwrap();
+        prop_assert!(notice.orderly, "it was asked to stop, and killed by us: no failure");
+    }
+}
+
+#[test]
+fn an_end_that_nobody_asked_for_is_a_failure() {
+    for (event, exit) in
+        [(Event::Exited(Exit::Code(0)), Exit::Code(0)), (Event::Exited(Exit::Signal(11)), Exit::Signal(11))]
+    {
+        let mut life = Lifecycle::default();
+        let notice = life.on(event, Duration::ZERO).notice.unwrap();
+        assert_eq!((notice.exit, notice.orderly), (exit, false));
+    }
+    // Asked to stop, it crashed instead: that is one too.
+    let mut life = Lifecycle::default();
+    life.on(Event::StopAsked { within: Duration::from_secs(1) }, Duration::ZERO);
+    assert!(!life.on(Event::Exited(Exit::Signal(11)), Duration::ZERO).notice.unwrap().orderly);
+}
+
+// Routing.
+
+#[derive(Clone, Debug)]
+enum Move {
+    Add { mesh: u64, links: Vec<u32> },
+    Close { mesh: u64, rank: u32 },
+    Forget(u64),
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let one = prop_oneof![
+        2 => (1_u64..5, prop::collection::vec(any::<u32>(), 0..6)).prop_map(|(mesh, links)| Move::Add { mesh, links }),
+        4 => (1_u64..5, 0_u32..7).prop_map(|(mesh, rank)| Move::Close { mesh, rank }),
+        1 => (1_u64..5).prop_map(Move::Forget),
+    ];
+    prop::collection::vec(one, 0..30)
+}
+
+proptest! {
+    #![proptest_config(config(1000, 13))]
+
+    #[test]
+    fn an_agent_knows_each_proc_of_its_host(moves in moves()) {
+        let mut router = Router::agent(ProcAddr::CONTROLLER);
+        let mut model: std::collections::HashMap<u64, Vec<Option<u32>>> = std::collections::HashMap::new();
+        for one in moves {
+            match one {
+                Move::Add { mesh, links } => {
+                    router.add_mesh(mesh, links.iter().copied());
+                    model.insert(mesh, links.into_iter().map(Some).collect());
+                }
+                Move::Close { mesh, rank } => {
+                    let link = router.close(ProcAddr { mesh, rank }, &ended("closed"));
+                    // The link is handed out once.
+                    let place = model.get_mut(&mesh).and_then(|doors| doors.get_mut(rank as usize));
+                    prop_assert_eq!(link, place.and_then(Option::take));
+                }
+                Move::Forget(mesh) => {
+                    router.forget(mesh);
+                    model.remove(&mesh);
+                }
+            }
+            for mesh in 1..5 {
+                prop_assert_eq!(router.mesh_len(mesh), model.get(&mesh).map(Vec::len));
+                for rank in 0..7 {
+                    let expected = model.get(&mesh).and_then(|doors| doors.get(rank as usize));
+                    match (router.route(ProcAddr { mesh, rank }), expected) {
+                        (Route::Via(link), Some(Some(model))) => prop_assert_eq!(link, *model),
+                        (Route::Gone(ended), Some(None)) => prop_assert_eq!(&ended.reason, "closed"),
+                        (Route::Unknown, None) => {}
+                        (route, expected) => prop_assert!(false, "{route:?} where {expected:?} was due"),
+                    }
+                }
+            }
+            let here = matches!(router.route(ProcAddr::CONTROLLER), Route::Here);
+            prop_assert!(here);
+        }
+    }
+
+    #[test]
+    fn a_proc_sends_everything_but_its_own_up(mesh in 1_u64..9, rank in 0_u32..9, to in (0_u64..9, 0_u32..9)) {
+        let me = ProcAddr { mesh, rank };
+        let router = Router::leaf(me, 5);
+        let to = ProcAddr { mesh: to.0, rank: to.1 };
+        match router.route(to) {
+            Route::Here => prop_assert_eq!(to, me),
+            Route::Via(link) => prop_assert!(link == 5 && to != me),
+            other => prop_assert!(false, "{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_cast_goes_up_whole_and_down_one_by_one() {
+    let region = Region::whole(&Extent::new([("procs", 3_usize)]).unwrap());
+    let target = Target::Many(4, region);
+    let leaf = Router::leaf(ProcAddr { mesh: 4, rank: 1 }, 2);
+    assert_eq!(leaf.relay_whole(&target), Some(2), "also where the sender is among the receivers");
+    let mut agent = Router::agent(ProcAddr::CONTROLLER);
+    assert_eq!(agent.relay_whole(&target), None);
+    agent.add_mesh(4, [1, 2, 3]);
+    assert_eq!(agent.relay_whole(&target), None);
+    assert_eq!(leaf.relay_whole(&Target::One(ProcAddr { mesh: 4, rank: 0 })), None);
+}
+
+// Ids.
+
+#[test]
+fn makers_do_not_meet_also_across_threads() {
+    let makers: Vec<IdMaker> = [1, 2, u64::MAX, 0x1234_5678_9abc_def0].map(IdMaker::new).into();
+    let ids: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = makers
+            .iter()
+            .flat_map(|maker| [maker, maker])
+            .map(|maker| scope.spawn(move || (0..20_000).map(|_| maker.next()).collect::<Vec<_>>()))
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let unique: HashSet<u64> = ids.iter().copied().collect();
+    assert_eq!(unique.len(), ids.len());
+    assert!(!unique.contains(&0), "0 means the controller, and no call");
+}

@@ -1,0 +1,61 @@
+//! Where hostile bytes go in: used by the fuzzer and by the mutation test on a stable compiler.
+
+use mesh_proto::{Decoder, Frame, ProcAddr, READ_CHUNK, Target};
+
+/// Everything that a receiver does with bytes it knows nothing about. Panics if a promise is broken.
+pub(crate) fn feed(data: &[u8]) {
+    // The first byte says in what pieces the rest arrives.
+    let Some((&piece, bytes)) = data.split_first() else { return };
+    let piece = usize::from(piece) * 97 + 1;
+    let mut decoder = Decoder::default();
+    let mut received = 0;
+    let mut given = 0;
+    'link: for chunk in bytes.chunks(piece) {
+        decoder.push(chunk);
+        received += chunk.len();
+        assert!(
+            decoder.held() <= 2 * received + 2 * READ_CHUNK,
+            "{} bytes are held after {received} arrived",
+            decoder.held()
+        );
+        loop {
+            match decoder.next_frame() {
+                Ok(Some(frame)) => {
+                    given += frame.wire_len();
+                    look_into(&frame);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    // Whatever is wrong, it can be said.
+                    assert!(!error.to_string().is_empty());
+                    break 'link;
+                }
+            }
+        }
+        assert!(given + decoder.pending() <= received, "more came out than went in");
+    }
+}
+
+/// Reads all that a frame says of itself.
+pub(crate) fn look_into(frame: &Frame) {
+    assert_eq!(frame.header.body_len, frame.body.len() as u64);
+    let _ = frame.name();
+    if let Ok(parts) = frame.parts() {
+        assert_eq!(parts.len(), usize::from(frame.header.parts));
+    }
+    if let Ok(target) = frame.target() {
+        assert_eq!(target.mesh(), frame.header.dst.mesh);
+        let _ = (target.len(), target.is_empty());
+        let _ = target.index_of(frame.header.dst);
+        if let Target::Many(_, region) = &target {
+            for rank in region.iter().take(100) {
+                let _ = region.position(rank);
+            }
+        }
+    }
+    let one = frame.for_one(ProcAddr { mesh: frame.header.dst.mesh, rank: 7 }, 3);
+    assert_eq!(one.target(), Ok(Target::One(ProcAddr { mesh: frame.header.dst.mesh, rank: 7 })));
+    assert_eq!(one.name(), frame.name());
+    assert_eq!(one.parts(), frame.parts());
+    assert_eq!(one.header.body_len, one.body.len() as u64);
+}

@@ -1,0 +1,88 @@
+//! What several tests share: frames at random, and the one entry that hostile bytes go through.
+
+#![allow(dead_code, reason = "each test uses its part of it")]
+
+use bytes::Bytes;
+use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, SharedRef};
+use mesh_topology::{Extent, Region, Selector, Span};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+pub(crate) mod entry;
+
+/// A fixed seed: the same cases with every run, and no files left behind.
+pub(crate) fn config(cases: u32, seed: u64) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..ProptestConfig::default() }
+}
+
+pub(crate) const KINDS: [Kind; 14] = [
+    Kind::Hello,
+    Kind::Spawn,
+    Kind::Call,
+    Kind::Tell,
+    Kind::Reply,
+    Kind::StopActor,
+    Kind::StopProc,
+    Kind::Goodbye,
+    Kind::Down,
+    Kind::SpawnProcs,
+    Kind::Undeliverable,
+    Kind::Cancel,
+    Kind::Gathered,
+    Kind::StopProcs,
+];
+
+pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {
+    (any::<u64>(), any::<u32>()).prop_map(|(mesh, rank)| ProcAddr { mesh, rank })
+}
+
+pub(crate) fn header() -> impl Strategy<Value = Header> {
+    let numbers = (any::<u16>(), any::<u64>(), any::<u64>(), any::<u32>());
+    (prop::sample::select(KINDS.to_vec()), addr(), addr(), numbers).prop_map(|(kind, src, dst, numbers)| {
+        let mut header = Header::new(kind, src, dst);
+        (header.flags, header.actor, header.call, header.index) = numbers;
+        header
+    })
+}
+
+pub(crate) fn part() -> impl Strategy<Value = Part> {
+    let shared = (any::<(u32, u32, u64)>(), any::<(u64, u32, u32)>(), 0..1_u64 << 62).prop_map(|(a, b, len)| {
+        let at = SharedRef { pid: a.0, fd: a.1, slab: a.2, offset: b.0, chunk: b.1, turn: b.2 };
+        Part::Shared { at, len }
+    });
+    prop_oneof![
+        4 => prop::collection::vec(any::<u8>(), 0..200).prop_map(|bytes| Part::Inline(bytes.into())),
+        1 => (1_usize..300_000, any::<u8>()).prop_map(|(len, byte)| Part::Inline(Bytes::from(vec![byte; len]))),
+        2 => shared,
+    ]
+}
+
+/// A piece of a small mesh: whole, a stride of it, or one row.
+pub(crate) fn region() -> impl Strategy<Value = Region> {
+    (1_usize..6, 1_usize..6, 0_u8..3, any::<prop::sample::Index>()).prop_map(|(hosts, gpus, cut, at)| {
+        let extent = Extent::new([("hosts", hosts), ("gpus", gpus)]).expect("small sizes");
+        let whole = Region::whole(&extent);
+        let index = isize::try_from(at.index(hosts)).expect("small");
+        match cut {
+            0 => whole,
+            1 => whole.slice(&[("hosts", Selector::At(index))]).expect("inside"),
+            _ => whole.slice(&[("gpus", Selector::Span(Span::every(2)))]).expect("inside"),
+        }
+    })
+}
+
+pub(crate) fn frame() -> impl Strategy<Value = Frame> {
+    let name = prop::collection::vec(any::<u8>(), 0..40);
+    (header(), prop::option::of(region()), name, prop::collection::vec(part(), 0..6))
+        .prop_map(|(header, region, name, parts)| Frame::build(header, region.as_ref(), &name, &parts))
+}
+
+/// Frames as a link sends them: numbered, back to back.
+pub(crate) fn on_the_wire(frames: &[Frame]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (seq, frame) in (0..).zip(frames) {
+        bytes.extend_from_slice(&Header { seq, ..frame.header }.encode());
+        bytes.extend_from_slice(&frame.body);
+    }
+    bytes
+}

@@ -1,0 +1,165 @@
+//! One socket: order, back-pressure, and its end.
+
+use crate::link::{Link, ReadEnd};
+use crate::reactor::Reactor;
+use mesh_proto::{Frame, Header, Kind, ProcAddr};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn sockets() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None).unwrap()
+}
+
+fn links() -> (Reactor, Link, Link) {
+    let reactor = Reactor::new().unwrap();
+    let (ours, theirs) = sockets();
+    let (a, b) = (Link::new(1, ProcAddr::CONTROLLER, ours), Link::new(2, ProcAddr::CONTROLLER, theirs));
+    a.register(&reactor).unwrap();
+    b.register(&reactor).unwrap();
+    (reactor, a, b)
+}
+
+fn frame(call: u64, len: usize) -> Frame {
+    let me = ProcAddr::CONTROLLER;
+    let mut header = Header::new(Kind::Tell, me, me);
+    header.call = call;
+    Frame::build_plain(header, None, b"f", &vec![(call % 251) as u8; len])
+}
+
+/// Flushes one end and reads the other until nothing waits.
+fn pump(reactor: &Reactor, from: &Link, to: &Link, seen: &mut Vec<(u64, usize)>) {
+    loop {
+        from.flush(reactor);
+        let end = to.read(|frame| {
+            let body = frame.parts().unwrap().remove(0);
+            let mesh_proto::Part::Inline(bytes) = body else { panic!("an inline part was sent") };
+            assert!(bytes.iter().all(|byte| u64::from(*byte) == frame.header.call % 251), "torn");
+            seen.push((frame.header.call, bytes.len()));
+        });
+        assert!(matches!(end, ReadEnd::Drained));
+        if from.queued() == 0 {
+            return;
+        }
+    }
+}
+
+#[test]
+fn what_the_socket_does_not_take_waits_in_order() {
+    let (reactor, a, b) = links();
+    // Small ones, ones that go into chunks, ones written from where they lie, and one of many MiB.
+    let lens = [0, 10, 3000, 5000, 70_000, 1, 9_000_000, 2, 4096, 4095, 200_000, 0];
+    let mut sent = Vec::new();
+    let mut most = 0;
+    for round in 0..20 {
+        for (i, len) in lens.iter().enumerate().filter(|(_, len)| round == 0 || **len < 1_000_000) {
+            let call = (round * 100 + i) as u64;
+            most = most.max(a.send(&reactor, &frame(call, *len)).unwrap());
+            sent.push((call, *len));
+        }
+    }
+    assert!(most > 9_000_000, "the socket cannot hold that much");
+    assert_eq!(a.queued(), most);
+    let mut seen = Vec::new();
+    pump(&reactor, &a, &b, &mut seen);
+    // Read the rest that the socket still holds.
+    pump(&reactor, &a, &b, &mut seen);
+    assert_eq!(seen, sent);
+}
+
+#[test]
+fn senders_wait_for_room_and_are_let_in() {
+    let (reactor, a, b) = links();
+    while a.send(&reactor, &frame(1, 100_000)).unwrap() < 4_000_000 {}
+    assert!(!a.wait_room(1_000_000, Duration::ZERO));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| a.wait_room(1_000_000, super::SOON));
+        pump(&reactor, &a, &b, &mut Vec::new());
+        assert!(waiting.join().unwrap());
+    });
+    assert_eq!(a.queued(), 0);
+}
+
+#[test]
+fn a_closed_peer_ends_the_link_for_all_who_wait() {
+    let (reactor, a, b) = links();
+    while a.send(&reactor, &frame(1, 100_000)).unwrap() < 1_000_000 {}
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| a.wait_room(0, super::SOON));
+        b.close(&reactor);
+        drop(b);
+        a.flush(&reactor);
+        assert!(waiting.join().unwrap(), "whoever waits is let go");
+    });
+    assert_eq!(a.send(&reactor, &frame(2, 1)), None);
+    assert_eq!(a.queued(), 0, "nothing is kept for nobody");
+    assert!(matches!(a.read(|_| {}), ReadEnd::Closed(_)));
+    a.close(&reactor);
+    a.close(&reactor);
+    assert_eq!(a.send(&reactor, &frame(2, 1)), None);
+}
+
+#[test]
+fn a_write_that_fails_is_seen_at_both_ends() {
+    let (reactor, a, b) = links();
+    b.send(&reactor, &frame(3, 10)).unwrap();
+    b.close(&reactor);
+    assert_eq!(a.send(&reactor, &frame(1, 10)), None);
+    // What came before the end is still read.
+    let mut last_words = 0;
+    let end = loop {
+        match a.read(|_| last_words += 1) {
+            ReadEnd::Drained => {}
+            ReadEnd::Closed(why) => break why,
+        }
+    };
+    assert_eq!((last_words, end.as_str()), (1, "its connection closed"));
+}
+
+#[test]
+fn an_end_within_a_message_and_broken_bytes_are_told_apart() {
+    let (reactor, a, _b) = links();
+    let (ours, theirs) = sockets();
+    let whole = frame(1, 100);
+    let mut bytes = whole.header.encode().to_vec();
+    bytes.extend_from_slice(&whole.body);
+    rustix::io::write(&theirs, &bytes[..100]).unwrap();
+    drop(theirs);
+    let torn = Link::new(3, ProcAddr::CONTROLLER, ours);
+    let why = loop {
+        match torn.read(|_| panic!("no whole frame came")) {
+            ReadEnd::Drained => {}
+            ReadEnd::Closed(why) => break why,
+        }
+    };
+    assert!(why.contains("within a message"), "{why}");
+    let (ours, theirs) = sockets();
+    rustix::io::write(&theirs, &[0xff; 200]).unwrap();
+    let ReadEnd::Closed(why) = Link::new(4, ProcAddr::CONTROLLER, ours).read(|_| {}) else { panic!("accepted") };
+    assert!(why.contains("protocol"), "{why}");
+    a.close(&reactor);
+}
+
+#[test]
+fn drain_writes_out_what_waits_or_gives_up_in_time() {
+    let (reactor, a, b) = links();
+    while a.send(&reactor, &frame(1, 100_000)).unwrap() < 3_000_000 {}
+    // Nobody reads: the limit holds.
+    a.drain(&reactor, Duration::from_millis(20));
+    assert!(a.queued() > 0);
+    std::thread::scope(|scope| {
+        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let told = Arc::clone(&done);
+        let b = &b;
+        scope.spawn(move || {
+            while !told.load(std::sync::atomic::Ordering::SeqCst) {
+                let _ = b.read(|_| {});
+                std::thread::yield_now();
+            }
+        });
+        a.drain(&reactor, super::SOON);
+        done.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    assert_eq!(a.queued(), 0);
+}

@@ -1,0 +1,27 @@
+//! The runtime without Python: two of them in one process, and its pieces alone.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod calls;
+mod link;
+mod pair;
+mod shm;
+
+use crate::Options;
+use mesh_topology::{Extent, Region};
+use std::time::{Duration, Instant};
+
+/// What should be there at once has this long before the test fails instead of hanging.
+pub(crate) const SOON: Duration = Duration::from_secs(30);
+
+pub(crate) fn soon() -> Option<Instant> {
+    Some(Instant::now() + SOON)
+}
+
+pub(crate) fn options() -> Options {
+    Options { spin: Duration::ZERO, link_budget: 1 << 20, shm_budget: 256 << 20, shm_threshold: 64 * 1024 }
+}
+
+pub(crate) fn procs(n: usize) -> Region {
+    Region::whole(&Extent::new([("procs", n)]).unwrap())
+}

@@ -1,0 +1,232 @@
+//! Shared memory: who may write when, and that all of it comes back.
+
+use super::procs;
+use crate::shm::{Memory, SharedPart};
+use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, SharedRef, Target, flags};
+
+const KIB: usize = 1024;
+const TO: ProcAddr = ProcAddr { mesh: 7, rank: 0 };
+
+fn memories() -> (Memory, Memory) {
+    (Memory::new(64 << 20, 1000), Memory::new(64 << 20, 2000))
+}
+
+fn read(part: &SharedPart) -> &[u8] {
+    // SAFETY: the part is mapped while it lives, and no test writes into it meanwhile.
+    unsafe { std::slice::from_raw_parts(part.as_ptr(), part.len()) }
+}
+
+fn write(part: &SharedPart, byte: u8) {
+    // SAFETY: as above; the slice ends before anything else reads.
+    unsafe { std::slice::from_raw_parts_mut(part.as_ptr(), part.len()) }.fill(byte);
+}
+
+#[test]
+fn a_chunk_is_used_again_once_its_receiver_lets_go() {
+    let (owner, receiver) = memories();
+    let data = vec![1; 100 * KIB];
+    let first = owner.put(&data, &Target::One(TO), 0).unwrap();
+    let part = receiver.open(&first, data.len() as u64, true).unwrap();
+    assert_eq!(read(&part), data);
+    // SHM-1: while it is held, others get other memory.
+    let mut second = Vec::new();
+    for _ in 0..200 {
+        let at = owner.put(&[9; 100 * KIB], &Target::One(TO), 0).unwrap();
+        assert!((at.slab, at.chunk) != (first.slab, first.chunk));
+        second.push(at);
+    }
+    assert_eq!(read(&part), data);
+    drop(part);
+    let bytes = owner.bytes();
+    let again: Vec<SharedRef> = (0..200).map_while(|_| owner.put(&data, &Target::One(TO), 0)).collect();
+    assert!(again.iter().any(|at| (at.slab, at.chunk) == (first.slab, first.chunk)), "never used again");
+    assert!(owner.bytes() >= bytes);
+}
+
+#[test]
+fn letting_go_keeps_memory_bounded() {
+    let (owner, receiver) = memories();
+    for round in 0..500_usize {
+        let data = vec![(round % 251) as u8; 64 * KIB + round];
+        let at = owner.put(&data, &Target::One(TO), 0).unwrap();
+        let part = receiver.open(&at, data.len() as u64, true).unwrap();
+        assert_eq!(read(&part), data);
+    }
+    assert!(owner.bytes() <= 16 << 20, "{} bytes for one message at a time", owner.bytes());
+}
+
+#[test]
+fn receivers_of_a_cast_do_not_see_each_others_writes() {
+    let (owner, receiver) = memories();
+    let target = Target::Many(7, procs(3));
+    let data = vec![5; 200 * KIB];
+    let at = owner.put(&data, &target, 0).unwrap();
+    let parts: Vec<SharedPart> = (0..3).map(|_| receiver.open(&at, data.len() as u64, false).unwrap()).collect();
+    write(&parts[0], 6);
+    assert_eq!(read(&parts[1]), data);
+    assert_eq!(read(&parts[0]), vec![6; 200 * KIB]);
+    // The last one to let go frees it, not the first.
+    drop(parts);
+    let next = owner.put(&data, &target, 0).unwrap();
+    assert_eq!(next.slab, at.slab);
+    let held = receiver.open(&next, data.len() as u64, false).unwrap();
+    drop(receiver.open(&next, data.len() as u64, false).unwrap());
+    for _ in 0..100 {
+        let other = owner.put(&[8; 200 * KIB], &Target::One(TO), 0).unwrap();
+        assert!((other.slab, other.chunk) != (next.slab, next.chunk), "taken while two still hold it");
+    }
+    assert_eq!(read(&held), data);
+}
+
+#[test]
+fn a_message_that_is_never_opened_gives_its_memory_back() {
+    let (owner, receiver) = memories();
+    for side in [&owner, &receiver] {
+        let at = owner.put(&[1; 100 * KIB], &Target::One(TO), 0).unwrap();
+        let mut header = Header::new(Kind::Tell, TO, TO);
+        header.flags = flags::SHARED | flags::SOLE;
+        let frame = Frame::build(header, None, b"", &[Part::Shared { at, len: 100 * KIB as u64 }]);
+        side.let_go(&frame);
+        // Twice does no harm: the count is that of one use.
+        side.let_go(&frame);
+    }
+    for _ in 0..63 {
+        let at = owner.put(&[2; 100 * KIB], &Target::One(TO), 0).unwrap();
+        assert!(at.slab <= 1000, "a second slab, though the first was free");
+    }
+}
+
+#[test]
+fn a_late_let_go_of_an_earlier_use_touches_nothing() {
+    let (owner, receiver) = memories();
+    let old = owner.put(&[1; 8 << 20], &Target::One(TO), 0).unwrap();
+    let stale = receiver.open(&old, 8 << 20, true).unwrap();
+    // Its receiver is declared dead, its memory used again for somebody else.
+    owner.on_death(TO, None);
+    let to = ProcAddr { mesh: 7, rank: 1 };
+    let new = owner.put(&[2; 8 << 20], &Target::One(to), 0).unwrap();
+    assert_eq!((new.slab, new.chunk), (old.slab, old.chunk));
+    let held = receiver.open(&new, 8 << 20, true).unwrap();
+    drop(stale);
+    let other = owner.put(&[3; 8 << 20], &Target::One(to), 0).unwrap();
+    assert_ne!(other.slab, new.slab, "the late one freed what another holds");
+    assert!(read(&held).iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn the_dead_lose_what_they_held_and_only_that() {
+    let (owner, _) = memories();
+    let target = Target::Many(7, procs(3));
+    let cast = owner.put(&[1; 8 << 20], &target, 0).unwrap();
+    let bytes = owner.bytes();
+    for rank in [0, 2, 2, 0] {
+        owner.on_death(ProcAddr { mesh: 7, rank }, Some(1));
+    }
+    let other = owner.put(&[1; 8 << 20], &Target::One(TO), 0).unwrap();
+    assert_ne!(other.slab, cast.slab, "rank 1 lives, and may hold it");
+    owner.on_death(ProcAddr { mesh: 8, rank: 1 }, None);
+    owner.on_death(ProcAddr { mesh: 7, rank: 1 }, None);
+    let again = owner.put(&[1; 8 << 20], &target, 0).unwrap();
+    assert_eq!(again.slab, cast.slab);
+    assert_eq!(owner.bytes(), 2 * bytes);
+}
+
+#[test]
+fn a_used_up_budget_says_so_and_idle_memory_is_found_elsewhere() {
+    let owner = Memory::new(4 << 20, 1);
+    let receiver = Memory::new(4 << 20, 2);
+    let small: Vec<SharedRef> = (0..).map_while(|_| owner.put(&[1; 64 * KIB], &Target::One(TO), 0)).collect();
+    assert_eq!(small.len(), 64, "all of 4 MiB, and no more");
+    assert_eq!(owner.bytes(), 4 << 20);
+    assert!(owner.put(&[1; 2 << 20], &Target::One(TO), 0).is_none());
+    for at in &small {
+        drop(receiver.open(at, 64 * KIB as u64, true).unwrap());
+    }
+    // Idle chunks of another size make room.
+    assert!(owner.put(&[1; 2 << 20], &Target::One(TO), 0).is_some());
+    assert!(owner.bytes() <= 4 << 20);
+    assert!(owner.put(&[1; 8 << 20], &Target::One(TO), 0).is_none(), "larger than the whole budget");
+    assert!(owner.put(&[1; 64 * KIB], &Target::Many(7, procs(0)), 0).is_none(), "for nobody");
+}
+
+#[test]
+fn trimming_gives_back_what_is_idle_beyond_what_is_worth_keeping() {
+    let owner = Memory::new(usize::MAX, 1);
+    let receiver = Memory::new(1 << 20, 2);
+    // Sparse: only the first page of each is ever touched by the data, but they count as long as they are.
+    let chunks: Vec<SharedRef> =
+        (0..5).map(|_| owner.put(&vec![0; (128 << 20) + 1], &Target::One(TO), 0).unwrap()).collect();
+    let all = owner.bytes();
+    owner.trim();
+    assert_eq!(owner.bytes(), all, "all of it is held");
+    for at in &chunks {
+        receiver.let_go_of(at, 1);
+    }
+    owner.trim();
+    assert!(owner.bytes() < all);
+    assert!(owner.bytes() <= 512 << 20);
+}
+
+#[test]
+fn hostile_references_are_errors() {
+    let (owner, receiver) = memories();
+    let at = owner.put(&[1; 100 * KIB], &Target::One(TO), 0).unwrap();
+    let len = 100 * KIB as u64;
+    let pid = std::process::id();
+    let plain = std::fs::File::open("/proc/self/exe").unwrap();
+    let plain_fd = u32::try_from(std::os::fd::AsRawFd::as_raw_fd(&plain)).unwrap();
+    let unsealed = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&unsealed, 1 << 20).unwrap();
+    let unsealed_fd = u32::try_from(std::os::fd::AsRawFd::as_raw_fd(&unsealed)).unwrap();
+    let wrong = [
+        (SharedRef { pid: u32::MAX, ..at }, len),
+        (SharedRef { pid: 0, ..at }, len),
+        (SharedRef { fd: u32::MAX, slab: 1, ..at }, len),
+        (SharedRef { fd: plain_fd, slab: 2, ..at }, len),
+        (SharedRef { fd: unsealed_fd, slab: 3, ..at }, len),
+        (SharedRef { slab: at.slab + 1, ..at }, len),
+        (SharedRef { chunk: u32::MAX, ..at }, len),
+        (SharedRef { chunk: 1020, ..at }, len),
+        (SharedRef { offset: 0, ..at }, len),
+        (SharedRef { offset: u64::MAX, ..at }, len),
+        (SharedRef { offset: 1 << 40, ..at }, len),
+        (at, u64::MAX),
+        (at, 1 << 40),
+    ];
+    for (at, len) in wrong {
+        assert_eq!(at.pid == pid, at.pid == std::process::id());
+        for sole in [true, false] {
+            assert!(receiver.open(&at, len, sole).is_err(), "{at:?} of {len} bytes");
+        }
+    }
+    // A private mapping begins at a page.
+    assert!(receiver.open(&SharedRef { offset: at.offset + 1, ..at }, 10, false).is_err());
+    // After all of this the true one is still there.
+    assert_eq!(read(&receiver.open(&at, len, true).unwrap()), vec![1; 100 * KIB]);
+}
+
+#[test]
+fn an_empty_part_needs_no_memory_of_its_own() {
+    let (owner, receiver) = memories();
+    let at = owner.put(&[], &Target::One(TO), 0).unwrap();
+    assert!(receiver.open(&at, 0, false).unwrap().is_empty());
+}
+
+#[test]
+fn many_threads_share_one_pool() {
+    let (owner, receiver) = memories();
+    std::thread::scope(|scope| {
+        for byte in 1..=4_u8 {
+            let (owner, receiver) = (&owner, &receiver);
+            scope.spawn(move || {
+                for round in 0..300_usize {
+                    let data = vec![byte; 64 * KIB + round * 100];
+                    let at = owner.put(&data, &Target::One(TO), 0).unwrap();
+                    let part = receiver.open(&at, data.len() as u64, true).unwrap();
+                    assert_eq!(read(&part), data, "somebody wrote into a chunk that is held");
+                }
+            });
+        }
+    });
+    assert!(owner.bytes() <= 32 << 20);
+}
