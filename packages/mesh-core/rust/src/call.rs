@@ -1,0 +1,143 @@
+//! A call that waits for its replies.
+
+use crate::door;
+use crate::inbox::{PyMessage, PyWaker};
+use mesh_proto::{ActorId, Ended, Exit, Kind, Target, flags};
+use mesh_runtime::{Call, Outcome, Runtime, Waited};
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// A rank that will never reply, and why.
+#[pyclass(name = "Lost", module = "mesh_core._native", frozen)]
+pub(crate) struct PyLost(Arc<Ended>);
+
+#[pymethods]
+impl PyLost {
+    #[getter]
+    fn pid(&self) -> Option<u32> {
+        self.0.pid
+    }
+
+    #[getter]
+    fn exitcode(&self) -> Option<i32> {
+        match self.0.exit {
+            Exit::Code(code) => Some(code),
+            _ => None,
+        }
+    }
+
+    #[getter]
+    fn signal(&self) -> Option<i32> {
+        match self.0.exit {
+            Exit::Signal(signal) => Some(signal),
+            _ => None,
+        }
+    }
+
+    #[getter]
+    fn orderly(&self) -> bool {
+        self.0.orderly
+    }
+
+    #[getter]
+    fn reason(&self) -> &str {
+        &self.0.reason
+    }
+}
+
+/// A call from its sending to its last reply.
+#[pyclass(name = "Call", module = "mesh_core._native", frozen)]
+pub(crate) struct PyCall {
+    pub(crate) runtime: Arc<Runtime>,
+    pub(crate) call: Arc<Call>,
+    pub(crate) target: Arc<Target>,
+    pub(crate) actor: ActorId,
+}
+
+/// A reply as Python sees it: a message, a loss, or None for a call that was cancelled.
+fn outcome(py: Python<'_>, runtime: &Arc<Runtime>, outcome: Outcome) -> PyResult<Py<PyAny>> {
+    Ok(match outcome {
+        Outcome::Replied(message) => PyMessage::shared(runtime, message).into_pyobject(py)?.into_any().unbind(),
+        Outcome::Lost(ended) => PyLost(ended).into_pyobject(py)?.into_any().unbind(),
+        Outcome::Cancelled => py.None(),
+    })
+}
+
+#[pymethods]
+impl PyCall {
+    /// Whether every outcome is there.
+    fn done(&self) -> bool {
+        self.call.is_done()
+    }
+
+    /// How many outcomes a streamed call has.
+    fn arrived(&self) -> usize {
+        self.call.arrived()
+    }
+
+    /// Waits until all outcomes are there (or, with `seen`, more than so many); false if `timeout` came first.
+    #[pyo3(signature = (timeout=None, seen=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>, seen: Option<usize>) -> PyResult<bool> {
+        if self.call.is_done() || seen.is_some_and(|seen| self.call.arrived() > seen) {
+            return Ok(true);
+        }
+        let until = door::deadline(timeout)?;
+        let (runtime, call) = (&*self.runtime, &*self.call);
+        door::wait(py, runtime, |look, signals| runtime.wait_call(call, seen, until, look, signals), until)
+    }
+
+    /// Waits as long as looking again is cheaper than sleeping; true if the call has progressed.
+    #[pyo3(signature = (seen=None))]
+    fn look(&self, py: Python<'_>, seen: Option<usize>) -> bool {
+        py.detach(|| self.runtime.wait_call(&self.call, seen, None, true, false)) == Waited::Ready
+    }
+
+    /// All outcomes in the order of the target; once only.
+    fn outcomes(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        let all = self.call.take_outcomes().unwrap_or_default();
+        all.into_iter().map(|one| outcome(py, &self.runtime, one)).collect()
+    }
+
+    /// The `n`th outcome of a stream, in order of arrival, with its place in the target.
+    fn nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
+        match self.call.nth(n) {
+            Some((index, one)) => Ok(Some((index, outcome(py, &self.runtime, one)?))),
+            None => Ok(None),
+        }
+    }
+
+    /// Has a loop's waker told `token` when the call is complete (or, streamed, has more than `seen` outcomes).
+    #[pyo3(signature = (waker, token, seen=usize::MAX))]
+    fn tell(&self, waker: &PyWaker, token: u64, seen: usize) {
+        self.runtime.tell_loop(&self.call, &waker.0, token, seen);
+    }
+
+    /// Gives up waiting; false if the call was complete.
+    fn cancel(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.runtime.cancel(&self.call, &self.target, self.actor))
+    }
+
+    /// Makes outcomes complete that were given to no one: how many receivers there are.
+    fn __len__(&self) -> usize {
+        self.target.len()
+    }
+}
+
+/// The kinds and flags of messages, as Python reads them.
+pub(crate) fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Spawn => "spawn",
+        Kind::Call => "call",
+        Kind::Tell => "tell",
+        Kind::Reply => "reply",
+        Kind::StopActor => "stop_actor",
+        Kind::StopProc => "stop_proc",
+        Kind::Cancel => "cancel",
+        Kind::Undeliverable => "undeliverable",
+        _ => "other",
+    }
+}
+
+pub(crate) fn is_error(bits: u16) -> bool {
+    bits & flags::ERROR != 0
+}

@@ -1,0 +1,32 @@
+//! The Python face of the runtime: conversions, leaving the interpreter, errors; no decisions.
+
+mod call;
+mod door;
+mod inbox;
+mod part;
+mod runtime;
+mod topology;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = true)]
+mod _native {
+    use super::*;
+
+    #[pymodule_init]
+    fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
+        m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        topology::register(m)?;
+        m.add_class::<runtime::PyRuntime>()?;
+        m.add_class::<runtime::PyTarget>()?;
+        m.add_class::<runtime::PySender>()?;
+        m.add_class::<call::PyCall>()?;
+        m.add_class::<call::PyLost>()?;
+        m.add_class::<inbox::PyInbox>()?;
+        m.add_class::<inbox::PyMessage>()?;
+        m.add_class::<inbox::PyWaker>()?;
+        m.add_class::<part::PyPart>()?;
+        m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,118 @@
+"""Actors and meshes: one Python script drives a whole cluster.
+
+>>> from mesh_core import Actor, endpoint, this_host
+>>> class Trainer(Actor):
+...     def __init__(self, lr: float) -> None:
+...         self.lr = lr
+...     @endpoint
+...     def step(self, batch: int) -> float:
+...         return self.lr * batch
+>>> with this_host().spawn_procs(per_host={"gpus": 4}) as procs:
+...     trainers = procs.spawn("trainers", Trainer, 0.5)
+...     trainers.step.call(8).get().values()
+[4.0, 4.0, 4.0, 4.0]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._actor import Actor
+from mesh_core._actors import ActorMesh
+from mesh_core._adverbs import Endpoint
+from mesh_core._context import (
+    Context,
+    Instance,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
+from mesh_core._endpoint import endpoint
+from mesh_core._errors import (
+    ActorError,
+    ActorTimeout,
+    MailboxFull,
+    MeshError,
+    PluginError,
+    PluginLoadError,
+    SerializationError,
+    SpawnError,
+    SupervisionError,
+    Undeliverable,
+)
+from mesh_core._future import Future, Stream
+from mesh_core._hosts import HostMesh, proc_mesh, this_host, this_proc
+from mesh_core._native import Extent, Point, Region, Shape, Slice, __version__
+from mesh_core._process import shutdown
+from mesh_core._procs import ProcMesh
+from mesh_core._values import ValueMesh
+
+if TYPE_CHECKING:
+    from mesh_core._failure import MeshFailure
+    from mesh_core._settings import Settings, SettingsError, configure, configured
+
+__all__ = [
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "ActorTimeout",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "Instance",
+    "MailboxFull",
+    "MeshError",
+    "MeshFailure",
+    "PluginError",
+    "PluginLoadError",
+    "Point",
+    "ProcMesh",
+    "Region",
+    "SerializationError",
+    "Settings",
+    "SettingsError",
+    "Shape",
+    "Slice",
+    "SpawnError",
+    "Stream",
+    "SupervisionError",
+    "Undeliverable",
+    "ValueMesh",
+    "__version__",
+    "configure",
+    "configured",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "proc_mesh",
+    "shutdown",
+    "this_host",
+    "this_proc",
+]
+
+# Dataclasses take longer to import than all the rest, and most programs never name these.
+_LATER = {
+    "MeshFailure": "mesh_core._failure",
+    "Settings": "mesh_core._settings",
+    "SettingsError": "mesh_core._settings",
+    "configure": "mesh_core._settings",
+    "configured": "mesh_core._settings",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,160 @@
+"""Meshes of actors."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mesh_core import _process
+from mesh_core._adverbs import Endpoint, addressee
+from mesh_core._errors import MeshError
+from mesh_core._future import Future
+from mesh_core._mesh import Mesh, describe
+from mesh_core._native import Point, Target
+from mesh_core._nearest import did_you_mean
+from mesh_core._outcomes import Addressee, value_of
+
+if TYPE_CHECKING:
+    from mesh_core._endpoint import Interface
+    from mesh_core._native import Call, Region
+    from mesh_core._process import Process
+
+T = TypeVar("T")
+
+
+class ActorMesh(Mesh, Generic[T]):
+    """References to actors, one on each of some processes; made by :meth:`ProcMesh.spawn`.
+
+    Its attributes are the actors' endpoints. Sent to another process it is the same references, which own nothing.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        interface: Interface,
+        *,
+        name: str,
+        host: str,
+        procs_id: int,
+        actor_id: int,
+        root: Region,
+        view: Region,
+        ready: Future[None] | None = None,
+    ) -> None:
+        self._process = process
+        self._interface = interface
+        self._name = name
+        self._host = host
+        self._procs_id = procs_id
+        self._actor_id = actor_id
+        self._root = root
+        self._view = view
+        self._ready = ready
+
+    def __getattr__(self, name: str) -> Endpoint[..., Any]:
+        interface = self.__dict__.get("_interface")
+        if interface is None:
+            raise AttributeError(name)
+        arity = interface.endpoints.get(name)
+        if arity is None:
+            known = sorted(interface.endpoints)
+            raise AttributeError(
+                f"actor {self._name!r} ({interface.class_name}) has no endpoint {name!r}"
+                f"{did_you_mean(name, known)}; it has {', '.join(known) or 'none'} (methods marked @endpoint)",
+                name=name,
+                obj=self,
+            )
+        endpoint: Endpoint[..., Any] = Endpoint(self, name, arity)
+        # The next look-up finds it without coming here.
+        self.__dict__[name] = endpoint
+        return endpoint
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._interface.endpoints})
+
+    @property
+    def name(self) -> str:
+        """The name that the actors were spawned under."""
+        return self._name
+
+    @property
+    def class_name(self) -> str:
+        """The name of the actors' class."""
+        return self._interface.class_name
+
+    def _with_region(self, region: Region) -> ActorMesh[T]:
+        return ActorMesh(self._process, self._interface, **self._told(region), ready=self._ready)
+
+    def _told(self, view: Region) -> dict[str, Any]:
+        """What makes a reference, apart from the process that holds it."""
+        return {
+            "name": self._name,
+            "host": self._host,
+            "procs_id": self._procs_id,
+            "actor_id": self._actor_id,
+            "root": self._root,
+            "view": view,
+        }
+
+    def _addressee(self) -> Addressee:
+        return addressee(self)
+
+    def _at(self, index: int) -> ActorMesh[T]:
+        from mesh_core._native import Region, Slice
+
+        return self._with_region(Region([], Slice(self._view.rank_at(index), [], [])))
+
+    def __iter__(self) -> Iterator[tuple[Point, ActorMesh[T]]]:
+        extent = self._view.extent
+        for index in range(len(self._view)):
+            yield Point(index, extent), self._at(index)
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when every actor's constructor has returned; raises what a constructor raised."""
+        if self._ready is None:
+            # Not an AttributeError, which would be taken for an endpoint of that name.
+            raise MeshError(
+                f"this is a reference to {self._name!r} that came from another process; "
+                "only the process that spawned the actors hears of their construction"
+            )
+        return self._ready
+
+    def __await__(self) -> Generator[Any, None, ActorMesh[T]]:
+        yield from self.initialized.__await__()
+        return self
+
+    def stop(self, reason: str = "") -> Future[None]:
+        """Stop the actors, after what was sent to them before. Their processes live on."""
+        one = len(self._view) == 1
+        target = (
+            Target.one(self._procs_id, self._view.rank_at(0))
+            if one
+            else Target.many(self._procs_id, self._view)
+        )
+        call = self._process.runtime.sender(target, self._actor_id, "", "stop_actor").call(reason)
+        who = self._addressee()
+
+        def finish(call: Call) -> None:
+            for index, outcome in enumerate(call.outcomes()):
+                # An actor that is gone already is as stopped as can be.
+                if getattr(outcome, "is_error", False):
+                    value_of(outcome, index, who)
+
+        return Future(self._process, call, finish, lambda: f"the stop of {self._name}")
+
+    def __reduce__(self) -> Any:
+        return _revive, (self._interface, self._told(self._view))
+
+    def __repr__(self) -> str:
+        return f"<ActorMesh {self._name!r} of {self.class_name}: {describe(self._view)}>"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        endpoints = ", ".join(html.escape(name) for name in sorted(self._interface.endpoints))
+        return f"<b>ActorMesh</b> <code>{html.escape(repr(self))}</code><br>endpoints: {endpoints}"
+
+
+def _revive(interface: Interface, told: dict[str, Any]) -> ActorMesh[Any]:
+    return ActorMesh(_process.current(), interface, **told)

@@ -1,0 +1,209 @@
+"""How to call an endpoint: the adverbs of :class:`Endpoint`."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+
+from mesh_core._errors import MeshError
+from mesh_core._future import Future, Stream, StreamFuture
+from mesh_core._native import Target
+from mesh_core._outcomes import Addressee, error_of, load, value_of
+from mesh_core._values import ValueMesh, lazy
+
+if TYPE_CHECKING:
+    from mesh_core._actors import ActorMesh
+    from mesh_core._endpoint import Arity
+    from mesh_core._native import Call, Message, Region, Sender
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ManyFuture(Future[ValueMesh[R]]):
+    """The results of a call to many."""
+
+    __slots__ = ("_all",)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def get(self, timeout: float | None = None) -> ValueMesh[R]: ...
+        @overload
+        def get(self, timeout: float | None = None, *, return_exceptions: Literal[False]) -> ValueMesh[R]: ...
+        @overload
+        def get(
+            self, timeout: float | None = None, *, return_exceptions: bool
+        ) -> ValueMesh[R | BaseException]: ...
+
+    def get(self, timeout: float | None = None, *, return_exceptions: bool = False) -> Any:
+        """Wait for every rank. The first failure is raised, and carries all outcomes as ``.results``.
+
+        With ``return_exceptions`` nothing is raised: the mesh holds exceptions where ranks have failed.
+        """
+        try:
+            return super().get(timeout)
+        except BaseException as error:
+            results = getattr(error, "results", None)
+            if return_exceptions and results is not None:
+                return results
+            raise
+
+
+class Endpoint(Generic[P, R]):
+    """An endpoint of some actors, ready to be called with an adverb: ``trainers.step.call(batch)``.
+
+    ============== ==================================================================
+    ``call``       every actor; a future of a :class:`ValueMesh` of all results
+    ``call_one``   exactly one actor; a future of its result
+    ``choose``     one of many, the less busy of two picked at random
+    ``broadcast``  every actor, without replies
+    ``stream``     every actor; results as they arrive
+    ============== ==================================================================
+    """
+
+    __slots__ = ("_arity", "_block", "_busy", "_limit", "_mesh", "_name", "_one", "_senders", "_who")
+
+    def __init__(
+        self, mesh: ActorMesh[Any], name: str, arity: Arity, limit: float | None = None, block: bool = True
+    ) -> None:
+        self._mesh = mesh
+        self._name = name
+        self._arity = arity
+        self._limit = limit
+        self._block = block
+        self._who = mesh._addressee()
+        self._senders: Sender = self._sender(mesh._view)
+        self._one = len(mesh._view) == 1
+        self._busy: dict[int, deque[Call]] | None = None
+
+    def _sender(self, view: Region) -> Sender:
+        mesh = self._mesh
+        one = len(view) == 1
+        target = Target.one(mesh._procs_id, view.rank_at(0)) if one else Target.many(mesh._procs_id, view)
+        return mesh._process.runtime.sender(target, mesh._actor_id, self._name, block=self._block)
+
+    def _what(self) -> str:
+        return f"{self._who.name}.{self._name}"
+
+    def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError:
+        complaint = self._arity.complaint(args, kwargs)
+        return TypeError(f"{self._mesh.class_name}.{self._name}{self._arity.text} {complaint}")
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call exactly one actor. A mesh of several is a ``ValueError``: slice it first."""
+        if not self._one:
+            raise ValueError(
+                f"call_one() is for exactly one actor, and {self._mesh!r} has {len(self._mesh)}; "
+                "slice it first, or use call() or choose()"
+            )
+        if not self._arity.fits(args, kwargs):
+            raise self._refuse(args, kwargs)
+        call = self._senders.call((args, kwargs))
+        return Future(self._mesh._process, call, self._finish_one, self._what, self._limit)
+
+    def _finish_one(self, call: Call) -> R:
+        outcome = call.outcomes()[0]
+        value: R = value_of(outcome, 0, self._who)
+        return value
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> ManyFuture[R]:
+        """Call every actor of the mesh; the future's result is a :class:`ValueMesh` of the mesh's shape."""
+        if not self._arity.fits(args, kwargs):
+            raise self._refuse(args, kwargs)
+        call = self._senders.call((args, kwargs))
+        return ManyFuture(self._mesh._process, call, self._finish_all, self._what, self._limit)
+
+    def _finish_all(self, call: Call) -> ValueMesh[R]:
+        cells: list[Any] = []
+        first: BaseException | None = None
+        for index, outcome in enumerate(call.outcomes()):
+            error = error_of(outcome, index, self._who)
+            if error is None:
+                cells.append(lazy(partial(load, cast("Message", outcome))))
+            else:
+                cells.append(error)
+                first = first or error
+        mesh: ValueMesh[R] = ValueMesh.of(self._mesh.extent, cells)
+        if first is not None:
+            if isinstance(first, MeshError):
+                first.results = mesh
+            raise first
+        return mesh
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call one actor of the mesh: of two picked at random, the one with fewer calls of ours under way."""
+        if not self._arity.fits(args, kwargs):
+            raise self._refuse(args, kwargs)
+        import random
+
+        if self._busy is None:
+            self._busy = {}
+        view = self._mesh._view
+        count = len(view)
+        picked = {random.randrange(count), random.randrange(count)}
+        index = min(picked, key=self._load_of)
+        single = self._mesh._at(index)
+        endpoint: Endpoint[P, R] = Endpoint(single, self._name, self._arity, self._limit, self._block)
+        future = endpoint.call_one(*args, **kwargs)
+        self._busy.setdefault(index, deque()).append(future._call)
+        return future
+
+    def _load_of(self, index: int) -> int:
+        calls = (self._busy or {}).get(index)
+        if not calls:
+            return 0
+        while calls and calls[0].done():
+            calls.popleft()
+        return len(calls)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send to every actor of the mesh; nobody replies. What an endpoint raises is logged where it happened."""
+        if not self._arity.fits(args, kwargs):
+            raise self._refuse(args, kwargs)
+        self._senders.tell((args, kwargs))
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``."""
+        if not self._arity.fits(args, kwargs):
+            raise self._refuse(args, kwargs)
+        call = self._senders.call((args, kwargs), stream=True)
+
+        def make(n: int) -> StreamFuture[R]:
+            def finish(call: Call) -> R:
+                arrived = call.nth(n)
+                if arrived is None:
+                    return value_of(None, 0, self._who)  # type: ignore[no-any-return]  # raises
+                index, outcome = arrived
+                value: R = value_of(outcome, index, self._who)
+                return value
+
+            return StreamFuture(n, self._mesh._process, call, finish, self._what, self._limit)
+
+        return Stream(call, make)
+
+    def with_options(self, *, timeout: float | None = None, block: bool = True) -> Endpoint[P, R]:
+        """The same endpoint with a deadline for its calls, or refusing (``block=False``) instead of waiting to send.
+
+        A call that has not finished after ``timeout`` seconds raises :class:`ActorTimeout` where it is waited for, and
+        is cancelled where it runs. With ``block=False`` a receiver that lags too far behind is :class:`MailboxFull`.
+        """
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"a call's timeout is a positive number of seconds, not {timeout!r}")
+        return Endpoint(self._mesh, self._name, self._arity, timeout, block)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: a mesh's endpoint is called with an adverb."""
+        raise TypeError(
+            f"say how to call {self._what()}: .call(...) for all replies, .call_one(...) for a single actor, "
+            ".choose(...), .broadcast(...) or .stream(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._mesh.class_name}.{self._name}{self._arity.text} of {self._mesh!r}>"
+
+
+def addressee(mesh: ActorMesh[Any]) -> Addressee:
+    """Who a mesh of actors is, for error messages."""
+    return Addressee(mesh.name, mesh._host, mesh._root, mesh._view, mesh)

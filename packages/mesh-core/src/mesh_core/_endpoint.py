@@ -1,0 +1,170 @@
+"""What an actor can be asked to do: the :func:`endpoint` mark, and an actor class's table of endpoints."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+
+if TYPE_CHECKING:
+    import inspect
+
+    from mesh_core._adverbs import Endpoint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Arity:
+    """Which arguments a function takes: enough to refuse a wrong call before it is sent."""
+
+    __slots__ = ("bare", "keywords", "least", "most", "names", "required_keywords", "text", "variadic_keywords")
+
+    def __init__(self, signature: inspect.Signature, skip: int) -> None:
+        params = list(signature.parameters.values())[skip:]
+        positional = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        named = [p for p in params if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        self.text = "(" + ", ".join(str(p.replace(annotation=p.empty)) for p in params) + ")"
+        self.least = sum(p.default is p.empty for p in positional)
+        variadic = any(p.kind is p.VAR_POSITIONAL for p in params)
+        self.most = None if variadic else len(positional)
+        self.names = tuple(p.name for p in positional)
+        # So many of them cannot be given by name.
+        self.bare = sum(p.kind is p.POSITIONAL_ONLY for p in positional)
+        self.keywords = frozenset(p.name for p in named)
+        self.required_keywords = frozenset(
+            p.name for p in params if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+        )
+        self.variadic_keywords = any(p.kind is p.VAR_KEYWORD for p in params)
+
+    def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Say whether such a call would bind; the usual ones in a few comparisons."""
+        count = len(args)
+        if not kwargs and not self.required_keywords:
+            return self.least <= count and (self.most is None or count <= self.most)
+        return not self.complaint(args, kwargs)
+
+    def complaint(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """What is wrong with such a call; empty if nothing is."""
+        count = len(args)
+        if self.most is not None and count > self.most:
+            return f"takes at most {self.most} positional arguments, {count} were given"
+        twice = [name for name in self.names[self.bare : count] if name in kwargs]
+        if twice:
+            return f"got several values for {', '.join(map(repr, twice))}"
+        if not self.variadic_keywords:
+            unknown = [name for name in kwargs if name not in self.keywords]
+            if unknown:
+                return f"takes no argument {', '.join(map(repr, unknown))}"
+        missing = list(self.names[count : min(self.bare, self.least)])
+        missing += [name for name in self.names[max(count, self.bare) : self.least] if name not in kwargs]
+        missing += sorted(self.required_keywords.difference(kwargs))
+        return f"misses {', '.join(map(repr, missing))}" if missing else ""
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        for name, value in zip(self.__slots__, state, strict=True):
+            setattr(self, name, value)
+
+
+class EndpointProperty(Generic[P, R]):
+    """A method that can be called from other processes; made by :func:`endpoint`.
+
+    On a real actor object it is the plain method, so that actors can be tested, and can call themselves, without
+    any messages. On a mesh it is an :class:`Endpoint`, which says by its adverbs how to call.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, concurrent: bool) -> None:
+        import inspect
+
+        functools.update_wrapper(cast("Callable[..., Any]", self), function)
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
+        if concurrent and not self.is_async:
+            raise TypeError(
+                f"@endpoint(concurrent=True) is for coroutines, and {function.__qualname__} is not one; "
+                "write it with 'async def', or leave concurrent out"
+            )
+        self.concurrent = concurrent
+        self.arity = Arity(inspect.signature(function), skip=1)
+
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: object, owner: type) -> Endpoint[P, R]: ...
+
+    else:
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            return self if instance is None else MethodType(self.function, instance)
+
+
+if TYPE_CHECKING:
+
+    class _EndpointDecorator(Protocol):
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Awaitable[R]]
+        ) -> EndpointProperty[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, P], R]) -> EndpointProperty[P, R]: ...
+
+
+@overload
+def endpoint(function: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(*, concurrent: bool = False) -> _EndpointDecorator: ...
+def endpoint(function: Any = None, /, *, concurrent: bool = False) -> Any:
+    """Mark a method of an :class:`Actor` as callable from elsewhere.
+
+    Sync methods and coroutines mix freely in one actor. Messages are handled one at a time, in order;
+    ``@endpoint(concurrent=True)`` lets a coroutine run while others do.
+
+    >>> from mesh_core import Actor, endpoint
+    >>> class Counter(Actor):
+    ...     def __init__(self) -> None:
+    ...         self.n = 0
+    ...     @endpoint
+    ...     def add(self, n: int) -> int:
+    ...         self.n += n
+    ...         return self.n
+    >>> Counter().add(3)  # without a mesh it is the plain method
+    3
+    """
+    if function is None:
+        return functools.partial(EndpointProperty, concurrent=concurrent)
+    if not callable(function):
+        raise TypeError(f"@endpoint marks a method, not {type(function).__name__}")
+    return EndpointProperty(function, concurrent=concurrent)
+
+
+class Interface:
+    """What a caller has to know of an actor class: its name, and its endpoints' names and arguments."""
+
+    __slots__ = ("class_name", "endpoints")
+
+    def __init__(self, class_name: str, endpoints: dict[str, Arity]) -> None:
+        self.class_name = class_name
+        self.endpoints = endpoints
+
+    def __getstate__(self) -> tuple[str, dict[str, Arity]]:
+        return self.class_name, self.endpoints
+
+    def __setstate__(self, state: tuple[str, dict[str, Arity]]) -> None:
+        self.class_name, self.endpoints = state
+
+
+def table_of(cls: type) -> dict[str, EndpointProperty[..., Any]]:
+    """All endpoints of an actor class, inherited ones too."""
+    table: dict[str, EndpointProperty[..., Any]] = {}
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            if isinstance(value, EndpointProperty):
+                table[name] = value
+            else:
+                table.pop(name, None)
+    return table

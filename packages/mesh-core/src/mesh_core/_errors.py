@@ -1,0 +1,327 @@
+"""The tree of errors under :class:`MeshError`.
+
+Each error takes its message first and everything else by keyword, keeps what it was told in fields, and can be
+sent to another process like any value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mesh_core._failure import MeshFailure
+
+
+class MeshError(Exception):
+    """Base of every error that Mesh raises on its own behalf.
+
+    >>> try:
+    ...     raise ActorTimeout("actor 'trainer' on rank 3 did not answer within 30.0 s", rank=3)
+    ... except MeshError as error:
+    ...     print(type(error).__name__, error.rank)
+    ActorTimeout 3
+    """
+
+    results: Any = None
+    """Where a call to many failed: the ``ValueMesh`` of all ranks' outcomes, values and exceptions alike."""
+
+    def __reduce__(self) -> Any:
+        # The outcomes of all ranks stay with the caller: they are values of their own, and may be large.
+        state = {name: value for name, value in self.__dict__.items() if name != "results"}
+        return _rebuild, (type(self), self.args), state
+
+
+def _rebuild(kind: type[MeshError], args: tuple[Any, ...]) -> MeshError:
+    return kind(*args)
+
+
+class ActorError(MeshError):
+    """An endpoint, or an actor's constructor, raised.
+
+    What a caller gets is an instance of the original exception's type as well, with its ``args`` and attributes,
+    so that ``except ValueError`` works across processes. Where that cannot be (the type exists only in the
+    remote process, cannot be extended, or would stop the caller, such as ``SystemExit``), it is an ``ActorError``
+    alone, and :attr:`cause_type`, :attr:`cause_name` and :attr:`remote_traceback` tell the story.
+
+    >>> error = ActorError("no such batch", actor="trainer", rank=3, host="b7", pid=4242, cause_type=KeyError)
+    >>> print(error)
+    no such batch
+      raised as KeyError by actor 'trainer' on rank 3, host b7, pid 4242
+    """
+
+    # In one private record rather than in attributes of their own: the original's may have the same names.
+    _told: dict[str, Any]
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        point: Mapping[str, int] | None = None,
+        host: str = "",
+        pid: int | None = None,
+        remote_traceback: str = "",
+        original: BaseException | None = None,
+        cause_type: type[BaseException] | None = None,
+        cause_name: str = "",
+    ) -> None:
+        Exception.__init__(self, message)
+        self._tell(
+            message=message,
+            actor=actor,
+            rank=rank,
+            point=point,
+            host=host,
+            pid=pid,
+            remote_traceback=remote_traceback,
+            original=original,
+            cause_type=cause_type or (type(original) if original is not None else None),
+            cause_name=cause_name,
+        )
+
+    def _tell(self, **told: Any) -> None:
+        # Around any __setattr__ of the original's type.
+        self.__dict__["_told"] = told
+
+    @property
+    def message(self) -> str:
+        """The original exception's text, alone."""
+        return str(self._told["message"])
+
+    @property
+    def actor(self) -> str:
+        """The actor's name."""
+        return str(self._told["actor"])
+
+    @property
+    def rank(self) -> int | None:
+        """The actor's rank in its mesh."""
+        rank: int | None = self._told["rank"]
+        return rank
+
+    @property
+    def point(self) -> Mapping[str, int] | None:
+        """The actor's coordinates in its mesh."""
+        point: Mapping[str, int] | None = self._told["point"]
+        return point
+
+    @property
+    def host(self) -> str:
+        """The host on which the actor lives."""
+        return str(self._told["host"])
+
+    @property
+    def pid(self) -> int | None:
+        """The actor's process."""
+        pid: int | None = self._told["pid"]
+        return pid
+
+    @property
+    def remote_traceback(self) -> str:
+        """The traceback as it was printed in the actor's process; nested ones are part of the text."""
+        return str(self._told["remote_traceback"])
+
+    @property
+    def original(self) -> BaseException | None:
+        """The exception itself, where it could be sent; itself an ``ActorError`` where an actor passed one on."""
+        original: BaseException | None = self._told["original"]
+        return original
+
+    @property
+    def cause_type(self) -> type[BaseException] | None:
+        """The type of the exception at the root, where this process has it."""
+        cause_type: type[BaseException] | None = self._told["cause_type"]
+        return cause_type
+
+    @property
+    def cause_name(self) -> str:
+        """The name of the exception's type, always there."""
+        cause_type = self.cause_type
+        return str(self._told["cause_name"]) or (type_name(cause_type) if cause_type is not None else "")
+
+    def __str__(self) -> str:
+        lines = [self.message or self.cause_name or "an actor failed"]
+        lines.append(f"  raised{f' as {name}' if (name := self.cause_name) else ''} by {self._where()}")
+        if self.remote_traceback:
+            lines.append("  remote traceback:")
+            lines += [f"    {line}".rstrip() for line in self.remote_traceback.rstrip().splitlines()]
+        return "\n".join(lines)
+
+    def _where(self) -> str:
+        where = [f"actor {self.actor!r}" if self.actor else "an actor"]
+        if self.rank is not None:
+            where[0] += f" on rank {self.rank}{describe_point(self.point)}"
+        if self.host:
+            where.append(f"host {self.host}")
+        if self.pid is not None:
+            where.append(f"pid {self.pid}")
+        return ", ".join(where)
+
+    def __reduce__(self) -> Any:
+        from mesh_core._exceptions import reduce_actor_error
+
+        return reduce_actor_error(self)
+
+    # The original's type may define it, and object's default must not come second to that.
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+
+class ActorTimeout(MeshError, TimeoutError):
+    """An actor did not answer in time; the call was cancelled there."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        host: str = "",
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+        self.timeout = timeout
+        """The deadline that was missed, in seconds."""
+
+
+class SupervisionError(MeshError):
+    """A failure that nobody handled reached whoever is waiting; :attr:`failure` tells all about it."""
+
+    def __init__(self, message: str = "", *, failure: MeshFailure | None = None) -> None:
+        super().__init__(message or (failure.report() if failure is not None else ""))
+        self.failure = failure
+
+
+class SpawnError(MeshError):
+    """A process or actor could not be started."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        host: str = "",
+        pid: int | None = None,
+        exitcode: int | None = None,
+        signal: int | None = None,
+        stderr_tail: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.host = host
+        self.pid = pid
+        self.exitcode = exitcode
+        self.signal = signal
+        self.stderr_tail = stderr_tail
+        """The last lines that the process wrote to its stderr."""
+
+
+class MailboxFull(MeshError):
+    """A message was not sent since the receiver's budget is used up, and the sender asked not to wait."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        host: str = "",
+        budget: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+        self.budget = budget
+        """The number of bytes that may be under way."""
+
+
+class Undeliverable(MeshError, ConnectionError):
+    """A message came back: its receiver is stopped, dead or was never there."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        host: str = "",
+        reason: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+        self.reason = reason
+        """Why, in words."""
+
+
+class AuthenticationError(MeshError, PermissionError):
+    """A peer could not prove that it belongs to the job."""
+
+    def __init__(self, message: str = "", *, host: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.host = host
+        self.remedy = remedy
+        """What to do next."""
+
+
+class SerializationError(MeshError, TypeError):
+    """A value cannot be sent, or what arrived cannot be rebuilt."""
+
+    def __init__(self, message: str = "", *, path: str = "", type_name: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        """The way to the offending object, such as ``args[0]['lock']``."""
+        self.type_name = type_name
+        """The offending object's type."""
+
+
+class PluginError(MeshError):
+    """A plugin is missing, broken, duplicated or not usable with this version."""
+
+    def __init__(self, message: str, *, kind: str = "", name: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        """What was asked for: ``"transport"``, ``"launcher"``, ``"policy"``, ``"command"`` or ``"doctor check"``."""
+        self.name = name
+        """The name the user selects."""
+        self.remedy = remedy
+        """What to do next."""
+
+
+class PluginLoadError(PluginError):
+    """A named plugin exists but could not be loaded; ``__cause__`` is the exception it raised, if it did."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str = "",
+        name: str = "",
+        distribution: str = "",
+        version: str = "",
+        cause: str = "",
+        remedy: str = "",
+    ) -> None:
+        super().__init__(message, kind=kind, name=name, remedy=remedy)
+        self.distribution = distribution
+        """The installed distribution that offers the plugin (``pip uninstall`` takes this name)."""
+        self.version = version
+        """The distribution's version."""
+        self.cause = cause
+        """What went wrong, in words: kept as text, so that this error can always be sent to another process."""
+
+
+def type_name(kind: type) -> str:
+    """Name a type as tracebacks do: with its module, unless that is ``builtins`` or ``__main__``."""
+    module = kind.__module__
+    return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+def describe_point(point: Mapping[str, int] | None) -> str:
+    """Return coordinates for a message, `` (hosts=1, gpus=3)``, or nothing where there are none."""
+    return f" ({', '.join(f'{label}={place}' for label, place in point.items())})" if point else ""

@@ -1,0 +1,299 @@
+"""Exceptions to bytes and back: what one process raises, another catches.
+
+An exception travels as text, which always arrives, and as itself, which may not: its type may be unknown to the
+receiver, its arguments may hold a lock, its constructor may want other arguments than those it has kept.
+Nothing here calls an exception's own ``__init__``; whatever goes wrong costs detail, never the message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from _pickle import dumps as _c_dumps
+from _pickle import loads as _c_loads
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from mesh_core import _serialize
+from mesh_core._errors import ActorError, MeshError, type_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time rather than one of CPython's own
+_TEXT_LIMIT = 64 * 1024
+# Of the built-in exceptions: the object that lacked an attribute may be anything, and of any size.
+_LEFT_BEHIND = frozenset({"obj", "args"})
+_HOOKS = (
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs__",
+    "__getnewargs_ex__",
+)
+
+
+def encode_exception(
+    exc: BaseException,
+    *,
+    actor: str = "",
+    rank: int | None = None,
+    point: Mapping[str, int] | None = None,
+    host: str = "",
+    pid: int | None = None,
+) -> tuple[bytes, list[memoryview]]:
+    """Turn what an actor raised, and where it did, into part 0 and its buffers. Never fails.
+
+    >>> data, buffers = encode_exception(KeyError("seven"), actor="store", rank=0, host="b7", pid=1)
+    >>> error = decode_exception(data, buffers)
+    >>> isinstance(error, KeyError), error.args, error.actor
+    (True, ('seven',), 'store')
+    """
+    told = {
+        "message": exc.message if isinstance(exc, ActorError) else _text(exc),
+        "actor": str(actor),
+        "rank": rank,
+        "point": None if point is None else dict(point),
+        "host": str(host),
+        "pid": pid,
+        "remote_traceback": format_traceback(exc),
+        "cause_name": exc.cause_name if isinstance(exc, ActorError) else type_name(type(exc)),
+    }
+    carried, buffers = _carry(exc)
+    return _c_dumps((told, carried), 5), buffers
+
+
+def decode_exception(
+    data: Buffer, buffers: Sequence[Buffer] = (), *, point: Mapping[str, int] | None = None
+) -> ActorError:
+    """Make the error that the caller raises. Never fails: what cannot be rebuilt arrives as text.
+
+    ``point`` replaces the coordinates that came along, for a caller that has a better object for them.
+    """
+    told: dict[str, Any]
+    carried: bytes | None
+    try:
+        told, carried = _c_loads(data)
+    except Exception as error:  # noqa: BLE001 - never fails: the text says what happened
+        return ActorError(f"an actor failed, and its report cannot be read: {error}")
+    if point is not None:
+        told["point"] = point
+    return _make_error(told, _revive_carried(carried, buffers))
+
+
+def format_traceback(exc: BaseException) -> str:
+    """Return the traceback as text, without the frames of Mesh's own code above the user's."""
+    import traceback
+
+    try:
+        frames = exc.__traceback__
+        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("mesh_core."):
+            frames = frames.tb_next
+        lines = traceback.TracebackException(type(exc), exc, frames or exc.__traceback__, compact=True)
+        text = "".join(lines.format())
+    except Exception:  # noqa: BLE001 - foreign __str__ and __repr__ may raise anything
+        text = f"{type_name(type(exc))}: {_text(exc)}\n(its traceback cannot be had)\n"
+    return _shortened(text)
+
+
+def reduce_actor_error(error: ActorError) -> tuple[Callable[..., ActorError], tuple[Any, ...]]:
+    """Let an ``ActorError`` travel as a value, or inside another one; used by its ``__reduce__``."""
+    told = {name: value for name, value in error._told.items() if name not in ("original", "cause_type")}
+    told["cause_name"] = error.cause_name
+    point = told["point"]
+    told["point"] = None if point is None else dict(point)
+    original = error.original
+    carried, buffers = (None, []) if original is None else _carry(original)
+    # As bytes in the stream, so that an original that cannot be rebuilt spoils only itself.
+    return rebuild_actor_error, (told, carried, [bytes(buffer) for buffer in buffers])
+
+
+def rebuild_actor_error(told: dict[str, Any], carried: bytes | None, buffers: list[bytes]) -> ActorError:
+    """Undo :func:`reduce_actor_error`."""
+    return _make_error(told, _revive_carried(carried, [bytearray(buffer) for buffer in buffers]))
+
+
+# --- the exception itself ---------------------------------------------------------------------------------------
+
+
+def _carry(exc: BaseException) -> tuple[bytes | None, list[memoryview]]:
+    """Pickle the exception itself as well as can be, or give ``None``."""
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: exc if isinstance(exc, ActorError) or _has_hooks(type(exc)) else _Parts(exc, safe=False),
+        lambda: _Parts(exc, safe=False),
+        lambda: _Parts(exc, safe=True),
+    )
+    for attempt in attempts:
+        try:
+            data, buffers = _serialize.dumps(attempt(), root="an exception")
+            # A __reduce__ that does not fit its __init__ shows only when it is used.
+            if isinstance(_serialize.loads(data, [bytearray(buffer) for buffer in buffers]), BaseException):
+                return data, buffers
+        except BaseException as error:  # noqa: BLE001 - foreign pickling code may raise anything
+            _reraise_interrupt(error)
+    return None, []
+
+
+def _revive_carried(carried: bytes | None, buffers: Sequence[Buffer]) -> BaseException | None:
+    if carried is None:
+        return None
+    try:
+        revived = _serialize.loads(carried, buffers)
+    except BaseException as error:  # noqa: BLE001 - foreign unpickling code may raise anything
+        _reraise_interrupt(error)
+        return None
+    return revived if isinstance(revived, BaseException) else None
+
+
+class _Parts:
+    """Stands for an exception in a pickle, and is rebuilt as that exception without a call of its ``__init__``."""
+
+    def __init__(self, exc: BaseException, *, safe: bool) -> None:
+        self.exc = exc
+        self.safe = safe
+
+    def __reduce__(self) -> Any:
+        exc = self.exc
+        state = dict(_state(exc))
+        if isinstance(exc, BaseExceptionGroup):
+            members = [_Parts(member, safe=self.safe) for member in exc.exceptions]
+            args: tuple[Any, ...] = (_sendable(exc.message) if self.safe else exc.message, members)
+        else:
+            args = exc.args
+            if self.safe:
+                args = tuple(map(_sendable, args))
+        if self.safe:
+            state = {name: value for name, value in state.items() if _can_be_sent(value)}
+        return instantiate, (type(exc), args, state)
+
+
+def instantiate(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """Make an exception of its parts."""
+    base = next(entry for entry in kind.__mro__ if not entry.__flags__ & _HEAP_TYPE)
+    exc: BaseException = base.__new__(kind, *args)
+    base.__init__(exc, *args)  # type: ignore[misc]
+    for name, value in state.items():
+        # Read-only ones among the built-ins' fields are set by their arguments.
+        with contextlib.suppress(AttributeError, TypeError):
+            object.__setattr__(exc, name, value)
+    return exc
+
+
+def _state(exc: BaseException) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an exception: its dict, its slots, and the fields of built-in exceptions."""
+    for entry in type(exc).__mro__:
+        for name, value in vars(entry).items():
+            if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                if name in _LEFT_BEHIND or name.startswith("__"):
+                    continue
+                with contextlib.suppress(AttributeError):
+                    if (found := value.__get__(exc, type(exc))) is not None:
+                        yield name, found
+    for name, value in exc.__dict__.items():
+        if not (isinstance(exc, MeshError) and name in ("results", "_told")):
+            yield name, value
+
+
+def _has_hooks(kind: type[BaseException]) -> bool:
+    """Say whether a class has its own idea of how it is pickled."""
+    return any(
+        hook in vars(entry) for entry in kind.__mro__ if entry.__flags__ & _HEAP_TYPE for hook in _HOOKS
+    )
+
+
+def _can_be_sent(value: object) -> bool:
+    try:
+        data, buffers = _serialize.dumps(value, root="an exception")
+        _serialize.loads(data, [bytearray(buffer) for buffer in buffers])
+    except BaseException as error:  # noqa: BLE001 - foreign pickling code may raise anything
+        _reraise_interrupt(error)
+        return False
+    return True
+
+
+def _sendable(value: object) -> object:
+    """Return ``value``, or its text where it cannot be sent."""
+    if _can_be_sent(value):
+        return value
+    try:
+        return _shortened(repr(value))
+    except Exception:  # noqa: BLE001 - a foreign __repr__ may raise anything
+        return f"<{type(value).__name__}>"
+
+
+# --- the error that the caller gets ----------------------------------------------------------------------------
+
+
+def _make_error(told: dict[str, Any], original: BaseException | None) -> ActorError:
+    """Make an instance of both types where that can be, or an ``ActorError`` alone."""
+    root = original
+    while isinstance(root, ActorError):
+        root = root.original
+    told = {**told, "original": original, "cause_type": None if root is None else type(root)}
+    told.setdefault("cause_name", "")
+    cause: Any = type(root)
+    if root is not None and (kind := _combined_type(cause)) is not None:
+        try:
+            # A group is made of its members, not of the list that its args show.
+            args = (
+                (root.message, list(root.exceptions)) if isinstance(root, BaseExceptionGroup) else root.args
+            )
+            error = instantiate(kind, args, dict(_state(root)))
+            if isinstance(error, ActorError):
+                error._tell(**told)
+                str(error)
+                return error
+        except BaseException as trouble:  # noqa: BLE001 - a foreign class may refuse to be made
+            _reraise_interrupt(trouble)
+    error = ActorError(told["message"])
+    error._tell(**told)
+    return error
+
+
+@lru_cache(maxsize=256)
+def _combined_type(kind: type[BaseException]) -> type[ActorError] | None:
+    """Return the class that is both an ``ActorError`` and a ``kind``, or ``None`` where there can be none.
+
+    Exceptions that are not an ``Exception`` end the process, thread or task in which they are raised, and a
+    ``StopIteration`` ends a loop: what happened in an actor must not do that to its caller.
+    """
+    if not issubclass(kind, Exception) or issubclass(kind, (StopIteration, StopAsyncIteration)):
+        return None
+    if issubclass(ActorError, kind):
+        return None
+    try:
+        combined = types.new_class(
+            f"ActorError[{kind.__qualname__}]",
+            (ActorError, kind),
+            exec_body=lambda namespace: namespace.update(
+                __module__="mesh_core", __doc__=f"An ActorError that is a {type_name(kind)} as well."
+            ),
+        )
+    except Exception:  # noqa: BLE001 - a foreign metaclass or __init_subclass__ may raise anything
+        return None
+    return combined if issubclass(combined, ActorError) else None
+
+
+# --- text -----------------------------------------------------------------------------------------------------
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return _shortened(str(exc))
+    except Exception:  # noqa: BLE001 - a foreign __str__ may raise anything
+        return f"({type_name(type(exc))}, whose text cannot be had)"
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _TEXT_LIMIT:
+        return text
+    half = _TEXT_LIMIT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def _reraise_interrupt(error: BaseException) -> None:
+    """Ctrl-C is the user's, whatever was going on; anything else a foreign exception's code may raise is not."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error

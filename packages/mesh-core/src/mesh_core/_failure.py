@@ -1,0 +1,92 @@
+"""What is known about a death: :class:`MeshFailure`."""
+
+from __future__ import annotations
+
+import signal as signals
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mesh_core._errors import describe_point
+
+
+@dataclass(frozen=True)
+class MeshFailure:
+    """What died, where, why and since when: the value that ``__supervise__`` is asked about.
+
+    >>> failure = MeshFailure(mesh_name="trainers", rank=3, point={"gpus": 3}, host="b7", pid=4242, signal=9)
+    >>> print(failure.report())
+    rank 3 (gpus=3) of mesh 'trainers' died on host b7, pid 4242: killed by signal 9 (SIGKILL)
+    """
+
+    mesh: Any = None
+    """A reference to the mesh in which it happened."""
+    mesh_name: str = ""
+    rank: int | None = None
+    """The rank that failed; ``None`` where it was the whole mesh."""
+    point: Mapping[str, int] | None = None
+    host: str = ""
+    pid: int | None = None
+    exitcode: int | None = None
+    """The process's exit status, if it exited."""
+    signal: int | None = None
+    """The signal that killed the process, if one did."""
+    exception: BaseException | None = None
+    """What was raised, if something was."""
+    stderr_tail: tuple[str, ...] = ()
+    """The last lines that the process wrote to its stderr."""
+    chain: tuple[str, ...] = ()
+    """By which owners the failure arrived, the nearest to the dead first."""
+    since: float | None = None
+    """When it was noticed, in seconds since the epoch."""
+
+    def report(self) -> str:
+        """Tell it all in lines for a human."""
+        lines = [f"{self._who()} died{self._where()}: {self._why()}"]
+        if self.since is not None:
+            lines.append(f"  since: {time.strftime('%Y-%m-%d %H:%M:%S%z', time.localtime(self.since))}")
+        if self.chain:
+            lines.append(f"  arrived by: {' -> '.join(self.chain)}")
+        if self.exception is not None:
+            lines.append("  exception:")
+            lines += _indented(_text(self.exception).splitlines())
+        if self.stderr_tail:
+            lines.append("  last lines of its stderr:")
+            lines += _indented(self.stderr_tail)
+        return "\n".join(lines)
+
+    def _who(self) -> str:
+        mesh = f"mesh {self.mesh_name!r}" if self.mesh_name else "a mesh"
+        return mesh if self.rank is None else f"rank {self.rank}{describe_point(self.point)} of {mesh}"
+
+    def _where(self) -> str:
+        where = f" on host {self.host}" if self.host else ""
+        return where + (f"{',' if where else ' in'} pid {self.pid}" if self.pid is not None else "")
+
+    def _why(self) -> str:
+        if self.signal is not None:
+            return f"killed by signal {self.signal} ({_signal_name(self.signal)})"
+        if self.exception is not None:
+            return f"raised {type(self.exception).__name__}"
+        if self.exitcode is not None:
+            return f"exited with status {self.exitcode}"
+        return "no reason is known"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return "unnamed"
+
+
+def _text(exception: BaseException) -> str:
+    try:
+        return f"{type(exception).__name__}: {exception}"
+    except Exception:  # noqa: BLE001 - a foreign __str__ may raise anything
+        return f"{type(exception).__name__} (its text cannot be had)"
+
+
+def _indented(lines: Any) -> list[str]:
+    return [f"    {line}".rstrip() for line in lines]

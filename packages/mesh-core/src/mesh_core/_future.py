@@ -1,0 +1,285 @@
+"""Results that are on their way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mesh_core._errors import ActorTimeout, MeshError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from mesh_core._native import Call
+    from mesh_core._process import Process
+
+R = TypeVar("R")
+S = TypeVar("S")
+
+_PENDING, _DONE, _FAILED = 0, 1, 2
+
+
+class Future(Generic[R]):
+    """The result of a call, for scripts, threads, notebooks and coroutines alike.
+
+    >>> from mesh_core import Actor, endpoint, this_host
+    >>> class Adder(Actor):
+    ...     @endpoint
+    ...     def add(self, a: int, b: int) -> int:
+    ...         return a + b
+    >>> with this_host().spawn_procs() as procs:
+    ...     future = procs.spawn("adder", Adder).add.call_one(2, 3)
+    ...     future.get(timeout=30), future.get(), future.done()
+    (5, 5, True)
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_call",
+        "_deadline",
+        "_finish",
+        "_limit",
+        "_process",
+        "_state",
+        "_value",
+        "_what",
+    )
+
+    def __init__(
+        self,
+        process: Process,
+        call: Call,
+        finish: Callable[[Call], R],
+        what: Callable[[], str],
+        limit: float | None = None,
+    ) -> None:
+        self._process = process
+        self._call = call
+        self._finish = finish
+        self._what = what
+        self._limit = limit
+        self._deadline = None if limit is None else time.monotonic() + limit
+        self._state = _PENDING
+        self._value: Any = None
+
+    # Stream futures look at one outcome of a call instead of all of them.
+
+    def _wait(self, timeout: float | None) -> bool:
+        return self._call.wait(timeout)
+
+    def _arrived(self) -> bool:
+        return self._call.done()
+
+    async def _arrive(self) -> None:
+        await self._process.bridge().wait(self._call)
+
+    def get(self, timeout: float | None = None) -> R:
+        """Wait for the result and return it, or raise what the endpoint raised.
+
+        After ``timeout`` seconds it raises :class:`ActorTimeout`; the call goes on, and can be waited for again. To end
+        the call itself by a deadline use ``with_options(timeout=)``.
+        """
+        if self._state == _PENDING:
+            wait, last = timeout, False
+            if self._deadline is not None:
+                left = self._deadline - time.monotonic()
+                if timeout is None or left < timeout:
+                    wait, last = left, True
+            if not self._wait(wait):
+                if not last:
+                    raise ActorTimeout(
+                        f"{self._what()} has not finished within {timeout} s; the call goes on, and can be waited for "
+                        "again",
+                        timeout=timeout,
+                    )
+                self._expire()
+            self._settle()
+        return self._outcome()
+
+    result = get
+
+    def _expire(self) -> None:
+        if self._call.cancel():
+            self._state = _FAILED
+            self._value = ActorTimeout(
+                f"{self._what()} did not finish within its deadline of {self._limit} s; it was cancelled",
+                timeout=self._limit,
+            )
+
+    def _settle(self) -> None:
+        # A call gives its outcomes away once, and several threads may wait for it.
+        with self._process.settling:
+            if self._state != _PENDING:
+                return
+            # The value first: other threads look at the state without the lock.
+            try:
+                self._value = self._finish(self._call)
+            except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
+                self._value = error
+                self._state = _FAILED
+            else:
+                self._state = _DONE
+
+    def _outcome(self) -> R:
+        if self._state == _FAILED:
+            try:
+                raise self._value.with_traceback(None)
+            finally:
+                # The raised error refers to this frame, which refers to the error through `self` otherwise.
+                del self
+        value: R = self._value
+        return value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, and return what the call raised; ``None`` if it succeeded."""
+        try:
+            self.get(timeout)
+        except ActorTimeout:
+            if self._state == _PENDING:
+                raise
+        except Exception:  # noqa: BLE001 - it is what was asked for
+            pass
+        return self._value if self._state == _FAILED else None
+
+    def done(self) -> bool:
+        """Say whether the result is there; never waits."""
+        return self._state != _PENDING or self._arrived()
+
+    def cancel(self) -> bool:
+        """Give up the call; false if it was done. The coroutine that works on it is cancelled, its reply dropped."""
+        if self._state == _PENDING and self._call.cancel():
+            import asyncio
+
+            self._state, self._value = (
+                _FAILED,
+                asyncio.CancelledError(f"{self._what()} was cancelled by its caller"),
+            )
+            return True
+        return False
+
+    def __await__(self) -> Generator[Any, None, R]:
+        if self._state == _PENDING:
+            if not self._arrived():
+                yield from self._await_arrival().__await__()
+            self._settle()
+        return self._outcome()
+
+    async def _await_arrival(self) -> None:
+        import asyncio
+
+        try:
+            if self._deadline is None:
+                await self._arrive()
+            else:
+                async with asyncio.timeout(self._deadline - time.monotonic()):
+                    await self._arrive()
+        except TimeoutError:
+            self._expire()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def as_asyncio(self) -> asyncio.Future[R]:
+        """Return this as a future of the running event loop, for ``asyncio.wait`` and its like."""
+        import asyncio
+
+        async def wait() -> R:
+            return await self
+
+        return asyncio.ensure_future(wait())
+
+    def then(self, change: Callable[[R], S]) -> Future[S]:
+        """Return a future of ``change(result)``; ``change`` runs where that future is waited for."""
+        return _Changed(self, change)
+
+    def __repr__(self) -> str:
+        state = ("waiting", "done", "failed")[self._state]
+        if self._state == _PENDING and self._arrived():
+            state = "done"
+        return f"<Future of {self._what()}: {state}>"
+
+
+class _Changed(Future[S]):
+    """What :meth:`Future.then` returns: another future's result, changed."""
+
+    __slots__ = ("_change", "_source")
+
+    def __init__(self, source: Future[Any], change: Callable[[Any], S]) -> None:
+        super().__init__(source._process, source._call, source._finish, source._what, source._limit)
+        self._deadline = source._deadline
+        self._source = source
+        self._change = change
+
+    def _wait(self, timeout: float | None) -> bool:
+        return self._source._wait(timeout)
+
+    def _arrived(self) -> bool:
+        return self._source.done()
+
+    async def _arrive(self) -> None:
+        await self._source._arrive()
+
+    def _settle(self) -> None:
+        self._source._settle()
+        # Not under the lock: this is the user's code, and may wait for other calls.
+        try:
+            value: Any = self._change(self._source._outcome())
+            state = _DONE
+        except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
+            value, state = error, _FAILED
+        with self._process.settling:
+            if self._state == _PENDING:
+                self._value, self._state = value, state
+
+
+class StreamFuture(Future[R]):
+    """One outcome of a streamed call: the one that arrived as number ``n``."""
+
+    __slots__ = ("_n",)
+
+    def __init__(self, n: int, *args: Any) -> None:
+        super().__init__(*args)
+        self._n = n
+
+    def _wait(self, timeout: float | None) -> bool:
+        return self._call.wait(timeout, self._n)
+
+    def _arrived(self) -> bool:
+        return self._call.done() or self._call.arrived() > self._n
+
+    async def _arrive(self) -> None:
+        await self._process.bridge().wait(self._call, self._n)
+
+
+class Stream(Generic[R]):
+    """The results of a call to many, in the order in which they arrive.
+
+    Iterate with ``for``, which gives futures whose ``get`` returns at once or waits for the next to arrive; or with
+    ``async for``, which gives futures to be awaited.
+    """
+
+    __slots__ = ("_call", "_make")
+
+    def __init__(self, call: Call, make: Callable[[int], StreamFuture[R]]) -> None:
+        self._call = call
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._call)
+
+    def __iter__(self) -> Iterator[Future[R]]:
+        return (self._make(n) for n in range(len(self._call)))
+
+    async def __aiter__(self) -> AsyncIterator[Future[R]]:
+        for n in range(len(self._call)):
+            yield self._make(n)
+
+    def cancel(self) -> bool:
+        """Give up what has not arrived yet."""
+        return self._call.cancel()
+
+
+def not_here() -> MeshError:
+    """The error of a call whose caller gave it up."""
+    return MeshError("the call was cancelled by its caller; there is no result")

@@ -1,0 +1,97 @@
+"""What all meshes share: their geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from mesh_core._native import Extent, Region
+
+
+def describe(region: Region) -> str:
+    """A region's shape for people: ``hosts=2, gpus=8``."""
+    return ", ".join(f"{label}={size}" for label, size in region.extent.items()) or "a single one"
+
+
+class Mesh:
+    """An n-dimensional, named array: of hosts, processes, actors or values.
+
+    Slicing a mesh gives a mesh: of the same things, seen in another shape.
+
+    >>> from mesh_core import Extent, ValueMesh
+    >>> mesh = ValueMesh.of(Extent.of(hosts=2, gpus=4), range(8))
+    >>> mesh.slice(hosts=1).values()
+    [4, 5, 6, 7]
+    >>> mesh.slice(gpus=slice(0, 4, 2)).sizes
+    {'hosts': 2, 'gpus': 2}
+    >>> mesh.flatten("rank").size("rank")
+    8
+    """
+
+    __slots__ = ()
+
+    _view: Region
+
+    def _with_region(self, region: Region) -> Self:
+        raise TypeError(f"{type(self).__name__} is not a mesh: spawn it on processes first")
+
+    def slice(self, **dims: int | slice) -> Self:
+        """A part: an int picks a place and drops the dimension, a slice keeps a range of it."""
+        return self._with_region(self._view.slice(**dims))
+
+    def split(self, **dims: Any) -> Self:
+        """Make several dimensions out of one: ``split(gpus=("node", "gpu"), gpu=8)``; one size may be left out."""
+        return self._with_region(self._view.split(**dims))
+
+    def flatten(self, name: str) -> Self:
+        """Make one dimension out of all."""
+        return self._with_region(self._view.flatten(name))
+
+    def rename(self, **names: str) -> Self:
+        """Give dimensions other names: ``rename(gpus="workers")``."""
+        return self._with_region(self._view.rename(**names))
+
+    def size(self, dim: str | Sequence[str] | None = None) -> int:
+        """The size of a dimension, the product of several, or, without an argument, of all."""
+        if dim is None:
+            return len(self._view)
+        if isinstance(dim, str):
+            return self._view.size(dim)
+        product = 1
+        for one in dim:
+            product *= self._view.size(one)
+        return product
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of every dimension."""
+        return dict(self._view.extent.items())
+
+    @property
+    def extent(self) -> Extent:
+        """The named sizes."""
+        return self._view.extent
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+
+RESERVED = frozenset(
+    {
+        "slice",
+        "split",
+        "flatten",
+        "rename",
+        "size",
+        "sizes",
+        "extent",
+        "stop",
+        "initialized",
+        "name",
+        "class_name",
+    }
+)
+"""Names that every actor mesh has for itself; no endpoint may have one."""

@@ -1,0 +1,234 @@
+"""The process that forks workers: single-threaded, with everything imported that workers need.
+
+It reads orders from its agent and reports what becomes of its children; see ``nursery.rs`` for the packets. Without
+its agent it ends, and takes its children along: each has asked the kernel to be killed with its parent.
+
+NUR-1: it never starts a thread or a runtime, so that a fork is a sound copy.
+NUR-2: a preloaded module that starts threads is refused unless it is known to survive a fork; workers then get
+interpreters of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from mesh_core import _worker
+from mesh_core._native import die_with_parent
+
+_ORDER = struct.Struct("<BQII")
+_REPORT = struct.Struct("<BQIIi")
+_FORK, _KILL, _EXEC = 1, 2, 3
+_FORKED, _EXITED, _FAILED, _REFUSED = 11, 12, 13, 14
+_PACKET = 256 * 1024
+
+# These start threads (of OpenBLAS, OpenMP) when imported, and install handlers that stop and restart them around a fork.
+_SURVIVE_FORKS = frozenset({"numpy", "scipy", "torch", "pandas", "sklearn"})
+
+# What workers come to need sooner or later: imported once, here, instead of in each of them.
+_SHARED = (
+    "asyncio",
+    "cloudpickle",
+    "inspect",
+    "logging",
+    "mesh_core._exceptions",
+    "mesh_core._failure",
+    "mesh_core._stage",
+)
+
+_EXEC_CODE = "from mesh_core._worker import main_exec; main_exec()"
+_EXEC_PATH = "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
+
+
+_Addr = tuple[int, int]
+
+
+class _Order(NamedTuple):
+    """One worker to be made."""
+
+    addr: _Addr
+    seat: int
+    link: int
+    config: bytes
+    fresh: bool
+
+
+class Nursery:
+    """The loop that turns orders into processes."""
+
+    def __init__(self, control: int, board: int) -> None:
+        self._control = socket.socket(fileno=control)
+        self._control.setblocking(False)
+        self._board = board
+        self._children: dict[int, tuple[int, _Addr]] = {}  # by pidfd
+        self._pids: dict[_Addr, int] = {}
+        self._epoll = select.epoll()
+        self._epoll.register(control, select.EPOLLIN)
+        self._unsent: list[bytes] = []
+        self.only_exec = False
+
+    def report(self, op: int, addr: _Addr, *, pid: int = 0, status: int = 0, text: str = "") -> None:
+        """Tell the agent."""
+        self._unsent.append(_REPORT.pack(op, *addr, pid, status) + text.encode()[:8000])
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                self._control.send(self._unsent[0])
+                del self._unsent[0]
+        except BlockingIOError:
+            pass
+        except OSError:
+            os._exit(0)
+        self._epoll.modify(self._control, select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0))
+
+    def serve(self) -> NoReturn:
+        """Take orders until the agent is gone."""
+        while True:
+            for fd, events in self._epoll.poll():
+                if fd != self._control.fileno():
+                    self._reap(fd)
+                    continue
+                if events & select.EPOLLOUT:
+                    self._send()
+                if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    self._receive()
+
+    def _receive(self) -> None:
+        try:
+            packet, fds, _, _ = socket.recv_fds(self._control, _PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet, fds = b"", []
+        if not packet:
+            # The agent is gone. The kernel kills the workers with this process.
+            os._exit(0)
+        op, mesh, rank, seat = _ORDER.unpack_from(packet)
+        if op == _KILL:
+            pid = self._pids.get((mesh, rank))
+            if pid is not None:
+                # Not reaped yet, or it would not be in the table: the pid is still its own.
+                os.kill(pid, signal.SIGKILL)
+            return
+        addr = (mesh, rank)
+        link = fds[0]
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(link)
+            self.report(
+                _FAILED, addr, text=f"fork failed: {error.strerror}; see 'mesh doctor' for the limits"
+            )
+            return
+        if pid == 0:
+            self._become(_Order(addr, seat, link, packet[_ORDER.size :], op == _EXEC or self.only_exec))
+        os.close(link)
+        watch = os.pidfd_open(pid)
+        self._children[watch] = (pid, addr)
+        self._pids[addr] = pid
+        self._epoll.register(watch, select.EPOLLIN)
+        self.report(_FORKED, addr, pid=pid)
+
+    def _reap(self, watch: int) -> None:
+        pid, addr = self._children.pop(watch)
+        self._epoll.unregister(watch)
+        os.close(watch)
+        del self._pids[addr]
+        _, status = os.waitpid(pid, 0)
+        # Negative for a signal, as subprocess has it.
+        self.report(_EXITED, addr, pid=pid, status=os.waitstatus_to_exitcode(status))
+
+    def _become(self, order: _Order) -> NoReturn:
+        """Turn this copy of the nursery into a worker."""
+        parent = os.getppid()
+        status = 1
+        try:
+            die_with_parent(parent)
+            self._epoll.close()
+            self._control.close()
+            for watch in self._children:
+                os.close(watch)
+            self._children.clear()
+            told = json.loads(order.config)
+            if order.fresh:
+                self._exec(told, order, parent)
+            atexit._clear()
+            gc.enable()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.argv[:] = [""]
+            mesh, rank = order.addr
+            status = _worker.run(
+                told, mesh=mesh, rank=rank, seat=order.seat, link=order.link, board=self._board
+            )
+        except BaseException:  # noqa: BLE001 - the last line of defence of a process
+            traceback.print_exc()
+        finally:
+            _worker.leave(status)
+        raise AssertionError("unreachable")
+
+    def _exec(self, told: dict[str, Any], order: _Order, parent: int) -> NoReturn:
+        interpreter = told["python"] or [sys.executable]
+        os.set_inheritable(order.link, True)
+        os.set_inheritable(self._board, True)
+        numbers = [str(n) for n in (*order.addr, order.seat, order.link, self._board, parent)]
+        argv = [*interpreter, "-c", _EXEC_PATH + _EXEC_CODE, order.config.decode(), *numbers]
+        os.execvpe(argv[0], argv, told["env"])
+
+
+def _threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def _preload(names: list[str]) -> str:
+    """Import what workers are to find imported. Returns why forking is unsound after that, or nothing."""
+    why = ""
+    for name in names:
+        before = _threads()
+        importlib.import_module(name)
+        started = _threads() - before
+        if started > 0 and name.partition(".")[0] not in _SURVIVE_FORKS:
+            why = why or (
+                f"preload={name!r} started {started} thread{'s' if started > 1 else ''} when it was imported, and "
+                "threads do not survive a fork; these processes start by exec instead, which takes longer and shares "
+                "no memory. Import that module in the actors instead of preloading it"
+            )
+    return why
+
+
+def main(preload: list[str], control: int, board: int) -> NoReturn:
+    """Entry of a nursery; its agent starts it with these arguments."""
+    os.set_inheritable(control, False)
+    os.set_inheritable(board, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    nursery = Nursery(control, board)
+    for name in _SHARED:
+        importlib.import_module(name)
+
+    try:
+        why = _preload(preload)
+    except BaseException as error:  # noqa: BLE001 - reported to whoever asked
+        text = "".join(traceback.format_exception_only(error)).strip()
+        nursery.report(_REFUSED, (0, 0), text=f"a module of preload={preload!r} cannot be imported: {text}")
+        os._exit(1)
+    if why:
+        sys.stderr.write(f"mesh: {why}\n")
+        sys.stderr.flush()
+        nursery.only_exec = True
+    # What is here now lives as long as the workers: out of the collector's sight its pages stay shared.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    nursery.serve()

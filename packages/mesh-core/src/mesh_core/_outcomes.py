@@ -1,0 +1,98 @@
+"""Replies becoming values and errors."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._errors import MeshError, SpawnError, SupervisionError, Undeliverable
+from mesh_core._future import not_here
+from mesh_core._native import Lost, Message, Point
+from mesh_core._serialize import explain_load_failure
+
+if TYPE_CHECKING:
+    from mesh_core._native import Region
+
+
+class Addressee:
+    """Who was asked, for error messages: an actor mesh (or a mesh of processes), and the part of it that was meant."""
+
+    __slots__ = ("host", "mesh", "name", "root", "view")
+
+    def __init__(self, name: str, host: str, root: Region, view: Region, mesh: Any) -> None:
+        self.name = name
+        self.host = host
+        self.root = root
+        self.view = view
+        self.mesh = mesh
+
+    def point(self, index: int) -> Point:
+        """The place in the whole mesh of an addressee."""
+        return self.root.point_of(self.view.rank_at(index))
+
+
+def load(message: Message) -> Any:
+    """What a successful reply carries."""
+    try:
+        return message.load()
+    except (MemoryError, MeshError):
+        raise
+    except Exception as error:
+        raise explain_load_failure(error) from error
+
+
+def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> BaseException | None:
+    """The error that an outcome stands for; ``None`` if it carries a value."""
+    if outcome is None:
+        return not_here()
+    if isinstance(outcome, Lost):
+        return _lost(outcome, index, who)
+    if outcome.kind == "undeliverable":
+        return Undeliverable(
+            f"the message to actor {who.name!r} on rank {who.point(index).rank} came back: {outcome.name}; "
+            "spawn the actor anew to go on"
+        )
+    if outcome.is_error:
+        from mesh_core._exceptions import decode_exception
+
+        data, buffers = outcome.raw()
+        return decode_exception(data, buffers, point=who.point(index))
+    return None
+
+
+def value_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Any:
+    """The value that an outcome carries, or raise the error it stands for."""
+    error = error_of(outcome, index, who)
+    if error is not None:
+        raise error
+    return load(outcome)  # type: ignore[arg-type]  # an outcome without an error is a message
+
+
+def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
+    point = who.point(index)
+    if lost.pid is None and lost.exitcode is None and lost.signal is None and not lost.orderly:
+        return SpawnError(
+            f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}"
+        )
+    if lost.orderly:
+        # A process that was asked to stop closes its link in passing, which is not the reason.
+        why = (lost.reason if lost.pid is None else "") or "its process was stopped"
+        return Undeliverable(
+            f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on"
+        )
+    from mesh_core._failure import MeshFailure
+
+    failure = MeshFailure(
+        mesh=who.mesh,
+        mesh_name=who.name,
+        rank=point.rank,
+        point=point,
+        host=who.host,
+        pid=lost.pid,
+        exitcode=lost.exitcode,
+        signal=lost.signal,
+        since=time.time(),
+    )
+    if lost.reason and lost.exitcode is None and lost.signal is None:
+        return SupervisionError(f"{failure.report()}\n  {lost.reason}", failure=failure)
+    return SupervisionError(failure=failure)

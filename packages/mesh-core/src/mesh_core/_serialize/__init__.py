@@ -1,0 +1,121 @@
+"""Objects to bytes and back: one pickle stream, and large data beside it without a copy.
+
+A message is *part 0*, a protocol 5 pickle, and a list of *buffers*: views of the sender's own memory which
+the runtime writes or maps from where they lie. Three roads lead to part 0, the cheapest that will do:
+
+* **plain**: arguments made of ``None``, numbers, strings and small bytes go straight through C pickle;
+* **stream**: anything else goes through a C pickler that lifts large data out of the stream;
+* **by value**: what the receiver cannot import (``__main__``, notebooks, lambdas, local classes) goes through
+  cloudpickle, which is imported when the first such object is sent.
+
+Every road ends in a stream that C pickle reads, so the receiving side has one road only.
+
+Invariants, cited by the tests:
+
+* SER-1: an object that occurs twice in one message is one object on arrival.
+* SER-2: arrays and tensors arrive writable, and keep their buffer alive.
+* SER-3: the sender's large data is never copied into the stream.
+* SER-4: nothing in a stream refers to ``__main__`` by name.
+"""
+
+from __future__ import annotations
+
+from _pickle import dumps as _c_dumps
+from _pickle import loads as _c_loads
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._serialize._culprit import explain_load_failure, serialization_error
+from mesh_core._serialize._handlers import OUT_OF_BAND_BYTES
+from mesh_core._serialize._pickle import dump_by_value, dump_stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["OUT_OF_BAND_BYTES", "dumps", "explain_load_failure", "loads"]
+
+_ATOMS = frozenset({type(None), bool, int, float, str})
+_all_atoms = _ATOMS.issuperset
+
+# Looking at the types of a longer sequence costs more than the stream road's fixed price.
+_SCAN_LIMIT = 32
+
+
+def dumps(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryview]]:
+    """Turn ``obj`` into part 0 and its out-of-band buffers.
+
+    The buffers are views of the caller's memory: they must be written out, or copied, before the caller may
+    change that memory. ``root`` is what an error calls ``obj``; without it, an ``(args, kwargs)`` pair is
+    named by its arguments.
+
+    >>> data, buffers = dumps(((1, "two"), {"three": 3.0}))
+    >>> loads(data, buffers)
+    ((1, 'two'), {'three': 3.0})
+    >>> data, buffers = dumps({"weights": bytearray(1_000_000)})
+    >>> len(data) < 100, [buffer.nbytes for buffer in buffers]
+    (True, [1000000])
+    """
+    if _is_plain(obj):
+        return _c_dumps(obj, 5), []
+    try:
+        found = dump_stream(obj)
+        return dump_by_value(obj) if found is None else found
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise serialization_error(obj, error, root) from error
+
+
+def loads(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
+    """Rebuild what :func:`dumps` was given.
+
+    Arrays, tensors and memoryviews are made *on* the buffers, so these must be contiguous, and writable
+    for the result to be. Loading the same buffers twice gives results which share their memory.
+
+    >>> data, buffers = dumps([1, 2, None])
+    >>> loads(data)
+    [1, 2, None]
+    """
+    try:
+        return _c_loads(data, buffers=buffers) if buffers else _c_loads(data)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise explain_load_failure(error) from error
+
+
+def _is_plain(obj: object) -> bool:
+    """Say whether C pickle alone does right by ``obj``; cheap, and may say no where yes is true."""
+    if type(obj) is not tuple:
+        return type(obj) in _ATOMS or _all_plain((obj,))
+    # The shape of a call, `((1, 2), {})`, is by far the most frequent message, hence first and flat.
+    if len(obj) == 2 and type(obj[0]) is tuple and type(obj[1]) is dict:
+        args, kwargs = obj
+        if not kwargs:
+            return len(args) <= _SCAN_LIMIT and (_all_atoms(map(type, args)) or _all_plain(args))
+        return (
+            len(args) <= _SCAN_LIMIT
+            and len(kwargs) <= _SCAN_LIMIT
+            and _all_plain(args)
+            and _all_plain(kwargs.values())
+        )
+    return len(obj) <= _SCAN_LIMIT and _all_plain(obj)
+
+
+def _all_plain(values: Iterable[Any]) -> bool:
+    """Look at each value, and one level into the short containers among them."""
+    for value in values:
+        kind = type(value)
+        if kind in _ATOMS:
+            continue
+        if kind is tuple or kind is list:
+            if len(value) > _SCAN_LIMIT or not _all_atoms(map(type, value)):
+                return False
+        elif kind is dict:
+            if len(value) > _SCAN_LIMIT or not _all_atoms(map(type, value)):
+                return False
+            if not _all_atoms(map(type, value.values())):
+                return False
+        elif kind is not bytes or len(value) >= OUT_OF_BAND_BYTES:
+            return False
+    return True

@@ -1,0 +1,87 @@
+"""The file that a C pickler writes to: part 0 grows here, and large data is lifted out of it."""
+
+from __future__ import annotations
+
+from _pickle import PickleBuffer
+
+# From this size on, the C pickler hands the payload of bytes and bytearrays to the file as the very object
+# that is being pickled, right after a chunk that ends with its header (CPython's FRAME_SIZE_TARGET).
+LIFTED_BYTES = 64 * 1024
+# Data of other kinds that is smaller than this is cheaper to carry in the stream.
+OUT_OF_BAND_BYTES = 16 * 1024
+
+_PROTO = 0x80
+_FRAME = 0x95
+# A frame of fewer bytes than this is written bare.
+_FRAME_MIN = 4
+
+# Opcodes that do what BINBYTES, BINBYTES8 and BYTEARRAY8 do, with the next out-of-band buffer for payload:
+# push the type, push the buffer, make it a 1-tuple, call.
+_BYTES_FROM_BUFFER = b"cbuiltins\nbytes\n\x97\x85R"
+_BYTEARRAY_FROM_BUFFER = b"cbuiltins\nbytearray\n\x97\x85R"
+
+
+class Stream:
+    """Collects one message's stream and buffers, in the order in which the stream refers to them.
+
+    The pickler needs only :meth:`write`, as its file, and :meth:`keep`, as its ``buffer_callback``. An object
+    whose payload was lifted out is still memoised by the pickler, so that a second occurrence refers to it.
+    """
+
+    __slots__ = ("_chunks", "buffers")
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self.buffers: list[memoryview] = []
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> int:
+        """Take what the pickler flushes: a run of opcodes, or one large payload."""
+        chunks = self._chunks
+        size = len(chunk)
+        if size >= LIFTED_BYTES and chunks and not isinstance(chunk, memoryview):
+            header, replacement = _header_for(chunk)
+            if _ends_with_bare(chunks[-1], header):
+                chunks[-1] = chunks[-1][: -len(header)] + replacement
+                self.buffers.append(memoryview(chunk))
+                return size
+        # A memoryview looks into a string that need not outlive this call.
+        chunks.append(chunk if type(chunk) is bytes else bytes(chunk))
+        return size
+
+    def keep(self, buffer: PickleBuffer) -> bool:
+        """Take a buffer out of band, or tell the pickler, by returning true, to write it into the stream."""
+        try:
+            view = buffer.raw()
+        except BufferError:
+            return True  # not contiguous: the pickler's own error names it
+        if view.nbytes < OUT_OF_BAND_BYTES:
+            return True
+        self.buffers.append(view)
+        return False
+
+    def part0(self) -> bytes:
+        """Return the stream."""
+        chunks = self._chunks
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _header_for(payload: bytes | bytearray) -> tuple[bytes, bytes]:
+    """Return the header that announces this payload, and the opcodes that stand for both."""
+    size = len(payload)
+    if isinstance(payload, bytearray):
+        return b"\x96" + size.to_bytes(8, "little"), _BYTEARRAY_FROM_BUFFER
+    if size <= 0xFFFFFFFF:
+        return b"B" + size.to_bytes(4, "little"), _BYTES_FROM_BUFFER
+    return b"\x8e" + size.to_bytes(8, "little"), _BYTES_FROM_BUFFER
+
+
+def _ends_with_bare(chunk: bytes, header: bytes) -> bool:
+    """Say whether ``header`` stands at the end of ``chunk`` outside of any frame, where only a header stands.
+
+    Looking for the header's bytes alone would not do: the last argument of an ordinary frame may hold them.
+    """
+    at = 2 if chunk[0] == _PROTO else 0
+    while at + 9 <= len(chunk) and chunk[at] == _FRAME:
+        at += 9 + int.from_bytes(chunk[at + 1 : at + 9], "little")
+    bare = len(chunk) - at
+    return len(header) <= bare < len(header) + _FRAME_MIN and chunk.endswith(header)

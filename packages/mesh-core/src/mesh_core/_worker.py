@@ -1,0 +1,64 @@
+"""A worker's life, from its first line to its last."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+from mesh_core import _process
+from mesh_core._native import Extent, Region
+from mesh_core._settings import configure
+
+_GOODBYE_S = 5.0
+
+
+def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, board: int) -> int:
+    """Be the worker that ``config`` describes until told to stop; returns the exit status."""
+    # Before any module of the user's is imported.
+    os.environ.clear()
+    os.environ.update(config["env"])
+    sys.path[:] = config["path"]
+    with contextlib.suppress(OSError):
+        os.chdir(config["cwd"])
+    if config["bind"] is not None:
+        os.sched_setaffinity(0, config["bind"][rank])
+    region = Region.whole(Extent(config["labels"], config["sizes"]))
+    identity = _process.Identity(
+        mesh_id=mesh, mesh_name=config["mesh_name"], region=region, rank=rank, host=config["host"]
+    )
+    process = _process.become_worker(
+        identity, configure(**config["settings"]), link=link, board=board, seat=seat
+    )
+    from mesh_core._stage import Stage
+
+    stage = Stage(process)
+    process.adopt_stage(stage)
+    status = stage.run()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    process.runtime.goodbye(_GOODBYE_S)
+    return status
+
+
+def leave(status: int) -> None:
+    """End the process without what the interpreter does at its end: threads of actors may be anywhere."""
+    os._exit(status)
+
+
+def main_exec() -> None:
+    """Entry of a worker with an interpreter of its own; see ``_nursery``."""
+    config = json.loads(sys.argv[1])
+    # Set before the start; python= may name a script that adds to it before it starts an interpreter.
+    config["env"] = dict(os.environ)
+    mesh, rank, seat, link, board, parent = (int(word) for word in sys.argv[2:8])
+    from mesh_core._native import die_with_parent
+
+    die_with_parent(parent)
+    sys.argv[:] = [""]
+    leave(run(config, mesh=mesh, rank=rank, seat=seat, link=link, board=board))

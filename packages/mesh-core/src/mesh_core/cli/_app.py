@@ -1,0 +1,105 @@
+"""From a command line to the one plugin that carries it out.
+
+The first word picks the subcommand, before argparse sees anything: so only its plugin is imported, and
+``mesh --version`` and ``mesh --help`` import none.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from mesh_core._errors import MeshError, PluginError, PluginLoadError
+from mesh_core.cli import _exit
+from mesh_core.cli._quiet import quiet_manager
+from mesh_core.plugins import COMMANDS, PluginManager
+
+# With one of these names taken by another distribution as well, `mesh` must still be able to say so.
+_OWN_COMMANDS: Final = ("doctor", "plugins")
+_OWN_DISTRIBUTION: Final = "mesh-core"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``mesh`` with these arguments, by default the process's own, and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    manager = quiet_manager()
+    try:
+        status = _dispatch(manager, arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return _exit.INTERRUPTED
+    except BrokenPipeError:
+        # Else the interpreter fails once more, aloud, when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _exit.PIPE_CLOSED
+    except MeshError as error:
+        return _complain(str(error), _exit.FAILED)
+
+
+def _dispatch(manager: PluginManager, arguments: list[str]) -> int:
+    if arguments and not arguments[0].startswith("-"):
+        return _run(manager, arguments[0], arguments[1:])
+    parser = _parser(manager)
+    options = parser.parse_args(arguments)
+    if options.version:
+        from mesh_core.cli._version import version_report
+
+        print(version_report())
+        return _exit.OK
+    parser.print_help(sys.stderr)
+    return _exit.USAGE
+
+
+def _parser(manager: PluginManager) -> argparse.ArgumentParser:
+    lines = [
+        f"  {entry.name:<14}"
+        + ("" if entry.distribution == _OWN_DISTRIBUTION else f"  from {entry.distribution}")
+        for entry in manager.entries(COMMANDS)
+    ]
+    parser = argparse.ArgumentParser(
+        prog="mesh",
+        usage="mesh [--version] [--help] COMMAND ...",
+        description="Drive a whole cluster from one Python script.",
+        epilog="\n".join(
+            ["commands:", *(line.rstrip() for line in lines), "", "`mesh COMMAND --help` explains each."]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--version", "-V", action="store_true", help="show the installed Mesh packages and the Python"
+    )
+    return parser
+
+
+def _run(manager: PluginManager, name: str, arguments: list[str]) -> int:
+    try:
+        plugin = manager.get(
+            COMMANDS, name, distribution=_OWN_DISTRIBUTION if name in _OWN_COMMANDS else None
+        )
+    except PluginLoadError as error:
+        return _complain(str(error), _exit.UNUSABLE)
+    except PluginError as error:
+        return _complain(str(error), _exit.USAGE)
+    able = manager.probe(plugin)
+    if not able:
+        return _complain(f"command {name!r} cannot work here: {able.reason}; {able.remedy}", _exit.UNUSABLE)
+    parser = argparse.ArgumentParser(
+        prog=f"mesh {name}", description=plugin.summary or None, allow_abbrev=False
+    )
+    try:
+        command = plugin.create()
+        command.configure(parser)
+        return command.run(parser.parse_args(arguments))
+    except (MeshError, OSError):
+        raise
+    except Exception as error:
+        error.add_note(f"raised by the command {name!r} of {manager.origin(COMMANDS, name)}")
+        raise
+
+
+def _complain(message: str, status: int) -> int:
+    print(f"mesh: {message}", file=sys.stderr)
+    return status

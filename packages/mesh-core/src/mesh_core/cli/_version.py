@@ -1,0 +1,47 @@
+"""What ``mesh --version`` shows: from metadata alone, so that it works when a package does not."""
+
+import importlib.metadata
+import platform
+import re
+import sys
+
+from mesh_core.cli._quiet import quiet_manager
+from mesh_core.cli._table import aligned
+from mesh_core.plugins import KINDS
+
+
+def version_report() -> str:
+    """The installed Mesh packages, those of others that offer plugins, and the Python."""
+    found = {"mesh-core": _version_of("mesh-core")} | _family() | _outside()
+    rows = [(name, version) for name, version in found.items()]
+    rows.append(
+        ("python", f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})")
+    )
+    return aligned(rows)
+
+
+def _version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _family() -> dict[str, str]:
+    """Distributions called mesh-something that need mesh-core: others are called mesh-something too."""
+    names = {
+        re.sub(r"[-_.]+", "-", str(each.name)).lower()
+        for each in importlib.metadata.distributions()
+        if re.match(r"mesh[-_.]", str(each.name), re.IGNORECASE)
+    }
+    needs_core = re.compile(r"mesh[-_.]core\b(?![-_.])", re.IGNORECASE)
+    return {
+        name: _version_of(name)
+        for name in sorted(names)
+        if any(needs_core.match(each) for each in importlib.metadata.requires(name) or [])
+    }
+
+
+def _outside() -> dict[str, str]:
+    manager = quiet_manager()
+    return {each.distribution: each.version for kind in KINDS for each in manager.entries(kind)}

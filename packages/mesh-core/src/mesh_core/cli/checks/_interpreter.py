@@ -1,0 +1,58 @@
+"""The interpreter, the native module, and the plugins installed beside them."""
+
+import importlib
+import importlib.metadata
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator
+from typing import Final
+
+from mesh_core.cli._quiet import quiet_manager
+from mesh_core.plugins import Finding
+
+OLDEST_PYTHON: Final = (3, 11)
+
+
+def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Iterator[Finding]:
+    """CPython of 3.11 or later; the abi3 wheel fits no other."""
+    gil = "without the GIL" if sysconfig.get_config_var("Py_GIL_DISABLED") else "with the GIL"
+    detail = (
+        f"{platform.python_implementation()} {'.'.join(map(str, version))}, {gil}, {sysconfig.get_platform()}"
+    )
+    if platform.python_implementation() != "CPython" or version < OLDEST_PYTHON:
+        yield Finding(status="fail", detail=detail, remedy="use CPython 3.11 or later")
+    else:
+        yield Finding(status="ok", detail=detail)
+
+
+def check_native() -> Iterator[Finding]:
+    """The two halves of mesh-core are built together, and can come apart by an update that was cut short."""
+    python_half = importlib.metadata.version("mesh-core")
+    try:
+        native = importlib.import_module("mesh_core._native")
+    except ImportError as error:
+        yield Finding(
+            status="fail", detail=f"mesh_core._native does not load: {error}", remedy="reinstall mesh-core"
+        )
+        return
+    native_half = str(getattr(native, "__version__", "of unknown version"))
+    if native_half != python_half:
+        detail = f"the native module is {native_half}, the Python half {python_half}"
+        yield Finding(status="fail", detail=detail, remedy="reinstall mesh-core")
+    else:
+        yield Finding(status="ok", detail=f"native module and Python half are both {python_half}")
+
+
+def check_plugins() -> Iterator[Finding]:
+    """Load every plugin once. A plugin that cannot work on this machine is well; one that does not load is not."""
+    reports = quiet_manager().survey()
+    broken = [each for each in reports if each.status == "broken"]
+    for each in broken:
+        what = f"{each.kind} {each.name!r} of {each.distribution} {each.version}: {each.reason}"
+        yield Finding(status="fail", detail=what, remedy=each.remedy)
+    if not broken:
+        unable = sum(each.status == "unavailable" for each in reports)
+        yield Finding(
+            status="ok", detail=f"{len(reports)} load; {unable} of them cannot work on this machine"
+        )

@@ -1,0 +1,167 @@
+"""What Mesh needs of the kernel: shared memory, its siblings' descriptors, pidfd, Unix sockets. Each is tried, not looked up."""
+
+import mmap
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mesh_core.plugins import Finding
+
+SMALL_DEV_SHM: Final = 64 * 1024 * 1024 + 1  # what containers get where nobody asked for more
+LONGEST_FOLDER: Final = 70  # a socket's path has 107 bytes; its own part below the folder needs some of them
+TRIAL_SECONDS: Final = 20.0
+
+
+def check_shared_memory(dev_shm: Path = Path("/dev/shm")) -> Iterator[Finding]:
+    """Large parts of messages lie in anonymous shared memory (memfd); other libraries use /dev/shm."""
+    try:
+        _try_memfd()
+    except OSError as error:
+        remedy = "allow memfd_create and mmap in the container's seccomp profile"
+        yield Finding(status="fail", detail=f"memfd does not work: {error}", remedy=remedy)
+    else:
+        yield Finding(status="ok", detail="anonymous shared memory (memfd) works")
+    try:
+        total = shutil.disk_usage(dev_shm).total
+        writable = os.access(dev_shm, os.W_OK)
+    except OSError as error:
+        yield Finding(
+            status="warn", detail=f"no {dev_shm}: {error.strerror}", remedy=f"mount a tmpfs on {dev_shm}"
+        )
+        return
+    detail = f"{dev_shm} holds {total / 2**20:,.0f} MiB, {'writable' if writable else 'not writable'}"
+    if not writable:
+        yield Finding(status="warn", detail=detail, remedy=f"chmod 1777 {dev_shm}")
+    elif total < SMALL_DEV_SHM:
+        yield Finding(status="warn", detail=detail, remedy="start the container with a larger --shm-size")
+    else:
+        yield Finding(status="ok", detail=detail)
+
+
+def _try_memfd() -> None:
+    descriptor = os.memfd_create("mesh-doctor", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        with mmap.mmap(descriptor, mmap.PAGESIZE) as memory:
+            memory[:4] = b"mesh"
+        if os.pread(descriptor, 4, 0) != b"mesh":
+            raise OSError("what was written through a mapping is not read back")
+    finally:
+        os.close(descriptor)
+
+
+_OWNER: Final = """
+import os, sys
+descriptor = os.memfd_create("mesh-doctor")
+os.write(descriptor, b"mesh")
+print(f"/proc/{os.getpid()}/fd/{descriptor}", flush=True)
+sys.stdin.read()
+"""
+_SIBLING: Final = """
+import os, sys
+print(os.pread(os.open(sys.argv[1], os.O_RDWR), 4, 0).decode())
+"""
+
+
+def check_memory_sharing(scope: Path = Path("/proc/sys/kernel/yama/ptrace_scope")) -> Iterator[Finding]:
+    """Two workers, neither the other's parent: may one open the other's shared memory through /proc?"""
+    yama = scope.read_text().strip() if scope.exists() else "absent"
+    owner = subprocess.Popen(_isolated(_OWNER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # Leaving the block closes the owner's stdin, which ends it, and waits for it.
+    with owner:
+        assert owner.stdout is not None
+        path = owner.stdout.readline().strip()
+        try:
+            sibling = subprocess.run(
+                _isolated(_SIBLING, path), capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            said = f"no answer within {TRIAL_SECONDS:g} s"
+        else:
+            said = (
+                ""
+                if sibling.stdout.strip() == "mesh"
+                else (sibling.stderr.strip().splitlines() or ["no reason given"])[-1]
+            )
+    if not said:
+        yield Finding(
+            status="ok", detail=f"siblings open each other's shared memory (Yama ptrace_scope: {yama})"
+        )
+        return
+    yield Finding(
+        status="fail",
+        detail=f"a process cannot open its sibling's shared memory (Yama ptrace_scope: {yama}): {said}",
+        remedy="run all of a host's workers as one user, with /proc mounted without hidepid, and ptrace_scope at most 1",
+    )
+
+
+def _isolated(script: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", script, *arguments]
+
+
+def check_pidfd() -> Iterator[Finding]:
+    """The end of a child is noticed through a pidfd, at once."""
+    try:
+        child = subprocess.Popen(_isolated("import sys; sys.stdin.read()"), stdin=subprocess.PIPE)
+        with child:
+            descriptor = os.pidfd_open(child.pid)
+            try:
+                before = select.select([descriptor], [], [], 0)[0]
+                assert child.stdin is not None
+                child.stdin.close()
+                after = select.select([descriptor], [], [], TRIAL_SECONDS)[0]
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        remedy = "use Linux 5.3 or later, with pidfd_open allowed in the container's seccomp profile"
+        yield Finding(status="fail", detail=f"pidfd_open: {error.strerror or error}", remedy=remedy)
+        return
+    if before or not after:
+        yield Finding(
+            status="fail", detail="a pidfd does not tell of its process's end", remedy="use another kernel"
+        )
+    else:
+        yield Finding(status="ok", detail="the end of a process is seen through its pidfd")
+
+
+def check_unix_sockets(folder: Path | None = None) -> Iterator[Finding]:
+    """Processes of one host talk through sockets in a private folder, and send each other descriptors."""
+    place = folder or Path(tempfile.gettempdir())
+    try:
+        with tempfile.TemporaryDirectory(prefix="mesh-doctor-", dir=place) as private:
+            _try_socket(f"{private}/socket")
+    except OSError as error:
+        yield Finding(
+            status="fail",
+            detail=f"no Unix socket can be used in {place}: {error.strerror or error}",
+            remedy="set TMPDIR to a short path on a local, writable file system",
+        )
+        return
+    if len(os.fsencode(place)) > LONGEST_FOLDER:
+        detail = f"sockets work in {place}, but its path is long and a socket's path may have 107 bytes"
+        yield Finding(status="warn", detail=detail, remedy="set TMPDIR to a shorter path")
+    else:
+        yield Finding(status="ok", detail=f"sockets work in {place}, and carry descriptors")
+
+
+def _try_socket(path: str) -> None:
+    kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
+    with socket.socket(socket.AF_UNIX, kind) as door, socket.socket(socket.AF_UNIX, kind) as caller:
+        door.bind(path)
+        door.listen(1)
+        caller.connect(path)
+        answerer, _ = door.accept()
+        with answerer:
+            socket.send_fds(caller, [b"mesh"], [door.fileno()])
+            message, descriptors, _, _ = socket.recv_fds(answerer, 4, 1)
+            for each in descriptors:
+                os.close(each)
+            if message != b"mesh" or len(descriptors) != 1:
+                raise OSError("a descriptor sent through a socket did not arrive")

@@ -1,0 +1,65 @@
+"""Plugins: what an author writes them with, and what finds them.
+
+An author imports the descriptors and ``hookimpl``; Mesh's packages find plugins with :class:`PluginManager`.
+
+>>> from mesh_core.plugins import CommandPlugin, hookimpl
+>>> @hookimpl
+... def mesh_register_commands():
+...     yield CommandPlugin(name="greet", api_version=1, create=lambda: Greet(), summary="say hello")
+"""
+
+from mesh_core.plugins._descriptors import (
+    Capability,
+    Check,
+    Command,
+    CommandPlugin,
+    DoctorCheck,
+    Finding,
+    LauncherPlugin,
+    Plugin,
+    PolicyPlugin,
+    ProbeResult,
+    TransportPlugin,
+    always_available,
+    name_problem,
+)
+from mesh_core.plugins._kinds import (
+    COMMANDS,
+    DOCTOR_CHECKS,
+    KINDS,
+    LAUNCHERS,
+    POLICIES,
+    TRANSPORTS,
+    PluginKind,
+)
+from mesh_core.plugins._manager import PluginManager, PluginReport, PluginStatus
+from mesh_core.plugins._scan import PluginEntry
+from mesh_core.plugins._specs import hookimpl
+
+__all__ = [
+    "COMMANDS",
+    "DOCTOR_CHECKS",
+    "KINDS",
+    "LAUNCHERS",
+    "POLICIES",
+    "TRANSPORTS",
+    "Capability",
+    "Check",
+    "Command",
+    "CommandPlugin",
+    "DoctorCheck",
+    "Finding",
+    "LauncherPlugin",
+    "Plugin",
+    "PluginEntry",
+    "PluginKind",
+    "PluginManager",
+    "PluginReport",
+    "PluginStatus",
+    "PolicyPlugin",
+    "ProbeResult",
+    "TransportPlugin",
+    "always_available",
+    "hookimpl",
+    "name_problem",
+]
