@@ -1,0 +1,80 @@
+"""What a system's adapter offers, as three protocols from narrow to wide.
+
+An adapter measures with its own loop written in its system's own style, so no shared indirection is timed.
+Times are in seconds, taken with `timing.Sampler`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Protocol
+
+PAYLOAD = 1
+"""What a small call carries."""
+
+
+class Floor(Protocol):
+    """One peer process that answers; also what a raw socket can do."""
+
+    def start(self, procs: int) -> None:
+        """Start `procs` worker processes with one echo actor each; return when all have replied once."""
+
+    def close(self) -> None:
+        """Stop everything that was started."""
+
+    def call_sync(self, calls: int) -> list[float]:
+        """Seconds of each of `calls` round trips to the first actor's plain (`def`) endpoint, one at a time."""
+
+    def pipelined(self, calls: int) -> float:
+        """Seconds to issue `calls` calls to the first actor and then to have all replies."""
+
+    def tensor(self, data: Any, times: int) -> list[float]:
+        """Seconds of each of `times` round trips of `data` to the first actor and back."""
+
+
+class ActorSystem(Floor, Protocol):
+    """A system with several worker processes and actors in them."""
+
+    module: str
+    """What a user imports."""
+
+    distribution: str
+    """What a user installs."""
+
+    def call_async(self, calls: int) -> list[float]:
+        """Seconds of each of `calls` round trips to an `async def` endpoint, awaited from a running asyncio loop."""
+
+    def call_all(self, calls: int) -> list[float]:
+        """Seconds of each of `calls` calls to every actor, with all replies."""
+
+    def broadcast(self, casts: int) -> float:
+        """Seconds to tell every actor something `casts` times, with one call to all at the end as a barrier."""
+
+    def pids(self) -> list[int]:
+        """The worker processes' ids, asked from the actors."""
+
+
+class MeshSystem(ActorSystem, Protocol):
+    """What is only measured on mesh."""
+
+    def many_procs(self, procs: int) -> tuple[float, int]:
+        """Seconds to spawn, call and stop `procs` processes, and how many of them still exist afterwards."""
+
+    def many_actors(self, actors: int) -> tuple[float, float, float]:
+        """Seconds to spawn and call `actors` async actors in one process; bytes each there, bytes each here."""
+
+    def busy_work(self, rounds: int) -> float:
+        """Calls per second when every process computes a little for each of `rounds` pipelined calls."""
+
+    def busy_pingpong(self, rounds: int) -> float:
+        """Round trips per second, in all, of pairs of processes that call each other back and forth."""
+
+
+def load(name: str) -> Any:
+    """Import the adapter module `name` and make its `System`.
+
+    Example:
+        >>> load("rawsocket").start.__name__
+        'start'
+    """
+    return import_module(f"meshbench.adapters.{name}").System()

@@ -1,0 +1,185 @@
+# mypy: disable-error-code="import-not-found, import-untyped, misc, untyped-decorator"
+"""Mesh, as its README shows it: one script, `this_host()`, a mesh of procs, an actor in each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from time import perf_counter
+from typing import Any
+
+from mesh_core import Actor, endpoint, this_host
+from meshbench.adapter import PAYLOAD
+from meshbench.processes import alive, pss_bytes
+from meshbench.timing import sample, sample_async
+
+_TIMEOUT = 120.0
+_WORK = (
+    1500  # additions in `Echo.work`: some tens of microseconds, the same count however busy the machine is
+)
+_GRACE = 2.0  # seconds in which a stopped process may still be on its way out before it counts as left behind
+
+
+class Echo(Actor):
+    """Answers with what it was sent."""
+
+    @endpoint
+    def echo(self, x: Any) -> Any:
+        """A plain endpoint."""
+        return x
+
+    @endpoint
+    async def aecho(self, x: Any) -> Any:
+        """The same as a coroutine."""
+        return x
+
+    @endpoint
+    def pid(self) -> int:
+        """Which process this is."""
+        return os.getpid()
+
+    @endpoint
+    def work(self, additions: int) -> int:
+        """A fixed amount of computing, so that a processor taken away shows as fewer calls."""
+        return sum(range(additions))
+
+    @endpoint
+    def rally(self, peer: Any, rounds: int) -> int:
+        """Call `peer` back and forth `rounds` times."""
+        for _ in range(rounds):
+            peer.echo.call_one(PAYLOAD).get()
+        return rounds
+
+
+class AsyncEcho(Actor):
+    """An actor with nothing but a coroutine, as spawned by the thousand."""
+
+    @endpoint
+    async def aecho(self, x: Any) -> Any:
+        """Answer with `x`."""
+        return x
+
+
+class System:
+    """See `meshbench.adapter.MeshSystem`."""
+
+    module = "mesh_core"
+    distribution = "mesh-core"
+
+    def start(self, procs: int) -> None:
+        """Spawn `procs` processes with an actor each."""
+        self._procs = this_host().spawn_procs(per_host={"gpus": procs})
+        self._all = self._procs.spawn("echo", Echo)
+        self._one = self._all.slice(gpus=0)
+        self._all.echo.call(PAYLOAD).get(timeout=_TIMEOUT)
+
+    def close(self) -> None:
+        """Stop the processes."""
+        self._procs.stop().get(timeout=_TIMEOUT)
+
+    def call_sync(self, calls: int) -> list[float]:
+        """Blocking calls from this thread."""
+        call = self._one.echo.call_one
+        return sample(calls, lambda: call(PAYLOAD).get())
+
+    def call_async(self, calls: int) -> list[float]:
+        """Awaited calls from a loop."""
+        call = self._one.aecho.call_one
+        return asyncio.run(sample_async(calls, lambda: call(PAYLOAD)))
+
+    def pipelined(self, calls: int) -> float:
+        """Issue all, then wait for all."""
+        call = self._one.echo.call_one
+        start = perf_counter()
+        futures = [call(PAYLOAD) for _ in range(calls)]
+        for future in futures:
+            future.get()
+        return perf_counter() - start
+
+    def call_all(self, calls: int) -> list[float]:
+        """Calls to the whole mesh."""
+        call = self._all.echo.call
+        return sample(calls, lambda: call(PAYLOAD).get(), warm_up=5)
+
+    def broadcast(self, casts: int) -> float:
+        """Broadcasts, then a call as a barrier."""
+        cast = self._all.echo.broadcast
+        start = perf_counter()
+        for _ in range(casts):
+            cast(PAYLOAD)
+        self._all.echo.call(PAYLOAD).get()
+        return perf_counter() - start
+
+    def tensor(self, data: Any, times: int) -> list[float]:
+        """The array as an ordinary argument and result."""
+        call = self._one.echo.call_one
+        return sample(times, lambda: call(data).get(), warm_up=1)
+
+    def pids(self) -> list[int]:
+        """Asked from the actors."""
+        return [int(pid) for pid in self._all.pid.call().get(timeout=_TIMEOUT).values()]
+
+    def many_procs(self, procs: int) -> tuple[float, int]:
+        """Spawn, call, stop; then look whether any worker is still there."""
+        start = perf_counter()
+        self.start(procs)
+        pids = self.pids()
+        self.close()
+        taken = perf_counter() - start
+        if len(set(pids)) != procs:
+            raise RuntimeError(f"asked for {procs} processes, reached {len(set(pids))}")
+        give_up = perf_counter() + _GRACE
+        while alive(pids) and perf_counter() < give_up:
+            time.sleep(0.02)
+        return taken, len(alive(pids))
+
+    def many_actors(self, actors: int) -> tuple[float, float, float]:
+        """Spawn and call async actors one by one, all in the first process."""
+        self.start(1)
+        (worker,) = self.pids()
+        there, here = pss_bytes(worker), pss_bytes(os.getpid())
+        start = perf_counter()
+        meshes = [self._procs.spawn(f"actor{i}", AsyncEcho) for i in range(actors)]
+        futures = [mesh.aecho.call_one(i) for i, mesh in enumerate(meshes)]
+        for i, future in enumerate(futures):
+            if future.get(timeout=_TIMEOUT) != i:
+                raise RuntimeError(f"actor {i} answered for another")
+        taken = perf_counter() - start
+        del futures
+        there, here = pss_bytes(worker) - there, pss_bytes(os.getpid()) - here
+        self.close()
+        return taken, there / actors, here / actors
+
+    def busy_work(self, rounds: int) -> float:
+        """Every process computes, twice as many of them as cores."""
+        procs = max(4, 2 * (os.cpu_count() or 1))
+        self.start(procs)
+        work = self._all.work.call
+        for future in [work(_WORK) for _ in range(20)]:
+            future.get()
+        start = perf_counter()
+        for future in [work(_WORK) for _ in range(rounds)]:
+            future.get()
+        taken = perf_counter() - start
+        self.close()
+        return rounds * procs / taken
+
+    def busy_pingpong(self, rounds: int) -> float:
+        """Twice as many pairs as cores, so waiting processes always have others to stand back for."""
+        pairs = max(4, 2 * (os.cpu_count() or 1))
+        self.start(2 * pairs)
+        self._rally(pairs, 20)  # makes the connections
+        taken = self._rally(pairs, rounds)
+        self.close()
+        return pairs * rounds / taken
+
+    def _rally(self, pairs: int, rounds: int) -> float:
+        start = perf_counter()
+        rallies = [
+            self._all.slice(gpus=2 * i).rally.call_one(self._all.slice(gpus=2 * i + 1), rounds)
+            for i in range(pairs)
+        ]
+        for rally in rallies:
+            rally.get(timeout=_TIMEOUT)
+        return perf_counter() - start

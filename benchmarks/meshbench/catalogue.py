@@ -1,0 +1,257 @@
+"""What is measured: figures (a number with a unit and a direction) and the items of work that give them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from time import perf_counter
+from typing import Any
+
+from meshbench.processes import cpu_seconds, descendants, pss_bytes
+
+FLOOR = ("mesh", "monarch", "ray", "xoscar", "socket", "socket-1core")
+SYSTEMS = ("mesh", "monarch", "ray", "xoscar")
+LARGE = ("mesh", "monarch")
+SPINNING = ("mesh", "mesh-nospin")
+ONLY_MESH = ("mesh",)
+
+TENSOR_BYTES = 64 << 20
+IDLE_PROCS = 32
+IDLE_SECONDS = 3.0
+_SETTLE_SECONDS = 1.0
+"""Idle figures are taken after this, so that what starting up left behind has run out."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of the table."""
+
+    title: str
+    unit: str
+    more_is_better: bool = False
+    tail: bool = False
+    """Whether its p99 means something: single operations yes, totals and rates no."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much work a measurement does, and what the child knows from before it."""
+
+    quick: bool = False
+    import_seconds: float = 0.0
+
+    def of(self, full: int, quick: int) -> int:
+        """`full`, or `quick` for a quick look.
+
+        Example:
+            >>> Scale(quick=True).of(2000, 200)
+            200
+        """
+        return quick if self.quick else full
+
+
+Samples = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One piece of work, done in a fresh interpreter, and the systems it is done on."""
+
+    systems: tuple[str, ...]
+    run: Callable[[Any, Scale], Samples]
+    figures: tuple[str, ...]
+    rounds: int | None = None
+    """At most so many rounds, for work that takes some systems a minute each time."""
+    time_limit: float = 180.0
+
+
+FIGURES: Mapping[str, Figure] = {
+    "call_sync": Figure("one call, round trip, plain endpoint from a script", "µs", tail=True),
+    "call_async": Figure("one call, round trip, async endpoint awaited from asyncio", "µs", tail=True),
+    "pipelined": Figure("pipelined calls to one actor", "1/s", more_is_better=True),
+    "call_2": Figure("call to 2 procs, all replies", "µs", tail=True),
+    "call_8": Figure("call to 8 procs, all replies", "µs", tail=True),
+    "call_32": Figure("call to 32 procs, all replies", "µs", tail=True),
+    "broadcast_2": Figure("broadcasts to 2 procs", "1/s", more_is_better=True),
+    "tensor": Figure("64 MiB tensor echo, both ways counted", "GB/s", more_is_better=True),
+    "spawn_2": Figure("spawn 2 procs to first reply, cold", "s"),
+    "spawn_8": Figure("spawn 8 procs to first reply, cold", "s"),
+    "spawn_32": Figure("spawn 32 procs to first reply, cold", "s"),
+    "spawn_2_import": Figure("the same for 2, importing included", "s"),
+    "spawn_8_import": Figure("the same for 8, importing included", "s"),
+    "spawn_32_import": Figure("the same for 32, importing included", "s"),
+    "proc_memory": Figure("memory of an idle proc (PSS, mean of 8)", "MB"),
+    "tree_memory": Figure("the same with all helper processes shared out over the procs", "MB"),
+    "import": Figure("import over bare Python", "ms"),
+    "wheel": Figure("wheel", "MB"),
+    "installed": Figure("installed, without dependencies", "MB"),
+    "idle_cpu": Figure("processor time of an idle mesh of 32 procs in 3 s, controller included", "ms"),
+    "procs_1000": Figure("1,000 procs spawned, called and stopped", "s"),
+    "procs_1000_left": Figure("of these, still there 2 s after stop", "procs"),
+    "actors_10000": Figure("10,000 async actors in one proc, spawned and called", "s"),
+    "actor_memory": Figure("memory of each of them in its proc", "KB"),
+    "actor_memory_here": Figure("memory of each of them in the controller", "KB"),
+    "busy_work": Figure("calls/s, twice as many computing procs as cores", "1/s", more_is_better=True),
+    "busy_pingpong": Figure(
+        "round trips/s, twice as many calling pairs as cores", "1/s", more_is_better=True
+    ),
+}
+"""All figures, in the order of the table. Samples are in these units."""
+
+
+@contextmanager
+def _running(system: Any, procs: int) -> Iterator[None]:
+    system.start(procs)
+    try:
+        yield
+    finally:
+        system.close()
+
+
+def _micro(seconds: list[float]) -> list[float]:
+    return [s * 1e6 for s in seconds]
+
+
+def _call_sync(system: Any, scale: Scale) -> Samples:
+    with _running(system, 1):
+        return {"call_sync": _micro(system.call_sync(scale.of(3000, 300)))}
+
+
+def _call_async(system: Any, scale: Scale) -> Samples:
+    with _running(system, 1):
+        return {"call_async": _micro(system.call_async(scale.of(3000, 300)))}
+
+
+def _pipelined(system: Any, scale: Scale) -> Samples:
+    calls = scale.of(5000, 1000)
+    with _running(system, 1):
+        system.pipelined(200)
+        return {"pipelined": [calls / system.pipelined(calls) for _ in range(scale.of(5, 2))]}
+
+
+def _call_all(procs: int, full: int) -> Callable[[Any, Scale], Samples]:
+    def run(system: Any, scale: Scale) -> Samples:
+        with _running(system, procs):
+            return {f"call_{procs}": _micro(system.call_all(scale.of(full, full // 10)))}
+
+    return run
+
+
+def _broadcast(system: Any, scale: Scale) -> Samples:
+    casts = scale.of(5000, 1000)
+    with _running(system, 2):
+        system.broadcast(200)
+        return {"broadcast_2": [casts / system.broadcast(casts) for _ in range(scale.of(5, 2))]}
+
+
+def _tensor(system: Any, scale: Scale) -> Samples:
+    # One kind for every system of a run; the driver decides, since torch is large.
+    if os.environ.get("MESH_BENCH_TENSOR") == "torch":
+        data = import_module("torch").ones(TENSOR_BYTES // 4)
+    else:
+        data = import_module("numpy").ones(TENSOR_BYTES // 4, dtype="float32")
+    with _running(system, 1):
+        taken = system.tensor(data, scale.of(10, 3))
+    return {"tensor": [2 * TENSOR_BYTES / seconds / 1e9 for seconds in taken]}
+
+
+def _spawn(procs: int) -> Callable[[Any, Scale], Samples]:
+    def run(system: Any, scale: Scale) -> Samples:
+        start = perf_counter()
+        system.start(procs)
+        taken = perf_counter() - start
+        system.close()
+        return {f"spawn_{procs}": [taken], f"spawn_{procs}_import": [taken + scale.import_seconds]}
+
+    return run
+
+
+def _memory(system: Any, scale: Scale) -> Samples:
+    with _running(system, 8):
+        workers = system.pids()
+        time.sleep(_SETTLE_SECONDS)
+        tree = sum(map(pss_bytes, descendants(os.getpid())))
+        procs = sum(map(pss_bytes, workers))
+    return {"proc_memory": [procs / 8 / 1e6], "tree_memory": [tree / 8 / 1e6]}
+
+
+def _import(system: Any, scale: Scale) -> Samples:
+    """Pairs of fresh interpreters, one with the import and one without, in turn."""
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def seconds(code: str) -> float:
+        start = perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, env=bare)
+        return perf_counter() - start
+
+    seconds(f"import {system.module}")  # so that bytecode and files are cached
+    pairs = [(seconds(f"import {system.module}"), seconds("pass")) for _ in range(scale.of(10, 3))]
+    return {"import": [(with_it - without) * 1e3 for with_it, without in pairs]}
+
+
+def _installed(system: Any, scale: Scale) -> Samples:
+    files = metadata.files(system.distribution) or []
+    sizes = [os.path.getsize(path) for path in (file.locate() for file in files) if os.path.isfile(path)]
+    return {"installed": [sum(sizes) / 1e6]}
+
+
+def _idle_cpu(system: Any, scale: Scale) -> Samples:
+    me = os.getpid()
+    with _running(system, IDLE_PROCS):
+        others = descendants(me)
+        time.sleep(_SETTLE_SECONDS)
+        # This process is read last before and first after, so that reading the others does not count.
+        before = cpu_seconds(others)
+        mine = cpu_seconds([me])
+        time.sleep(IDLE_SECONDS)
+        mine = cpu_seconds([me]) - mine
+        spent = cpu_seconds(others) - before
+    return {"idle_cpu": [(mine + spent) * 1e3]}
+
+
+def _procs_1000(system: Any, scale: Scale) -> Samples:
+    taken, left = system.many_procs(1000)
+    return {"procs_1000": [taken], "procs_1000_left": [float(left)]}
+
+
+def _actors_10000(system: Any, scale: Scale) -> Samples:
+    taken, there, here = system.many_actors(10_000)
+    return {"actors_10000": [taken], "actor_memory": [there / 1e3], "actor_memory_here": [here / 1e3]}
+
+
+def _busy_work(system: Any, scale: Scale) -> Samples:
+    return {"busy_work": [system.busy_work(scale.of(1000, 200))]}
+
+
+def _busy_pingpong(system: Any, scale: Scale) -> Samples:
+    return {"busy_pingpong": [system.busy_pingpong(scale.of(2000, 300))]}
+
+
+ITEMS: Mapping[str, Item] = {
+    "call_sync": Item(FLOOR, _call_sync, ("call_sync",)),
+    "call_async": Item(SYSTEMS, _call_async, ("call_async",)),
+    "pipelined": Item(FLOOR, _pipelined, ("pipelined",)),
+    "call_2": Item(SYSTEMS, _call_all(2, 2000), ("call_2",)),
+    "call_8": Item(SYSTEMS, _call_all(8, 1000), ("call_8",), rounds=3),
+    "call_32": Item(SYSTEMS, _call_all(32, 300), ("call_32",), rounds=3),
+    "broadcast_2": Item(SYSTEMS, _broadcast, ("broadcast_2",)),
+    "tensor": Item(FLOOR, _tensor, ("tensor",)),
+    "spawn_2": Item(SYSTEMS, _spawn(2), ("spawn_2", "spawn_2_import")),
+    "spawn_8": Item(SYSTEMS, _spawn(8), ("spawn_8", "spawn_8_import"), rounds=3),
+    "spawn_32": Item(SYSTEMS, _spawn(32), ("spawn_32", "spawn_32_import"), rounds=3),
+    "memory": Item(SYSTEMS, _memory, ("proc_memory", "tree_memory"), rounds=3),
+    "import": Item(SYSTEMS, _import, ("import",)),
+    "size": Item(SYSTEMS, _installed, ("installed",), rounds=1),
+    "idle_cpu": Item(LARGE, _idle_cpu, ("idle_cpu",), rounds=3),
+    "procs_1000": Item(ONLY_MESH, _procs_1000, ("procs_1000", "procs_1000_left")),
+    "actors_10000": Item(ONLY_MESH, _actors_10000, ("actors_10000", "actor_memory", "actor_memory_here")),
+    "busy_work": Item(SPINNING, _busy_work, ("busy_work",)),
+    "busy_pingpong": Item(SPINNING, _busy_pingpong, ("busy_pingpong",)),
+}
+"""All work, in the order in which it is done."""

@@ -1,0 +1,6 @@
+"""The harness is no installed package: its folder is made importable here."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
