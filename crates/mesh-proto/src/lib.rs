@@ -21,5 +21,5 @@ pub use error::FrameError;
 pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, Part, SharedRef, Target, flags};
 pub use gather::{Gather, Outcome};
 pub use ids::{ActorId, CallId, IdMaker, MeshId, ProcAddr};
-pub use lifecycle::{Ended, Event, Exit, Lifecycle, Stage};
+pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};
 pub use router::{LinkId, Route, Router};

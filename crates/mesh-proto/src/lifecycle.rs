@@ -8,6 +8,9 @@ use std::time::Duration;
 /// How long the notice of an end waits for the exit status after the link has closed.
 pub(crate) const STATUS_GRACE: Duration = Duration::from_millis(25);
 
+/// How long the notice waits for the exit status after a kill.
+pub(crate) const KILL_GRACE: Duration = Duration::from_secs(1);
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exit {
@@ -135,9 +138,8 @@ impl Lifecycle {
 
     /// Takes one event at time `now`.
     pub fn on(&mut self, event: Event, now: Duration) -> Actions {
-        let mut actions = Actions::default();
         if self.stage == Stage::Ended {
-            return actions;
+            return Actions::default();
         }
         match event {
             Event::Asked { within } => {
@@ -182,22 +184,26 @@ impl Lifecycle {
             Event::Tick => {
                 if self.deadline.is_some_and(|by| now >= by) {
                     self.deadline = None;
-                    // Without a link it can do no more good; without a stop it only costs.
-                    actions.kill = !self.killed;
-                    self.killed = true;
-                    if self.stage == Stage::Starting {
-                        let why = format!("it has not reported within {} s of its spawn", self.allowed.as_secs_f64());
-                        return Actions { kill: actions.kill, ..self.end(Some(why)) };
+                    let starting = self.stage == Stage::Starting;
+                    let kill = !std::mem::replace(&mut self.killed, true);
+                    let why = if starting {
+                        Some(format!("it has not reported within {} s of its spawn", self.allowed.as_secs_f64()))
+                    } else if !kill && self.link_closed.is_none() {
+                        Some("it was killed, and nobody has reported its end".to_owned())
+                    } else {
+                        None
+                    };
+                    // Without a link it can do no more good; without a hello it never could.
+                    if why.is_some() || self.link_closed.is_some() {
+                        return Actions { kill, ..self.end(why) };
                     }
-                    if self.link_closed.is_some() {
-                        return Actions { kill: actions.kill, ..self.end(None) };
-                    }
-                    // Killed for not stopping: the status follows from the reaper; should the reaper be gone, the
-                    // link's end does it.
+                    // It did not stop: killed, and its status follows from the reaper.
+                    self.deadline = Some(now + KILL_GRACE);
+                    return Actions { kill, notice: None };
                 }
             }
         }
-        actions
+        Actions::default()
     }
 
     fn end(&mut self, why: Option<String>) -> Actions {

@@ -5,11 +5,15 @@
 //! order, casts and single ones alike (ORD-1), and a message can never overtake the spawn that it depends on.
 
 use crate::{Ended, MeshId, ProcAddr, Target};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// A live connection to a neighbour in the tree.
 pub type LinkId = u32;
+
+/// So many ended meshes are kept in mind, so that a late message hears how its receiver ended; of older ones it hears
+/// only that nobody knows them.
+const REMEMBERED: usize = 1024;
 
 #[derive(Clone, Debug)]
 enum Door {
@@ -36,19 +40,21 @@ pub struct Router {
     me: ProcAddr,
     up: Option<LinkId>,
     meshes: HashMap<MeshId, Vec<Door>>,
+    /// Meshes all of whose procs have ended, the oldest first.
+    ended: VecDeque<MeshId>,
 }
 
 impl Router {
     /// A host agent's table: it knows every proc of its host.
     #[must_use]
     pub fn agent(me: ProcAddr) -> Self {
-        Self { me, up: None, meshes: HashMap::new() }
+        Self { me, up: None, meshes: HashMap::new(), ended: VecDeque::new() }
     }
 
     /// A proc's table: everything that is not here goes up.
     #[must_use]
     pub fn leaf(me: ProcAddr, up: LinkId) -> Self {
-        Self { me, up: Some(up), meshes: HashMap::new() }
+        Self { me, up: Some(up), meshes: HashMap::new(), ended: VecDeque::new() }
     }
 
     /// The address of this process.
@@ -64,11 +70,19 @@ impl Router {
 
     /// Marks a proc as ended. Returns the link it was behind, the first time.
     pub fn close(&mut self, addr: ProcAddr, ended: &Arc<Ended>) -> Option<LinkId> {
-        let door = self.meshes.get_mut(&addr.mesh)?.get_mut(addr.rank as usize)?;
+        let doors = self.meshes.get_mut(&addr.mesh)?;
+        let door = doors.get_mut(addr.rank as usize)?;
         match door {
             Door::Link(link) => {
                 let link = *link;
                 *door = Door::Closed(Arc::clone(ended));
+                if doors.iter().all(|door| matches!(door, Door::Closed(_))) {
+                    self.ended.push_back(addr.mesh);
+                    if self.ended.len() > REMEMBERED {
+                        let oldest = self.ended.pop_front();
+                        oldest.map(|mesh| self.meshes.remove(&mesh));
+                    }
+                }
                 Some(link)
             }
             Door::Closed(_) => None,
@@ -110,10 +124,5 @@ impl Router {
     #[must_use]
     pub fn mesh_len(&self, mesh: MeshId) -> Option<usize> {
         self.meshes.get(&mesh).map(Vec::len)
-    }
-
-    /// Forgets a mesh once all its procs have ended.
-    pub fn forget(&mut self, mesh: MeshId) {
-        self.meshes.remove(&mesh);
     }
 }

@@ -105,6 +105,7 @@ fn event() -> impl Strategy<Value = Event> {
     ];
     prop_oneof![
         2 => (1_u32..9999).prop_map(Event::Forked),
+        1 => (0_u64..200).prop_map(|ms| Event::Asked { within: Duration::from_millis(ms) }),
         2 => Just(Event::Hello),
         2 => (0_u64..200).prop_map(|ms| Event::StopAsked { within: Duration::from_millis(ms) }),
         1 => Just(Event::Goodbye),
@@ -128,6 +129,8 @@ proptest! {
             now += Duration::from_millis(pause);
             let over = life.stage() == Stage::Ended;
             let due = life.deadline().is_some_and(|by| by <= now);
+            let starting = life.stage() == Stage::Starting;
+            let killed = kills > 0;
             if !over {
                 match &event {
                     Event::StopAsked { .. } | Event::Goodbye => orderly = true,
@@ -156,7 +159,10 @@ proptest! {
                         prop_assert_eq!(notice.orderly, orderly && clean);
                     }
                     Event::SpawnFailed(ref why) => prop_assert_eq!(&notice.reason, why),
-                    Event::Tick => prop_assert!(link_closed && due, "the end was told before the status's grace was over"),
+                    Event::Tick => prop_assert!(
+                        due && (link_closed || starting || killed),
+                        "the end was told before the status's grace was over"
+                    ),
                     ref other => prop_assert!(false, "{other:?} ends nothing"),
                 }
             }
@@ -200,10 +206,39 @@ proptest! {
         }
         prop_assert!(!life.on(Event::Tick, by.checked_sub(Duration::from_nanos(1)).unwrap()).kill);
         prop_assert!(life.on(Event::Tick, by).kill);
-        prop_assert!(!life.on(Event::Tick, by + Duration::from_secs(9)).kill, "killed twice");
+        let again = life.deadline().unwrap().checked_sub(Duration::from_nanos(1)).unwrap();
+        prop_assert_eq!(life.on(Event::Tick, again), mesh_proto::Actions::default(), "killed twice, or told too early");
         let notice = life.on(Event::Exited(Exit::Signal(9)), by).notice.unwrap();
         prop_assert!(notice.orderly, "it was asked to stop, and killed by us: no failure");
     }
+}
+
+#[test]
+fn a_proc_that_never_reports_is_killed_and_told_of() {
+    let mut life = Lifecycle::default();
+    life.on(Event::Asked { within: Duration::from_secs(2) }, Duration::ZERO);
+    assert_eq!(life.on(Event::Tick, Duration::from_millis(1999)), mesh_proto::Actions::default());
+    let late = life.on(Event::Tick, Duration::from_secs(2));
+    assert!(late.kill);
+    assert!(late.notice.unwrap().reason.contains("within 2 s of its spawn"));
+}
+
+#[test]
+fn a_hello_in_time_lifts_the_deadline() {
+    let mut life = Lifecycle::default();
+    life.on(Event::Asked { within: Duration::from_secs(2) }, Duration::ZERO);
+    life.on(Event::Hello, Duration::from_secs(1));
+    assert_eq!(life.deadline(), None);
+}
+
+#[test]
+fn a_kill_that_nobody_reports_ends_the_wait_all_the_same() {
+    let mut life = Lifecycle::default();
+    life.on(Event::Hello, Duration::ZERO);
+    life.on(Event::StopAsked { within: Duration::ZERO }, Duration::ZERO);
+    assert!(life.on(Event::Tick, Duration::ZERO).kill);
+    let by = life.deadline().unwrap();
+    assert!(life.on(Event::Tick, by).notice.is_some_and(|ended| ended.orderly));
 }
 
 #[test]
@@ -227,14 +262,12 @@ fn an_end_that_nobody_asked_for_is_a_failure() {
 enum Move {
     Add { mesh: u64, links: Vec<u32> },
     Close { mesh: u64, rank: u32 },
-    Forget(u64),
 }
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
         2 => (1_u64..5, prop::collection::vec(any::<u32>(), 0..6)).prop_map(|(mesh, links)| Move::Add { mesh, links }),
         4 => (1_u64..5, 0_u32..7).prop_map(|(mesh, rank)| Move::Close { mesh, rank }),
-        1 => (1_u64..5).prop_map(Move::Forget),
     ];
     prop::collection::vec(one, 0..30)
 }
@@ -257,10 +290,6 @@ proptest! {
                     // The link is handed out once.
                     let place = model.get_mut(&mesh).and_then(|doors| doors.get_mut(rank as usize));
                     prop_assert_eq!(link, place.and_then(Option::take));
-                }
-                Move::Forget(mesh) => {
-                    router.forget(mesh);
-                    model.remove(&mesh);
                 }
             }
             for mesh in 1..5 {
@@ -322,4 +351,17 @@ fn makers_do_not_meet_also_across_threads() {
     let unique: HashSet<u64> = ids.iter().copied().collect();
     assert_eq!(unique.len(), ids.len());
     assert!(!unique.contains(&0), "0 means the controller, and no call");
+}
+
+#[test]
+fn ended_meshes_are_remembered_but_not_for_ever() {
+    let mut router = Router::agent(ProcAddr::CONTROLLER);
+    let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason: "closed".to_owned() });
+    for mesh in 1..=5000 {
+        router.add_mesh(mesh, [0]);
+        router.close(ProcAddr { mesh, rank: 0 }, &ended);
+    }
+    assert!(matches!(router.route(ProcAddr { mesh: 5000, rank: 0 }), Route::Gone(_)));
+    assert!(matches!(router.route(ProcAddr { mesh: 1, rank: 0 }), Route::Unknown));
+    assert!((1..=5000).filter(|mesh| router.mesh_len(*mesh).is_some()).count() < 2000);
 }

@@ -6,10 +6,11 @@
 use crate::error::RuntimeError;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 const LEN: usize = 64 * 1024;
 const FLAGS_AT: usize = 64;
@@ -36,8 +37,21 @@ unsafe impl Send for Board {}
 unsafe impl Sync for Board {}
 
 thread_local! {
-    /// Whether this thread counts among its process's running ones. A thread begins to count with its first wait.
-    static COUNTED: Cell<bool> = const { Cell::new(false) };
+    static PRESENCE: RefCell<Presence> = const { RefCell::new(Presence { counts_on: None }) };
+}
+
+/// Whether this thread counts among its process's running ones, and where. It begins to with its first wait, and
+/// ceases to when it ends.
+struct Presence {
+    counts_on: Option<Weak<Board>>,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        if let Some(board) = self.counts_on.take().and_then(|board| board.upgrade()) {
+            board.one_less();
+        }
+    }
 }
 
 impl Board {
@@ -102,15 +116,22 @@ impl Board {
     }
 
     /// This thread runs.
-    pub(crate) fn enter(&self) {
-        if !COUNTED.replace(true) && self.running.fetch_add(1, Ordering::Relaxed) == 0 {
+    pub(crate) fn enter(self: &Arc<Self>) {
+        let counted = PRESENCE.with_borrow_mut(|presence| presence.counts_on.replace(Arc::downgrade(self)).is_some());
+        if !counted && self.running.fetch_add(1, Ordering::Relaxed) == 0 {
             self.raise(RUNNING, self.active());
         }
     }
 
     /// This thread blocks, or ends.
     pub(crate) fn leave(&self) {
-        if COUNTED.replace(false) && self.running.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if PRESENCE.with_borrow_mut(|presence| presence.counts_on.take()).is_some() {
+            self.one_less();
+        }
+    }
+
+    fn one_less(&self) {
+        if self.running.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.lower(self.seat, RUNNING, self.active());
         }
     }

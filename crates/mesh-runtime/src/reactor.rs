@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 const BATCH: usize = 64;
@@ -218,7 +218,7 @@ impl Reactor {
     pub(crate) fn wait(
         &self,
         handler: &dyn Handler,
-        board: &Board,
+        board: &Arc<Board>,
         spin: Duration,
         deadline: Option<Instant>,
         look_only: bool,
@@ -258,7 +258,7 @@ impl Reactor {
     fn lead(
         &self,
         handler: &dyn Handler,
-        board: &Board,
+        board: &Arc<Board>,
         waiter: &Waiter,
         spin: Duration,
         deadline: Option<Instant>,

@@ -70,7 +70,7 @@ pub struct Counts {
 pub struct Runtime {
     pub(crate) me: ProcAddr,
     pub(crate) reactor: Reactor,
-    pub(crate) board: Board,
+    pub(crate) board: Arc<Board>,
     pub(crate) calls: Calls,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
@@ -140,7 +140,7 @@ impl Runtime {
         let runtime = Arc::new(Self {
             me,
             reactor: Reactor::new()?,
-            board,
+            board: Arc::new(board),
             calls: Calls::default(),
             memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
             agent: Mutex::default(),
@@ -367,6 +367,8 @@ impl Runtime {
         {
             let _ = thread.join();
         }
+        // One that the I/O thread was starting just then.
+        self.close_nurseries(within);
         self.board.leave();
     }
 }

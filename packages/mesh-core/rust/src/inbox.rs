@@ -158,7 +158,7 @@ impl PyMessage {
     /// Answers with `value`.
     fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         if self.message().header().call != 0 {
-            let payload = Payload::dump(value)?;
+            let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
             payload.send(py, |bytes, buffers| {
                 self.runtime.reply(self.message().header(), 0, bytes, buffers);
             });

@@ -60,6 +60,16 @@ impl<'py> Payload<'py> {
         Self::new(envelope, &buffers)
     }
 
+    /// Pickles `value`, which an error is to call `root`.
+    pub(crate) fn dump_as(value: &Bound<'py, PyAny>, root: &str) -> PyResult<Self> {
+        let py = value.py();
+        let named = PyDict::new(py);
+        named.set_item("root", root)?;
+        let dumped = py.import("mesh_core._serialize")?.getattr("dumps")?.call((value,), Some(&named))?;
+        let (envelope, buffers): (Bound<'py, PyBytes>, Bound<'py, PyAny>) = dumped.extract()?;
+        Self::new(envelope, &buffers)
+    }
+
     /// Hands the bytes to `send`, outside the interpreter if there are many.
     pub(crate) fn send<T: Send>(&self, py: Python<'py>, send: impl FnOnce(&[u8], &[&[u8]]) -> T + Send) -> T {
         let envelope = self.envelope.as_bytes();

@@ -19,7 +19,16 @@ R = TypeVar("R")
 class Arity:
     """Which arguments a function takes: enough to refuse a wrong call before it is sent."""
 
-    __slots__ = ("bare", "keywords", "least", "most", "names", "required_keywords", "text", "variadic_keywords")
+    __slots__ = (
+        "bare",
+        "keywords",
+        "least",
+        "most",
+        "names",
+        "required_keywords",
+        "text",
+        "variadic_keywords",
+    )
 
     def __init__(self, signature: inspect.Signature, skip: int) -> None:
         params = list(signature.parameters.values())[skip:]

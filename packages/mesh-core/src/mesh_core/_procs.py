@@ -259,8 +259,16 @@ def spawn(
     import json
 
     for key, value in env.items():
-        if not isinstance(key, str) or not isinstance(value, str) or not key or "=" in key or "\0" in key + value:
-            raise ValueError(f"env[{key!r}] = {value!r}: names and values are strings, names not empty and without '='")
+        if (
+            not isinstance(key, str)
+            or not isinstance(value, str)
+            or not key
+            or "=" in key
+            or "\0" in key + value
+        ):
+            raise ValueError(
+                f"env[{key!r}] = {value!r}: names and values are strings, names not empty and without '='"
+            )
     if bootstrap is not None and not callable(bootstrap):
         raise TypeError(f"bootstrap is a function without arguments, not {bootstrap!r}")
     if python is not None:

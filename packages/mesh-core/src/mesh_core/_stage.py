@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ class Stage:
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
+        self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        """Those of actors with sync endpoints."""
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Hold a task until it is done."""
@@ -77,13 +80,19 @@ class Stage:
         self._thread.start()
 
     def end_thread(self, limit: float) -> None:
-        """End the thread that :meth:`start_thread` started, once the runtime is closed."""
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
+        """End the thread that :meth:`start_thread` started, and wait for the actors', once the runtime is closed."""
+        if self._thread is None:
             return
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self.loop.call_soon_threadsafe(self.loop.stop)
-        thread.join(limit)
+        until = time.monotonic() + limit
+        me = threading.current_thread()
+        if self._thread is not me:
+            # First, as it starts the others.
+            self._thread.join(limit)
+        for thread in list(self.threads):
+            if thread is not me:
+                thread.join(max(0.0, until - time.monotonic()))
 
     def run(self) -> int:
         """Serve until the process is told to stop; returns its exit status."""
@@ -230,6 +239,7 @@ class Hosted:
         "_running",
         "_skipped",
         "_spawned",
+        "_starting",
         "_thread",
         "broken",
         "gone",
@@ -268,13 +278,16 @@ class Hosted:
         self._runner: asyncio.Task[None] | None = None
         self._running: dict[_CallKey, asyncio.Task[Any]] = {}
         self._skipped: set[_CallKey] = set()
+        self._starting: set[Message] = set()
         self._thread = any(not spec.is_async for spec in self.table.values())
 
     def start(self) -> None:
         """Construct the object and begin to work."""
         if self._thread:
             name = f"mesh-{self.instance.name}"
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            self.stage.threads.add(thread)
+            thread.start()
         else:
             self._construct()
             self.inbox.attach(self.stage.waker, self.instance.actor_id)
@@ -333,6 +346,7 @@ class Hosted:
             return True
         assert spec is not None
         if spec.is_async:
+            self._starting.add(message)
             started = asyncio.run_coroutine_threadsafe(self._run_async(message, spec), self.stage.loop)
             if not spec.concurrent:
                 # What it raised is its caller's by now; here it only has to be over.
@@ -371,6 +385,7 @@ class Hosted:
                     continue
                 assert spec is not None
                 if spec.concurrent:
+                    self._starting.add(message)
                     self.stage.keep(self.stage.loop.create_task(self._run_async(message, spec)))
                 else:
                     await self._run_async(message, spec)
@@ -380,14 +395,16 @@ class Hosted:
         self._runner = None
 
     async def _run_async(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
+        self._starting.discard(message)
         if self._given_up(message):
-            # Between the actor's thread, which took the message, and the loop.
+            # Between whoever took the message and its turn on the loop.
             return
         key = (message.src, message.call)
         task = asyncio.current_task()
         assert task is not None
         _context.enter(Context(self.instance, message))
-        self._running[key] = task
+        if message.call:
+            self._running[key] = task
         args = None
         try:
             args, kwargs = message.load()
@@ -400,7 +417,7 @@ class Hosted:
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             self._failed(message, error if args is not None else _unreadable(error))
         finally:
-            del self._running[key]
+            self._running.pop(key, None)
 
     async def _stop_async(self, message: Message) -> None:
         cleanup = getattr(self.object, "__cleanup__", None)
@@ -433,8 +450,8 @@ class Hosted:
         return False
 
     def _forget_skipped(self) -> None:
-        # With the queue empty, what is left was for calls that were over already.
-        if self._skipped and len(self.inbox) == 0:
+        # With the queue empty and everything begun, what is left was for calls that were over already.
+        if self._skipped and len(self.inbox) == 0 and not self._starting:
             self._skipped.clear()
 
     def _refused(self, message: Message, spec: EndpointProperty[..., Any] | None) -> bool:
