@@ -5,6 +5,8 @@
 //! the duty over (it becomes the *leader*), because then the answer wakes it directly: no hand-over, and where the
 //! answer is near, no sleep at all. While there is a leader the I/O thread is disarmed and undisturbed.
 //!
+//! A leader that finds something for another thread steps down: the other is the busier one, and leads when it waits next.
+//!
 //! LDR-1: at any time somebody is armed: the leader polls, or the I/O thread's set contains the links' set.
 //! LDR-2: a thread that waits and is not the leader is woken by whoever reads what it waits for.
 
@@ -44,6 +46,8 @@ pub struct Reactor {
     io: OwnedFd,
     io_rung: AtomicBool,
     poll: Mutex<()>,
+    /// The leader has woken another thread since this was last cleared.
+    served: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -82,6 +86,7 @@ impl Reactor {
             io,
             io_rung: AtomicBool::new(false),
             poll: Mutex::new(()),
+            served: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
     }
@@ -112,6 +117,11 @@ impl Reactor {
     /// Stops watching.
     pub fn remove(&self, fd: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.inner, fd);
+    }
+
+    /// Another thread than the leader was woken.
+    pub(crate) fn note_served(&self) {
+        self.served.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn wake_leader(&self) {
@@ -196,9 +206,7 @@ impl Reactor {
         let polled = epoll::wait(&self.inner, &mut buffer, timeout.as_ref());
         woken();
         let Ok((events, _)) = polled else {
-            // A signal: whoever waits looks at why.
-            Waiter::current().interrupt();
-            return;
+            return; // A signal, which comes by its descriptor too.
         };
         for event in &*events {
             let token = event.data.u64();
@@ -232,25 +240,23 @@ impl Reactor {
             if deadline.is_some_and(|at| at <= Instant::now()) {
                 return false;
             }
-            match self.try_poll() {
-                Some(_guard) => {
-                    self.arm(false);
-                    let rearm = Rearm(self);
-                    let done = self.lead(handler, board, &waiter, spin, deadline, look_only, ready);
-                    drop(rearm);
-                    if done || look_only {
-                        return done;
-                    }
-                }
-                None => {
-                    if look_only {
-                        return false;
-                    }
-                    board.leave();
-                    waiter.park(deadline.map(|at| at.saturating_duration_since(Instant::now())), ready);
-                    board.enter();
+            if let Some(_guard) = self.try_poll() {
+                self.arm(false);
+                let rearm = Rearm(self);
+                let led = self.lead(handler, board, &waiter, spin, deadline, look_only, ready);
+                drop(rearm);
+                match led {
+                    Led::Ready => return true,
+                    Led::NotYet => return false,
+                    Led::ForOthers => {}
                 }
             }
+            if look_only {
+                return false;
+            }
+            board.leave();
+            waiter.park(deadline.map(|at| at.saturating_duration_since(Instant::now())), ready);
+            board.enter();
         }
     }
 
@@ -264,21 +270,25 @@ impl Reactor {
         deadline: Option<Instant>,
         look_only: bool,
         ready: &dyn Fn() -> bool,
-    ) -> bool {
+    ) -> Led {
+        self.served.store(false, Ordering::Relaxed);
         loop {
             if !spin.is_zero() && !board.single_core() && !board.crowded() && waiter.may_spin() {
                 board.enter();
                 board.look(true);
                 let until = Instant::now() + spin;
                 let mut looks = 0_u32;
-                let found = loop {
+                let led = loop {
                     self.poll_once(handler, Some(Duration::ZERO), || {});
                     if ready() {
-                        break true;
+                        break Some(Led::Ready);
+                    }
+                    if self.served.load(Ordering::Relaxed) {
+                        break Some(Led::ForOthers);
                     }
                     looks += 1;
                     if Instant::now() >= until || board.crowded() {
-                        break false;
+                        break None;
                     }
                     if looks.is_multiple_of(8) {
                         // Whoever shares this core, unknown to the board, goes first.
@@ -286,13 +296,13 @@ impl Reactor {
                     }
                 };
                 board.look(false);
-                waiter.spun(found);
-                if found {
-                    return true;
+                waiter.spun(matches!(led, Some(Led::Ready)));
+                if let Some(led) = led {
+                    return led;
                 }
             }
             if look_only {
-                return ready();
+                return if ready() { Led::Ready } else { Led::NotYet };
             }
             let limit = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if waiter.begin_lead(ready) {
@@ -304,13 +314,26 @@ impl Reactor {
                 });
             }
             if ready() {
-                return true;
+                return Led::Ready;
+            }
+            if self.served.load(Ordering::Relaxed) {
+                return Led::ForOthers;
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
-                return false;
+                return Led::NotYet;
             }
         }
     }
+}
+
+/// How a thread's turn as the leader ended.
+enum Led {
+    /// With what it waits for.
+    Ready,
+    /// Without it: the deadline came, or it would have had to block and was not to.
+    NotYet,
+    /// With something for another thread. That one is the busier of the two, and shall lead when it waits again.
+    ForOthers,
 }
 
 /// Hands reading duty back to the I/O thread (LDR-1), also when a leader panics.

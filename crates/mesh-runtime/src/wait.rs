@@ -2,7 +2,7 @@
 
 use crate::reactor::Reactor;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -17,7 +17,6 @@ pub(crate) struct Waiter {
     mode: AtomicU8,
     /// Looks in a row that found nothing before the thread had to block all the same.
     misses: AtomicU32,
-    interrupted: AtomicBool,
 }
 
 thread_local! {
@@ -25,7 +24,6 @@ thread_local! {
         thread: std::thread::current(),
         mode: AtomicU8::new(RUNNING),
         misses: AtomicU32::new(0),
-        interrupted: AtomicBool::new(false),
     });
 }
 
@@ -38,7 +36,10 @@ impl Waiter {
     /// Wakes the thread if it blocks. What it waits for must be visible before.
     pub(crate) fn notify(&self, reactor: &Reactor) {
         match self.mode.swap(RUNNING, Ordering::SeqCst) {
-            PARKED => self.thread.unpark(),
+            PARKED => {
+                reactor.note_served();
+                self.thread.unpark();
+            }
             LEADING => reactor.wake_leader(),
             _ => {}
         }
@@ -54,19 +55,6 @@ impl Waiter {
             }
         }
         self.mode.store(RUNNING, Ordering::SeqCst);
-    }
-
-    /// A signal came in while the thread waited.
-    pub(crate) fn interrupt(&self) {
-        self.interrupted.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn interrupted(&self) -> bool {
-        self.interrupted.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn take_interrupt(&self) -> bool {
-        self.interrupted.swap(false, Ordering::Relaxed)
     }
 
     /// Says that the thread is about to block as the leader; false if it need not.

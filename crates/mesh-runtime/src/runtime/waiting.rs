@@ -111,8 +111,8 @@ impl Runtime {
     }
 
     /// What the event loop of this process's actors does instead of sleeping on its own descriptors: waits here until
-    /// `waker` has something, one of the loop's descriptors is ready (`watched` is the set that they are in), a signal
-    /// came in, or the deadline.
+    /// `waker` has something, one of the loop's descriptors is ready (`watched` is the set that they are in), or the
+    /// deadline.
     pub fn wait_loop(&self, waker: &LoopWaker, watched: BorrowedFd<'_>, deadline: Option<Instant>) {
         if waker.any() || self.forked.load(Ordering::SeqCst) {
             return;
@@ -125,16 +125,12 @@ impl Runtime {
         }
         self.loop_ready.store(false, Ordering::SeqCst);
         let me = Waiter::current();
-        me.take_interrupt();
         *lock(&self.loop_waiter) = Some(Arc::clone(&me));
         waker.wait_here(true);
         let first = self.loop_fd.swap(watched.as_raw_fd(), Ordering::SeqCst) != watched.as_raw_fd();
         self.reactor.watch_once(watched, TOKEN_LOOP, first);
         self.reactor.wait(self, &self.board, self.options.spin, deadline, false, &|| {
-            waker.any()
-                || self.loop_ready.load(Ordering::SeqCst)
-                || self.closed.load(Ordering::SeqCst)
-                || me.interrupted()
+            waker.any() || self.loop_ready.load(Ordering::SeqCst) || self.closed.load(Ordering::SeqCst)
         });
         waker.wait_here(false);
         *lock(&self.loop_waiter) = None;

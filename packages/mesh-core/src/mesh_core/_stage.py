@@ -13,9 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
+import socket
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _context, _logging
@@ -99,9 +102,28 @@ class Stage:
         asyncio.set_event_loop(self.loop)
         self.loop.add_reader(self.waker.fileno(), self._on_ready)
         self._system.attach(self.waker, _SYSTEM)
-        self.loop.run_forever()
+        with self._signals():
+            self.loop.run_forever()
         self._end()
         return self._exit_code
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Have signals wake the loop, which does not sleep where the interpreter could see them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        here, there = socket.socketpair()
+        with here, there:
+            here.setblocking(False)
+            there.setblocking(False)
+            self.loop.add_reader(here, here.recv, 4096)
+            before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(before)
+                self.loop.remove_reader(here)
 
     def _end(self) -> None:
         for task in asyncio.all_tasks(self.loop):
@@ -122,6 +144,9 @@ class Stage:
 
     def _on_system(self, message: Message) -> None:
         kind = message.kind
+        if self._exit_code:
+            # The bootstrap has failed, the process is about to end: nothing starts in it any more.
+            return
         if kind == "spawn":
             self._spawn(message)
         elif kind == "cancel":

@@ -37,7 +37,9 @@ def dump_stream(obj: object) -> Message | None:
         # Whatever C pickle dislikes, cloudpickle may know; if not, its error is the better one.
         return None
     part0 = stream.part0()
-    return None if b"__main__" in part0 else (part0, stream.buffers)
+    # The latter is what multiprocessing calls the script in a process that it has spawned.
+    by_value = b"__main__" in part0 or b"__mp_main__" in part0
+    return None if by_value else (part0, stream.buffers)
 
 
 def dump_by_value(obj: object) -> Message:
@@ -91,6 +93,9 @@ def _wanted_by_value() -> bool:
 def _by_value_pickler() -> Callable[[Stream], Any]:
     """Import cloudpickle and return our pickler on top of its own."""
     cloudpickle: Any = importlib.import_module("cloudpickle")
+    script = sys.modules.get("__mp_main__")
+    if script is not None:
+        cloudpickle.register_pickle_by_value(script)
 
     class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         def __init__(self, stream: Stream) -> None:

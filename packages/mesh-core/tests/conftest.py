@@ -1,0 +1,163 @@
+"""Fixtures for several test files."""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh_core import ProcMesh, shutdown, this_host, this_proc
+
+# Workers have the same path, and import the tests' actors from here.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from core_processes import Script, Traces
+from core_samples import Echo
+
+
+class Site:
+    """A folder of made-up distributions on disk, as an installer would have left them, on the path of this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def module(self, name: str, source: str) -> None:
+        """Write a module."""
+        (self.path / f"{name}.py").write_text(source)
+
+    def distribution(
+        self, name: str, entry_points: str, *, version: str = "1.0", metadata: bool = True
+    ) -> None:
+        """Write a distribution's metadata."""
+        info = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "entry_points.txt").write_text(entry_points)
+        if metadata:
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def command(
+        self, name: str, *, distribution: str, version: str = "1.0", source: str | None = None
+    ) -> str:
+        """Offer a command that prints its name and `--text`, or does what `source` says; return its module's name."""
+        module = f"made_up_{distribution.replace('-', '_')}"
+        self.module(module, COMMAND.format(name=name) if source is None else HEADER + source)
+        self.distribution(distribution, f"[mesh.commands]\n{name} = {module}\n", version=version)
+        return module
+
+
+HEADER = """\
+from pathlib import Path
+from mesh_core.plugins import *
+
+Path(__file__).with_suffix(".imported").touch()
+"""
+
+COMMAND = (
+    HEADER
+    + """
+class Command:
+    def configure(self, parser):
+        parser.add_argument("--text", default="hello", help="what to say")
+
+    def run(self, args):
+        print("{name} says", args.text)
+        return 0
+
+
+@hookimpl
+def mesh_register_commands():
+    yield CommandPlugin(name="{name}", api_version=1, create=Command, summary="say something")
+"""
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Made-up distributions; their modules are forgotten afterwards."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    yield Site(folder)
+    for name in set(sys.modules) - before:
+        if name.startswith("made_up_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def page() -> Callable[[str], str]:
+    """Read a page of the repository; the test is skipped where only the tests are at hand."""
+
+    def read(name: str) -> str:
+        root = next((each for each in Path(__file__).parents if (each / "mkdocs.yml").exists()), None)
+        if root is None:
+            pytest.skip("the documentation is not beside the tests")
+        return (root / name).read_text()
+
+    return read
+
+
+@pytest.fixture(autouse=True)
+def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing stays behind a test."""
+    before = Traces()
+    yield
+    # pytest keeps them until the next test, and with them a mesh, its runtime and its descriptors.
+    request.node.funcargs.clear()
+    left = Traces().left_since(before)
+    if left:
+        gc.collect()  # a cycle may hold the last reference
+        left = Traces().left_since(before)
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[None]:
+    """A runtime that is warm before the first test of a module, and gone without a trace after the last."""
+    gc.collect()
+    before = Traces()
+    with this_host().spawn_procs() as procs:
+        procs.initialized.get()
+    this_proc()  # starts the thread of this process's own actors
+    del procs
+    yield
+    shutdown()
+    gc.collect()
+    after = Traces()
+    left = after.left_since(before)
+    assert not left, f"left behind by shutdown(): {left}"
+    assert after.nurseries == before.nurseries
+
+
+@pytest.fixture(scope="module")
+def procs(runtime: None) -> Iterator[ProcMesh]:
+    """Four processes, shared by the tests of a module."""
+    with this_host().spawn_procs(per_host={"hosts": 2, "gpus": 2}, name="shared") as procs:
+        procs.initialized.get()
+        yield procs
+
+
+@pytest.fixture
+def echo(procs: ProcMesh) -> Iterator[Any]:
+    """An actor on each of the shared processes."""
+    mesh = procs.spawn("echo", Echo)
+    yield mesh
+    mesh.stop().get()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    """Start a script; it and all its processes are gone afterwards, whatever the test did."""
+    started: list[Script] = []
+
+    def start(source: str, *args: str) -> Script:
+        started.append(Script(tmp_path / f"script{len(started)}.py", source, *args))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.communicate()

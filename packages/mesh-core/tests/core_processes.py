@@ -1,0 +1,162 @@
+"""Processes, threads and descriptors: what a test looks at from outside."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def family(pid: int | str = "self") -> dict[int, str]:
+    """All processes below this one, with their command lines."""
+    found: dict[int, str] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            children = (task / "children").read_text().split()
+        except OSError:
+            continue  # it has ended since
+        for child in children:
+            try:
+                found[int(child)] = Path(f"/proc/{child}/cmdline").read_text()
+                found |= family(child)
+            except OSError:
+                continue
+    return found
+
+
+def nurseries(processes: dict[int, str]) -> int:
+    """How many of them fork workers; those stay until `shutdown()`."""
+    return sum("_nursery" in command for command in processes.values())
+
+
+def descriptors() -> list[str]:
+    """What the open descriptors of this process are. Shared memory is kept for the next message, and tested apart."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue  # the one that lists the folder
+        if "memfd:mesh-slab" not in target:
+            found.append(target)
+    return sorted(found)
+
+
+class Traces:
+    """What this process has, at one moment."""
+
+    def __init__(self) -> None:
+        processes = family()
+        self.nurseries = nurseries(processes)
+        self.workers = {
+            pid for pid, command in processes.items() if "_nursery" not in command or is_fork(pid)
+        }
+        self.threads = {thread.name for thread in threading.enumerate()}
+        self.descriptors = descriptors()
+        # Other programs have theirs there too.
+        self.files = {path.name for path in Path("/dev/shm").glob("*mesh*")}
+
+    def left_since(self, before: Traces) -> str:
+        """What is here that was not; empty if all is tidy."""
+        complaints = []
+        if extra := self.workers - before.workers:
+            complaints.append(f"processes {sorted(extra)}")
+        if extra_threads := self.threads - before.threads:
+            complaints.append(f"threads {sorted(extra_threads)}")
+        # A nursery that was started meanwhile is reached by a socket.
+        allowed = len(before.descriptors) + max(0, self.nurseries - before.nurseries)
+        if len(self.descriptors) > allowed:
+            complaints.append(f"descriptors: {before.descriptors} became {self.descriptors}")
+        if extra_files := self.files - before.files:
+            complaints.append(f"files in /dev/shm: {sorted(extra_files)}")
+        return "; ".join(complaints)
+
+
+def is_fork(pid: int) -> bool:
+    """A worker has its nursery's command line, and is no child of this process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) != os.getpid()
+    except OSError:
+        return False
+
+
+def inherited_path() -> list[str]:
+    """PYTHONPATH, as a list."""
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+class Script:
+    """A Python script in a process of its own."""
+
+    def __init__(self, path: Path, source: str, *args: str) -> None:
+        path.write_text(textwrap.dedent(source))
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", str(path), *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *inherited_path()]),
+            },
+        )
+
+    def line(self) -> str:
+        """The next line that it prints; reading is how a test waits for it."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the script ended early:\n{self.finish()[1]}")
+        return line.rstrip("\n")
+
+    def say(self, line: str) -> None:
+        """Let it go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def finish(self) -> tuple[str, str]:
+        """Wait for its end; the rest of what it has printed, and its stderr."""
+        return self.process.communicate(timeout=50)
+
+    def watch(self) -> Watch:
+        """All its processes, to be waited for."""
+        return Watch(family(self.process.pid))
+
+
+class Watch:
+    """Processes that are going to end."""
+
+    def __init__(self, processes: Iterable[int]) -> None:
+        self.pids = sorted(processes)
+        self._fds = {os.pidfd_open(pid): pid for pid in self.pids}
+
+    def wait(self, limit: float = 20.0) -> list[int]:
+        """Wait until all have ended; those that have not within the limit."""
+        poll = select.poll()
+        for fd in self._fds:
+            poll.register(fd, select.POLLIN)
+        until = time.monotonic() + limit
+        while self._fds and (left := until - time.monotonic()) > 0:
+            for fd, _ in poll.poll(left * 1000):
+                poll.unregister(fd)
+                os.close(fd)
+                del self._fds[fd]
+        alive = sorted(self._fds.values())
+        self.close()
+        return alive
+
+    def close(self) -> None:
+        """Do not wait for them any longer."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+    __del__ = close

@@ -1,0 +1,331 @@
+"""Processes: how they start, what they find there, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_samples import Echo, environment
+
+from mesh_core import MeshError, ProcMesh, SpawnError, proc_mesh, this_host
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+Start = pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
+
+
+def ask(procs: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What a function says in every process."""
+    values: list[Any] = procs.spawn("echo", Echo).call.call(function, *args).get().values()
+    return values
+
+
+# Where they start.
+
+
+@Start
+def test_processes_are_new_and_below_this_one(start: Any) -> None:
+    with this_host().spawn_procs(per_host={"gpus": 2}, start=start) as procs:
+        pids = ask(procs, os.getpid)
+        assert len({os.getpid(), *pids}) == 3
+        assert procs.pids == pids
+
+
+@Start
+def test_env_is_there_before_any_module_of_the_user(start: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "reads_env.py").write_text("import os\nSEEN = os.environ.get('MESH_CORE_TEST_GREETING')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MESH_CORE_TEST_KEPT", "kept")
+    with this_host().spawn_procs(start=start, env={"MESH_CORE_TEST_GREETING": "hello"}) as procs:
+        assert ask(procs, import_and_get, "reads_env", "SEEN") == ["hello"]
+        assert ask(procs, environment, "MESH_CORE_TEST_KEPT") == ["kept"]
+    assert "MESH_CORE_TEST_GREETING" not in os.environ
+
+
+def import_and_get(module: str, name: str) -> Any:
+    import importlib
+
+    return getattr(importlib.import_module(module), name)
+
+
+def test_env_changes_between_spawns(monkeypatch: Any) -> None:
+    """The nursery that forks them is the same: what was set since it started is told to each worker."""
+    for value in ("one", "two", None):
+        if value is None:
+            monkeypatch.delenv("MESH_CORE_TEST_VALUE")
+        else:
+            monkeypatch.setenv("MESH_CORE_TEST_VALUE", value)
+        with this_host().spawn_procs() as procs:
+            assert ask(procs, environment, "MESH_CORE_TEST_VALUE") == [value]
+
+
+@Start
+def test_cwd_and_path_are_the_scripts(start: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    with this_host().spawn_procs(start=start) as procs:
+        assert ask(procs, os.getcwd) == [str(tmp_path)]
+        assert ask(procs, sys_path)[0][0] == str(tmp_path / "modules")
+
+
+def sys_path() -> list[str]:
+    return sys.path
+
+
+def test_each_process_is_bound_to_its_cpus() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    wanted = [[cpus[0]], cpus[-1:]]
+    with this_host().spawn_procs(per_host={"gpus": 2}, proc_bind=wanted) as procs:
+        assert ask(procs, affinity) == wanted
+    with pytest.raises(ValueError, match="for 1 processes, and 2 are asked for"):
+        this_host().spawn_procs(per_host={"gpus": 2}, proc_bind=[[0]])
+
+
+def affinity() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+@pytest.mark.slow
+def test_another_interpreter(tmp_path: Path) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\nWRAPPED=yes exec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    with this_host().spawn_procs(start="exec", python=str(wrapper)) as procs:
+        assert ask(procs, environment, "WRAPPED") == ["yes"]
+
+
+def test_another_interpreter_needs_exec() -> None:
+    with pytest.raises(ValueError, match="needs start='exec'"):
+        this_host().spawn_procs(python="/usr/bin/python3")
+    with pytest.raises(ValueError, match="'fork' or 'exec', not 'spawn'"):
+        this_host().spawn_procs(start="spawn")  # type: ignore[arg-type]
+
+
+def test_an_interpreter_that_is_not_there() -> None:
+    with pytest.raises(SpawnError, match="'/nowhere/python' is not a program that can be run"):
+        this_host().spawn_procs(start="exec", python="/nowhere/python")
+
+
+@pytest.mark.slow
+def test_an_interpreter_that_is_none() -> None:
+    procs = this_host().spawn_procs(start="exec", python="/bin/false")
+    with procs, pytest.raises(SpawnError, match=r"died while it started.*exited with status 1"):
+        procs.initialized.get()
+
+
+# Preloading.
+
+
+def test_preloaded_modules_are_imported_once_for_all(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "heavy.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with this_host().spawn_procs(per_host={"gpus": 3}, preload=["heavy"]) as procs:
+        importers = ask(procs, import_and_get, "heavy", "IMPORTED_BY")
+        assert len(set(importers)) == 1
+        assert importers == ask(procs, os.getppid)
+
+
+def test_preloaded_modules_see_the_environment(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "early.py").write_text("import os\nSEEN = os.environ.get('MESH_CORE_TEST_EARLY')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with this_host().spawn_procs(preload=["early"], env={"MESH_CORE_TEST_EARLY": "yes"}) as procs:
+        assert ask(procs, import_and_get, "early", "SEEN") == ["yes"]
+
+
+def test_a_preload_that_cannot_be_imported(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "bad_preload.py").write_text("raise RuntimeError('never')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in (("bad_preload", "RuntimeError: never"), ("no_such_module_here", "No module named")):
+        with this_host().spawn_procs(preload=[name]) as procs:
+            with pytest.raises(SpawnError, match=text):
+                procs.initialized.get()
+            with pytest.raises(MeshError, match=text):
+                procs.spawn("echo", Echo).echo.call_one(1).get()
+
+
+@pytest.mark.slow
+def test_a_preload_that_starts_threads_falls_back_to_exec(script: Any, tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    run = script(
+        """
+        import os, sys
+        from mesh_core import this_host
+        from core_samples import Echo
+
+        if __name__ == "__main__":
+            with this_host().spawn_procs(per_host={"gpus": 2}, preload=["threaded"]) as procs:
+                echo = procs.spawn("echo", Echo)
+                print(echo.echo.call(1).get().values())
+                for pid in procs.pids:
+                    print("main_exec" in open(f"/proc/{pid}/cmdline").read())
+        """
+    )
+    out, err = run.finish()
+    assert out.splitlines() == ["[1, 1]", "True", "True"]
+    assert "preload='threaded' started 1 thread when it was imported" in err
+    assert "start by exec instead" in err
+    assert err.count("preload='threaded'") == 1
+
+
+# Bootstrapping.
+
+
+@Start
+def test_bootstrap_runs_before_any_actor(start: Any) -> None:
+    def prepare() -> None:
+        os.environ["PREPARED"] = str(os.getpid())
+
+    with this_host().spawn_procs(per_host={"gpus": 2}, bootstrap=prepare, start=start) as procs:
+        assert ask(procs, environment, "PREPARED") == [str(pid) for pid in procs.pids]
+        procs.initialized.get()
+
+
+def test_a_bootstrap_that_raises() -> None:
+    def fail() -> None:
+        raise RuntimeError("not on this machine")
+
+    with this_host().spawn_procs(per_host={"gpus": 2}, bootstrap=fail, name="workers") as procs:
+        with pytest.raises(RuntimeError, match="not on this machine") as caught:
+            procs.initialized.get()
+        assert isinstance(caught.value, MeshError)
+        with pytest.raises(MeshError):
+            procs.spawn("echo", Echo).echo.call(1).get()
+
+
+def test_a_bootstrap_that_is_no_function() -> None:
+    with pytest.raises(TypeError, match="bootstrap is a function without arguments, not 3"):
+        this_host().spawn_procs(bootstrap=3)  # type: ignore[arg-type]
+
+
+# Names and ends.
+
+
+def test_names() -> None:
+    with this_host().spawn_procs(name="workers") as named, this_host().spawn_procs() as first:
+        assert named.name == "workers"
+        assert first.name.startswith("procs")
+        with this_host().spawn_procs() as second:
+            assert second.name != first.name
+
+
+def test_stop_twice() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2})
+    assert procs.stop().get() is None
+    assert procs.stop("again").get() is None
+    with procs:
+        pass
+
+
+def test_only_whole_meshes_stop() -> None:
+    with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
+        with pytest.raises(ValueError, match=r"only a whole mesh of processes can be stopped.*gpus=2"):
+            procs.slice(gpus=0).stop()
+        assert ask(procs, os.getpid) == procs.pids
+
+
+def test_a_with_block_stops_them_after_an_error_too() -> None:
+    procs = this_host().spawn_procs()
+    [pid] = ask(procs, os.getpid)
+    with pytest.raises(KeyError), procs:
+        raise KeyError
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_async_with() -> None:
+    async def main() -> list[int]:
+        async with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
+            echo = await procs.spawn("echo", Echo)
+            values: list[int] = (await echo.call.call(os.getpid)).values()
+            return values
+
+    pids = asyncio.run(main())
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_proc_mesh() -> None:
+    async def main() -> int:
+        procs = await proc_mesh(gpus=2, env={"MESH_CORE_TEST_SHORT": "form"})
+        async with procs:
+            values = (await procs.spawn("echo", Echo).call.call(environment, "MESH_CORE_TEST_SHORT")).values()
+        assert values == ["form"] * 2
+        return len(procs)
+
+    assert asyncio.run(main()) == 2
+
+
+def test_spawn_returns_before_they_are_there() -> None:
+    with this_host().spawn_procs(per_host={"gpus": 4}) as procs:
+        waiting = procs.spawn("echo", Echo).call.call(os.getpid)
+        assert not waiting.done() or procs.initialized.done()
+        assert waiting.get().values() == procs.pids
+
+
+def test_a_mesh_that_is_stopped_before_it_was_there() -> None:
+    for _ in range(5):
+        this_host().spawn_procs(per_host={"gpus": 4}).stop().get()
+
+
+# How many.
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, "2"])
+def test_a_number_that_is_none(count: Any) -> None:
+    with pytest.raises(ValueError, match=r"per_host\['gpus'\] is a whole number of at least 1"):
+        this_host().spawn_procs(per_host={"gpus": count})
+
+
+@pytest.mark.parametrize("sizes", [{"gpus": 1_000_000}, {"a": 10**6, "b": 10**6}])
+def test_a_million(sizes: Any) -> None:
+    with pytest.raises(ValueError, match="more than a host can hold; the most is 100,000"):
+        this_host().spawn_procs(per_host=sizes)
+
+
+def test_more_than_the_hard_limit_of_descriptors_allows(script: Any) -> None:
+    run = script(
+        """
+        import resource
+        from mesh_core import SpawnError, this_host
+        from core_samples import Echo
+
+        if __name__ == "__main__":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+            try:
+                this_host().spawn_procs(per_host={"gpus": 1000})
+            except SpawnError as error:
+                print(error)
+            with this_host().spawn_procs(per_host={"gpus": 4}) as procs:
+                print(procs.spawn("echo", Echo).echo.call(1).get().values())
+        """
+    )
+    lines = run.finish()[0].splitlines()
+    assert "open the sockets of that many processes" in lines[0]
+    assert lines[1] == "[1, 1, 1, 1]"
+
+
+@pytest.mark.slow
+def test_the_soft_limit_of_descriptors_is_raised(script: Any) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 600:
+        pytest.skip("the hard limit of open files is too low here")
+    run = script(
+        """
+        import resource
+        from mesh_core import this_host
+        from core_samples import Echo
+
+        if __name__ == "__main__":
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+            with this_host().spawn_procs(per_host={"gpus": 100}) as procs:
+                print(len(procs.spawn("echo", Echo).echo.call(1).get().values()))
+        """
+    )
+    assert run.finish()[0].split() == ["100"]

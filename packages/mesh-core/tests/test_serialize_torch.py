@@ -1,0 +1,165 @@
+"""Tensors in messages: no copy, no loss, and what a tensor leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mesh_core._serialize import dumps, loads
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed: mesh-core does without")
+
+BIG = 20_000
+
+
+def arrive(obj: object) -> Any:
+    data, buffers = dumps(obj)
+    return loads(data, [bytearray(buffer) for buffer in buffers])
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "bool",
+        "complex64",
+        "complex128",
+        "float8_e4m3fn",
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (4, 0, 2), (BIG,), (5, BIG)])
+def test_every_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape).to(getattr(torch, dtype))
+    result = arrive(((tensor,), {}))[0][0]
+    assert type(result) is torch.Tensor
+    assert (result.dtype, result.shape, result.requires_grad) == (tensor.dtype, tensor.shape, False)
+    assert result.tolist() == tensor.tolist()
+
+
+@pytest.mark.parametrize("size", [10, BIG])
+def test_a_result_is_writable_and_keeps_its_memory(size: int) -> None:
+    """SER-2."""
+    data, buffers = dumps(torch.zeros(size))
+    parts = [bytearray(buffer) for buffer in buffers]
+    result: Any = loads(data, parts)
+    del parts
+    result.add_(1)
+    assert result.sum().item() == size
+
+
+def test_no_copy_where_elements_lie_together() -> None:
+    """SER-3."""
+    base = torch.arange(4.0 * BIG).reshape(4, BIG)
+    images = torch.zeros(2, 3, 64, 64).to(memory_format=torch.channels_last)
+    for tensor in (base, base.t(), base[1], images, base.requires_grad_(), torch.nn.Parameter(base.detach())):
+        data, buffers = dumps({"t": [tensor]})
+        assert len(data) < 600
+        assert [buffer.nbytes for buffer in buffers] == [tensor.numel() * 4]
+        seen = torch.frombuffer(buffers[0], dtype=torch.float32)
+        assert seen.data_ptr() == tensor.data_ptr()
+        result = arrive(tensor)
+        assert torch.equal(result, tensor)
+        assert result.stride() == tensor.stride()
+
+
+def test_a_view_sends_its_elements_only() -> None:
+    base = torch.arange(1000.0 * 1000).reshape(1000, 1000)
+    for view in (base[:100], base[:, ::10], base[::7, 5:900].t(), torch.ones(300, 1).expand(300, 300)):
+        _, buffers = dumps(view)
+        assert [buffer.nbytes for buffer in buffers] == [view.numel() * 4]
+        assert torch.equal(arrive(view), view)
+
+
+def test_buffers_keep_a_temporary_copy_alive() -> None:
+    data, buffers = dumps(torch.arange(100_000.0)[::2])
+    junk = [torch.full((50_000,), -1.0) for _ in range(10)]
+    assert torch.equal(loads(data, [bytearray(b) for b in buffers]), torch.arange(0, 100_000.0, 2))
+    del junk
+
+
+@pytest.mark.parametrize("size", [10, BIG])
+def test_a_tensor_that_occurs_twice_is_one(size: int) -> None:
+    """SER-1; two tensors on one storage are two."""
+    tensor = torch.zeros(size)
+    data, buffers = dumps([tensor, tensor, tensor[:]])
+    first, second, other = loads(data, [bytearray(b) for b in buffers])
+    assert first is second
+    first.add_(1)
+    assert other.sum().item() == 0
+
+
+def test_leaves_keep_requires_grad_and_results_leave_their_graph() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    result, computed = arrive([leaf, leaf * 2])
+    assert result.requires_grad
+    assert result.is_leaf
+    assert not computed.requires_grad
+    assert computed.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("size", [3, BIG])
+def test_parameters_and_modules(size: int) -> None:
+    frozen = torch.nn.Parameter(torch.ones(size), requires_grad=False)
+    frozen.tag = "mine"
+    result = arrive(frozen)
+    assert type(result) is torch.nn.Parameter
+    assert not result.requires_grad
+    assert result.tag == "mine"
+
+    model = torch.nn.Sequential(torch.nn.Linear(size, 4), torch.nn.BatchNorm1d(4))
+    model.append(torch.nn.Linear(4, 4))
+    model[2].weight = torch.nn.Parameter(torch.eye(4))
+    model[2].tied = model[2].weight
+    copy = arrive(model)
+    assert copy[2].tied is copy[2].weight
+    for name, value in model.state_dict().items():
+        assert torch.equal(copy.state_dict()[name], value)
+    copy(torch.ones(2, size)).sum().backward()
+    assert copy[0].weight.grad is not None
+
+
+def test_conjugates_and_negatives_are_resolved() -> None:
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    for tensor in (value.conj(), value.conj().imag):
+        result = arrive(tensor)
+        assert torch.equal(result, tensor)
+        assert not result.is_conj()
+        assert not result.is_neg()
+
+
+def test_what_is_not_plain_memory_goes_torch_s_own_way() -> None:
+    sparse = torch.eye(3).to_sparse()
+    assert torch.equal(arrive(sparse).to_dense(), torch.eye(3))
+    assert arrive(torch.zeros(3, device="meta")).device.type == "meta"
+    assert arrive([torch.float32, torch.device("cpu"), torch.Size([1])]) == [
+        torch.float32,
+        torch.device("cpu"),
+        torch.Size([1]),
+    ]
+
+
+def test_tensors_in_what_goes_by_value() -> None:
+    weights = torch.arange(float(BIG))
+    data, buffers = dumps(lambda: weights)
+    assert [buffer.nbytes for buffer in buffers] == [BIG * 4]
+    function: Any = loads(data, [bytearray(b) for b in buffers])
+    assert torch.equal(function(), weights)
+
+
+def test_a_device_tensor_arrives_on_the_cpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    for size in (3, BIG):
+        result = arrive(torch.ones(size, device="cuda", requires_grad=True))
+        assert result.device.type == "cpu"
+        assert result.requires_grad
+        assert result.sum().item() == size

@@ -1,0 +1,134 @@
+"""What an editor knows: types of endpoints, calls and results, as mypy sees them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+api = pytest.importorskip("mypy.api", reason="mypy is not installed")
+
+SOURCE = """
+from typing import Any
+from mesh_core import Actor, Future, ProcMesh, ValueMesh, endpoint, this_host
+
+class Trainer(Actor):
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+
+    @endpoint
+    def step(self, batch: int, *, scale: float = 1.0) -> float:
+        return batch * scale
+
+    @endpoint
+    async def loss(self, name: str) -> list[int]:
+        return [1]
+
+    @endpoint(concurrent=True)
+    async def serve(self, question: bytes) -> str:
+        return "answer"
+
+    @endpoint
+    def nothing(self) -> None: ...
+
+async def main(procs: ProcMesh) -> None:
+    trainers = procs.spawn("trainers", Trainer, 1e-3)
+"""
+
+
+def check(tmp_path: Path, body: str) -> list[str]:
+    """Mypy's findings in `body`, as the last part of `main` above."""
+    path = tmp_path / "program.py"
+    path.write_text(SOURCE + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n")
+    out, err, _ = api.run(
+        [
+            "--strict",
+            "--no-error-summary",
+            "--hide-error-context",
+            f"--cache-dir={tmp_path / 'cache'}",
+            str(path),
+        ]
+    )
+    assert not err, err
+    return [re.sub(r"^.*?program\.py:\d+: ", "", line) for line in out.splitlines() if "program.py" in line]
+
+
+@pytest.mark.slow
+def test_what_an_editor_completes(tmp_path: Path) -> None:
+    found = check(
+        tmp_path,
+        """
+        reveal_type(trainers)
+        reveal_type(trainers.step.call)
+        reveal_type(trainers.step.call(3))
+        reveal_type(trainers.step.call(3).get())
+        reveal_type(trainers.step.call(3).get(return_exceptions=True))
+        reveal_type(trainers.step.call_one(3, scale=2.0).get(timeout=3))
+        reveal_type(trainers.step.choose(3).get())
+        reveal_type(trainers.step.broadcast(3))
+        reveal_type(await trainers.loss.call_one("x"))
+        reveal_type((await trainers.loss.call("x")).values())
+        reveal_type(trainers.serve.call_one(b"x").get())
+        reveal_type([future.get() for future in trainers.step.stream(1)])
+        reveal_type([await future async for future in trainers.loss.stream("x")])
+        reveal_type(trainers.slice(gpus=0).step.with_options(timeout=1.0).call_one(1).get())
+        reveal_type(trainers.step.call_one(1).then(str).get())
+        reveal_type(trainers.step.call_one(1).as_asyncio())
+        reveal_type([value for _, value in trainers.step.call(1).get()])
+        reveal_type(trainers.step.call(1).get().item(gpus=0))
+        reveal_type(trainers.sizes)
+        reveal_type(this_host().spawn_procs(per_host={"gpus": 2}).slice(gpus=0))
+        """,
+    )
+    told = [re.sub(r'note: Revealed type is "(.*)"', r"\1", line) for line in found]
+    told = [
+        re.sub(r"\b(builtins|mesh_core\._\w+|asyncio\.futures|_asyncio|program)\.", "", line) for line in told
+    ]
+    assert told == [
+        "Trainer",
+        "def (batch: int, *, scale: float =) -> ManyFuture[float]",
+        "ManyFuture[float]",
+        "ValueMesh[float]",
+        "ValueMesh[float | BaseException]",
+        "float",
+        "float",
+        "None",
+        "list[int]",
+        "list[list[int]]",
+        "str",
+        "list[float]",
+        "list[list[int]]",
+        "float",
+        "str",
+        "Future[float]",
+        "list[float]",
+        "float",
+        "dict[str, int]",
+        "ProcMesh",
+    ]
+
+
+@pytest.mark.slow
+def test_what_an_editor_underlines(tmp_path: Path) -> None:
+    found = check(
+        tmp_path,
+        """
+        trainers.step.call("three")
+        trainers.step.call(3, scael=1.0)
+        trainers.step.call_one()
+        trainers.loss.broadcast(1)
+        trainers.stepp.call(3)
+        n: int = trainers.loss.call_one("x").get()
+        """,
+    )
+    codes = [re.search(r"\[([\w-]+)\]$", line) for line in found if line.startswith("error")]
+    assert [code.group(1) for code in codes if code] == [
+        "arg-type",
+        "call-arg",
+        "call-arg",
+        "arg-type",
+        "attr-defined",
+        "assignment",
+    ]

@@ -1,0 +1,118 @@
+"""What a run leaves behind: processes, threads, descriptors, shared memory."""
+
+from __future__ import annotations
+
+import collections
+import faulthandler
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TOKEN = "STRESS_RUN"
+"""An environment variable that marks all processes of one run."""
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            found += [int(word) for word in (task / "children").read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def command(pid: int) -> str:
+    """What a process runs."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def marked(mark: str) -> list[int]:
+    """All processes of this run but this one, whoever their parent is by now."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if f"{TOKEN}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def _descriptors() -> dict[str, str]:
+    held = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            held[entry.name] = str(entry.readlink())
+        except OSError:
+            continue
+    return {fd: what for fd, what in held.items() if "/proc/" not in what}
+
+
+def resident() -> int:
+    """The bytes of memory that this process holds."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _shm() -> set[str]:
+    # Other programs come and go there too.
+    return {entry.name for entry in Path("/dev/shm").iterdir() if "mesh" in entry.name}
+
+
+def eventually(condition: Callable[[], Any], limit: float = 5.0) -> Any:
+    """What is still there after a while; processes that were killed take a moment to vanish."""
+    end = time.monotonic() + limit
+    while (left := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return left
+
+
+def _tasks() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@dataclass
+class Before:
+    """What there was before a round."""
+
+    descriptors: dict[str, str]
+    threads: int
+    shm: set[str]
+    mark: str
+
+    @classmethod
+    def now(cls, mark: str) -> Before:
+        gc.collect()
+        return cls(_descriptors(), _tasks(), _shm(), mark)
+
+    def leftovers(self) -> list[str]:
+        """What there is now that there was not."""
+        found = []
+        if left := eventually(lambda: children(os.getpid())):
+            found.append(f"child processes {[(pid, command(pid)[:120]) for pid in left]}")
+        if left := eventually(lambda: marked(self.mark)):
+            found.append(f"processes that lost their parent {[(pid, command(pid)[:120]) for pid in left]}")
+        gc.collect()
+        if eventually(lambda: _tasks() > self.threads):
+            faulthandler.dump_traceback(all_threads=True)
+            found.append(f"threads {[thread.name for thread in threading.enumerate()]}")
+        now = _descriptors()
+        if len(now) > len(self.descriptors):
+            extra = collections.Counter(now.values()) - collections.Counter(self.descriptors.values())
+            found.append(f"{len(now) - len(self.descriptors)} descriptors {dict(extra)}")
+        if left := _shm() - self.shm:
+            found.append(f"shared memory {sorted(left)}")
+        return found

@@ -1,0 +1,85 @@
+"""Each example under `examples/` runs, ends by itself, and prints what it is there to show."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import workspace
+
+EXAMPLES = workspace.ROOT / "examples"
+LONGEST = 100
+TESTED = {"tour", "ping_pong", "parameter_server"}
+ELSEWHERE = {"demo"}
+
+pytestmark = pytest.mark.slow
+
+
+def run_example(name: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def shown(lines: list[str]) -> dict[str, str]:
+    """Lines of the tour by their first word."""
+    return {word: rest.strip() for word, _, rest in (line.partition(" ") for line in lines)}
+
+
+def test_every_example_is_tested_and_short():
+    found = {path.stem: path for path in EXAMPLES.glob("*.py")}
+    assert set(found) == TESTED | ELSEWHERE
+    too_long = {name: n for name in TESTED if (n := found[name].read_text().count("\n")) >= LONGEST}
+    assert not too_long
+
+
+def test_tour():
+    said = shown(run_example("tour"))
+    assert said["mesh"] == "<ActorMesh 'counters' of Counter: hosts=2, gpus=2>"
+    assert said["call"] == "[11, 11, 11, 11]"
+    assert said["call_one"] == "16"
+    assert said["choose"] == "True"
+    assert said["broadcast"] == "[116, 111, 111, 111]"
+    assert said["stream"] == "[111, 111, 111, 116]"
+    assert said["slice"] == "['Point(gpus=0 of 2)', 'Point(gpus=1 of 2)']"
+    assert said["results"] == "[(0, 116), (1, 111), (2, 111), (3, 111)] 111"
+    assert said["flatten"] == "111"
+    assert said["pipelined"] == "[[112, 112], [113, 113], [114, 114]]"
+    assert said["asyncio"] == "['slept', 'slept']"
+    assert said["cancel"] == "True"
+    assert said["error"] == "ActorError[ValueError] says: cannot count down by 1"
+    assert "deadline of 0.05 s" in said["deadline"]
+    assert re.match(r"rank 3 \(hosts=1, gpus=1\) of mesh 'counters' died .* status 3$", said["failure"])
+    assert said["outcomes"] == "[116, 111, 114, 'dead']"
+
+
+def test_ping_pong():
+    lines = run_example("ping_pong")
+    game = " ".join(["ping pong"] * 5)
+    assert lines == ["pair 0: 10 hits", "pair 1: 10 hits", f"pair 0: {game}", f"pair 1: {game}"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="the parameter server uses numpy")
+def test_parameter_server():
+    *workers, distance = run_example("parameter_server")
+    assert [line.split(",")[0] for line in workers] == [f"{n} of 3 workers done" for n in (1, 2, 3)]
+    assert workers[-1].endswith("weights at version 600")
+    numbers = re.fullmatch(r"distance to the truth: (\S+) before, (\S+) after", distance)
+    assert numbers is not None
+    assert float(numbers[2]) < float(numbers[1]) / 100
+
+
+def test_examples_say_what_they_are():
+    for path in EXAMPLES.glob("*.py"):
+        assert path.read_text().startswith('"""'), f"{path.name} begins with what it shows"

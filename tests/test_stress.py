@@ -1,0 +1,22 @@
+"""A short run of the random stress; a release gets a long one: `python tests/stress/stress.py --seconds 600`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STRESS = Path(__file__).parent / "stress" / "stress.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_random_use_and_abuse_breaks_no_promise():
+    run = subprocess.run(
+        [sys.executable, str(STRESS), "--seconds", "20", "--seed", "20", "--round", "5"],
+        capture_output=True, text=True, timeout=220,
+    )  # fmt: skip
+    # What it says on stderr before the verdict is the history that led there.
+    assert run.returncode == 0, run.stdout + run.stderr[-20_000:]
+    assert "nothing left" in run.stdout
+    assert "panicked" not in run.stderr, run.stderr

@@ -1,0 +1,173 @@
+"""What the sessions are made of: the sum of all tests, the order of packages, pins, and examples of the docs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import doc_page
+import workspace
+from tally import Tally
+
+TOOLS = workspace.ROOT / "tools"
+
+
+def tally(text: str) -> str:
+    counted = Tally()
+    for line in text.splitlines():
+        counted.feed(line)
+    return str(counted)
+
+
+def test_tally_sums_pytest_and_cargo_over_sessions():
+    output = """
+\x1b[32m================== \x1b[32m\x1b[1m9 passed\x1b[0m, \x1b[33m1 skipped\x1b[0m\x1b[32m in 1.02s ==================\x1b[0m
+nox > Session tests-3.11(mesh-core) was successful in 2 seconds.
+test result: ok. 5 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s
+nox > Session rust was successful in 12 seconds.
+===== 1 failed, 2 passed, 1 xfailed, 3 errors in 61.20s (0:01:01) =====
+nox > Session integration failed.
+"""
+    assert tally(output) == "17 passed, 4 failed, 3 skipped"
+
+
+def test_tally_counts_a_session_that_fails_outside_its_tests():
+    output = """
+nox > Session lint failed.
+===== 2 passed in 0.20s =====
+nox > Session docs failed.
+nox > Session demo was successful.
+"""
+    assert tally(output) == "2 passed, 2 failed, 0 skipped"
+
+
+def test_tally_ignores_what_only_looks_like_a_sum():
+    assert (
+        tally("3 passed in my opinion\n==== FAILURES ====\nexpected: 4 failed")
+        == "0 passed, 0 failed, 0 skipped"
+    )
+
+
+def write_package(folder: Path, name: str, *dependencies: str) -> None:
+    (folder / "packages" / name).mkdir(parents=True)
+    text = f'[project]\nname = "{name}"\nversion = "1.2"\ndependencies = {list(dependencies)!r}\n'
+    (folder / "packages" / name / "pyproject.toml").write_text(text)
+
+
+def test_packages_come_after_those_they_need(tmp_path):
+    write_package(tmp_path, "a-top", "b-middle>=1", "numpy")
+    write_package(tmp_path, "b-middle", "C_Base>=1")
+    write_package(tmp_path, "c-base")
+    found = workspace.packages(tmp_path)
+    assert [package.name for package in found] == ["c-base", "b-middle", "a-top"]
+    assert [package.name for package in workspace.closure(found[2], found)] == ["c-base", "b-middle", "a-top"]
+    assert [package.name for package in workspace.closure(found[0], found)] == ["c-base"]
+
+
+@pytest.mark.parametrize(
+    ("requirement", "pin"),
+    [
+        ("pluggy>=1.5", "pluggy==1.5"),
+        ("mesh-core>=0.1,<0.2", "mesh-core==0.1"),
+        ("a~=2.3", "a==2.3"),
+        ("a>=1,>=1.10", "a==1.10"),
+        ("a[x]>=1; python_version < '3.12'", 'a[x]==1 ; python_version < "3.12"'),
+    ],
+)
+def test_lowest_version(requirement, pin):
+    assert workspace.lowest(Requirement(requirement)) == pin
+
+
+def test_lowest_version_needs_a_floor():
+    with pytest.raises(ValueError, match="state the lowest that works"):
+        workspace.lowest(Requirement("pluggy<2"))
+
+
+PAGE = """
+```python
+class A:
+    value = 1
+```
+
+<!-- example: not run, because it needs two machines -->
+
+```python
+raise SystemExit("ran")
+```
+
+```python
+>>> A.value + 1
+2
+```
+
+```console
+$ not python
+```
+
+   ~~~python
+   import asyncio
+   await asyncio.sleep(0)
+   assert __name__ == "__main__" and A.__module__ == "__main__"
+   ~~~
+"""
+
+
+def run_page(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    return subprocess.run(
+        [sys.executable, str(TOOLS / "doc_page.py"), str(page)], capture_output=True, text=True, timeout=30
+    )
+
+
+def test_blocks_of_a_page():
+    found = list(doc_page.blocks(PAGE))
+    assert [(block.line, block.runs) for block in found] == [(3, True), (10, False), (14, True), (23, True)]
+    assert found[3].code.startswith("import asyncio\n")
+
+
+def test_page_runs_in_order_in_one_namespace(tmp_path):
+    done = run_page(tmp_path, PAGE)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_page_error_points_into_the_page(tmp_path):
+    done = run_page(tmp_path, "text\n\n```python\nx = 1\nx / 0\n```\n")
+    assert done.returncode == 1
+    assert 'page.md", line 5' in done.stderr
+    assert "x / 0" in done.stderr
+
+
+def test_page_with_a_wrong_result_fails(tmp_path):
+    done = run_page(tmp_path, "```python\n>>> 1 + 1\n3\n```\n")
+    assert done.returncode == 1
+    assert "Expected:\n    3" in done.stdout
+
+
+@pytest.mark.slow
+def test_pages_are_collected_by_pytest(tmp_path):
+    (tmp_path / "good.md").write_text("```python\nassert True\n```\n")
+    (tmp_path / "bad.md").write_text("```python\nprint('said')\nassert False\n```\n")
+    (tmp_path / "empty.md").write_text("no code\n")
+    (tmp_path / "optional.md").write_text(
+        "<!-- example: needs no_such_module -->\n```python\nassert False\n```\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "doc_examples",
+        "-c",
+        str(workspace.ROOT / "pyproject.toml"),
+    ]
+    done = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert "1 failed, 1 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "said" in done.stdout
