@@ -80,12 +80,17 @@ class Coroutines(Actor):
 
     @endpoint(concurrent=True)
     async def hold(self) -> None:
-        """Never come back; `cancelled` does, once this was."""
+        """Never come back; `holding` does once this has begun, `cancelled` once it was cancelled."""
+        self._gate("holding").set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             self._gate("cancelled").set()
             raise
+
+    @endpoint(concurrent=True)
+    async def holding(self) -> None:
+        await self._gate("holding").wait()
 
     @endpoint(concurrent=True)
     async def cancelled(self) -> bool:

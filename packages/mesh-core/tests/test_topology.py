@@ -236,7 +236,7 @@ def test_docstring_examples_hold(cls: type) -> None:
         cls,
         *(vars(cls)[name] for name in dir(cls) if name in vars(cls) and not name.startswith("_")),
     ]
-    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
     output: list[str] = []
     for item in documented:
         assert item.__doc__, f"{item} has no docstring"

@@ -187,7 +187,14 @@ class Future(Generic[R]):
         async def wait() -> R:
             return await self
 
-        return asyncio.ensure_future(wait())
+        def ended(waiting: asyncio.Future[R]) -> None:
+            if waiting.cancelled():
+                self.cancel()
+
+        waiting = asyncio.ensure_future(wait())
+        # A task that is cancelled before its first step never comes to what would give up the call.
+        waiting.add_done_callback(ended)
+        return waiting
 
     def then(self, change: Callable[[R], S]) -> Future[S]:
         """Return a future of ``change(result)``; ``change`` runs where that future is waited for."""

@@ -1,0 +1,3 @@
+"""What pytest leaves alone here: programs that the tests run as processes of their own."""
+
+collect_ignore_glob = ["stress/*"]
