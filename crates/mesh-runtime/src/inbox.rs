@@ -172,6 +172,13 @@ impl Inbox {
         }
     }
 
+    /// Tells no loop any more.
+    pub fn detach(&self) {
+        let mut queue = self.lock();
+        queue.waker = None;
+        queue.told = false;
+    }
+
     /// The calling thread is about to wait for the next message.
     pub(crate) fn expect(&self) {
         self.lock().waiter = Some(Waiter::current());

@@ -225,6 +225,11 @@ impl PyInbox {
         self.runtime.finish_inbox(&self.inbox);
     }
 
+    /// Tells no loop any more.
+    fn detach(&self) {
+        self.inbox.detach();
+    }
+
     /// Has a loop's waker told `token` when there are messages.
     fn attach(&self, waker: &PyWaker, token: u64) {
         self.runtime.attach_loop(&self.inbox, &waker.0, token);
