@@ -202,15 +202,15 @@ def _installed(system: Any, scale: Scale) -> Samples:
 
 
 def _idle_cpu(system: Any, scale: Scale) -> Samples:
-    me = os.getpid()
     with _running(system, IDLE_PROCS):
-        others = descendants(me)
+        others = descendants(os.getpid())
         time.sleep(_SETTLE_SECONDS)
-        # This process is read last before and first after, so that reading the others does not count.
+        # This process is read last before and first after, so that reading the others does not count; and by its own
+        # clock, since the kernel brings a running thread's `schedstat` up to date with the next tick only.
         before = cpu_seconds(others)
-        mine = cpu_seconds([me])
+        mine = time.process_time()
         time.sleep(IDLE_SECONDS)
-        mine = cpu_seconds([me]) - mine
+        mine = time.process_time() - mine
         spent = cpu_seconds(others) - before
     return {"idle_cpu": [(mine + spent) * 1e3]}
 
