@@ -26,6 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from leftovers import TOKEN, Before, children, command, resident
@@ -604,11 +605,13 @@ class Client:
                 site.harmed = True
             if self.world.pending:
                 return
-        nurseries = [pid for pid in children(os.getpid()) if "mesh_core._nursery" in command(pid)]
-        if nurseries:
-            pid = self.random.choice(nurseries)
-            self.world.note(f"kill nursery {pid}")
-            _signal(pid, signal.SIGKILL)
+            nurseries = [pid for pid in children(os.getpid()) if "mesh_core._nursery" in command(pid)]
+            if nurseries:
+                pid = self.random.choice(nurseries)
+                self.world.note(f"kill nursery {pid}")
+                _signal(pid, signal.SIGKILL)
+                # A spawn before its end is noticed would be its victim too, and rightly fail: none begins until then.
+                _until_gone(pid)
 
     def actions(self) -> tuple[list[Callable[[], Any]], list[int]]:
         table: dict[Callable[[], Any], int] = {
@@ -645,6 +648,12 @@ def _drive(coroutine: Any) -> None:
     except StopIteration:
         return
     raise AssertionError("a client of a thread awaited")
+
+
+def _until_gone(pid: int) -> None:
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -304,13 +304,14 @@ impl Runtime {
 
     fn bury(&self, token: u64, nursery: &Nursery, why: &str) {
         nursery.close(&self.reactor);
-        nursery.reap(Duration::from_millis(200));
         let orphans: Vec<ProcAddr> = {
             let mut agent = lock(&self.agent);
             agent.nurseries.remove(&token);
             agent.tokens.retain(|_, t| *t != token);
             agent.procs.iter().filter(|(_, p)| p.nursery == token).map(|(a, _)| *a).collect()
         };
+        // From here on a spawn starts another one.
+        nursery.reap(Duration::from_millis(200));
         for addr in orphans {
             self.on_proc(addr, Event::SpawnFailed(why.to_owned()));
         }
