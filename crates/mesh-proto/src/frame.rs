@@ -65,13 +65,15 @@ pub enum Kind {
     Gathered = 13,
     /// An owner lets go of a mesh of procs: stop them all by a deadline.
     StopProcs = 14,
+    /// An actor has failed while its proc lives on: for its owner, whose actor is named; part 0 is opaque here.
+    Failure = 19,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Down, Gathered, Goodbye, Hello, Reply, Spawn, SpawnProcs, StopActor, StopProc, StopProcs,
-            Tell, Undeliverable,
+            Call, Cancel, Down, Failure, Gathered, Goodbye, Hello, Reply, Spawn, SpawnProcs, StopActor, StopProc,
+            StopProcs, Tell, Undeliverable,
         };
         Ok(match byte {
             1 => Hello,
@@ -88,6 +90,7 @@ impl Kind {
             12 => Cancel,
             13 => Gathered,
             14 => StopProcs,
+            19 => Failure,
             other => return Err(FrameError::Kind(other)),
         })
     }

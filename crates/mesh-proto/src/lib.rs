@@ -4,12 +4,14 @@
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
 //! - [`Gather`]: many replies becoming one.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
+//! - [`Family`]: who owns whom, and what a death entails.
 //!
 //! Nothing here reads a clock, a socket or the environment; time is passed in where it matters.
 #![forbid(unsafe_code)]
 
 mod decode;
 mod error;
+mod family;
 mod frame;
 mod gather;
 mod ids;
@@ -18,6 +20,7 @@ mod router;
 
 pub use decode::{Decoder, READ_CHUNK};
 pub use error::FrameError;
+pub use family::{Aftermath, Family, Owned};
 pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, Part, SharedRef, Target, flags};
 pub use gather::{Gather, Outcome};
 pub use ids::{ActorId, CallId, IdMaker, MeshId, ProcAddr};

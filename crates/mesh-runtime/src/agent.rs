@@ -9,9 +9,11 @@ use crate::link::Link;
 use crate::nursery::{Nursery, NurserySpec, Report};
 use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
-use mesh_proto::{CallId, Ended, Event, Exit, Frame, Header, Kind, Lifecycle, LinkId, MeshId, Part, ProcAddr};
+use mesh_proto::{
+    ActorId, CallId, Ended, Event, Exit, Family, Frame, Header, Kind, Lifecycle, LinkId, MeshId, Owned, Part, ProcAddr,
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,15 +67,14 @@ enum Birth {
 #[derive(Debug, Default)]
 pub(crate) struct Agent {
     procs: HashMap<ProcAddr, Proc>,
-    alive: HashMap<MeshId, usize>,
+    /// Who owns whom, and who hears of whose end.
+    pub(crate) family: Family,
     tokens: HashMap<NurserySpec, u64>,
     nurseries: HashMap<u64, Birth>,
     next_token: u64,
     next_link: LinkId,
     free_seats: Vec<u32>,
     next_seat: u32,
-    /// Links whose procs have called into a mesh and so have to hear of its deaths.
-    interested: HashMap<MeshId, HashSet<LinkId>>,
 }
 
 impl Agent {
@@ -86,13 +87,6 @@ impl Agent {
 
     fn next_deadline(&self) -> Option<Duration> {
         self.procs.values().filter_map(|proc| proc.life.deadline()).min()
-    }
-
-    pub(crate) fn interest(&mut self, mesh: MeshId, link: LinkId) {
-        // A mesh that has ended has nobody left to tell of.
-        if self.alive.contains_key(&mesh) {
-            self.interested.entry(mesh).or_default().insert(link);
-        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -162,7 +156,7 @@ impl Runtime {
             agent.next_token += 1;
             agent.nurseries.insert(token, Birth::Due(spec.nursery.clone(), Vec::new()));
         }
-        agent.alive.insert(mesh, n as usize);
+        let owned = agent.family.procs_made(mesh, n, ready.0);
         for order in &orders {
             let mut life = Lifecycle::default();
             life.on(Event::Asked { within: spec.within }, self.started.elapsed());
@@ -184,6 +178,9 @@ impl Runtime {
             }
             None => {}
         }
+        if !owned {
+            self.end_procs(mesh, ORPHAN_GRACE);
+        }
         Ok(())
     }
 
@@ -198,7 +195,9 @@ impl Runtime {
         let addrs: Vec<ProcAddr> = lock(&self.agent).procs.keys().filter(|a| a.mesh == mesh).copied().collect();
         for addr in addrs {
             self.on_proc(addr, Event::StopAsked { within });
-            self.dispatch(Frame::build(Header::new(Kind::StopProc, self.me, addr), None, b"", &[]), None);
+            let mut header = Header::new(Kind::StopProc, self.me, addr);
+            header.index = millis(within);
+            self.dispatch(Frame::build(header, None, b"", &[]), None);
         }
         self.reactor.ring_io();
     }
@@ -241,31 +240,32 @@ impl Runtime {
             link.close(&self.reactor);
         }
         self.memory.on_death(addr, ended.pid);
-        let (listeners, orphans): (Vec<LinkId>, HashSet<MeshId>) = {
+        let aftermath = {
             let mut agent = lock(&self.agent);
             agent.procs.remove(&addr);
-            // Nothing outlives its owner: what the dead proc has spawned goes with it.
-            let orphans = agent.procs.iter().filter(|(_, p)| p.ready.0 == addr).map(|(a, _)| a.mesh).collect();
             agent.free_seats.push(seat);
-            let listeners = agent.interested.get(&addr.mesh).into_iter().flatten().copied().collect();
-            if let Some(alive) = agent.alive.get_mut(&addr.mesh) {
-                *alive -= 1;
-                if *alive == 0 {
-                    agent.alive.remove(&addr.mesh);
-                    agent.interested.remove(&addr.mesh);
-                }
-            }
-            (listeners, orphans)
+            agent.family.died(addr)
         };
-        for link in listeners {
-            if let Some(link) = self.link(link) {
-                link.send(&self.reactor, &down_frame(self.me, link.peer, addr, &ended));
+        for listener in aftermath.tell {
+            if let Some(link) = self.link_of(listener) {
+                link.send(&self.reactor, &down_frame(self.me, listener, addr, &ended));
             }
         }
-        self.calls.on_down(&self.reactor, addr, &ended);
-        for mesh in orphans {
-            self.end_procs(mesh, ORPHAN_GRACE);
+        let lost = self.calls.on_down(&self.reactor, addr, &ended);
+        self.notice_down(addr, &ended, lost);
+        for thing in aftermath.end {
+            match thing {
+                Owned::Procs(mesh) => self.end_procs(mesh, ORPHAN_GRACE),
+                Owned::Actor(home, actor) => self.end_actor(home, actor),
+            }
         }
+    }
+
+    /// Stops an actor whose owner has died; nobody waits for that.
+    fn end_actor(&self, home: ProcAddr, actor: ActorId) {
+        let mut header = Header::new(Kind::StopActor, self.me, home);
+        header.actor = actor;
+        self.dispatch(Frame::build(header, None, b"", &[]), None);
     }
 
     /// What a nursery had to say.
@@ -401,15 +401,21 @@ impl Runtime {
         }
     }
 
-    /// Meshes whose procs have not all ended.
-    pub(crate) fn live_meshes(&self) -> Vec<MeshId> {
-        lock(&self.agent).alive.keys().copied().collect()
+    /// The controller's own meshes that have not all ended. The others end with their owners.
+    pub(crate) fn own_meshes(&self) -> Vec<MeshId> {
+        let agent = lock(&self.agent);
+        agent.family.meshes().filter(|mesh| agent.family.owner_of(*mesh) == Some(self.me)).collect()
     }
 
     /// A proc's process, where this agent knows it.
     pub fn pid_of(&self, addr: ProcAddr) -> Option<u32> {
         lock(&self.agent).procs.get(&addr).and_then(|proc| proc.life.pid())
     }
+}
+
+/// Milliseconds, as a header's index carries them.
+pub(crate) fn millis(within: Duration) -> u32 {
+    u32::try_from(within.as_millis()).unwrap_or(u32::MAX)
 }
 
 /// The notice of a proc's end, for another proc.

@@ -139,11 +139,16 @@ impl Call {
         })
     }
 
-    fn on_down(&self, reactor: &Reactor, finish: impl FnOnce(), addr: ProcAddr, ended: &Arc<Ended>) {
-        let index = self.lock().gather.as_ref().and_then(|gather| gather.target().index_of(addr));
-        if let Some(index) = index {
-            self.on_outcome(reactor, finish, index, Outcome::Lost(Arc::clone(ended)));
-        }
+    /// A proc has ended; true if the call was waiting for it.
+    fn on_down(&self, reactor: &Reactor, finish: impl FnOnce(), addr: ProcAddr, ended: &Arc<Ended>) -> bool {
+        let (index, missing) = {
+            let state = self.lock();
+            let Some(gather) = state.gather.as_ref() else { return false };
+            (gather.target().index_of(addr), gather.missing())
+        };
+        let Some(index) = index else { return false };
+        let complete = self.on_outcome(reactor, finish, index, Outcome::Lost(Arc::clone(ended)));
+        complete || self.lock().gather.as_ref().is_some_and(|gather| gather.missing() < missing)
     }
 }
 
@@ -185,10 +190,17 @@ impl Calls {
         call.on_outcome(reactor, || self.close(id), index, outcome);
     }
 
-    /// A proc has ended: every call that waits for it has its answer.
-    pub(crate) fn on_down(&self, reactor: &Reactor, addr: ProcAddr, ended: &Arc<Ended>) {
+    /// A proc has ended: every call that waits for it has its answer. Returns how many did.
+    pub(crate) fn on_down(&self, reactor: &Reactor, addr: ProcAddr, ended: &Arc<Ended>) -> usize {
+        self.all().into_iter().filter(|call| call.on_down(reactor, || self.close(call.id), addr, ended)).count()
+    }
+
+    /// Wakes whoever waits for a call of this process: there is something to be told apart from outcomes.
+    pub(crate) fn wake_all(&self, reactor: &Reactor) {
         for call in self.all() {
-            call.on_down(reactor, || self.close(call.id), addr, ended);
+            for waiter in call.lock().waiters.clone() {
+                waiter.notify(reactor);
+            }
         }
     }
 

@@ -128,11 +128,24 @@ impl Inbox {
 
     /// Appends a message; false (and the message is dropped) if the inbox is closed.
     pub(crate) fn push(&self, reactor: &Reactor, message: Message) -> bool {
+        self.put(reactor, message, false)
+    }
+
+    /// Puts a message before all others.
+    pub(crate) fn push_first(&self, reactor: &Reactor, message: Message) -> bool {
+        self.put(reactor, message, true)
+    }
+
+    fn put(&self, reactor: &Reactor, message: Message, first: bool) -> bool {
         let mut queue = self.lock();
         if self.is_closed() {
             return false;
         }
-        queue.messages.push_back(message);
+        if first {
+            queue.messages.push_front(message);
+        } else {
+            queue.messages.push_back(message);
+        }
         self.len.store(queue.messages.len(), Ordering::SeqCst);
         // A thread that waited once may still stand here, so the loop is told all the same.
         let waiter = queue.waiter.take();

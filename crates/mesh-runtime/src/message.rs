@@ -1,8 +1,9 @@
 //! A frame that has reached its receiver.
 
+use crate::agent::read_down;
 use crate::error::RuntimeError;
 use crate::shm::{Memory, PartData, SharedPart};
-use mesh_proto::{Frame, Header, Part, flags};
+use mesh_proto::{Ended, Frame, Header, Part, ProcAddr, flags};
 use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
 
@@ -46,6 +47,11 @@ impl Message {
     /// The endpoint, or the reason that comes with an error.
     pub fn name(&self) -> &[u8] {
         self.frame.name()
+    }
+
+    /// What a notice of a proc's end says.
+    pub fn down(&self) -> Option<(ProcAddr, Ended)> {
+        read_down(&self.frame)
     }
 
     /// The envelope and the out-of-band parts. Shared ones can be had once.

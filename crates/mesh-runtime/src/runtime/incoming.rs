@@ -6,13 +6,16 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
-use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, LinkId, ProcAddr};
+use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, ProcAddr, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// The id of the actor that spawns what a job has one of each; known to every process.
+const REGISTRY: ActorId = 1;
+
 impl Runtime {
-    pub(super) fn deliver(&self, frame: Frame, from: Option<LinkId>) {
+    pub(super) fn deliver(&self, frame: Frame) {
         let header = frame.header;
         match header.kind {
             Kind::Reply | Kind::Undeliverable => {
@@ -26,6 +29,7 @@ impl Runtime {
             Kind::Call | Kind::Tell | Kind::StopActor => {
                 let inbox = read(&self.inboxes).get(&header.actor).cloned();
                 let message = Message::new(frame, &self.memory);
+                let inbox = inbox.or_else(|| self.reserved(header.actor));
                 let refused = match inbox {
                     Some(inbox) => !inbox.push(&self.reactor, message),
                     None => true,
@@ -44,14 +48,15 @@ impl Runtime {
             Kind::Down => {
                 if let Some((addr, ended)) = agent::read_down(&frame) {
                     self.memory.on_death(addr, ended.pid);
-                    self.calls.on_down(&self.reactor, addr, &Arc::new(ended));
+                    let ended = Arc::new(ended);
+                    let lost = self.calls.on_down(&self.reactor, addr, &ended);
+                    if header.flags & flags::DEAD == 0 {
+                        self.notice_down(addr, &ended, lost);
+                    }
                 }
             }
             Kind::SpawnProcs => {
                 let Some((mesh, n, spec)) = agent::request::decode(&frame) else { return };
-                if let Some(from) = from {
-                    lock(&self.agent).interest(mesh, from);
-                }
                 if let Err(error) = self.make_procs(mesh, n, &spec, (header.src, header.call)) {
                     let ended = Ended { pid: None, exit: Exit::Unknown, orderly: false, reason: error.to_string() };
                     for rank in 0..n {
@@ -61,9 +66,7 @@ impl Runtime {
                 }
             }
             Kind::StopProcs => {
-                if let Some(from) = from {
-                    lock(&self.agent).interest(header.actor, from);
-                }
+                lock(&self.agent).family.asked(header.src, header.actor);
                 self.end_procs(header.actor, Duration::from_millis(u64::from(header.index)));
             }
             Kind::Hello => self.on_proc(header.src, Event::Hello),
@@ -73,6 +76,7 @@ impl Runtime {
                     link.hang_up();
                 }
             }
+            Kind::Failure => self.notice(Message::new(frame, &self.memory)),
             Kind::Gathered => {}
         }
     }
@@ -94,6 +98,38 @@ impl Runtime {
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
         }
+    }
+
+    /// The inbox of an actor of the controller's own that is made when it is first called.
+    fn reserved(&self, actor: ActorId) -> Option<Arc<Inbox>> {
+        if actor != REGISTRY || self.me != ProcAddr::CONTROLLER || self.closed.load(Ordering::SeqCst) {
+            return None;
+        }
+        let inbox = Arc::clone(write(&self.inboxes).entry(actor).or_insert_with(|| Arc::new(Inbox::new(actor))));
+        let mut header = Header::new(Kind::Tell, self.me, self.me);
+        header.actor = actor;
+        self.notice(Message::new(Frame::build(header, None, b"", &[]), &self.memory));
+        Some(inbox)
+    }
+
+    // Notices.
+
+    /// A proc that somebody here may own has ended, and with it `lost` calls of this process.
+    pub(crate) fn notice_down(&self, addr: ProcAddr, ended: &Ended, lost: usize) {
+        let mut frame = agent::down_frame(self.me, self.me, addr, ended);
+        frame.header.call = lost as u64;
+        self.notice(Message::new(frame, &self.memory));
+    }
+
+    /// For the process itself: a worker's event loop hears of it, or whoever takes a controller's notices.
+    fn notice(&self, message: Message) {
+        let to = if self.me == ProcAddr::CONTROLLER { &self.notices } else { &self.system };
+        to.push(&self.reactor, message);
+    }
+
+    /// What an owner at the controller has to hear of.
+    pub fn notices(&self) -> Arc<Inbox> {
+        Arc::clone(&self.notices)
     }
 
     // Inboxes.
@@ -123,5 +159,12 @@ impl Runtime {
         let stop = Message::new(Frame::build(header, None, b"", &[]), &self.memory);
         // A closed inbox has ended already.
         inbox.push(&self.reactor, stop);
+    }
+
+    /// Puts an empty notice of a failure before what waits in an inbox: there is something to see to.
+    pub fn nudge_inbox(&self, inbox: &Inbox) {
+        let mut header = Header::new(Kind::Failure, self.me, self.me);
+        header.actor = inbox.actor;
+        inbox.push_first(&self.reactor, Message::new(Frame::build(header, None, b"", &[]), &self.memory));
     }
 }

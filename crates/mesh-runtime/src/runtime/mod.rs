@@ -27,7 +27,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -81,6 +81,10 @@ pub struct Runtime {
     links: RwLock<HashMap<LinkId, Arc<Link>>>,
     inboxes: RwLock<HashMap<ActorId, Arc<Inbox>>>,
     system: Arc<Inbox>,
+    /// At the controller: deaths and failures, for whoever owns what they are about.
+    notices: Arc<Inbox>,
+    /// Counts what every waiting call of this process is to be told.
+    alarms: AtomicU64,
     ids: IdMaker,
     closed: AtomicBool,
     forked: AtomicBool,
@@ -151,6 +155,8 @@ impl Runtime {
             links: RwLock::default(),
             inboxes: RwLock::default(),
             system: Arc::new(Inbox::new(0)),
+            notices: Arc::new(Inbox::new(0)),
+            alarms: AtomicU64::new(0),
             ids: IdMaker::new(u64::from_ne_bytes(seed)),
             closed: AtomicBool::new(false),
             forked: AtomicBool::new(false),
@@ -277,7 +283,7 @@ impl Runtime {
             let mut header = Header::new(Kind::StopProcs, self.me, ProcAddr::CONTROLLER);
             header.actor = mesh;
             header.call = call.id;
-            header.index = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
+            header.index = agent::millis(within);
             self.dispatch(Frame::build(header, None, b"", &[]), None);
         }
         Ok(call)
@@ -327,7 +333,7 @@ impl Runtime {
             return;
         }
         if self.me == ProcAddr::CONTROLLER {
-            let meshes = self.live_meshes();
+            let meshes = self.own_meshes();
             let ended: Vec<Arc<Call>> = meshes
                 .iter()
                 .filter_map(|mesh| {
@@ -356,6 +362,7 @@ impl Runtime {
             self.close_inbox(actor);
         }
         self.system.close(&self.reactor);
+        self.notices.close(&self.reactor);
         let links: Vec<Arc<Link>> = write(&self.links).drain().map(|(_, link)| link).collect();
         for link in links {
             link.close(&self.reactor);

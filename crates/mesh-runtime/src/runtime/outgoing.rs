@@ -172,18 +172,14 @@ impl Runtime {
     }
 
     fn dispatch_one(&self, frame: Frame, from: Option<LinkId>) -> usize {
-        if let Some(from) = from
-            && (matches!(frame.header.kind, Kind::Call | Kind::Spawn | Kind::StopActor)
-                || frame.header.flags & flags::SHARED != 0)
-        {
-            // Before the route is looked up: a death in between is then told one way or the other.
-            lock(&self.agent).interest(frame.header.dst.mesh, from);
+        if from.is_some() && self.me == ProcAddr::CONTROLLER {
+            self.note(&frame.header);
         }
         let route = read(&self.router).route(frame.header.dst);
         match route {
             Route::Via(id) => self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0),
             Route::Here => {
-                self.deliver(frame, from);
+                self.deliver(frame);
                 0
             }
             Route::Gone(ended) => {
@@ -195,6 +191,27 @@ impl Runtime {
                 self.bounce(&frame, agent::lost(why.clone()), &why);
                 0
             }
+        }
+    }
+
+    /// What the agent learns of a message that it relays. Before the route is looked up: a death in between is then told
+    /// one way or the other.
+    fn note(&self, header: &Header) {
+        let (src, dst) = (header.src, header.dst);
+        match header.kind {
+            Kind::Spawn => {
+                let mut agent = lock(&self.agent);
+                agent.family.asked(src, dst.mesh);
+                agent.family.actor_made(dst, header.actor, src);
+            }
+            Kind::StopActor => {
+                let mut agent = lock(&self.agent);
+                agent.family.asked(src, dst.mesh);
+                agent.family.actor_stopped(dst, header.actor);
+            }
+            Kind::Call => lock(&self.agent).family.asked(src, dst.mesh),
+            _ if header.flags & flags::SHARED != 0 => lock(&self.agent).family.asked(src, dst.mesh),
+            _ => {}
         }
     }
 
@@ -214,7 +231,10 @@ impl Runtime {
         if let Outcome::Lost(ended) = &outcome
             && let Some(link) = self.link_of(header.src)
         {
-            link.send(&self.reactor, &agent::down_frame(self.me, header.src, header.dst, ended));
+            let mut down = agent::down_frame(self.me, header.src, header.dst, ended);
+            // An answer to this call, not the one notice of that end.
+            down.header.flags |= flags::DEAD;
+            link.send(&self.reactor, &down);
             return;
         }
         self.undeliverable(&header, why);

@@ -19,6 +19,8 @@ pub enum Waited {
     NotYet,
     /// A signal wants the main thread's attention.
     Interrupted,
+    /// There is something that everybody who waits is to be told ([`Runtime::alarm`]).
+    Alarm,
 }
 
 impl Runtime {
@@ -28,6 +30,16 @@ impl Runtime {
             inbox.expect();
             self.reactor
                 .wait(self, &self.board, self.options.spin, None, false, &|| !inbox.is_empty() || inbox.is_closed());
+        }
+    }
+
+    /// Blocks until there are notices, or the runtime is closed, without ever reading the links: whoever waits for
+    /// these is to be in nobody's way.
+    pub fn wait_notices(&self) {
+        let inbox = &self.notices;
+        while inbox.is_empty() && !inbox.is_closed() {
+            inbox.expect();
+            Waiter::current().park(None, &|| !inbox.is_empty() || inbox.is_closed());
         }
     }
 
@@ -42,6 +54,19 @@ impl Runtime {
         look: bool,
         interruptible: bool,
     ) -> Waited {
+        self.wait_call_or_alarm(call, seen, deadline, look, interruptible, None)
+    }
+
+    /// As [`Runtime::wait_call`]; an alarm later than `heard` ends the wait too.
+    pub fn wait_call_or_alarm(
+        &self,
+        call: &Call,
+        seen: Option<usize>,
+        deadline: Option<Instant>,
+        look: bool,
+        interruptible: bool,
+        heard: Option<u64>,
+    ) -> Waited {
         let ready = || call.is_done() || seen.is_some_and(|seen| call.arrived() > seen);
         if ready() {
             return Waited::Ready;
@@ -53,8 +78,9 @@ impl Runtime {
         if interruptible {
             *lock(&self.main) = Some(Waiter::current());
         }
+        let alarmed = || heard.is_some_and(|heard| self.alarms() != heard);
         self.reactor.wait(self, &self.board, self.options.spin, deadline, look, &|| {
-            ready() || interruptible && self.signalled.load(Ordering::SeqCst)
+            ready() || interruptible && self.signalled.load(Ordering::SeqCst) || alarmed()
         });
         if interruptible {
             *lock(&self.main) = None;
@@ -63,9 +89,22 @@ impl Runtime {
             Waited::Ready
         } else if interruptible && self.signalled.swap(false, Ordering::SeqCst) {
             Waited::Interrupted
+        } else if alarmed() {
+            Waited::Alarm
         } else {
             Waited::NotYet
         }
+    }
+
+    /// Ends all waits for calls that are under way.
+    pub fn alarm(&self) {
+        self.alarms.fetch_add(1, Ordering::SeqCst);
+        self.calls.wake_all(&self.reactor);
+    }
+
+    /// How many alarms there were.
+    pub fn alarms(&self) -> u64 {
+        self.alarms.load(Ordering::SeqCst)
     }
 
     /// Where a signal handler is to write, and where such bytes are to go on to (-1 for nowhere).

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A rank that will never reply, and why.
 #[pyclass(name = "Lost", module = "mesh_core._native", frozen)]
-pub(crate) struct PyLost(Arc<Ended>);
+pub(crate) struct PyLost(pub(crate) Arc<Ended>);
 
 #[pymethods]
 impl PyLost {
@@ -83,7 +83,9 @@ impl PyCall {
         }
         let until = door::deadline(timeout)?;
         let (runtime, call) = (&*self.runtime, &*self.call);
-        door::wait(py, runtime, |look, signals| runtime.wait_call(call, seen, until, look, signals), until)
+        let heard = Some(runtime.alarms());
+        let step = |look, signals| runtime.wait_call_or_alarm(call, seen, until, look, signals, heard);
+        door::wait(py, runtime, step, until)
     }
 
     /// Waits as long as looking again is cheaper than sleeping; true if the call has progressed.
@@ -134,6 +136,8 @@ pub(crate) fn kind_name(kind: Kind) -> &'static str {
         Kind::StopProc => "stop_proc",
         Kind::Cancel => "cancel",
         Kind::Undeliverable => "undeliverable",
+        Kind::Down => "down",
+        Kind::Failure => "failure",
         _ => "other",
     }
 }

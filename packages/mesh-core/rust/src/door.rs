@@ -63,6 +63,11 @@ fn is_main(py: Python<'_>) -> PyResult<bool> {
     Ok(known)
 }
 
+/// What an alarm tells everybody who waits.
+fn alarmed(py: Python<'_>) -> PyResult<PyErr> {
+    Ok(PyErr::from_value(py.import("mesh_core._supervision")?.getattr("alarm")?.call0()?))
+}
+
 static SET_WAKEUP_FD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Waits outside the interpreter. On the main thread a signal ends the wait, its handler runs, and what it raises
@@ -75,7 +80,10 @@ pub(crate) fn wait(
 ) -> PyResult<bool> {
     let main = is_main(py)?;
     if !main {
-        return Ok(py.detach(|| step(false, false)) == Waited::Ready);
+        return match py.detach(|| step(false, false)) {
+            Waited::Alarm => Err(alarmed(py)?),
+            waited => Ok(waited == Waited::Ready),
+        };
     }
     if py.detach(|| step(true, false)) == Waited::Ready {
         return Ok(true);
@@ -94,6 +102,7 @@ pub(crate) fn wait(
         match waited {
             Waited::Ready => return Ok(true),
             Waited::Interrupted => {}
+            Waited::Alarm => return Err(alarmed(py)?),
             Waited::NotYet if until.is_some_and(|at| Instant::now() < at) => {}
             Waited::NotYet => return Ok(false),
         }

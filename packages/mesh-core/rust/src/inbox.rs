@@ -1,6 +1,6 @@
 //! Messages as Python handles them.
 
-use crate::call::{is_error, kind_name};
+use crate::call::{PyLost, is_error, kind_name};
 use crate::door;
 use crate::part::PyPart;
 use crate::runtime::Payload;
@@ -132,6 +132,12 @@ impl PyMessage {
         self.message().header().flags & flags::DEAD != 0
     }
 
+    /// Of a notice that a process has ended: its mesh and rank, how it ended, and how many calls of ours it has cost.
+    fn down(&self) -> Option<(u64, u32, PyLost, u64)> {
+        let (addr, ended) = self.message().down()?;
+        Some((addr.mesh, addr.rank, PyLost(Arc::new(ended)), self.message().header().call))
+    }
+
     /// The payload and its out-of-band buffers, undecoded.
     fn raw<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyList>)> {
         let (payload, rest) = self.message().open().map_err(|error| door::raise(py, &error))?;
@@ -223,6 +229,11 @@ impl PyInbox {
     /// Ends the inbox behind what waits already: a last message says so.
     fn finish(&self) {
         self.runtime.finish_inbox(&self.inbox);
+    }
+
+    /// Has whoever works through the inbox look up from it: a message of kind `failure`, before all others.
+    fn nudge(&self) {
+        self.runtime.nudge_inbox(&self.inbox);
     }
 
     /// Tells no loop any more.

@@ -162,8 +162,9 @@ impl PySender {
         if !self.block {
             self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
         }
+        let kind = if self.kind == Kind::Call { Kind::Tell } else { self.kind };
         let queued = payload
-            .send(py, |bytes, buffers| self.runtime.tell(&self.outgoing(Kind::Tell, bytes, buffers)))
+            .send(py, |bytes, buffers| self.runtime.tell(&self.outgoing(kind, bytes, buffers)))
             .map_err(|error| raise(py, &error))?;
         self.hold_back(py, queued)
     }
@@ -234,6 +235,7 @@ impl PyRuntime {
             "call" => Kind::Call,
             "spawn" => Kind::Spawn,
             "stop_actor" => Kind::StopActor,
+            "failure" => Kind::Failure,
             other => return Err(PyValueError::new_err(format!("no message of kind {other:?} is sent this way"))),
         };
         let target = Arc::clone(&target.0);
@@ -316,6 +318,21 @@ impl PyRuntime {
     /// The inbox of the process itself.
     fn system_inbox(&self) -> PyInbox {
         PyInbox { runtime: Arc::clone(&self.0), inbox: self.0.system_inbox() }
+    }
+
+    /// What owners at the controller have to hear of.
+    fn notices(&self) -> PyInbox {
+        PyInbox { runtime: Arc::clone(&self.0), inbox: self.0.notices() }
+    }
+
+    /// Waits for notices, in nobody's way; returns when there are, or never will be again.
+    fn wait_notices(&self, py: Python<'_>) {
+        py.detach(|| self.0.wait_notices());
+    }
+
+    /// Has every call that is waited for here raise what `mesh_core._supervision.alarm` returns.
+    fn alarm(&self, py: Python<'_>) {
+        py.detach(|| self.0.alarm());
     }
 
     /// An actor's inbox.

@@ -49,8 +49,10 @@ from mesh_core._procs import ProcMesh
 from mesh_core._values import ValueMesh
 
 if TYPE_CHECKING:
+    from mesh_core._controllers import get_or_spawn_controller
     from mesh_core._failure import MeshFailure
     from mesh_core._settings import Settings, SettingsError, configure, configured
+    from mesh_core._supervision import set_fault_handler
 
 __all__ = [
     "Actor",
@@ -89,7 +91,9 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "get_or_spawn_controller",
     "proc_mesh",
+    "set_fault_handler",
     "shutdown",
     "this_host",
     "this_proc",
@@ -97,11 +101,13 @@ __all__ = [
 
 # Dataclasses take longer to import than all the rest, and most programs never name these.
 _LATER = {
+    "get_or_spawn_controller": "mesh_core._controllers",
     "MeshFailure": "mesh_core._failure",
     "Settings": "mesh_core._settings",
     "SettingsError": "mesh_core._settings",
     "configure": "mesh_core._settings",
     "configured": "mesh_core._settings",
+    "set_fault_handler": "mesh_core._supervision",
 }
 
 

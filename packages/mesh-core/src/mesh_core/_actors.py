@@ -126,6 +126,8 @@ class ActorMesh(Mesh, Generic[T]):
 
     def stop(self, reason: str = "") -> Future[None]:
         """Stop the actors, after what was sent to them before. Their processes live on."""
+        if len(self._view) == len(self._root):
+            self._process.estates.drop(self._actor_id)
         one = len(self._view) == 1
         target = (
             Target.one(self._procs_id, self._view.rank_at(0))

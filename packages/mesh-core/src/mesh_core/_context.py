@@ -9,6 +9,7 @@ from mesh_core._errors import MeshError
 from mesh_core._native import Extent, Point
 
 if TYPE_CHECKING:
+    from mesh_core._hosted import Hosted
     from mesh_core._native import Message
     from mesh_core._procs import ProcMesh
 
@@ -18,9 +19,18 @@ _current: ContextVar[Context | None] = ContextVar("mesh_context", default=None)
 class Instance:
     """An actor as it sees itself; :attr:`Context.actor_instance`."""
 
-    __slots__ = ("actor_id", "class_name", "name", "proc_id", "rank")
+    __slots__ = ("actor_id", "class_name", "creator", "name", "proc_id", "rank")
 
-    def __init__(self, *, actor_id: int, proc_id: str, rank: Point, name: str, class_name: str) -> None:
+    def __init__(
+        self,
+        *,
+        actor_id: int,
+        proc_id: str,
+        rank: Point,
+        name: str,
+        class_name: str,
+        creator: str = "the script",
+    ) -> None:
         self.actor_id = actor_id
         """The actor's id, the same on every rank of its mesh."""
         self.proc_id = proc_id
@@ -30,6 +40,45 @@ class Instance:
         self.name = name
         """The name that it was spawned under."""
         self.class_name = class_name
+        self.creator = creator
+        """Who has spawned it, and owns it: another actor and its process, or the script."""
+
+    def describe(self) -> str:
+        """Name the actor for people: what it is called, where in its mesh, and in which process."""
+        where = f" on rank {self.rank.rank}" if len(self.rank.extent.labels) else ""
+        return f"actor {self.name!r}{where} in {self.proc_id}"
+
+    def stop(self, reason: str = "") -> None:
+        """Stop this actor in order, after what was sent to it before; no failure. What it owns is stopped first."""
+        self._hosted("stop").inbox.finish()
+
+    def kill(self, reason: str = "") -> None:
+        """Have this actor fail, now: messages that wait are refused, and its owner is told ``reason``."""
+        hosted = self._hosted("kill")
+        hosted.stage.loop.call_soon_threadsafe(
+            hosted.fail, MeshError(f"{self.describe()} was killed{f': {reason}' if reason else ''}")
+        )
+
+    def abort(self, reason: str = "") -> None:
+        """End this actor's whole process at once, with exit status 1; every actor in it dies."""
+        import os
+        import sys
+
+        sys.stderr.write(f"mesh: {self.describe()} ends its process{f': {reason}' if reason else ''}\n")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)
+
+    def _hosted(self, what: str) -> Hosted:
+        from mesh_core import _process
+
+        process = _process.holder().process
+        hosted = None if process is None else process.stage().actors.get(self.actor_id)
+        if hosted is None:
+            raise MeshError(
+                f"{what}() is for an actor that lives in this process, and {self!r} does not (any more)"
+            )
+        return hosted
 
     @property
     def proc(self) -> ProcMesh:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal as signals
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mesh_core._errors import describe_point
@@ -40,10 +40,20 @@ class MeshFailure:
     """By which owners the failure arrived, the nearest to the dead first."""
     since: float | None = None
     """When it was noticed, in seconds since the epoch."""
+    reason: str = ""
+    """What is known beyond the status, signal or exception."""
+    _key: tuple[int, int, int] = field(default=(0, 0, 0), repr=False, compare=False)
+
+    def headline(self) -> str:
+        """Tell it in one line."""
+        what = "failed" if self._lives() else "died"
+        return f"{self._who()} {what}{self._where()}: {self._why()}"
 
     def report(self) -> str:
         """Tell it all in lines for a human."""
-        lines = [f"{self._who()} died{self._where()}: {self._why()}"]
+        lines = [self.headline()]
+        if self.reason:
+            lines.append(f"  {self.reason}")
         if self.since is not None:
             lines.append(f"  since: {time.strftime('%Y-%m-%d %H:%M:%S%z', time.localtime(self.since))}")
         if self.chain:
@@ -55,6 +65,10 @@ class MeshFailure:
             lines.append("  last lines of its stderr:")
             lines += _indented(self.stderr_tail)
         return "\n".join(lines)
+
+    def _lives(self) -> bool:
+        """Say whether it is an actor that has failed in a process that lives on."""
+        return self.exception is not None and self.signal is None and self.exitcode is None
 
     def _who(self) -> str:
         mesh = f"mesh {self.mesh_name!r}" if self.mesh_name else "a mesh"

@@ -86,6 +86,8 @@ class Future(Generic[R]):
                 left = self._deadline - time.monotonic()
                 if timeout is None or left < timeout:
                     wait, last = left, True
+            if self._process.alarmed and not self._arrived():
+                self._raise_failure()
             if not self._wait(wait):
                 if not last:
                     raise ActorTimeout(
@@ -98,6 +100,12 @@ class Future(Generic[R]):
         return self._outcome()
 
     result = get
+
+    def _raise_failure(self) -> None:
+        """Raise what has failed and nobody was told of: this call is the script's next to wait."""
+        error = self._process.faults.take()
+        if error is not None:
+            raise error
 
     def _expire(self) -> None:
         if self._call.cancel():
@@ -161,6 +169,8 @@ class Future(Generic[R]):
     def __await__(self) -> Generator[Any, None, R]:
         if self._state == _PENDING:
             if not self._arrived():
+                if self._process.alarmed:
+                    self._raise_failure()
                 yield from self._await_arrival().__await__()
             self._settle()
         return self._outcome()

@@ -11,14 +11,21 @@ STG-2: every call gets exactly one reply, whatever its endpoint does.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import inspect
+import logging
+import os
 import queue
 import threading
+import time
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _context
 from mesh_core._context import Context, Instance
 from mesh_core._endpoint import EndpointProperty
-from mesh_core._errors import MeshError
+from mesh_core._errors import MeshError, SupervisionError
+from mesh_core._failure import MeshFailure
 from mesh_core._nearest import did_you_mean
 from mesh_core._serialize import explain_load_failure
 
@@ -38,6 +45,8 @@ class Hosted:
     __slots__ = (
         "_args",
         "_cls",
+        "_downfall",
+        "_errands",
         "_handed_back",
         "_kwargs",
         "_loops",
@@ -52,6 +61,8 @@ class Hosted:
         "inbox",
         "instance",
         "object",
+        "over",
+        "owner",
         "stage",
         "table",
     )
@@ -61,12 +72,13 @@ class Hosted:
         stage: Stage,
         inbox: Inbox,
         instance: Instance,
-        spawned: Message,
+        spawned: Message | None,
         *,
         cls: type | None = None,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         broken: BaseException | None = None,
+        owner: tuple[tuple[int, int], int] = ((0, 0), 0),
     ) -> None:
         self.stage = stage
         self.inbox = inbox
@@ -79,6 +91,14 @@ class Hosted:
         self.broken = broken
         """Why there is no object."""
         self.table: dict[str, EndpointProperty[..., Any]] = stage.table(cls) if cls is not None else {}
+        self.owner = owner
+        """Who hears of its failures: the process it lives in, and its id there."""
+        self.over = False
+        """Whether it has ended: stopped, not merely failed."""
+        self._errands: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        """What the actor's own thread is to do between two messages."""
+        self._downfall: concurrent.futures.Future[None] | None = None
+        """What follows the actor's failure; an end waits for it."""
         self.gone: asyncio.Future[None] | None = None
         """Done when the actor has ended; made when somebody waits for that."""
         self._runner: asyncio.Task[None] | None = None
@@ -103,7 +123,6 @@ class Hosted:
 
     def _construct(self) -> None:
         spawned, self._spawned = self._spawned, None
-        assert spawned is not None
         if self.broken is None:
             _context.enter(Context(self.instance, None))
             try:
@@ -112,6 +131,8 @@ class Hosted:
             except BaseException as error:  # noqa: BLE001 - it is the spawner's to hear
                 self.broken = error
         self._args, self._kwargs = (), {}
+        if spawned is None:
+            return
         if self.broken is None:
             spawned.reply(None)
         else:
@@ -143,6 +164,8 @@ class Hosted:
             elif message.kind == "stop_actor":
                 self._stop_thread(message)
                 return None
+            elif message.kind == "failure":
+                self._run_errands()
             elif not self._given_up(message) and not self._refused(message, spec):
                 assert spec is not None
                 if spec.is_async:
@@ -157,7 +180,10 @@ class Hosted:
             args, kwargs = message.load()
             message.reply(spec.function(self.object, *args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
-            self._failed(message, error if args is not None else _unreadable(error))
+            if args is None:
+                self._refuse(message, _unreadable(error))
+            else:
+                self._failed(message, error)
 
     def _lend(self, messages: list[Message]) -> list[Message]:
         """Leave the inbox to the loop until it comes upon a message for this thread; returns from that one on."""
@@ -165,16 +191,59 @@ class Hosted:
         return self._handed_back.get()
 
     def _stop_thread(self, message: Message) -> None:
-        cleanup = getattr(self.object, "__cleanup__", None)
+        error: BaseException | None = None
+        overdue = self._watch_cleanup(message)
         try:
+            if self._downfall is not None:
+                with self.stage.failing:
+                    # From here on errands run on the loop: this thread waits.
+                    self._loops = True
+                self._run_errands()
+                self._downfall.result(self.stage.stop_limit)
+            self._close_estate()
+            cleanup = self._cleanup(None)
             if cleanup is not None:
-                done = cleanup(None)
-                if asyncio.iscoroutine(done):
-                    asyncio.run_coroutine_threadsafe(done, self.stage.loop).result()
-            error = None
+                asyncio.run_coroutine_threadsafe(cleanup, self.stage.loop).result(self.stage.stop_limit)
         except BaseException as failed:  # noqa: BLE001 - it is the stopper's to hear
             error = failed
+        self.stage.loop.call_soon_threadsafe(overdue.set)
         self._ended(message, error)
+
+    def _close_estate(self) -> None:
+        estate = self.stage.process.estates.leave(self.instance.actor_id)
+        if estate is not None:
+            estate.close(self.stage.stop_limit)
+
+    def _watch_cleanup(self, message: Message) -> asyncio.Event:
+        """Answer the stopper if the actor's thread does not come to an end; set the event once it does."""
+        ended = asyncio.Event()
+
+        async def watch() -> None:
+            try:
+                await asyncio.wait_for(ended.wait(), 2 * self.stage.stop_limit)
+            except TimeoutError:
+                self._ended(message, self._overdue())
+
+        self.stage.loop.call_soon_threadsafe(lambda: self.stage.keep(self.stage.loop.create_task(watch())))
+        return ended
+
+    def _overdue(self) -> MeshError:
+        return MeshError(
+            f"the __cleanup__ of {self.describe()} has not come to an end within {self.stage.stop_limit:g} s; "
+            "it is left to itself (stop_timeout in the settings is the limit)"
+        )
+
+    def _run_errands(self) -> None:
+        _context.enter(Context(self.instance, None))
+        errands, self._errands = self._errands, []
+        for errand, answer in errands:
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = errand()
+            except BaseException as raised:  # noqa: BLE001 - the asker's to hear
+                error = raised
+            self.stage.loop.call_soon_threadsafe(_answer, answer, result, error)
 
     # On the loop.
 
@@ -207,12 +276,15 @@ class Hosted:
         while burst or (burst := self.inbox.take_nowait(_BURST)):
             for index, message in enumerate(burst):
                 spec = self.table.get(message.name)
-                if self._thread and (spec is None or not spec.is_async):
+                if self._thread and (spec is None or not spec.is_async) and message.kind != "failure":
                     self._hand_back(burst[index:])
                     return
                 if message.kind == "stop_actor":
                     await self._stop_async(message)
                     return
+                if message.kind == "failure":
+                    self._run_errands()
+                    continue
                 if self._given_up(message) or self._refused(message, spec):
                     continue
                 assert spec is not None
@@ -243,28 +315,131 @@ class Hosted:
             args, kwargs = message.load()
             message.reply(await spec.function(self.object, *args, **kwargs))
         except asyncio.CancelledError as error:
-            self._failed(message, error)
+            self._refuse(message, error if self.broken is None else self.broken)
             # The call was cancelled, not the actor: its runner goes on with the next message.
             if task.cancelling():
                 task.uncancel()
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
-            self._failed(message, error if args is not None else _unreadable(error))
+            if args is None:
+                self._refuse(message, _unreadable(error))
+            else:
+                self._failed(message, error)
         finally:
             self._running.pop(key, None)
 
     async def _stop_async(self, message: Message) -> None:
-        cleanup = getattr(self.object, "__cleanup__", None)
+        error: BaseException | None = None
         try:
+            if self._downfall is not None:
+                await asyncio.wrap_future(self._downfall)
+            await self._close_estate_async()
+            cleanup = self._cleanup(None)
             if cleanup is not None:
-                done = cleanup(None)
-                if asyncio.iscoroutine(done):
-                    await done
-            error = None
+                await self._in_time(cleanup)
         except BaseException as failed:  # noqa: BLE001 - it is the stopper's to hear
             error = failed
         self._ended(message, error)
 
+    async def _close_estate_async(self) -> None:
+        estate = self.stage.process.estates.leave(self.instance.actor_id)
+        if estate is not None:
+            await estate.close_async(self.stage.stop_limit)
+
+    async def _in_time(self, cleanup: Coroutine[Any, Any, object]) -> None:
+        limit = asyncio.timeout(self.stage.stop_limit)
+        try:
+            async with limit:
+                await cleanup
+        except TimeoutError:
+            if limit.expired():
+                raise self._overdue() from None
+            raise
+
+    async def _apart(self, errand: Callable[[], Any]) -> Any:
+        """Run something between two messages: on the actor's thread if it has one, else here and now."""
+        answer: asyncio.Future[Any] = self.stage.loop.create_future()
+        with self.stage.failing:
+            here = not self._thread or self._loops
+            if not here:
+                self._errands.append((errand, answer))
+        if here:
+            return errand()
+        self.inbox.nudge()
+        return await answer
+
+    async def _tear_down(self, error: BaseException) -> None:
+        """What follows a failure: what the actor owns ends, children first, then ``__cleanup__`` runs."""
+        try:
+            await self._close_estate_async()
+            cleanup = await self._apart(lambda: self._cleanup(error))
+            if cleanup is not None:
+                await self._in_time(cleanup)
+        except BaseException:
+            logging.getLogger("mesh").exception("the __cleanup__ of %s raised", self.describe())
+        self.object = None
+
     # Both.
+
+    def describe(self) -> str:
+        """Name the actor for people."""
+        return self.instance.describe()
+
+    def _cleanup(self, error: BaseException | None) -> Coroutine[Any, Any, object] | None:
+        """Run ``__cleanup__`` if there is one; a coroutine is returned to be awaited."""
+        cleanup = getattr(self.object, "__cleanup__", None)
+        if cleanup is None:
+            return None
+        _context.enter(Context(self.instance, None))
+        done = cleanup(error)
+        return done if asyncio.iscoroutine(done) else None
+
+    async def supervise(self, failure: MeshFailure) -> bool | None:
+        """Ask the actor about a failure of something that it owns; ``None`` if it has no ``__supervise__``."""
+        method = getattr(self.object, "__supervise__", None)
+        if method is None or self.broken is not None:
+            return None
+        _context.enter(Context(self.instance, None))
+        if inspect.iscoroutinefunction(method):
+            verdict = method(failure)
+        else:
+            # Its endpoints and this share the object.
+            verdict = await self._apart(lambda: method(failure))
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+        return bool(verdict)
+
+    def fail(self, error: BaseException, because: MeshFailure | None = None) -> None:
+        """The actor has failed: with nobody to tell, its owner is told. Its process, and its neighbours, live on."""
+        with self.stage.failing:
+            if self.broken is not None or self.over:
+                return
+            failure = self._failure(error, because)
+            self.broken = SupervisionError(failure=failure)
+        for task in list(self._running.values()):
+            self.stage.loop.call_soon_threadsafe(task.cancel)
+        process = self.stage.process
+        process.faults.pass_on(self.owner, failure)
+        self._downfall = asyncio.run_coroutine_threadsafe(self._tear_down(error), self.stage.loop)
+
+    def _failure(self, error: BaseException, because: MeshFailure | None) -> MeshFailure:
+        from mesh_core._exceptions import decode_exception, encode_exception
+
+        me, rank = self.stage.process.identity, self.instance.rank
+        data, buffers = encode_exception(
+            error, actor=self.instance.name, rank=rank.rank, host=me.host, pid=os.getpid()
+        )
+        chain = () if because is None else (*because.chain, f"{because.headline()}; {self.describe()} raised")
+        return MeshFailure(
+            mesh_name=self.instance.name,
+            rank=rank.rank,
+            point=rank,
+            host=me.host,
+            pid=os.getpid(),
+            exception=decode_exception(data, buffers, point=rank),
+            chain=chain,
+            since=time.time(),
+            _key=(me.mesh_id, me.rank, self.instance.actor_id),
+        )
 
     def cancel(self, key: CallKey) -> None:
         """A caller has given up: cancel the coroutine that works for it, or skip its message when it comes up."""
@@ -296,21 +471,43 @@ class Hosted:
                 f"{self.instance.class_name} has no endpoint {message.name!r}{did_you_mean(message.name, self.table)}; "
                 "the caller and this process have different versions of the class"
             )
-            self._failed(message, missing)
+            self._refuse(message, missing)
             return True
         return False
 
     def _failed(self, message: Message, error: BaseException) -> None:
+        """An endpoint has raised: its caller's to hear, or, where nobody waits, the owner's."""
+        if message.call:
+            self.stage.reply_error(message, error, self.instance.name)
+        else:
+            self.fail(error)
+
+    def _refuse(self, message: Message, error: BaseException) -> None:
+        """A message that the actor cannot be blamed for."""
         self.stage.reply_error(message, error, self.instance.name)
 
     def _ended(self, message: Message, error: BaseException | None) -> None:
+        with self.stage.failing:
+            if self.over:
+                return
+            self.over = True
         self.object = None
+        for _, answer in self._errands:
+            self.stage.loop.call_soon_threadsafe(_answer, answer, None, None)
         self.stage.process.runtime.close_inbox(self.instance.actor_id)
         if error is not None:
             self.stage.reply_error(message, error, self.instance.name)
         elif message.call:
             message.reply(None)
         self.stage.loop.call_soon_threadsafe(self.stage.forget, self)
+
+
+def _answer(answer: asyncio.Future[Any], verdict: Any, error: BaseException | None) -> None:
+    if not answer.done():
+        if error is None:
+            answer.set_result(verdict)
+        else:
+            answer.set_exception(error)
 
 
 def _unreadable(error: BaseException) -> BaseException:

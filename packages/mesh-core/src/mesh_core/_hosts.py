@@ -10,6 +10,7 @@ from mesh_core._mesh import Mesh, describe
 from mesh_core._native import Extent, Region
 
 if TYPE_CHECKING:
+    from mesh_core._estate import Policy
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
 
@@ -39,6 +40,7 @@ class HostMesh(Mesh):
         start: Literal["fork", "exec"] = "fork",
         python: str | None = None,
         proc_bind: Sequence[Sequence[int]] | None = None,
+        supervise: Policy | None = None,
     ) -> ProcMesh:
         """Spawn processes: as many on each host as ``per_host`` says, one without it. Returns at once.
 
@@ -51,6 +53,7 @@ class HostMesh(Mesh):
             start: ``"fork"`` takes milliseconds; ``"exec"`` gives a fresh interpreter.
             python: another interpreter, for ``start="exec"``.
             proc_bind: for each process of a host, the CPUs that it may run on.
+            supervise: hears of a process's death before the owner does; true from it means handled.
 
         >>> from mesh_core import this_host
         >>> with this_host().spawn_procs(per_host={"gpus": 2}, env={"OMP_NUM_THREADS": "1"}) as procs:
@@ -94,6 +97,7 @@ class HostMesh(Mesh):
             fresh=start == "exec",
             python=python,
             proc_bind=None if proc_bind is None else [list(cpus) for cpus in proc_bind],
+            supervise=supervise,
         )
 
     def __reduce__(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import selectors
 import weakref
@@ -59,6 +60,20 @@ class Bridge:
             waiting = self._waiting.pop(token, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
+
+    def alarm(self) -> None:
+        """Have whatever waits here raise the failure that has come to the script; called from any thread."""
+        loop = self._loop()
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody waits there
+                loop.call_soon_threadsafe(self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        from mesh_core._supervision import alarm
+
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(alarm())
 
     async def wait(self, call: Call, seen: int = _ALL) -> None:
         """Return once the call is complete; a streamed one, once it has more than ``seen`` outcomes."""

@@ -56,7 +56,10 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
         from mesh_core._exceptions import decode_exception
 
         data, buffers = outcome.raw()
-        return decode_exception(data, buffers, point=who.point(index))
+        error = decode_exception(data, buffers, point=who.point(index))
+        if isinstance(error, SupervisionError) and error.failure is not None:
+            who.mesh._process.faults.hear(error.failure)
+        return error
     return None
 
 
@@ -84,6 +87,9 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
 
     failure = MeshFailure(
         mesh=who.mesh,
+        stderr_tail=tuple(getattr(lost, "stderr_tail", ())),
+        reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
+        _key=(who.mesh._procs_id, who.view.rank_at(index), 0),
         mesh_name=who.name,
         rank=point.rank,
         point=point,
@@ -93,6 +99,5 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         signal=lost.signal,
         since=time.time(),
     )
-    if lost.reason and lost.exitcode is None and lost.signal is None:
-        return SupervisionError(f"{failure.report()}\n  {lost.reason}", failure=failure)
+    who.mesh._process.faults.hear(failure)
     return SupervisionError(failure=failure)

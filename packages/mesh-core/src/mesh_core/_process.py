@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import weakref
@@ -10,15 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native
 from mesh_core._errors import MeshError
+from mesh_core._estate import Estates, Holding
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
+    from mesh_core._estate import Policy
+    from mesh_core._failure import MeshFailure
     from mesh_core._loop import Bridge
     from mesh_core._native import Region, Runtime
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
+    from mesh_core._supervision import Faults
 
 
 class Identity:
@@ -60,6 +66,10 @@ class Process:
         )
         self._stage: Stage | None = None
         self._names: dict[str, int] = {}
+        self.estates = Estates()
+        self._faults: Faults | None = None
+        self.alarmed = False
+        """Whether the script's next call that has to wait raises a failure instead."""
 
     @property
     def settings(self) -> Settings:
@@ -85,6 +95,22 @@ class Process:
             bridge = self._bridges[loop] = Bridge(loop)
         return bridge
 
+    @property
+    def faults(self) -> Faults:
+        """What this process knows of failures."""
+        if self._faults is None:
+            from mesh_core._supervision import Faults
+
+            with self._lock:
+                if self._faults is None:
+                    self._faults = Faults(self)
+        return self._faults
+
+    def alarm_loops(self) -> None:
+        """Have what event loops wait for raise a failure."""
+        for bridge in list(self._bridges.values()):
+            bridge.alarm()
+
     def class_blob(self, cls: type) -> bytes:
         """An actor class as bytes, made once per class: it travels with every spawn."""
         found = self._blobs.get(cls)
@@ -97,6 +123,11 @@ class Process:
                 "pass large data to the constructor instead of keeping it in the class or its globals"
             )
         return found[0]
+
+    def own(self, owner: int, mesh: Any, actor_id: int, policy: Policy | None) -> None:
+        """Note that ``owner`` (the id of an actor here, 0 for everything else) has spawned a mesh."""
+        self.estates.of(owner).add(Holding(mesh, actor_id, policy))
+        self.faults.watch()
 
     def unique_name(self, stem: str) -> str:
         """``stem``, with a number if it was used before."""
@@ -122,12 +153,15 @@ class Process:
         """Stop everything that this process owns. What it has not stopped after ``within`` seconds is killed."""
         if not self.in_charge:
             return
-        self.closed = True
-        atexit.unregister(self.shutdown)
         limit = self.settings.stop_timeout if within is None else within
+        if self._stage is not None:
+            self._stage.stop_actors(limit)
+        self.closed = True
         self.runtime.close(limit)
         if self._stage is not None:
             self._stage.end_thread(limit)
+        if self._faults is not None:
+            self._faults.end()
         # Its descriptors close with the last mesh that refers to it.
         if _HOLDER.process is self:
             _HOLDER.process = None
@@ -136,14 +170,22 @@ class Process:
 class _Holder:
     """The one pointer to this process's :class:`Process`."""
 
-    __slots__ = ("lock", "process")
+    __slots__ = ("fault_handler", "leaving", "lock", "process")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.process: Process | None = None
+        self.fault_handler: Callable[[MeshFailure], object] | None = None
+        self.leaving = False
+        """Whether the interpreter's end has been arranged for."""
 
 
 _HOLDER = _Holder()
+
+
+def holder() -> _Holder:
+    """What stays when a :class:`Process` goes."""
+    return _HOLDER
 
 
 def _runtime_options(settings: Settings) -> dict[str, Any]:
@@ -200,8 +242,16 @@ def current() -> Process:
                 mesh_id=0, mesh_name="controller", region=region, rank=0, host=socket.gethostname()
             )
             process = _install(Process(runtime, identity))
-            atexit.register(process.shutdown)
+            if not _HOLDER.leaving:
+                _HOLDER.leaving = True
+                atexit.register(_leave)
         return process
+
+
+def _leave() -> None:
+    from mesh_core._supervision import leave
+
+    leave()
 
 
 def shutdown() -> None:
@@ -214,3 +264,5 @@ def shutdown() -> None:
     process = _HOLDER.process
     if process is not None:
         process.shutdown()
+        for failure in process.faults.unheard():
+            logging.getLogger("mesh").error("nobody has handled this failure:\n%s", failure.report())

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mesh_core import _process
 from mesh_core._actors import ActorMesh
+from mesh_core._context import current_instance
 from mesh_core._endpoint import Interface, table_of
-from mesh_core._errors import MeshError, SpawnError
+from mesh_core._errors import MeshError, SpawnError, SupervisionError
+from mesh_core._estate import check_policy
 from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, describe
 from mesh_core._native import Lost, Point, Region, Target
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from mesh_core._estate import Policy
     from mesh_core._native import Call, Extent
     from mesh_core._process import Process
 
@@ -77,8 +80,14 @@ class ProcMesh(Mesh):
         for index, rank in enumerate(self._view):
             yield Point(index, extent), self._with_region(Region([], Slice(rank, [], [])))
 
-    def spawn(self, name: str, cls: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def spawn(
+        self, name: str, cls: Callable[..., T], *args: Any, supervise: Policy | None = None, **kwargs: Any
+    ) -> T:
         """Spawn an actor on every process. Returns at once; messages wait until its constructor has returned.
+
+        The actor (or the script) that spawns owns what it has spawned: it ends with its owner, and its owner hears of
+        its failures. A policy given as ``supervise`` hears of them first: a function of a :class:`MeshFailure` that
+        returns true if it has handled it.
 
         What comes back is an :class:`ActorMesh`, typed as the class itself so that its endpoints are known. It may be
         awaited: ``await procs.spawn(...)`` returns it once all are constructed, or raises what a constructor raised.
@@ -88,6 +97,7 @@ class ProcMesh(Mesh):
                 f"spawn() takes an actor class, not {cls!r}; derive it from mesh_core.Actor and pass the class, "
                 "then the constructor's arguments"
             )
+        check_policy(supervise)
         table = table_of(cls)
         taken = sorted(RESERVED & set(table))
         if taken:
@@ -100,7 +110,10 @@ class ProcMesh(Mesh):
         actor_id = process.runtime.new_id()
         blob = process.class_blob(cls)
         sender = process.runtime.sender(self._target(), actor_id, name, "spawn")
-        call = sender.call((blob, self._name, self._host, args, kwargs))
+        owner = current_instance()
+        creator = "the script" if owner is None else owner.describe()
+        owner_id = 0 if owner is None else owner.actor_id
+        call = sender.call((blob, self._name, self._host, (owner_id, creator), args, kwargs))
         mesh: ActorMesh[T] = ActorMesh(
             process,
             interface,
@@ -115,6 +128,7 @@ class ProcMesh(Mesh):
         mesh._ready = Future(
             process, call, lambda call: _all_well(call, who), lambda: f"the spawn of {name!r}"
         )
+        process.own(owner_id, mesh, actor_id, supervise)
         return cast("T", mesh)
 
     def _check_constructor(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -173,6 +187,7 @@ class ProcMesh(Mesh):
         process = self._process
         if process.closed:
             raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
+        process.estates.drop(self._procs_id)
         what = f"the stop of {self._name!r} {reason}".rstrip()
         call = process.runtime.stop_procs(self._procs_id, self._root, process.settings.stop_timeout)
         return Future(process, call, _nothing, lambda: what)
@@ -184,7 +199,14 @@ class ProcMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
-            self.stop().get()
+            stopped = self.stop()
+            try:
+                stopped.get()
+            except SupervisionError:
+                # A failure that nobody has heard of is raised here as by any call; the block's own error comes first.
+                stopped.get()
+                if error is None:
+                    raise
 
     async def __aenter__(self) -> Self:
         await self
@@ -254,6 +276,7 @@ def spawn(
     fresh: bool,
     python: str | None,
     proc_bind: list[list[int]] | None,
+    supervise: Policy | None,
 ) -> ProcMesh:
     """Ask the host's agent for a mesh of processes."""
     import json
@@ -278,6 +301,7 @@ def spawn(
             raise SpawnError(
                 f"python={python!r} is not a program that can be run here; give the path of an interpreter"
             )
+    check_policy(supervise)
     region = Region.whole(extent)
     mesh_id = process.runtime.new_id()
     shown = name or process.unique_name("procs")
@@ -335,6 +359,8 @@ def spawn(
             lambda: f"the bootstrap of {shown!r}",
         )
     mesh._ready = ready
+    owner = current_instance()
+    process.own(0 if owner is None else owner.actor_id, mesh, 0, supervise)
     return mesh
 
 

@@ -23,14 +23,19 @@ from mesh_core._endpoint import EndpointProperty, table_of
 from mesh_core._errors import MeshError
 from mesh_core._hosted import Hosted
 from mesh_core._loop import ActorSelector
-from mesh_core._native import Point, Waker
+from mesh_core._native import Extent, Point, Waker
 from mesh_core._serialize import explain_load_failure, loads
+from mesh_core._supervision import named
 
 if TYPE_CHECKING:
+    from mesh_core._estate import Holding
+    from mesh_core._failure import MeshFailure
     from mesh_core._native import Message
     from mesh_core._process import Process
 
 _SYSTEM = 0
+# What children may take of the time that their owner has: it has something left to clean up.
+_CHILDREN_FIRST = 0.8
 
 
 class Stage:
@@ -46,6 +51,10 @@ class Stage:
             ActorSelector(process.runtime, self.waker)
         )
         self._exit_code = 0
+        self.failing = threading.Lock()
+        """Held for the moment in which an actor comes to an end, which may be noticed on several threads."""
+        self.stop_limit = process.settings.stop_timeout
+        """How long an actor's end may take."""
         _logging.set_up(process.settings.log_level, process.identity.proc_id)
         self._tables: weakref.WeakKeyDictionary[type, dict[str, EndpointProperty[..., Any]]] = (
             weakref.WeakKeyDictionary()
@@ -149,7 +158,14 @@ class Stage:
             if actor is not None:
                 actor.cancel((message.src, message.call))
         elif kind == "stop_proc":
-            self.keep(self.loop.create_task(self._stop()))
+            self.keep(self.loop.create_task(self._stop(message.index / 1000)))
+        elif kind == "down":
+            for owner, holding, failure, told in self.process.faults.struck(message):
+                self.on_failure(owner, holding, failure, told)
+        elif kind == "failure":
+            key, failure = message.load()
+            owned = self.process.estates.of(message.actor).actors(key[2])
+            self.on_failure(message.actor, owned, named(failure, owned), False)
 
     # Spawning.
 
@@ -172,18 +188,40 @@ class Stage:
             return
         try:
             try:
-                blob, _mesh_name, _host, args, kwargs = message.load()
+                blob, _mesh_name, _host, (owner, creator), args, kwargs = message.load()
+                instance.creator = creator
                 cls = self._class(blob)
             except MeshError:
                 raise
             except Exception as error:
                 raise explain_load_failure(error) from error
             instance.class_name = cls.__qualname__
-            hosted = Hosted(self, inbox, instance, message, cls=cls, args=args, kwargs=kwargs)
+            hosted = Hosted(
+                self, inbox, instance, message, cls=cls, args=args, kwargs=kwargs, owner=(message.src, owner)
+            )
         except Exception as error:  # noqa: BLE001 - it is the spawner's to hear
             hosted = Hosted(self, inbox, instance, message, broken=error)
         self.actors[message.actor] = hosted
         hosted.start()
+
+    def host(self, cls: type, actor_id: int, name: str) -> None:
+        """Have an actor of this process's own, which messages wait for already; called from any thread."""
+
+        def begin() -> None:
+            inbox = self.process.runtime.inbox(actor_id)
+            if inbox is None or actor_id in self.actors:
+                return
+            instance = Instance(
+                actor_id=actor_id,
+                proc_id=self.process.identity.proc_id,
+                rank=Point(0, Extent([], [])),
+                name=name,
+                class_name=cls.__qualname__,
+            )
+            hosted = self.actors[actor_id] = Hosted(self, inbox, instance, None, cls=cls)
+            hosted.start()
+
+        self.loop.call_soon_threadsafe(begin)
 
     def _class(self, blob: bytes) -> type:
         cls = self._classes.get(blob)
@@ -206,7 +244,14 @@ class Stage:
 
     # Stopping.
 
-    async def _stop(self) -> None:
+    async def _stop(self, limit: float) -> None:
+        self.stop_limit = min(limit, self.stop_limit) * _CHILDREN_FIRST
+        await self._stop_actors()
+        # What code that no actor runs has spawned.
+        await self.process.estates.of(0).close_async(self.stop_limit)
+        self.loop.stop()
+
+    async def _stop_actors(self) -> None:
         actors = list(self.actors.values())
         for actor in actors:
             actor.gone = self.loop.create_future()
@@ -215,7 +260,26 @@ class Stage:
         for actor in actors:
             assert actor.gone is not None
             await actor.gone
-        self.loop.stop()
+
+    def stop_actors(self, limit: float) -> None:
+        """Stop the controller's own actors, and what they own, within ``limit`` seconds."""
+        if self._thread is None or self._thread is threading.current_thread() or not self.actors:
+            return
+        self.stop_limit = limit * _CHILDREN_FIRST
+        with contextlib.suppress(
+            RuntimeError, TimeoutError
+        ):  # the loop has ended already, or an actor does not
+            asyncio.run_coroutine_threadsafe(self._stop_actors(), self.loop).result(limit)
+
+    # Failures of what actors here own.
+
+    def on_failure(self, owner: int, holding: Holding | None, failure: MeshFailure, told: bool) -> None:
+        """Have an owner asked, if it is an actor that lives here; code without an actor is the script's affair."""
+        actor = self.actors.get(owner)
+        if actor is not None and not actor.over:
+            self.keep(self.loop.create_task(self.process.faults.ask(actor, holding, failure, told)))
+        elif owner == 0:
+            self.process.faults.pass_on(((0, 0), 0), failure)
 
     def forget(self, actor: Hosted) -> None:
         """An actor has ended."""

@@ -1,0 +1,173 @@
+//! Who owns whom on a host: what has to end with a proc that has died, and who hears of it.
+//!
+//! The host agent feeds it with what passes by (spawns, stops, calls) and with deaths, and carries out what it says.
+//! Actors that fail while their procs live on are not its concern: their own process tells their owner.
+//!
+//! FAM-1: nothing outlives its owner: what a dead proc owned is ended, and what that owned with it.
+//! FAM-2: nothing else is ended.
+//! FAM-3: whoever has asked something of a mesh hears of each of its deaths once.
+
+use crate::{ActorId, MeshId, ProcAddr};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// Something that one proc has made and owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Owned {
+    /// A mesh of procs.
+    Procs(MeshId),
+    /// One rank of a mesh of actors, in a proc that need not be its owner's.
+    Actor(ProcAddr, ActorId),
+}
+
+/// What follows from a death.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Aftermath {
+    /// Procs that are to be told.
+    pub tell: Vec<ProcAddr>,
+    /// What is to end, the youngest first.
+    pub end: Vec<Owned>,
+}
+
+#[derive(Debug, Default)]
+struct Mesh {
+    owner: Option<ProcAddr>,
+    alive: HashSet<u32>,
+    /// Who has asked something of it, and so has to hear of its deaths.
+    interested: HashSet<ProcAddr>,
+}
+
+/// The machine; see the module.
+#[derive(Debug, Default)]
+pub struct Family {
+    meshes: HashMap<MeshId, Mesh>,
+    /// What each proc owns, by the order in which it was made. The controller is not in it: its end is everybody's.
+    owned: HashMap<ProcAddr, BTreeSet<(u64, Owned)>>,
+    /// The owner of each actor that is not the controller's, under the proc that it lives in.
+    actors: HashMap<ProcAddr, HashMap<ActorId, (ProcAddr, u64)>>,
+    made: u64,
+}
+
+impl Family {
+    fn own(&mut self, owner: ProcAddr, thing: Owned) -> u64 {
+        self.made += 1;
+        self.owned.entry(owner).or_default().insert((self.made, thing));
+        self.made
+    }
+
+    fn disown(&mut self, owner: ProcAddr, entry: (u64, Owned)) {
+        if let Some(things) = self.owned.get_mut(&owner) {
+            things.remove(&entry);
+            if things.is_empty() {
+                self.owned.remove(&owner);
+            }
+        }
+    }
+
+    fn is_alive(&self, addr: ProcAddr) -> bool {
+        self.meshes.get(&addr.mesh).is_some_and(|mesh| mesh.alive.contains(&addr.rank))
+    }
+
+    /// A mesh of `n` procs was made for `owner`. False if its owner has died meanwhile: it must not live.
+    pub fn procs_made(&mut self, mesh: MeshId, n: u32, owner: ProcAddr) -> bool {
+        let mut entry = Mesh { owner: Some(owner), alive: (0..n).collect(), interested: HashSet::new() };
+        let orphan = owner != ProcAddr::CONTROLLER && !self.is_alive(owner);
+        if owner != ProcAddr::CONTROLLER && !orphan {
+            entry.interested.insert(owner);
+            self.own(owner, Owned::Procs(mesh));
+        }
+        if n > 0 {
+            self.meshes.insert(mesh, entry);
+        }
+        !orphan
+    }
+
+    /// An actor was sent to `home` by `owner`.
+    pub fn actor_made(&mut self, home: ProcAddr, actor: ActorId, owner: ProcAddr) {
+        // What lives in its owner's own proc ends with it anyway, and what the controller owns ends with everything.
+        if owner == ProcAddr::CONTROLLER || home == owner || !self.is_alive(owner) || !self.is_alive(home) {
+            return;
+        }
+        if self.actors.get(&home).is_some_and(|actors| actors.contains_key(&actor)) {
+            return;
+        }
+        let number = self.own(owner, Owned::Actor(home, actor));
+        self.actors.entry(home).or_default().insert(actor, (owner, number));
+    }
+
+    /// An actor was told to stop.
+    pub fn actor_stopped(&mut self, home: ProcAddr, actor: ActorId) {
+        let Some(actors) = self.actors.get_mut(&home) else { return };
+        let Some((owner, number)) = actors.remove(&actor) else { return };
+        if actors.is_empty() {
+            self.actors.remove(&home);
+        }
+        self.disown(owner, (number, Owned::Actor(home, actor)));
+    }
+
+    /// `by` has asked something of a mesh, or holds memory of it.
+    pub fn asked(&mut self, by: ProcAddr, mesh: MeshId) {
+        // A mesh that has ended has nobody left to tell of.
+        if let Some(mesh) = self.meshes.get_mut(&mesh) {
+            mesh.interested.insert(by);
+        }
+    }
+
+    /// A proc has died. Only the first notice counts.
+    pub fn died(&mut self, addr: ProcAddr) -> Aftermath {
+        let mut aftermath = Aftermath::default();
+        let Some(mesh) = self.meshes.get_mut(&addr.mesh) else { return aftermath };
+        if !mesh.alive.remove(&addr.rank) {
+            return aftermath;
+        }
+        aftermath.tell = mesh.interested.iter().copied().filter(|listener| *listener != addr).collect();
+        aftermath.tell.sort_unstable();
+        if mesh.alive.is_empty() {
+            let owner = mesh.owner;
+            self.meshes.remove(&addr.mesh);
+            if let Some(owner) = owner {
+                let entry = self
+                    .owned
+                    .get(&owner)
+                    .and_then(|things| things.iter().copied().find(|(_, thing)| *thing == Owned::Procs(addr.mesh)));
+                if let Some(entry) = entry {
+                    self.disown(owner, entry);
+                }
+            }
+        }
+        for (actor, (owner, number)) in self.actors.remove(&addr).unwrap_or_default() {
+            self.disown(owner, (number, Owned::Actor(addr, actor)));
+        }
+        for (_, thing) in self.owned.remove(&addr).unwrap_or_default().into_iter().rev() {
+            if let Owned::Actor(home, actor) = thing
+                && let Some(actors) = self.actors.get_mut(&home)
+            {
+                actors.remove(&actor);
+                if actors.is_empty() {
+                    self.actors.remove(&home);
+                }
+            }
+            aftermath.end.push(thing);
+        }
+        for mesh in self.meshes.values_mut() {
+            mesh.interested.remove(&addr);
+        }
+        aftermath
+    }
+
+    /// The owner of a mesh that has not ended.
+    #[must_use]
+    pub fn owner_of(&self, mesh: MeshId) -> Option<ProcAddr> {
+        self.meshes.get(&mesh).and_then(|mesh| mesh.owner)
+    }
+
+    /// Meshes that have not ended, of everybody's.
+    pub fn meshes(&self) -> impl Iterator<Item = MeshId> + '_ {
+        self.meshes.keys().copied()
+    }
+
+    /// Whether it remembers nothing: nothing lives.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.meshes.is_empty() && self.owned.is_empty() && self.actors.is_empty()
+    }
+}

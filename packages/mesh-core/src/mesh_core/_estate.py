@@ -1,0 +1,154 @@
+"""What one owner has spawned, and how it ends: children first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mesh_core._actors import ActorMesh
+    from mesh_core._failure import MeshFailure
+    from mesh_core._future import Future
+    from mesh_core._procs import ProcMesh
+
+    Policy = Callable[[MeshFailure], bool | Awaitable[bool]]
+    """Asked about a failure before the owner is; truthy means handled."""
+
+
+def check_policy(policy: object) -> None:
+    """Refuse what cannot be asked about failures."""
+    if policy is not None and not callable(policy):
+        raise TypeError(
+            f"supervise= is a function of a MeshFailure that says whether it has handled it; not {policy!r}"
+        )
+
+
+class Holding:
+    """One mesh that somebody owns."""
+
+    __slots__ = ("actor_id", "dead", "mesh", "policy", "procs_id")
+
+    def __init__(self, mesh: ActorMesh[Any] | ProcMesh, actor_id: int, policy: Policy | None) -> None:
+        self.mesh = mesh
+        self.procs_id = mesh._procs_id
+        self.actor_id = actor_id
+        """0 for a mesh of processes."""
+        self.policy = policy
+        self.dead: set[int] = set()
+        """Ranks of the processes' mesh."""
+
+    def holds(self, rank: int) -> bool:
+        """Say whether the process of that rank is in it, and was not known to be dead."""
+        return rank not in self.dead and self.mesh._root.position(rank) is not None
+
+
+class Estate:
+    """Everything that one owner has spawned: an actor, or the script (and code of a process that no actor runs)."""
+
+    __slots__ = ("_holdings", "_lock")
+
+    def __init__(self) -> None:
+        self._holdings: dict[int, Holding] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    def add(self, holding: Holding) -> None:
+        """Own a mesh from now on."""
+        with self._lock:
+            self._holdings[holding.actor_id or holding.procs_id] = holding
+
+    def drop(self, thing: int) -> None:
+        """Forget a mesh that was told to stop; with processes, the actors on them."""
+        with self._lock:
+            self._holdings = {
+                key: each for key, each in self._holdings.items() if thing not in (key, each.procs_id)
+            }
+
+    def actors(self, actor_id: int) -> Holding | None:
+        """The mesh of these actors."""
+        return self._holdings.get(actor_id)
+
+    def struck(self, procs_id: int, rank: int) -> list[Holding]:
+        """Which meshes a process's death has struck, told once.
+
+        Where actors were lost their meshes are named, and not their processes' mesh as well: one death is one failure
+        to an owner of one mesh of actors. A policy hears of what it was given for, whatever else there is.
+        """
+        with self._lock:
+            found = [
+                each for each in self._holdings.values() if each.procs_id == procs_id and each.holds(rank)
+            ]
+            for each in found:
+                each.dead.add(rank)
+                if len(each.dead) == len(each.mesh._root):
+                    del self._holdings[each.actor_id or each.procs_id]
+        lost_actors = any(each.actor_id for each in found)
+        return [each for each in found if each.actor_id or each.policy or not lost_actors]
+
+    def _stop_all(self) -> list[Future[None]]:
+        with self._lock:
+            holdings = list(self._holdings.values())
+            self._holdings = {}
+        procs = {each.procs_id for each in holdings if not each.actor_id}
+        stops = []
+        for each in reversed(holdings):
+            # Processes stop the actors that they have.
+            if not each.actor_id or each.procs_id not in procs:
+                with contextlib.suppress(Exception):  # gone already, or the runtime is
+                    stops.append(each.mesh.stop())
+        return stops
+
+    def close(self, limit: float) -> None:
+        """Stop everything and wait for its end, at most ``limit`` seconds."""
+        until = time.monotonic() + limit
+        for stop in self._stop_all():
+            with contextlib.suppress(Exception):
+                stop.get(timeout=max(0.0, until - time.monotonic()))
+
+    async def close_async(self, limit: float) -> None:
+        """As :meth:`close`, on an event loop."""
+        stops = self._stop_all()
+        if not stops:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                for stop in stops:
+                    with contextlib.suppress(Exception):
+                        await stop
+
+
+class Estates:
+    """The estates of one process, by their owners: the ids of its actors, 0 for everything else."""
+
+    def __init__(self) -> None:
+        self._by_owner: dict[int, Estate] = {}
+        self._lock = threading.Lock()
+
+    def of(self, owner: int) -> Estate:
+        """An owner's estate."""
+        with self._lock:
+            found = self._by_owner.get(owner)
+            if found is None:
+                found = self._by_owner[owner] = Estate()
+            return found
+
+    def leave(self, owner: int) -> Estate | None:
+        """Take the estate of an owner that ends."""
+        with self._lock:
+            return self._by_owner.pop(owner, None)
+
+    def drop(self, thing: int) -> None:
+        """Forget a mesh, whoever's it is."""
+        for _, estate in self.all():
+            estate.drop(thing)
+
+    def all(self) -> list[tuple[int, Estate]]:
+        """Every owner with what it owns."""
+        with self._lock:
+            return list(self._by_owner.items())

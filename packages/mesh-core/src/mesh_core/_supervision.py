@@ -1,0 +1,305 @@
+"""Failures on their way: from what has died or failed to its owner, to the owner's owner, and to the script.
+
+A failure reaches the process of the owner as a notice: of a process's end, from the host's agent; of an actor's, from
+the process that it lives in. Asked in this order, the first to say yes has handled it:
+
+1. the policy that the mesh was spawned with (``supervise=``);
+2. ``__supervise__`` of the actor that owns the mesh;
+3. the owner of that actor, and so on up to the script;
+4. the script's fault handler; without one a failure is raised by the calls that the script waits for.
+
+SUP-1: a failure that has been raised to its owner by a call of its own needs no other answer.
+SUP-2: no failure is lost: what nobody has heard of when the script ends is reported there, and its exit status is 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mesh_core import _process
+from mesh_core._errors import SupervisionError
+from mesh_core._failure import MeshFailure
+from mesh_core._native import Target
+
+if TYPE_CHECKING:
+    from mesh_core._estate import Holding
+    from mesh_core._hosted import Hosted
+    from mesh_core._native import Lost, Message
+    from mesh_core._process import Process
+
+Key = tuple[int, int, int]
+"""What has failed: a mesh of processes, a rank in it, and an actor there; 0 for the whole process."""
+
+
+class Faults:
+    """What one process knows of failures."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._lock = threading.Lock()
+        self._pending: dict[Key, MeshFailure] = {}
+        """At the script: what no call has raised so far."""
+        self._due: dict[Key, MeshFailure] = {}
+        """Those among them that no call of the script is about to raise anyway."""
+        self._heard: set[Key] = set()
+        self._last: MeshFailure | None = None
+        self._thread: threading.Thread | None = None
+
+    # At the controller.
+
+    def watch(self) -> None:
+        """Have the controller's notices taken from now on."""
+        process = self._process
+        if process.identity.mesh_id != 0 or self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="mesh-notices", daemon=True)
+                self._thread.start()
+
+    def _watch(self) -> None:
+        runtime = self._process.runtime
+        inbox = runtime.notices()
+        while True:
+            runtime.wait_notices()
+            batch = inbox.take_nowait(1_000)
+            if not batch:
+                return
+            for message in batch:
+                try:
+                    self._on_notice(message)
+                except Exception:
+                    logging.getLogger("mesh").exception("a notice of a failure could not be handled")
+            batch.clear()
+            del message
+
+    def end(self) -> None:
+        """Wait for the thread of :meth:`watch`, once the runtime is closed."""
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _on_notice(self, message: Message) -> None:
+        if message.kind == "down":
+            for owner, holding, failure, told in self.struck(message):
+                self._at_controller(owner, holding, failure, told=told)
+        elif message.kind == "failure":
+            key, failure = message.load()
+            owner = message.actor
+            owned = self._process.estates.of(owner).actors(key[2])
+            self._at_controller(owner, owned, named(failure, owned), told=False)
+        elif message.kind == "tell":
+            from mesh_core._controllers import host_registry
+
+            host_registry(self._process)
+
+    def _at_controller(
+        self, owner: int, holding: Holding | None, failure: MeshFailure, *, told: bool
+    ) -> None:
+        if owner != 0:
+            # An actor of this very process.
+            stage = self._process.stage()
+            stage.loop.call_soon_threadsafe(stage.on_failure, owner, holding, failure, told)
+        elif not self._policy_handles(holding, failure):
+            self._at_root(failure, told=told)
+
+    def _policy_handles(self, holding: Holding | None, failure: MeshFailure) -> bool:
+        if holding is None or holding.policy is None:
+            return False
+        try:
+            return bool(_now(holding.policy(failure)))
+        except Exception:
+            logging.getLogger("mesh").exception(
+                "the policy of %r raised; the failure is passed on", holding.mesh
+            )
+            return False
+
+    def _at_root(self, failure: MeshFailure, *, told: bool) -> None:
+        handler = _process.holder().fault_handler
+        if handler is not None:
+            try:
+                _now(handler(failure))
+            except Exception:
+                logging.getLogger("mesh").exception(
+                    "the fault handler raised; the failure counts as unhandled"
+                )
+            else:
+                return
+        key = failure._key
+        with self._lock:
+            if key in self._heard:
+                return
+            self._pending[key] = failure
+            if told:
+                return
+            self._due[key] = self._last = failure
+            self._process.alarmed = True
+        self._process.runtime.alarm()
+        self._process.alarm_loops()
+
+    def hear(self, failure: MeshFailure) -> None:
+        """Note that the script has been told: a call of its own raises it (SUP-1)."""
+        key = failure._key
+        if key == _NOBODY:
+            return
+        with self._lock:
+            self._heard.add(key)
+            self._pending.pop(key, None)
+            self._due.pop(key, None)
+            self._process.alarmed = bool(self._due)
+
+    def take(self) -> SupervisionError | None:
+        """The error that a waiting call of the script is to raise."""
+        with self._lock:
+            failure = self._last
+            if self._due:
+                failure = next(iter(self._due.values()))
+        if failure is None:
+            return None
+        self.hear(failure)
+        return SupervisionError(failure=failure)
+
+    def unheard(self) -> list[MeshFailure]:
+        """What nobody was told of; forgotten with that."""
+        with self._lock:
+            left = list(self._pending.values())
+            self._pending.clear()
+            self._due.clear()
+            self._process.alarmed = False
+        return left
+
+    # Everywhere.
+
+    def struck(self, message: Message) -> list[tuple[int, Holding, MeshFailure, bool]]:
+        """What a process's end means for the owners in this process."""
+        down = message.down()
+        if down is None:
+            return []
+        procs_id, rank, lost, calls = down
+        if lost.orderly:
+            return []
+        return [
+            (owner, holding, failure_of(holding, rank, lost), calls > 0)
+            for owner, estate in self._process.estates.all()
+            for holding in estate.struck(procs_id, rank)
+        ]
+
+    def pass_on(self, to: tuple[tuple[int, int], int], failure: MeshFailure) -> None:
+        """Tell an owner, wherever it is: the process it lives in, and its id there."""
+        (mesh, rank), actor = to
+        sender = self._process.runtime.sender(Target.one(mesh, rank), actor, "", "failure")
+        sender.tell((failure._key, failure))
+
+    async def ask(self, owner: Hosted, holding: Holding | None, failure: MeshFailure, told: bool) -> None:
+        """Ask an owner that lives here, and those above it if it does not handle the failure."""
+        try:
+            if holding is not None and holding.policy is not None:
+                verdict: Any = holding.policy(failure)
+                if inspect.isawaitable(verdict):
+                    verdict = await verdict
+                if verdict:
+                    return
+            verdict = await owner.supervise(failure)
+        except Exception as error:  # noqa: BLE001 - it is the owner's own failure now
+            owner.fail(error, because=failure)
+            return
+        # SUP-1: without a method of its own it goes by what its calls raise.
+        if verdict or (verdict is None and told):
+            return
+        self.pass_on(owner.owner, dataclasses.replace(failure, chain=(*failure.chain, owner.describe())))
+
+
+_NOBODY: Key = (0, 0, 0)
+
+
+def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
+    """What the end of a process means for a mesh that it was in."""
+    mesh = holding.mesh
+    point = mesh._root.point_of(rank)
+    return MeshFailure(
+        mesh=mesh,
+        mesh_name=mesh.name,
+        rank=point.rank,
+        point=point,
+        host=mesh._host,
+        pid=lost.pid,
+        exitcode=lost.exitcode,
+        signal=lost.signal,
+        stderr_tail=tuple(getattr(lost, "stderr_tail", ())),
+        reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
+        since=time.time(),
+        _key=(holding.procs_id, rank, 0),
+    )
+
+
+def named(failure: MeshFailure, holding: Holding | None) -> MeshFailure:
+    """A failure with the mesh that its owner knows it by."""
+    if holding is None or failure.mesh is not None:
+        return failure
+    return dataclasses.replace(failure, mesh=holding.mesh)
+
+
+def _now(verdict: Any) -> Any:
+    """The value of something that may be awaitable, where no event loop runs."""
+    if inspect.isawaitable(verdict):
+        import asyncio
+
+        async def wait() -> Any:
+            return await verdict
+
+        return asyncio.run(wait())
+    return verdict
+
+
+def alarm() -> BaseException:
+    """What a call that waits raises when a failure has come to the script; the runtime asks for it."""
+    error = _process.current().faults.take()
+    return error or SupervisionError("a failure was reported and handled meanwhile; wait again")
+
+
+def leave() -> None:
+    """The script's end: stop everything, and report what nobody has heard of (SUP-2)."""
+    process = _process.holder().process
+    if process is None or not process.in_charge:
+        return
+    process.shutdown()
+    left = process.faults.unheard()
+    if left:
+        import atexit
+
+        for failure in left:
+            sys.stderr.write(f"mesh: nobody has handled this failure:\n{failure.report()}\n")
+        # Every other handler first: this process ends here, as there is no other way to its exit status any more.
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)
+
+
+def set_fault_handler(
+    handler: Callable[[MeshFailure], object] | None,
+) -> Callable[[MeshFailure], object] | None:
+    """Have ``handler`` called with every failure that no owner has handled; returns the one before.
+
+    Without a handler a failure is raised as :class:`SupervisionError` by the calls that the script waits for, and one
+    that no call was there to raise ends the script with its report and exit status 1. The handler runs on a thread of
+    its own, sync or async; if it raises, the failure counts as unhandled. ``None`` takes it away.
+
+    >>> from mesh_core import set_fault_handler
+    >>> lost = []
+    >>> set_fault_handler(lost.append)
+    >>> _ = set_fault_handler(None)
+    """
+    holder = _process.holder()
+    if handler is not None and not callable(handler):
+        raise TypeError(f"a fault handler is a function of one argument, the failure; not {handler!r}")
+    before, holder.fault_handler = holder.fault_handler, handler
+    return before
