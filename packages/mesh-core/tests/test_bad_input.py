@@ -255,7 +255,7 @@ def test_a_reply_that_cannot_be_pickled_from_a_coroutine(procs: ProcMesh) -> Non
     mesh.stop().get()
 
 
-def test_a_broadcast_that_raises_is_logged_where_it_happened(script: Any) -> None:
+def test_a_broadcast_that_raises_ends_the_script_with_a_report(script: Any) -> None:
     run = script(
         """
         from mesh_core import this_host
@@ -269,7 +269,8 @@ def test_a_broadcast_that_raises_is_logged_where_it_happened(script: Any) -> Non
         """
     )
     out, err = run.finish()
-    assert out.split() == ["alive"]
+    assert (run.process.returncode, out) == (1, "")
+    assert "SupervisionError" in err
     assert "ValueError: nobody waits" in err
     assert "'loud'" in err
 

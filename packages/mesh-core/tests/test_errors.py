@@ -401,7 +401,7 @@ def test_a_failure_reports_everything_it_knows() -> None:
     )
     report = failure.report().splitlines()
     assert report[0].startswith(
-        "rank 3 (hosts=0, gpus=3) of mesh 'trainers' died on host b7, pid 4242: raised Actor"
+        "rank 3 (hosts=0, gpus=3) of mesh 'trainers' failed on host b7, pid 4242: raised Actor"
     )
     assert report[1].startswith("  since: 19")
     assert report[2] == "  arrived by: trainers[3] -> procs -> controller"
@@ -410,13 +410,21 @@ def test_a_failure_reports_everything_it_knows() -> None:
     assert isinstance(pickle.loads(pickle.dumps(failure)).exception, ValueError)
 
 
+def test_an_actor_fails_where_a_process_dies() -> None:
+    failure = MeshFailure(mesh_name="m", pid=7, exception=Silent(), reason="of its own accord")
+    assert failure.report().splitlines()[:2] == [
+        "mesh 'm' failed in pid 7: raised Silent",
+        "  of its own accord",
+    ]
+    assert failure.headline() == failure.report().splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         ({"signal": 9}, "killed by signal 9 (SIGKILL)"),
         ({"signal": 200}, "killed by signal 200 (unnamed)"),
         ({"exitcode": 3}, "exited with status 3"),
-        ({"exception": Silent()}, "raised Silent"),
         ({}, "no reason is known"),
     ],
 )

@@ -31,7 +31,8 @@ def test_every_error_is_in_the_table_of_errors(page: Page) -> None:
 def test_every_field_of_a_failure_is_on_the_reference_page(page: Page) -> None:
     lines = page("docs/reference/api.md").splitlines()
     row = next(line for line in lines if line.startswith("| `MeshFailure`"))
-    missing = {field.name for field in dataclasses.fields(mesh_core.MeshFailure)} - code_of(row)
+    fields = {field.name for field in dataclasses.fields(mesh_core.MeshFailure)}
+    missing = {name for name in fields if not name.startswith("_")} - code_of(row)
     assert not missing
 
 

@@ -54,11 +54,23 @@ impl Runtime {
         look: bool,
         interruptible: bool,
     ) -> Waited {
-        self.wait_call_or_alarm(call, seen, deadline, look, interruptible, None)
+        self.wait_call_or(call, seen, deadline, look, interruptible, None)
     }
 
     /// As [`Runtime::wait_call`]; an alarm later than `heard` ends the wait too.
     pub fn wait_call_or_alarm(
+        &self,
+        call: &Call,
+        seen: Option<usize>,
+        deadline: Option<Instant>,
+        look: bool,
+        interruptible: bool,
+        heard: u64,
+    ) -> Waited {
+        self.wait_call_or(call, seen, deadline, look, interruptible, Some(heard))
+    }
+
+    fn wait_call_or(
         &self,
         call: &Call,
         seen: Option<usize>,

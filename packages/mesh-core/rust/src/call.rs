@@ -6,6 +6,7 @@ use mesh_proto::{ActorId, Ended, Exit, Kind, Target, flags};
 use mesh_runtime::{Call, Outcome, Runtime, Waited};
 use pyo3::prelude::*;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A rank that will never reply, and why.
 #[pyclass(name = "Lost", module = "mesh_core._native", frozen)]
@@ -83,8 +84,12 @@ impl PyCall {
         }
         let until = door::deadline(timeout)?;
         let (runtime, call) = (&*self.runtime, &*self.call);
-        let heard = Some(runtime.alarms());
-        let step = |look, signals| runtime.wait_call_or_alarm(call, seen, until, look, signals, heard);
+        let heard = AtomicU64::new(runtime.alarms());
+        let step = |look, signals| {
+            let waited = runtime.wait_call_or_alarm(call, seen, until, look, signals, heard.load(Ordering::Relaxed));
+            heard.store(runtime.alarms(), Ordering::Relaxed);
+            waited
+        };
         door::wait(py, runtime, step, until)
     }
 

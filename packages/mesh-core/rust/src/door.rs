@@ -63,9 +63,10 @@ fn is_main(py: Python<'_>) -> PyResult<bool> {
     Ok(known)
 }
 
-/// What an alarm tells everybody who waits.
-fn alarmed(py: Python<'_>) -> PyResult<PyErr> {
-    Ok(PyErr::from_value(py.import("mesh_core._supervision")?.getattr("alarm")?.call0()?))
+/// An alarm has ended a wait: raises what this thread is to be told, if anything.
+fn alarmed(py: Python<'_>) -> PyResult<()> {
+    let told = py.import("mesh_core._supervision")?.getattr("alarm")?.call0()?;
+    if told.is_none() { Ok(()) } else { Err(PyErr::from_value(told)) }
 }
 
 static SET_WAKEUP_FD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -80,10 +81,12 @@ pub(crate) fn wait(
 ) -> PyResult<bool> {
     let main = is_main(py)?;
     if !main {
-        return match py.detach(|| step(false, false)) {
-            Waited::Alarm => Err(alarmed(py)?),
-            waited => Ok(waited == Waited::Ready),
-        };
+        loop {
+            match py.detach(|| step(false, false)) {
+                Waited::Alarm => alarmed(py)?,
+                waited => return Ok(waited == Waited::Ready),
+            }
+        }
     }
     if py.detach(|| step(true, false)) == Waited::Ready {
         return Ok(true);
@@ -102,7 +105,7 @@ pub(crate) fn wait(
         match waited {
             Waited::Ready => return Ok(true),
             Waited::Interrupted => {}
-            Waited::Alarm => return Err(alarmed(py)?),
+            Waited::Alarm => alarmed(py)?,
             Waited::NotYet if until.is_some_and(|at| Instant::now() < at) => {}
             Waited::NotYet => return Ok(false),
         }

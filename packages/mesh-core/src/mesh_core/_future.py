@@ -103,7 +103,9 @@ class Future(Generic[R]):
 
     def _raise_failure(self) -> None:
         """Raise what has failed and nobody was told of: this call is the script's next to wait."""
-        error = self._process.faults.take()
+        from mesh_core._supervision import alarm
+
+        error = alarm()
         if error is not None:
             raise error
 

@@ -108,8 +108,10 @@ class Process:
 
     def alarm_loops(self) -> None:
         """Have what event loops wait for raise a failure."""
-        for bridge in list(self._bridges.values()):
-            bridge.alarm()
+        actors = None if self._stage is None else self._stage.loop
+        for loop, bridge in list(self._bridges.items()):
+            if loop is not actors:
+                bridge.alarm()
 
     def class_blob(self, cls: type) -> bytes:
         """An actor class as bytes, made once per class: it travels with every spawn."""

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
+from mesh_core._context import current_instance
 from mesh_core._errors import SupervisionError
 from mesh_core._failure import MeshFailure
 from mesh_core._native import Target
@@ -259,10 +260,12 @@ def _now(verdict: Any) -> Any:
     return verdict
 
 
-def alarm() -> BaseException:
-    """What a call that waits raises when a failure has come to the script; the runtime asks for it."""
-    error = _process.current().faults.take()
-    return error or SupervisionError("a failure was reported and handled meanwhile; wait again")
+def alarm() -> BaseException | None:
+    """What a call that waits raises when a failure has come to the script; the runtime asks for it.
+
+    Nothing where an actor waits: those of the script's process have owners of their own, who are told apart.
+    """
+    return _process.current().faults.take() if current_instance() is None else None
 
 
 def leave() -> None:
