@@ -6,13 +6,15 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
-use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, ProcAddr, flags};
+use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, MeshId, ProcAddr, Route, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The id of the actor that spawns what a job has one of each; known to every process.
 const REGISTRY: ActorId = 1;
+/// More than any mesh of procs has on one host; nobody is to count further through a number that came in a frame.
+const MOST_PROCS: u32 = 1 << 20;
 
 impl Runtime {
     pub(super) fn deliver(&self, frame: Frame) {
@@ -67,6 +69,8 @@ impl Runtime {
             }
             Kind::StopProcs => {
                 lock(&self.agent).family.asked(header.src, header.actor);
+                let asked = frame.name().try_into().map_or(0, u32::from_le_bytes);
+                self.tell_ended(header.src, header.actor, asked);
                 self.end_procs(header.actor, Duration::from_millis(u64::from(header.index)));
             }
             Kind::Hello => self.on_proc(header.src, Event::Hello),
@@ -110,6 +114,26 @@ impl Runtime {
         header.actor = actor;
         self.notice(Message::new(Frame::build(header, None, b"", &[]), &self.memory));
         Some(inbox)
+    }
+
+    /// Tells a proc which of the first `n` ranks of a mesh have ended already: it waits for the end of all.
+    fn tell_ended(&self, to: ProcAddr, mesh: MeshId, n: u32) {
+        let long_ago =
+            || Ended { pid: None, exit: Exit::Unknown, orderly: true, reason: "it ended long ago".to_owned() };
+        for rank in 0..n.min(MOST_PROCS) {
+            let addr = ProcAddr { mesh, rank };
+            let route = read(&self.router).route(addr);
+            let ended = match route {
+                Route::Gone(ended) => Some(ended),
+                Route::Unknown => Some(Arc::new(long_ago())),
+                Route::Here | Route::Via(_) => None,
+            };
+            if let Some(ended) = ended {
+                let mut down = agent::down_frame(self.me, to, addr, &ended);
+                down.header.flags |= flags::DEAD;
+                self.dispatch(down, None);
+            }
+        }
     }
 
     // Notices.

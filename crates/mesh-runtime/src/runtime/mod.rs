@@ -284,7 +284,8 @@ impl Runtime {
             header.actor = mesh;
             header.call = call.id;
             header.index = agent::millis(within);
-            self.dispatch(Frame::build(header, None, b"", &[]), None);
+            let n = u32::try_from(whole.len()).unwrap_or(u32::MAX);
+            self.dispatch(Frame::build(header, None, &n.to_le_bytes(), &[]), None);
         }
         Ok(call)
     }
