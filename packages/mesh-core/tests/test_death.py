@@ -134,6 +134,18 @@ def test_a_broadcast_to_the_dead_is_no_error(own: ProcMesh) -> None:
     assert echo.slice(gpus=1).echo.call_one("alive").get() == "alive"
 
 
+def test_choose_passes_over_the_dead(own: ProcMesh) -> None:
+    echo = own.spawn("echo", Echo)
+    echo.echo.call(0).get()
+    for rank in (0, 1, 3):
+        kill(own, rank)
+        echo.slice(gpus=rank).echo.call_one(0).exception()
+    assert [echo.echo.choose(n).get() for n in range(20)] == list(range(20))
+    kill(own, 2)
+    echo.slice(gpus=2).echo.call_one(0).exception()
+    assert isinstance(echo.echo.choose(1).exception(), SupervisionError)
+
+
 def test_what_the_dead_owned_dies_with_it(own: ProcMesh) -> None:
     caller = own.slice(gpus=2).spawn("caller", Caller)
     inner = Watch(caller.adopt.call_one(3).get())
