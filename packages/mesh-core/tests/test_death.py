@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,13 @@ def kill(procs: ProcMesh, rank: int, number: int = signal.SIGKILL) -> int:
     os.kill(pid, number)
     if number == signal.SIGKILL:
         assert watch.wait() == []
+    while number == signal.SIGSTOP and state(pid) != "T":
+        os.sched_yield()  # it is on its way
     return pid
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_waiting_call_fails_at_once(own: ProcMesh) -> None:
