@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._errors import ActorError
+
 if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
     from mesh_core._failure import MeshFailure
@@ -73,6 +75,13 @@ class Estate:
     def actors(self, actor_id: int) -> Holding | None:
         """The mesh of these actors."""
         return self._holdings.get(actor_id)
+
+    def broken(self) -> list[BaseException]:
+        """What constructors have raised, where nobody has looked, neither at the spawn nor by a call."""
+        with self._lock:
+            meshes = [each.mesh for each in self._holdings.values() if each.actor_id]
+        errors = [mesh._ready.unseen() for mesh in meshes if mesh._ready is not None]
+        return [error for error in errors if isinstance(error, ActorError)]
 
     def struck(self, procs_id: int, rank: int) -> list[Holding]:
         """Which meshes a process's death has struck, told once.

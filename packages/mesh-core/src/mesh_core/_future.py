@@ -145,11 +145,17 @@ class Future(Generic[R]):
         """Wait, and return what the call raised; ``None`` if it succeeded."""
         try:
             self.get(timeout)
-        except ActorTimeout:
+        except Exception:
+            # What is not the call's own: it waits still.
             if self._state == _PENDING:
                 raise
-        except Exception:  # noqa: BLE001 - it is what was asked for
-            pass
+        return self._value if self._state == _FAILED else None
+
+    def unseen(self) -> BaseException | None:
+        """The error that is there and that nobody has been told of."""
+        if self._state != _PENDING or not self._arrived():
+            return None
+        self._settle()
         return self._value if self._state == _FAILED else None
 
     def done(self) -> bool:

@@ -59,6 +59,9 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
         error = decode_exception(data, buffers, point=who.point(index))
         if isinstance(error, SupervisionError) and error.failure is not None:
             who.mesh._process.faults.hear(error.failure)
+        elif outcome.is_dead and (ready := getattr(who.mesh, "_ready", None)) is not None:
+            # Told by this call as well as by the spawn.
+            ready.unseen()
         return error
     return None
 

@@ -130,6 +130,21 @@ class Process:
         """Note that ``owner`` (the id of an actor here, 0 for everything else) has spawned a mesh."""
         self.estates.of(owner).add(Holding(mesh, actor_id, policy))
         self.faults.watch()
+        try:
+            self.check_owner(owner)
+        except MeshError:
+            # It has ended meanwhile, and what it owned with it.
+            mesh.stop()
+            raise
+
+    def check_owner(self, owner: int) -> None:
+        """Refuse a spawn by an actor that has ended or failed: nothing would end what it owns."""
+        if owner != 0:
+            actor = None if self._stage is None else self._stage.actors.get(owner)
+            if actor is None or actor.ending or actor.broken is not None:
+                raise MeshError(
+                    "an actor that has ended, or is about to, spawns nothing any more: what it owns ends with it"
+                )
 
     def unique_name(self, stem: str) -> str:
         """``stem``, with a number if it was used before."""
