@@ -133,6 +133,8 @@ class Future(Generic[R]):
 
     def _outcome(self) -> R:
         if self._state == _FAILED:
+            if isinstance(self._value, MeshError):
+                self._process.told(self._value)
             try:
                 raise self._value.with_traceback(None)
             finally:
@@ -153,9 +155,12 @@ class Future(Generic[R]):
 
     def unseen(self) -> BaseException | None:
         """The error that is there and that nobody has been told of."""
-        if self._state != _PENDING or not self._arrived():
-            return None
-        self._settle()
+        return self.failure() if self._state == _PENDING else None
+
+    def failure(self) -> BaseException | None:
+        """The error, if there is one by now."""
+        if self._state == _PENDING and self._arrived():
+            self._settle()
         return self._value if self._state == _FAILED else None
 
     def done(self) -> bool:

@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native
-from mesh_core._errors import MeshError
+from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._serialize import dumps
 
@@ -105,6 +105,15 @@ class Process:
                 if self._faults is None:
                     self._faults = Faults(self)
         return self._faults
+
+    def told(self, error: MeshError) -> None:
+        """Note what a call raises: a failure that was raised needs no other answer."""
+        if not isinstance(error, SupervisionError) and error.results is None:
+            return
+        cells = [] if error.results is None else error.results._cells
+        for each in (error, *cells):
+            if isinstance(each, SupervisionError) and each.failure is not None:
+                self.faults.hear(each.failure)
 
     def alarm_loops(self) -> None:
         """Have what event loops wait for raise a failure."""
