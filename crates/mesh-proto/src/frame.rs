@@ -31,6 +31,14 @@ pub mod flags {
     pub const DEAD: u16 = 4;
     /// Some parts are in shared memory, and whoever drops the frame has to give them back.
     pub const SHARED: u16 = 8;
+    /// An answer by a port: more may follow. Who waits for one value takes the first.
+    pub const MORE: u16 = 1 << 8;
+    /// The port of a call has ended: nothing more comes from this rank.
+    pub const END: u16 = 1 << 9;
+    /// The caller of an endpoint takes as many values as come.
+    pub const STREAM: u16 = 1 << 10;
+    /// About a call whose replies are combined on the way up.
+    pub const TREE: u16 = 1 << 11;
 }
 
 /// What a frame is for.
@@ -65,13 +73,19 @@ pub enum Kind {
     Gathered = 13,
     /// An owner lets go of a mesh of procs: stop them all by a deadline.
     StopProcs = 14,
+    /// A value for a port: actor is the port's id.
+    Post = 15,
+    /// Nobody listens at a port any more: actor is its id, part 0 says whose it was.
+    Closed = 16,
+    /// A rank's share of a combined reply, for the rank above it.
+    Partial = 20,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Down, Gathered, Goodbye, Hello, Reply, Spawn, SpawnProcs, StopActor, StopProc, StopProcs,
-            Tell, Undeliverable,
+            Call, Cancel, Closed, Down, Gathered, Goodbye, Hello, Partial, Post, Reply, Spawn, SpawnProcs, StopActor,
+            StopProc, StopProcs, Tell, Undeliverable,
         };
         Ok(match byte {
             1 => Hello,
@@ -88,6 +102,9 @@ impl Kind {
             12 => Cancel,
             13 => Gathered,
             14 => StopProcs,
+            15 => Post,
+            16 => Closed,
+            20 => Partial,
             other => return Err(FrameError::Kind(other)),
         })
     }

@@ -263,6 +263,8 @@ impl Runtime {
             }
         }
         self.calls.on_down(&self.reactor, addr, &ended);
+        self.forget_fallen();
+        self.ports.on_down(addr);
         for mesh in orphans {
             self.end_procs(mesh, ORPHAN_GRACE);
         }

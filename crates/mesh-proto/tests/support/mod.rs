@@ -15,7 +15,7 @@ pub(crate) fn config(cases: u32, seed: u64) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..ProptestConfig::default() }
 }
 
-pub(crate) const KINDS: [Kind; 14] = [
+pub(crate) const KINDS: &[Kind] = &[
     Kind::Hello,
     Kind::Spawn,
     Kind::Call,
@@ -30,6 +30,9 @@ pub(crate) const KINDS: [Kind; 14] = [
     Kind::Cancel,
     Kind::Gathered,
     Kind::StopProcs,
+    Kind::Post,
+    Kind::Closed,
+    Kind::Partial,
 ];
 
 pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {

@@ -6,7 +6,7 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
-use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, LinkId, ProcAddr};
+use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, LinkId, ProcAddr, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,8 +21,17 @@ impl Runtime {
                 if reply.is_torn() {
                     return; // The notice of its sender's end follows, and is the answer.
                 }
-                self.calls.on_outcome(&self.reactor, header.call, index, Outcome::Replied(reply));
+                let failed = header.kind == Kind::Undeliverable || header.flags & flags::ERROR != 0;
+                if !self.calls.offer(&self.reactor, header.call, index, Outcome::Replied(reply)) {
+                    if header.flags & flags::MORE != 0 {
+                        self.refuse_post(&header, "the caller no longer waits for this call");
+                    }
+                } else if failed {
+                    self.forget_fallen();
+                }
             }
+            Kind::Post => self.on_post(frame),
+            Kind::Closed => self.on_closed(&frame),
             Kind::Call | Kind::Tell | Kind::StopActor => {
                 let inbox = read(&self.inboxes).get(&header.actor).cloned();
                 let message = Message::new(frame, &self.memory);
@@ -38,13 +47,15 @@ impl Runtime {
                 write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor)));
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
-            Kind::StopProc | Kind::Cancel => {
+            Kind::StopProc | Kind::Cancel | Kind::Partial => {
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::Down => {
                 if let Some((addr, ended)) = agent::read_down(&frame) {
                     self.memory.on_death(addr, ended.pid);
                     self.calls.on_down(&self.reactor, addr, &Arc::new(ended));
+                    self.forget_fallen();
+                    self.ports.on_down(addr);
                 }
             }
             Kind::SpawnProcs => {

@@ -32,6 +32,7 @@ from mesh_core._endpoint import endpoint
 from mesh_core._errors import (
     ActorError,
     ActorTimeout,
+    ChannelClosed,
     MailboxFull,
     MeshError,
     PluginError,
@@ -49,14 +50,20 @@ from mesh_core._procs import ProcMesh
 from mesh_core._values import ValueMesh
 
 if TYPE_CHECKING:
+    from mesh_core._accumulator import Accumulator
     from mesh_core._failure import MeshFailure
+    from mesh_core._ports import Channel, Port, PortReceiver
+    from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
 
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorError",
     "ActorMesh",
     "ActorTimeout",
+    "Channel",
+    "ChannelClosed",
     "Context",
     "Endpoint",
     "Extent",
@@ -69,6 +76,8 @@ __all__ = [
     "PluginError",
     "PluginLoadError",
     "Point",
+    "Port",
+    "PortReceiver",
     "ProcMesh",
     "Region",
     "SerializationError",
@@ -82,6 +91,7 @@ __all__ = [
     "Undeliverable",
     "ValueMesh",
     "__version__",
+    "as_endpoint",
     "configure",
     "configured",
     "context",
@@ -90,6 +100,7 @@ __all__ = [
     "current_size",
     "endpoint",
     "proc_mesh",
+    "send",
     "shutdown",
     "this_host",
     "this_proc",
@@ -97,6 +108,12 @@ __all__ = [
 
 # Dataclasses take longer to import than all the rest, and most programs never name these.
 _LATER = {
+    "Accumulator": "mesh_core._accumulator",
+    "Channel": "mesh_core._ports",
+    "Port": "mesh_core._ports",
+    "PortReceiver": "mesh_core._ports",
+    "as_endpoint": "mesh_core._send",
+    "send": "mesh_core._send",
     "MeshFailure": "mesh_core._failure",
     "Settings": "mesh_core._settings",
     "SettingsError": "mesh_core._settings",
