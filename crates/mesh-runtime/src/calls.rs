@@ -233,8 +233,7 @@ impl Calls {
     /// As [`Calls::on_outcome`]; false if nobody waits for the call.
     pub(crate) fn offer(&self, reactor: &Reactor, id: CallId, index: usize, outcome: Outcome) -> bool {
         let Some(call) = self.shard(id).get(&id).cloned() else { return false };
-        let failed = call.reduced().is_some()
-            && !matches!(&outcome, Outcome::Replied(reply) if is_value(reply));
+        let failed = call.reduced().is_some() && !matches!(&outcome, Outcome::Replied(reply) if is_value(reply));
         if call.on_outcome(reactor, || self.close(id), index, outcome) && failed {
             self.fall(&call);
         }

@@ -37,6 +37,17 @@ struct Queue {
     shut: bool,
 }
 
+/// What became of a value at a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// It is in.
+    In,
+    /// It is in, and the port takes no more.
+    Last,
+    /// The port takes no more.
+    Refused,
+}
+
 /// The receiving end of a port, as the runtime finds it.
 #[derive(Debug)]
 pub(crate) struct Inlet {
@@ -50,18 +61,18 @@ impl Inlet {
         Self { id, once, queue: Mutex::default() }
     }
 
-    /// Takes a value in. The message comes back if the port is closed; true if it has what it takes now.
-    pub(crate) fn push(&self, reactor: &Reactor, calls: &Calls, message: Message) -> Result<bool, Message> {
+    /// Takes a value in, or drops it where it takes no more.
+    pub(crate) fn push(&self, reactor: &Reactor, calls: &Calls, message: Message) -> Taken {
         let mut queue = lock(&self.queue);
         if queue.shut {
-            return Err(message);
+            return Taken::Refused;
         }
         let place = queue.next;
         queue.next += 1;
         queue.values.insert(place, Arc::new(message));
         queue.shut = self.once;
         match_up(&mut queue, reactor, calls);
-        Ok(self.once)
+        if self.once { Taken::Last } else { Taken::In }
     }
 
     /// Has `receive` completed by the next value.

@@ -209,7 +209,14 @@ impl Runtime {
         let links = read(&self.links).len();
         let actors = read(&self.inboxes).len();
         let procs = lock(&self.agent).len();
-        Counts { links, calls: self.calls.len(), actors, procs, ports: self.ports.len(), shm_bytes: self.memory.bytes() }
+        Counts {
+            links,
+            calls: self.calls.len(),
+            actors,
+            procs,
+            ports: self.ports.len(),
+            shm_bytes: self.memory.bytes(),
+        }
     }
 
     /// Marks the runtime as copied into a forked child, where nothing of it works.

@@ -4,7 +4,7 @@ use super::Runtime;
 use crate::calls::Call;
 use crate::error::RuntimeError;
 use crate::message::Message;
-use crate::ports::{Address, Inlet, Mailbox, Outlet, Way};
+use crate::ports::{Address, Inlet, Mailbox, Outlet, Taken, Way};
 use crate::runtime::Outgoing;
 use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, Target, flags};
 use std::sync::Arc;
@@ -53,8 +53,7 @@ impl Runtime {
 
     /// The sending end of a port; `first` for the one that an endpoint gets.
     pub fn outlet(self: &Arc<Self>, owner: ProcAddr, way: Way, first: bool) -> Outlet {
-        let mut outlet =
-            Outlet { runtime: Arc::clone(self), owner, way, known: Arc::default(), first };
+        let mut outlet = Outlet { runtime: Arc::clone(self), owner, way, known: Arc::default(), first };
         outlet.known = self.ports.known(outlet.address());
         outlet
     }
@@ -65,14 +64,11 @@ impl Runtime {
         if message.is_torn() {
             return; // Its sender is dead, and nobody is to hear of it.
         }
-        let taken = match self.ports.inlet(header.actor) {
-            Some(inlet) => inlet.push(&self.reactor, &self.calls, message),
-            None => Err(message),
-        };
-        match taken {
-            Ok(true) => self.ports.shut(header.actor),
-            Ok(false) => {}
-            Err(_) => self.refuse_post(&header, "its receiver is closed"),
+        let inlet = self.ports.inlet(header.actor);
+        match inlet.map_or(Taken::Refused, |inlet| inlet.push(&self.reactor, &self.calls, message)) {
+            Taken::In => {}
+            Taken::Last => self.ports.shut(header.actor),
+            Taken::Refused => self.refuse_post(&header, "its receiver is closed"),
         }
     }
 

@@ -44,7 +44,9 @@ class Accumulator(Generic[P, R, A]):
                 f"an Accumulator folds over the replies of an endpoint of a mesh, not of {endpoint!r}"
             )
         if endpoint._arity.port:
-            raise ValueError(f"{endpoint!r} may answer any number of times; iterate over its stream() instead")
+            raise ValueError(
+                f"{endpoint!r} may answer any number of times; iterate over its stream() instead"
+            )
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
@@ -66,9 +68,7 @@ class _Folding(Future[A]):
     def __init__(
         self, endpoint: Endpoint[..., Any], call: Call, identity: A, combine: Callable[[A, Any], A]
     ) -> None:
-        super().__init__(
-            endpoint._mesh._process, call, self._finish_fold, endpoint._what, endpoint._limit
-        )
+        super().__init__(endpoint._mesh._process, call, self._finish_fold, endpoint._what, endpoint._limit)
         self._who = endpoint._who
         self._folded = identity
         self._combine = combine

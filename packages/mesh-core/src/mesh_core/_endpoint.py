@@ -190,9 +190,7 @@ def endpoint(
         )
     if not callable(function):
         raise TypeError(f"@endpoint marks a method, not {type(function).__name__}")
-    return EndpointProperty(
-        function, concurrent=concurrent, explicit_response_port=explicit_response_port
-    )
+    return EndpointProperty(function, concurrent=concurrent, explicit_response_port=explicit_response_port)
 
 
 class Interface:

@@ -287,9 +287,7 @@ class Stream(Generic[R]):
 
     __slots__ = ("_call", "_make", "_open_ended")
 
-    def __init__(
-        self, call: Call, make: Callable[[int], StreamFuture[R]], open_ended: bool = False
-    ) -> None:
+    def __init__(self, call: Call, make: Callable[[int], StreamFuture[R]], open_ended: bool = False) -> None:
         self._call = call
         self._make = make
         self._open_ended = open_ended

@@ -182,9 +182,7 @@ class PortReceiver(Generic[R]):
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a PortReceiver stays in the process that opened it; send the Port, and receive here"
-        )
+        raise TypeError("a PortReceiver stays in the process that opened it; send the Port, and receive here")
 
     def __repr__(self) -> str:
         state = "closed" if self._mailbox.is_over else f"{len(self)} waiting"

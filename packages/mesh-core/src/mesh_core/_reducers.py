@@ -91,7 +91,7 @@ def _concat(shares: list[Any]) -> Any:
     if module == "numpy":
         return sys.modules[module].concatenate(shares)
     if module == "torch":
-        return sys.modules[module].cat(shares)  # type: ignore[attr-defined]
+        return sys.modules[module].cat(shares)
     if isinstance(first, list):
         return [item for share in shares for item in share]
     if isinstance(first, (str, bytes)):

@@ -39,7 +39,11 @@ def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None
         base = table.get(rest)
         if base is None and rest[:1] in MARKS:
             base = marked(table, cls, rest, threaded=threaded)
-        spec = None if base is None else _answering(base, _to_port(base) if mark == ">" else _to_rank_above(base))
+        spec = (
+            None
+            if base is None
+            else _answering(base, _to_port(base) if mark == ">" else _to_rank_above(base))
+        )
     if spec is not None:
         table[name] = spec
     return spec
@@ -120,12 +124,12 @@ def _to_port(base: Spec) -> Callable[..., Any]:
     function = base.function
     if base.arity.port:
         # It answers by a port anyway; this is the one.
-        def hand_over(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def hand_over(hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return function(hosted.object, *args, **kwargs)
 
         return hand_over
 
-    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         port, *rest = args
         try:
             value = function(hosted.object, *rest, **kwargs)
@@ -135,7 +139,7 @@ def _to_port(base: Spec) -> Callable[..., Any]:
             port._answer(value)
 
     async def respond_async(
-        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+        hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         port, *rest = args
         try:
