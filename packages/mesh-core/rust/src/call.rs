@@ -3,7 +3,7 @@
 use crate::door;
 use crate::inbox::{PyMessage, PyWaker};
 use mesh_proto::{ActorId, Ended, Exit, Kind, Target, flags};
-use mesh_runtime::{Call, Outcome, Runtime, Waited};
+use mesh_runtime::{Call, Mailbox, Outcome, Receive, Runtime, Waited};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +53,17 @@ pub(crate) struct PyCall {
     pub(crate) call: Arc<Call>,
     pub(crate) target: Arc<Target>,
     pub(crate) actor: ActorId,
+    /// Where the one value comes from, if this is a wait for a port rather than a call.
+    pub(crate) port: Option<(Arc<Mailbox>, Arc<Receive>)>,
+}
+
+impl Drop for PyCall {
+    fn drop(&mut self) {
+        match &self.port {
+            Some((mailbox, receive)) => mailbox.give_up(receive),
+            None => self.runtime.abandon(&self.call),
+        }
+    }
 }
 
 /// A reply as Python sees it: a message, a loss, or None for a call that was cancelled.
@@ -113,6 +124,14 @@ impl PyCall {
         }
     }
 
+    /// As `nth`, and lets go of it: it cannot be had again.
+    fn take_nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
+        match self.call.take_nth(n) {
+            Some((index, one)) => Ok(Some((index, outcome(py, &self.runtime, one)?))),
+            None => Ok(None),
+        }
+    }
+
     /// Has a loop's waker told `token` when the call is complete (or, streamed, has more than `seen` outcomes).
     #[pyo3(signature = (waker, token, seen=usize::MAX))]
     fn tell(&self, waker: &PyWaker, token: u64, seen: usize) {
@@ -121,6 +140,9 @@ impl PyCall {
 
     /// Gives up waiting; false if the call was complete.
     fn cancel(&self, py: Python<'_>) -> bool {
+        if let Some((mailbox, receive)) = &self.port {
+            return mailbox.cancel(receive);
+        }
         py.detach(|| self.runtime.cancel(&self.call, &self.target, self.actor))
     }
 
@@ -143,6 +165,8 @@ pub(crate) fn kind_name(kind: Kind) -> &'static str {
         Kind::Undeliverable => "undeliverable",
         Kind::Down => "down",
         Kind::Failure => "failure",
+        Kind::Post => "post",
+        Kind::Partial => "partial",
         _ => "other",
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 fn class_of(error: &RuntimeError) -> &'static str {
     match error {
         RuntimeError::Full { .. } => "MailboxFull",
-        RuntimeError::NoSuchProc(_) => "Undeliverable",
+        RuntimeError::NoSuchProc(_) | RuntimeError::PortClosed(_) => "Undeliverable",
         RuntimeError::Nursery { .. } => "SpawnError",
         RuntimeError::Os { errno, .. } if *errno == Errno::MFILE => "SpawnError",
         _ => "MeshError",

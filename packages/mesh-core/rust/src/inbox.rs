@@ -3,9 +3,10 @@
 use crate::call::{PyLost, is_error, kind_name};
 use crate::door;
 use crate::part::PyPart;
+use crate::port::PyOutlet;
 use crate::runtime::Payload;
-use mesh_proto::flags;
-use mesh_runtime::{Inbox, LoopWaker, Message, PartData, Runtime};
+use mesh_proto::{ProcAddr, flags};
+use mesh_runtime::{Inbox, LoopWaker, Message, PartData, Runtime, Way};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString};
@@ -138,6 +139,18 @@ impl PyMessage {
         Some((addr.mesh, addr.rank, PyLost(Arc::new(ended)), self.message().header().call))
     }
 
+    /// Whether it is the end of a port rather than an answer.
+    #[getter]
+    fn is_end(&self) -> bool {
+        self.message().header().flags & flags::END != 0
+    }
+
+    /// Whether it is about a call whose replies are combined on the way up.
+    #[getter]
+    fn is_tree(&self) -> bool {
+        self.message().header().flags & flags::TREE != 0
+    }
+
     /// The payload and its out-of-band buffers, undecoded.
     fn raw<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyList>)> {
         let (payload, rest) = self.message().open().map_err(|error| door::raise(py, &error))?;
@@ -169,6 +182,22 @@ impl PyMessage {
                 self.runtime.reply(self.message().header(), 0, bytes, buffers);
             });
         }
+        Ok(())
+    }
+
+    /// The port by which this call can be answered: later, often, from elsewhere.
+    fn outlet(&self) -> PyOutlet {
+        let header = self.message().header();
+        let stream = header.flags & flags::STREAM != 0;
+        let way = Way::Response { call: header.call, actor: header.actor, index: header.index, stream };
+        PyOutlet(self.runtime.outlet(header.src, way, true))
+    }
+
+    /// Sends this rank's share of a combined reply to the rank above it.
+    fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, mesh: u64, rank: u32) -> PyResult<()> {
+        let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
+        let parent = ProcAddr { mesh, rank };
+        payload.send(py, |bytes, buffers| self.runtime.pass_on(self.message().header(), parent, bytes, buffers));
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use crate::call::PyCall;
 use crate::door::{deadline, duration, leave, raise};
 use crate::inbox::{PyInbox, PyWaker};
+use crate::port::{PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
 use mesh_proto::{ActorId, Kind, ProcAddr, Target};
@@ -121,6 +122,8 @@ pub(crate) struct PySender {
     name: Vec<u8>,
     kind: Kind,
     block: bool,
+    /// Whether the receivers combine their replies on the way up.
+    reduce: bool,
 }
 
 impl PySender {
@@ -150,10 +153,19 @@ impl PySender {
             self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
         }
         let (call, queued) = payload
-            .send(py, |bytes, buffers| self.runtime.call(&self.outgoing(self.kind, bytes, buffers), stream))
+            .send(py, |bytes, buffers| {
+                let out = self.outgoing(self.kind, bytes, buffers);
+                if self.reduce { self.runtime.call_reduced(&out) } else { self.runtime.call(&out, stream) }
+            })
             .map_err(|error| raise(py, &error))?;
         self.hold_back(py, queued)?;
-        Ok(PyCall { runtime: Arc::clone(&self.runtime), call, target: Arc::clone(&self.target), actor: self.actor })
+        Ok(PyCall {
+            runtime: Arc::clone(&self.runtime),
+            call,
+            target: Arc::clone(&self.target),
+            actor: self.actor,
+            port: None,
+        })
     }
 
     /// Sends `value`; nobody waits.
@@ -231,8 +243,9 @@ impl PyRuntime {
     /// The way to an endpoint.
     #[pyo3(signature = (target, actor, name, kind="call", block=true))]
     fn sender(&self, target: &PyTarget, actor: u64, name: &str, kind: &str, block: bool) -> PyResult<PySender> {
+        let reduce = kind == "reduce";
         let kind = match kind {
-            "call" => Kind::Call,
+            "call" | "reduce" => Kind::Call,
             "spawn" => Kind::Spawn,
             "stop_actor" => Kind::StopActor,
             "failure" => Kind::Failure,
@@ -258,7 +271,7 @@ impl PyRuntime {
                 "an endpoint's name and its mesh's labels are at most 65,535 bytes long",
             ));
         }
-        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block })
+        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block, reduce })
     }
 
     /// Makes a mesh of processes; the call completes as they come up.
@@ -285,7 +298,7 @@ impl PyRuntime {
         let region = region.inner();
         let call = leave(py, || self.0.spawn_procs(mesh, region, &spec))?;
         let target = Arc::new(Target::Many(mesh, region.clone()));
-        Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0 })
+        Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0, port: None })
     }
 
     /// Asks a mesh of processes to end, kills what has not after `within` seconds; completes when all have ended.
@@ -294,7 +307,7 @@ impl PyRuntime {
         let region = region.inner();
         let call = leave(py, || self.0.stop_procs(mesh, region, within))?;
         let target = Arc::new(Target::Many(mesh, region.clone()));
-        Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0 })
+        Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0, port: None })
     }
 
     /// Waits as the event loop of this process's actors does: for `waker`, for one of the descriptors in the set
@@ -313,6 +326,18 @@ impl PyRuntime {
     /// A process's pid, as far as it is known here.
     fn pid_of(&self, mesh: u64, rank: u32) -> Option<u32> {
         self.0.pid_of(ProcAddr { mesh, rank })
+    }
+
+    /// Opens a port that is received at here.
+    #[pyo3(signature = (once=false))]
+    fn open_port(&self, py: Python<'_>, once: bool) -> PyResult<PyMailbox> {
+        let mailbox = self.0.open_port(once).map_err(|error| raise(py, &error))?;
+        Ok(PyMailbox::new(&self.0, mailbox))
+    }
+
+    /// The sending end of a port that came from another process.
+    fn outlet(&self, address: PyAddress) -> PyOutlet {
+        PyOutlet::from_address(&self.0, address)
     }
 
     /// The inbox of the process itself.
@@ -377,6 +402,7 @@ impl PyRuntime {
         out.set_item("calls", counts.calls)?;
         out.set_item("actors", counts.actors)?;
         out.set_item("procs", counts.procs)?;
+        out.set_item("ports", counts.ports)?;
         out.set_item("shm_bytes", counts.shm_bytes)?;
         Ok(out)
     }

@@ -281,6 +281,25 @@ class StreamFuture(Future[R]):
     async def _arrive(self) -> None:
         await self._process.bridge().wait(self._call, self._n)
 
+    # For streams whose length is not known: wait, and say whether the stream has ended instead. A deadline that
+    # passes meanwhile is the future's to raise.
+
+    def _is_last(self) -> bool:
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        return self._wait(left) and self._call.arrived() <= self._n
+
+    async def _is_last_async(self) -> bool:
+        if not self._arrived():
+            import asyncio
+
+            left = None if self._deadline is None else self._deadline - time.monotonic()
+            try:
+                async with asyncio.timeout(left):
+                    await self._arrive()
+            except TimeoutError:
+                return False
+        return self._call.arrived() <= self._n
+
 
 class Stream(Generic[R]):
     """The results of a call to many, in the order in which they arrive.
@@ -289,21 +308,36 @@ class Stream(Generic[R]):
     ``async for``, which gives futures to be awaited.
     """
 
-    __slots__ = ("_call", "_make")
+    __slots__ = ("_call", "_make", "_open_ended")
 
-    def __init__(self, call: Call, make: Callable[[int], StreamFuture[R]]) -> None:
+    def __init__(self, call: Call, make: Callable[[int], StreamFuture[R]], open_ended: bool = False) -> None:
         self._call = call
         self._make = make
+        self._open_ended = open_ended
+        """Whether each rank may give any number of results, which is known only when the last has come."""
 
     def __len__(self) -> int:
         return len(self._call)
 
     def __iter__(self) -> Iterator[Future[R]]:
+        if self._open_ended:
+            return self._each()
         return (self._make(n) for n in range(len(self._call)))
 
     async def __aiter__(self) -> AsyncIterator[Future[R]]:
-        for n in range(len(self._call)):
-            yield self._make(n)
+        n = 0
+        while n < len(self._call) or self._open_ended:
+            future = self._make(n)
+            if self._open_ended and await future._is_last_async():
+                return
+            yield future
+            n += 1
+
+    def _each(self) -> Iterator[Future[R]]:
+        n = 0
+        while not (future := self._make(n))._is_last():
+            yield future
+            n += 1
 
     def cancel(self) -> bool:
         """Give up what has not arrived yet."""

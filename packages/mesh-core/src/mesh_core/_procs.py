@@ -109,7 +109,7 @@ class ProcMesh(Mesh):
             )
         self._check_constructor(cls, args, kwargs)
         process = self._process
-        interface = Interface(cls.__qualname__, {key: value.arity for key, value in table.items()})
+        interface = Interface(cls.__qualname__, {key: value.arity for key, value in table.items()}, cls)
         actor_id = process.runtime.new_id()
         blob = process.class_blob(cls)
         sender = process.runtime.sender(self._target(), actor_id, name, "spawn")

@@ -24,6 +24,7 @@ from mesh_core._errors import MeshError
 from mesh_core._hosted import Hosted
 from mesh_core._loop import ActorSelector
 from mesh_core._native import Extent, Point, Waker
+from mesh_core._reduce import Reductions
 from mesh_core._serialize import explain_load_failure, loads
 from mesh_core._supervision import named
 
@@ -62,6 +63,8 @@ class Stage:
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
+        self.reductions: Reductions | None = None
+        """Replies that are combined here on their way up; made when one first is."""
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those of actors with sync endpoints."""
 
@@ -153,7 +156,13 @@ class Stage:
             return
         if kind == "spawn":
             self._spawn(message)
+        elif kind == "partial":
+            Reductions.of(self).on_partial(message)
         elif kind == "cancel":
+            if message.is_tree:
+                Reductions.of(self).forget(message)
+                if message.is_end:
+                    return
             actor = self.actors.get(message.actor)
             if actor is not None:
                 actor.cancel((message.src, message.call))
@@ -293,20 +302,24 @@ class Stage:
         """Tell the caller what went wrong; where nobody waits, the log."""
         me = self.process.identity
         if message.call == 0:
-            import logging
-            import traceback
-
-            text = "".join(traceback.format_exception(error))
-            logging.getLogger("mesh").error(
-                "actor %r on %s (pid %d) raised in %s, which nobody waits for:\n%s",
-                name,
-                me.proc_id,
-                os.getpid(),
-                message.name,
-                text,
-            )
+            self.log_failure(message, error, name)
             return
         from mesh_core._exceptions import encode_exception
 
         data, buffers = encode_exception(error, actor=name, rank=me.rank, host=me.host, pid=os.getpid())
         message.reply_error(data, buffers, dead=dead)
+
+    def log_failure(self, message: Message, error: BaseException, name: str) -> None:
+        """Write down what went wrong where nobody waits to hear of it."""
+        import logging
+        import traceback
+
+        text = "".join(traceback.format_exception(error))
+        logging.getLogger("mesh").error(
+            "actor %r on %s (pid %d) raised in %s, which nobody waits for:\n%s",
+            name,
+            self.process.identity.proc_id,
+            os.getpid(),
+            message.name,
+            text,
+        )
