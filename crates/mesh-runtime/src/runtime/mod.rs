@@ -320,6 +320,12 @@ impl Runtime {
         }
     }
 
+    /// The meshes of procs that this controller owns and that have not all ended, with their sizes.
+    pub fn live(&self) -> Vec<(MeshId, usize)> {
+        let live = self.live_meshes().into_iter();
+        live.filter_map(|mesh| read(&self.router).mesh_len(mesh).map(|n| (mesh, n))).collect()
+    }
+
     /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Whoever
     /// still waits gets an error. Calling it again does nothing.
     pub fn close(&self, within: Duration) {

@@ -27,7 +27,8 @@ impl PyWaker {
     }
 
     /// Everything that became ready since the last time.
-    fn drain(&self) -> Vec<u64> {
+    fn drain(&self, py: Python<'_>) -> Vec<u64> {
+        door::enter(py);
         self.0.drain()
     }
 
@@ -206,7 +207,8 @@ impl PyInbox {
     /// The next messages, waiting for the first; empty once the inbox is closed.
     fn take(&self, py: Python<'_>, limit: usize) -> Vec<PyMessage> {
         if self.inbox.is_empty() {
-            py.detach(|| self.runtime.wait_inbox(&self.inbox));
+            door::serves();
+            door::outside(py, || self.runtime.wait_inbox(&self.inbox));
         }
         self.burst(limit)
     }

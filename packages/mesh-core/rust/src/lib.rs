@@ -27,6 +27,7 @@ mod _native {
         m.add_class::<inbox::PyWaker>()?;
         m.add_class::<part::PyPart>()?;
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
+        m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from mesh_core._native import Region, Runtime
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
+
+
+# How long a thread that calls at the interpreter's end is held, for the end to come.
+_GRACE = 10.0
 
 
 class Identity:
@@ -77,7 +82,13 @@ class Process:
         """The running event loop's end of the runtime."""
         import asyncio
 
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise MeshError(
+                "a future can be awaited in an asyncio event loop only, and none runs in this thread. With trio or "
+                "another library wait in a thread, as in 'await trio.to_thread.run_sync(future.get)', or use asyncio"
+            ) from None
         bridge = self._bridges.get(loop)
         if bridge is None:
             from mesh_core._loop import Bridge
@@ -123,24 +134,43 @@ class Process:
         if not self.in_charge:
             return
         self.closed = True
-        atexit.unregister(self.shutdown)
         limit = self.settings.stop_timeout if within is None else within
-        self.runtime.close(limit)
-        if self._stage is not None:
-            self._stage.end_thread(limit)
-        # Its descriptors close with the last mesh that refers to it.
-        if _HOLDER.process is self:
-            _HOLDER.process = None
+        try:
+            self._stop_all(limit)
+        except BaseException:
+            # Ctrl-C, again: whoever is still stopping is killed.
+            self._stop_all(0.0)
+            raise
+        finally:
+            self.runtime.close(limit)
+            if self._stage is not None:
+                self._stage.end_thread(limit)
+            # Its descriptors close with the last mesh that refers to it.
+            if _HOLDER.process is self:
+                _HOLDER.process = None
+
+    def _stop_all(self, limit: float) -> None:
+        """Stop the processes that this one has spawned, where a signal can end the wait."""
+        runtime = self.runtime
+        until = time.monotonic() + limit + 1.0
+        calls = [
+            runtime.stop_procs(mesh, _native.Region.whole(_native.Extent(["procs"], [size])), limit)
+            for mesh, size in runtime.live_meshes()
+        ]
+        for call in calls:
+            call.wait(max(0.0, until - time.monotonic()))
 
 
 class _Holder:
     """The one pointer to this process's :class:`Process`."""
 
-    __slots__ = ("lock", "process")
+    __slots__ = ("leaves", "lock", "process")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.process: Process | None = None
+        self.leaves = False
+        """Whether the interpreter's end calls :func:`_leave`."""
 
 
 _HOLDER = _Holder()
@@ -200,8 +230,23 @@ def current() -> Process:
                 mesh_id=0, mesh_name="controller", region=region, rank=0, host=socket.gethostname()
             )
             process = _install(Process(runtime, identity))
-            atexit.register(process.shutdown)
+            if not _HOLDER.leaves:
+                atexit.register(_leave)
+                _HOLDER.leaves = True
         return process
+
+
+def _leave() -> None:
+    """Stop everything at the interpreter's end; EXIT-1 in ``door.rs`` says what becomes of threads that call meanwhile."""
+    process = _HOLDER.process
+    _native.begin_exit(_GRACE if process is None else process.settings.stop_timeout + _GRACE, done=False)
+    try:
+        if process is not None:
+            process.shutdown()
+    except KeyboardInterrupt:
+        pass  # It wanted the end, and has hurried it.
+    finally:
+        _native.begin_exit(_GRACE, done=True)
 
 
 def shutdown() -> None:
