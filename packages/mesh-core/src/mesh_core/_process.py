@@ -14,8 +14,6 @@ from mesh_core._errors import MeshError
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
-    import asyncio
-
     from mesh_core._loop import Bridge
     from mesh_core._native import Region, Runtime
     from mesh_core._settings import Settings
@@ -57,9 +55,8 @@ class Process:
         self.settling = threading.RLock()
         """Held while a finished call becomes a value; unpickling may run code that waits for another call."""
         self._lock = threading.Lock()
-        self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bridge] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By the loop's id: a loop keeps its bridge, which may keep tasks of the loop, and with them the loop.
+        self._bridges: weakref.WeakValueDictionary[int, Bridge] = weakref.WeakValueDictionary()
         self._blobs: weakref.WeakKeyDictionary[type, tuple[bytes, list[memoryview]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -89,11 +86,11 @@ class Process:
                 "a future can be awaited in an asyncio event loop only, and none runs in this thread. With trio or "
                 "another library wait in a thread, as in 'await trio.to_thread.run_sync(future.get)', or use asyncio"
             ) from None
-        bridge = self._bridges.get(loop)
-        if bridge is None:
+        bridge = self._bridges.get(id(loop))
+        if bridge is None or bridge.loop() is not loop:
             from mesh_core._loop import Bridge
 
-            bridge = self._bridges[loop] = Bridge(loop)
+            bridge = self._bridges[id(loop)] = Bridge(loop)
         return bridge
 
     def class_blob(self, cls: type) -> bytes:
