@@ -138,11 +138,14 @@ def test_a_failure_in_a_task_group_gives_up_the_others(run: Run, one: Any, held:
         await held.holding.call_one()
         await one.fail.call_one(KeyError("k"))
 
+    async def both() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(hold(held))
+            group.create_task(fail())
+
     async def main() -> bool:
         with pytest.raises(ExceptionGroup) as caught:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(hold(held))
-                group.create_task(fail())
+            await both()
         assert caught.group_contains(KeyError)
         return bool(await held.cancelled.call_one())
 

@@ -236,12 +236,14 @@ def current() -> Process:
 def _leave() -> None:
     """Stop everything at the interpreter's end; EXIT-1 in ``door.rs`` says what becomes of threads that call meanwhile."""
     process = _HOLDER.process
-    _native.begin_exit(_GRACE if process is None else process.settings.stop_timeout + _GRACE, done=False)
     try:
+        _native.begin_exit(_GRACE if process is None else process.settings.stop_timeout + _GRACE, done=False)
         if process is not None:
             process.shutdown()
     except KeyboardInterrupt:
-        pass  # It wanted the end, and has hurried it.
+        # It wants the end, and hurries it.
+        if process is not None:
+            process.shutdown(0.0)
     finally:
         _native.begin_exit(_GRACE, done=True)
 
