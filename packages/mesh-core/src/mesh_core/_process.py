@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mesh_core._native import Region, Runtime
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
+    from mesh_core._substitutes import Substitutes
 
 
 # How long a thread that calls at the interpreter's end is held, for the end to come.
@@ -161,16 +162,26 @@ class Process:
 class _Holder:
     """The one pointer to this process's :class:`Process`."""
 
-    __slots__ = ("leaves", "lock", "process")
+    __slots__ = ("leaves", "lock", "process", "substitutes")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.process: Process | None = None
         self.leaves = False
         """Whether the interpreter's end calls :func:`_leave`."""
+        self.substitutes: Substitutes | None = None
 
 
 _HOLDER = _Holder()
+
+
+def substitutes() -> Substitutes:
+    """The actor classes that are spawned as others here."""
+    if _HOLDER.substitutes is None:
+        from mesh_core._substitutes import Substitutes
+
+        _HOLDER.substitutes = Substitutes()
+    return _HOLDER.substitutes
 
 
 def _runtime_options(settings: Settings) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class ProcMesh(Mesh):
                 f"spawn() takes an actor class, not {cls!r}; derive it from mesh_core.Actor and pass the class, "
                 "then the constructor's arguments"
             )
+        cls = _process.substitutes().of(cls)
         table = table_of(cls)
         taken = sorted(RESERVED & set(table))
         if taken:
@@ -293,6 +294,7 @@ def spawn(
         "cwd": here,
         "settings": process.settings.as_dict(),
         "bind": proc_bind,
+        "substitutes": _process.substitutes().tell(),
         "python": _interpreter(python) if fresh else None,
     }
     encoded = json.dumps(config).encode()

@@ -33,6 +33,8 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
     )
+    if config["substitutes"]:
+        _process.substitutes().hear(config["substitutes"])
     from mesh_core._stage import Stage
 
     stage = Stage(process)
