@@ -62,7 +62,10 @@ class Program(Actor):
     @endpoint
     def near(self) -> str:
         store = this_proc().spawn("store", Store, "db://near")
-        return str(store.get.call_one("url").get(timeout=30))
+        try:
+            return str(store.get.call_one("url").get(timeout=30))
+        finally:
+            store.stop().get()
 
     @endpoint
     async def far(self) -> str:
@@ -344,5 +347,5 @@ def test_mocks_that_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match="of its own"):
         mock_actor(Clash)
-    with pytest.raises(TypeError, match=r"MockStore\(url, \*, timeout=1.0\) misses 'url'"):
+    with pytest.raises(TypeError, match=r"MockStore\(url, timeout=1\.0\) misses 'url'"):
         this_proc().spawn("store", mock_actor(Store))
