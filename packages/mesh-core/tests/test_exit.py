@@ -253,6 +253,104 @@ def test_a_forked_child_that_exits(ended: Any) -> None:
     assert (done.status, done.err, done.lines) == (0, "", ["6"] * 5 + ["[2, 2]", "end"])
 
 
+def test_a_forked_child_frees_nothing_of_its_parents(script: Any) -> None:
+    """SHM-3: a copy of a process holds no chunk; what it drops is still in use."""
+    run = script(
+        """
+        import os, pickle
+        from mesh_core import this_host
+        from core_samples import Echo
+
+        class Raw:
+            def __init__(self, part):
+                self.part = memoryview(part)
+
+            def __reduce_ex__(self, protocol):
+                return Raw, (pickle.PickleBuffer(self.part),)
+
+        with this_host().spawn_procs() as procs:
+            echo = procs.spawn("echo", Echo)
+            kept = echo.echo.call_one(Raw(b"a" * (1 << 20))).get()
+            pid = os.fork()
+            if pid == 0:
+                del kept
+                os._exit(0)
+            os.waitpid(pid, 0)
+            for _ in range(20):
+                echo.echo.call_one(Raw(b"b" * (1 << 20))).get()
+            print(bytes(kept.part[:3]), bytes(kept.part[-3:]))
+        """
+    )
+    out, err = run.finish()
+    assert (out, err) == ("b'aaa' b'aaa'\n", "")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_child_that_an_endpoint_forks_does_not_go_on_as_the_worker(ended: Any, kind: str) -> None:
+    """It would answer in the worker's place, on the worker's own link."""
+    done = ended(
+        f"""
+        def fork(end):
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                if end == "raise":
+                    raise ValueError("mine")
+                if end == "exit":
+                    sys.exit(6)
+                return "from the child"
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+        class Forks(Actor):
+            @endpoint
+            {"async " if kind == "async" else ""}def fork(self, end):
+                return fork(end)
+
+        forks = procs.slice(gpus=0).spawn("forks", Forks)
+        print([forks.fork.call_one(end).get(timeout=30) for end in ("exit", "raise", "return", "exit")])
+        print(echo.echo.call(2).get(timeout=30).values())
+        """
+    )
+    assert (done.status, done.lines) == (0, ["[6, 1, 1, 6]", "[2, 2]", "end"])
+    assert "ValueError: mine" in done.err and "is a fork of process" in done.err
+
+
+def test_what_is_interrupted_while_it_is_rebuilt(script: Any) -> None:
+    """Ctrl-C is not the call's outcome: it is raised once."""
+    run = script(
+        """
+        import os, signal
+        from mesh_core import MeshError, this_host
+        from core_samples import Echo
+
+        class Slow:
+            def __init__(self, pid):
+                self.pid = pid
+
+            def __setstate__(self, state):
+                vars(self).update(state)
+                if os.getpid() == self.pid:
+                    signal.raise_signal(signal.SIGINT)
+
+        with this_host().spawn_procs() as procs:
+            future = procs.spawn("echo", Echo).echo.call_one(Slow(os.getpid()))
+            for _ in range(2):
+                try:
+                    future.get(timeout=30)
+                except (KeyboardInterrupt, MeshError) as error:
+                    print(type(error).__name__, error)
+        """
+    )
+    out, err = run.finish()
+    assert err == ""
+    first, second = out.splitlines()
+    assert first.startswith("KeyboardInterrupt")
+    assert (
+        second
+        == "MeshError the result of echo.echo was being rebuilt when Ctrl-C came, and is lost; call again"
+    )
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_of_multiprocessing(script: Any, method: str) -> None:
     run = script(

@@ -209,10 +209,19 @@ impl Runtime {
         self.forked.store(true, Ordering::SeqCst);
     }
 
-    fn usable(&self) -> Result<(), RuntimeError> {
+    /// Refuses a forked copy.
+    ///
+    /// # Errors
+    /// In a copy: what it sends would be taken for the original's.
+    pub fn original(&self) -> Result<(), RuntimeError> {
         if self.forked.load(Ordering::Relaxed) {
             return Err(RuntimeError::Forked { pid: std::process::id(), owner: self.pid });
         }
+        Ok(())
+    }
+
+    fn usable(&self) -> Result<(), RuntimeError> {
+        self.original()?;
         if self.closed.load(Ordering::Relaxed) {
             return Err(RuntimeError::Closed);
         }

@@ -159,6 +159,7 @@ impl PyMessage {
     /// Answers with `value`.
     fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         if self.message().header().call != 0 {
+            self.runtime.original().map_err(|error| door::raise(py, &error))?;
             let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
             payload.send(py, |bytes, buffers| {
                 self.runtime.reply(self.message().header(), 0, bytes, buffers);
@@ -176,6 +177,7 @@ impl PyMessage {
         buffers: &Bound<'_, PyAny>,
         dead: bool,
     ) -> PyResult<()> {
+        self.runtime.original().map_err(|error| door::raise(py, &error))?;
         let payload = Payload::new(data.clone(), buffers)?;
         let bits = if dead { flags::ERROR | flags::DEAD } else { flags::ERROR };
         payload.send(py, |bytes, buffers| {

@@ -227,6 +227,10 @@ class Stage:
 
     def reply_error(self, message: Message, error: BaseException, name: str, *, dead: bool = False) -> None:
         """Tell the caller what went wrong; where nobody waits, the log."""
+        if os.getpid() != self.process.pid:
+            from mesh_core._worker import end_copy
+
+            end_copy(error)
         me = self.process.identity
         if message.call == 0:
             import logging
