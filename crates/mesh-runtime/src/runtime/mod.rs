@@ -230,10 +230,19 @@ impl Runtime {
         self.forked.store(true, Ordering::SeqCst);
     }
 
-    fn usable(&self) -> Result<(), RuntimeError> {
+    /// Refuses a forked copy.
+    ///
+    /// # Errors
+    /// In a copy: what it sends would be taken for the original's.
+    pub fn original(&self) -> Result<(), RuntimeError> {
         if self.forked.load(Ordering::Relaxed) {
             return Err(RuntimeError::Forked { pid: std::process::id(), owner: self.pid });
         }
+        Ok(())
+    }
+
+    fn usable(&self) -> Result<(), RuntimeError> {
+        self.original()?;
         if self.closed.load(Ordering::Relaxed) {
             return Err(RuntimeError::Closed);
         }
@@ -345,6 +354,12 @@ impl Runtime {
             // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
             up.wait_end(limit);
         }
+    }
+
+    /// The meshes of procs that this controller owns and that have not all ended, with their sizes.
+    pub fn live(&self) -> Vec<(MeshId, usize)> {
+        let live = self.own_meshes().into_iter();
+        live.filter_map(|mesh| read(&self.router).mesh_len(mesh).map(|n| (mesh, n))).collect()
     }
 
     /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Whoever

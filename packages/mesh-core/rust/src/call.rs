@@ -90,6 +90,7 @@ impl PyCall {
     /// Waits until all outcomes are there (or, with `seen`, more than so many); false if `timeout` came first.
     #[pyo3(signature = (timeout=None, seen=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>, seen: Option<usize>) -> PyResult<bool> {
+        door::enter(py);
         if self.call.is_done() || seen.is_some_and(|seen| self.call.arrived() > seen) {
             return Ok(true);
         }
@@ -107,7 +108,7 @@ impl PyCall {
     /// Waits as long as looking again is cheaper than sleeping; true if the call has progressed.
     #[pyo3(signature = (seen=None))]
     fn look(&self, py: Python<'_>, seen: Option<usize>) -> bool {
-        py.detach(|| self.runtime.wait_call(&self.call, seen, None, true, false)) == Waited::Ready
+        door::outside(py, || self.runtime.wait_call(&self.call, seen, None, true, false)) == Waited::Ready
     }
 
     /// All outcomes in the order of the target; once only.
@@ -143,7 +144,7 @@ impl PyCall {
         if let Some((mailbox, receive)) = &self.port {
             return mailbox.cancel(receive);
         }
-        py.detach(|| self.runtime.cancel(&self.call, &self.target, self.actor))
+        door::outside(py, || self.runtime.cancel(&self.call, &self.target, self.actor))
     }
 
     /// Makes outcomes complete that were given to no one: how many receivers there are.

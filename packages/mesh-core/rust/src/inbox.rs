@@ -28,7 +28,8 @@ impl PyWaker {
     }
 
     /// Everything that became ready since the last time.
-    fn drain(&self) -> Vec<u64> {
+    fn drain(&self, py: Python<'_>) -> Vec<u64> {
+        door::enter(py);
         self.0.drain()
     }
 
@@ -177,6 +178,7 @@ impl PyMessage {
     /// Answers with `value`.
     fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         if self.message().header().call != 0 {
+            self.runtime.original().map_err(|error| door::raise(py, &error))?;
             let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
             payload.send(py, |bytes, buffers| {
                 self.runtime.reply(self.message().header(), 0, bytes, buffers);
@@ -210,6 +212,7 @@ impl PyMessage {
         buffers: &Bound<'_, PyAny>,
         dead: bool,
     ) -> PyResult<()> {
+        self.runtime.original().map_err(|error| door::raise(py, &error))?;
         let payload = Payload::new(data.clone(), buffers)?;
         let bits = if dead { flags::ERROR | flags::DEAD } else { flags::ERROR };
         payload.send(py, |bytes, buffers| {
@@ -241,7 +244,8 @@ impl PyInbox {
     /// The next messages, waiting for the first; empty once the inbox is closed.
     fn take(&self, py: Python<'_>, limit: usize) -> Vec<PyMessage> {
         if self.inbox.is_empty() {
-            py.detach(|| self.runtime.wait_inbox(&self.inbox));
+            door::serves();
+            door::outside(py, || self.runtime.wait_inbox(&self.inbox));
         }
         self.burst(limit)
     }

@@ -30,6 +30,7 @@ mod _native {
         m.add_class::<port::PyMailbox>()?;
         m.add_class::<port::PyOutlet>()?;
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
+        m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
         Ok(())
     }
 }

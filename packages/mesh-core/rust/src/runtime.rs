@@ -1,7 +1,7 @@
 //! The runtime object, and sending.
 
 use crate::call::PyCall;
-use crate::door::{deadline, duration, leave, raise};
+use crate::door::{self, deadline, duration, leave, outside, raise};
 use crate::inbox::{PyInbox, PyWaker};
 use crate::port::{PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
@@ -83,7 +83,7 @@ impl<'py> Payload<'py> {
             .map(|slice| if slice.is_empty() { &[][..] } else { slice })
             .collect();
         if buffers.iter().map(|b| b.len()).sum::<usize>() >= LARGE {
-            py.detach(|| send(envelope, &buffers))
+            outside(py, || send(envelope, &buffers))
         } else {
             send(envelope, &buffers)
         }
@@ -136,7 +136,7 @@ impl PySender {
         if queued <= self.runtime.link_budget() || !self.block {
             return Ok(());
         }
-        while !py.detach(|| self.runtime.wait_room(&self.target, Duration::from_millis(100))) {
+        while !outside(py, || self.runtime.wait_room(&self.target, Duration::from_millis(100))) {
             py.check_signals()?;
         }
         Ok(())
@@ -148,6 +148,7 @@ impl PySender {
     /// Sends `value` and returns the call that waits for the replies.
     #[pyo3(signature = (value, stream=false))]
     fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool) -> PyResult<PyCall> {
+        door::enter(py);
         let payload = Payload::dump(value)?;
         if !self.block {
             self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
@@ -170,6 +171,7 @@ impl PySender {
 
     /// Sends `value`; nobody waits.
     fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        door::enter(py);
         let payload = Payload::dump(value)?;
         if !self.block {
             self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
@@ -315,7 +317,8 @@ impl PyRuntime {
     #[pyo3(signature = (waker, watched, timeout=None))]
     fn wait_loop(&self, py: Python<'_>, waker: &PyWaker, watched: i32, timeout: Option<f64>) -> PyResult<()> {
         let until = deadline(timeout)?;
-        py.detach(|| {
+        door::serves();
+        outside(py, || {
             // SAFETY: the caller, a selector, keeps its own set open while it waits on it.
             let watched = unsafe { BorrowedFd::borrow_raw(watched) };
             self.0.wait_loop(&waker.0, watched, until);
@@ -375,17 +378,22 @@ impl PyRuntime {
         self.0.close_inbox(actor);
     }
 
+    /// The meshes of processes that this one has spawned and that have not all ended, with their sizes.
+    fn live_meshes(&self) -> Vec<(u64, usize)> {
+        self.0.live()
+    }
+
     /// Says that this worker ends in order, and writes out what still waits.
     fn goodbye(&self, py: Python<'_>, limit: f64) -> PyResult<()> {
         let limit = duration(limit)?;
-        py.detach(|| self.0.goodbye(limit));
+        outside(py, || self.0.goodbye(limit));
         Ok(())
     }
 
     /// Ends the runtime and everything that it owns.
     fn close(&self, py: Python<'_>, within: f64) -> PyResult<()> {
         let within = duration(within)?.min(Duration::from_secs(3600));
-        py.detach(|| self.0.close(within));
+        outside(py, || self.0.close(within));
         Ok(())
     }
 

@@ -125,6 +125,9 @@ class Future(Generic[R]):
             # The value first: other threads look at the state without the lock.
             try:
                 self._value = self._finish(self._call)
+            except KeyboardInterrupt:
+                self._value, self._state = _interrupted(self._what()), _FAILED
+                raise
             except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
                 self._value = error
                 self._state = _FAILED
@@ -155,12 +158,9 @@ class Future(Generic[R]):
 
     def unseen(self) -> BaseException | None:
         """The error that is there and that nobody has been told of."""
-        return self.failure() if self._state == _PENDING else None
-
-    def failure(self) -> BaseException | None:
-        """The error, if there is one by now."""
-        if self._state == _PENDING and self._arrived():
-            self._settle()
+        if self._state != _PENDING or not self._arrived():
+            return None
+        self._settle()
         return self._value if self._state == _FAILED else None
 
     def done(self) -> bool:
@@ -195,6 +195,7 @@ class Future(Generic[R]):
             if self._deadline is None:
                 await self._arrive()
             else:
+                self._process.bridge()  # explains itself where there is no such loop
                 async with asyncio.timeout(self._deadline - time.monotonic()):
                     await self._arrive()
         except TimeoutError:
@@ -342,6 +343,10 @@ class Stream(Generic[R]):
     def cancel(self) -> bool:
         """Give up what has not arrived yet."""
         return self._call.cancel()
+
+
+def _interrupted(what: str) -> MeshError:
+    return MeshError(f"the result of {what} was being rebuilt when Ctrl-C came, and is lost; call again")
 
 
 def not_here() -> MeshError:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
 
 _SYSTEM = 0
+BOOTSTRAP_FAILED = 78
+"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
 # What children may take of the time that their owner has: it has something left to clean up.
 _CHILDREN_FIRST = 0.8
 
@@ -245,7 +247,7 @@ class Stage:
             message.load()()
         except BaseException as error:  # noqa: BLE001 - reported, then the process ends
             self.reply_error(message, error, self.process.identity.mesh_name)
-            self._exit_code = 1
+            self._exit_code = BOOTSTRAP_FAILED
             self.loop.stop()
         else:
             message.reply(None)
@@ -300,6 +302,10 @@ class Stage:
 
     def reply_error(self, message: Message, error: BaseException, name: str, *, dead: bool = False) -> None:
         """Tell the caller what went wrong; where nobody waits, the log."""
+        if os.getpid() != self.process.pid:
+            from mesh_core._worker import end_copy
+
+            end_copy(error)
         me = self.process.identity
         if message.call == 0:
             self.log_failure(message, error, name)
