@@ -150,7 +150,9 @@ def test_the_order_of_ranks_is_kept(summands: Any) -> None:
     text = "".join(f"<{rank}>" for rank in range(COUNT))
     assert summands.text.with_options(reduce="concat").call().get(timeout=SOON) == text
     # Associative is enough; it need not be commutative.
-    assert summands.text.with_options(reduce=lambda left, right: left + right).call().get(timeout=SOON) == text
+    assert (
+        summands.text.with_options(reduce=lambda left, right: left + right).call().get(timeout=SOON) == text
+    )
 
 
 def test_dicts_of_numbers(summands: Any) -> None:
@@ -188,7 +190,9 @@ def test_slices_and_single_ones(summands: Any) -> None:
 def test_many_at_once(summands: Any) -> None:
     total = summands.rank.with_options(reduce="sum")
     futures = [total.call(n) for n in range(50)]
-    assert [future.get(timeout=SOON) for future in futures] == [n * COUNT * (COUNT - 1) / 2 for n in range(50)]
+    assert [future.get(timeout=SOON) for future in futures] == [
+        n * COUNT * (COUNT - 1) / 2 for n in range(50)
+    ]
 
 
 def test_awaited(summands: Any) -> None:
@@ -317,4 +321,6 @@ def test_bad_reducers(summands: Any) -> None:
         summands.rank.with_options(reduce="sum").call(1, 2)
     with pytest.raises(ValueError, match="Accumulator"):
         summands.rank.with_options(reduce="sum").stream(1)
-    assert as_endpoint(summands.plain).with_options(reduce="sum").call(0, more=2).get(timeout=SOON) == 2 * COUNT
+    assert (
+        as_endpoint(summands.plain).with_options(reduce="sum").call(0, more=2).get(timeout=SOON) == 2 * COUNT
+    )

@@ -210,7 +210,10 @@ def test_ports_leave_nothing_in_workers(responders: Any) -> None:
 def test_a_stream_has_as_many_results_as_are_sent(responders: Any, one: Any) -> None:
     assert [future.get(timeout=SOON) for future in one.often.stream(4)] == [0, 1, 2, 3]
     assert list(one.often.stream(0)) == []
-    assert sorted(future.get(timeout=SOON) for future in responders.often.stream(3)) == [0] * 4 + [1] * 4 + [2] * 4
+    assert (
+        sorted(future.get(timeout=SOON) for future in responders.often.stream(3))
+        == [0] * 4 + [1] * 4 + [2] * 4
+    )
 
 
 def test_an_async_stream_of_any_length(responders: Any) -> None:
@@ -234,7 +237,9 @@ def test_an_error_ends_a_ranks_part_of_a_stream(responders: Any) -> None:
     outcomes = [future.exception(timeout=SOON) for future in responders.fail.stream(ValueError("x"))]
     assert len(outcomes) == 4
     assert all(isinstance(outcome, ValueError) for outcome in outcomes)
-    results = [future.exception(timeout=SOON) for future in responders.sends_then_raises.stream(KeyError("x"))]
+    results = [
+        future.exception(timeout=SOON) for future in responders.sends_then_raises.stream(KeyError("x"))
+    ]
     assert sum(result is None for result in results) == 4
     assert sum(isinstance(result, KeyError) for result in results) == 4
 
@@ -330,7 +335,9 @@ def test_answers_carry_their_place_to_any_port(summands: Any) -> None:
     port, receiver = Channel[int].open()
     send(summands.rank, port=port)
     got = [receiver.ranked().recv().get(timeout=SOON) for _ in range(4)]
-    assert sorted((point.rank, value) for point, value in got if point is not None) == [(n, n) for n in range(4)]
+    assert sorted((point.rank, value) for point, value in got if point is not None) == [
+        (n, n) for n in range(4)
+    ]
 
 
 def test_send_to_somebody_elses_port(procs: ProcMesh, responders: Any, summands: Any) -> None:
@@ -406,7 +413,7 @@ def test_what_is_said_of_plain_methods(summands: Any) -> None:
         summands.plain.call(1)
     with pytest.raises(TypeError, match="as_endpoint"):
         summands.plain(1)
-    with pytest.raises(TypeError, match="such as mesh.fit"):
+    with pytest.raises(TypeError, match=r"such as mesh\.fit"):
         as_endpoint(print)
     with pytest.raises(AttributeError, match="has no endpoint"):
         _ = summands._private
