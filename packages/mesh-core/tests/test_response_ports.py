@@ -413,7 +413,7 @@ def test_what_is_said_of_plain_methods(summands: Any) -> None:
         summands.plain.call(1)
     with pytest.raises(TypeError, match="as_endpoint"):
         summands.plain(1)
-    with pytest.raises(TypeError, match="such as mesh.fit"):
+    with pytest.raises(TypeError, match=r"such as mesh\.fit"):
         as_endpoint(print)
     with pytest.raises(AttributeError, match="has no endpoint"):
         _ = summands._private

@@ -83,8 +83,8 @@ def place_of(index: int, count: int) -> Place:
 
     >>> place_of(0, 3)
     Place(above=None, below=(1, 2))
-    >>> place_of(1, 40), place_of(4, 40)
-    (Place(above=0, below=(2, 3)), Place(above=0, below=(5, 6)))
+    >>> place_of(5, 40), place_of(6, 40)
+    (Place(above=0, below=(6, 7)), Place(above=5, below=()))
     """
     above, first, end = None, 0, count
     while True:
