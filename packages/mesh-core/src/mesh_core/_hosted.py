@@ -110,6 +110,7 @@ class Hosted:
                 assert self._cls is not None
                 self.object = self._cls(*self._args, **self._kwargs)
             except BaseException as error:  # noqa: BLE001 - it is the spawner's to hear
+                self._examine(error)
                 self.broken = error
         self._args, self._kwargs = (), {}
         if self.broken is None:
@@ -300,14 +301,19 @@ class Hosted:
             return True
         return False
 
+    def _examine(self, error: BaseException) -> None:
+        if self.stage.process.settings.post_mortem:
+            self.stage.breakpoints.examine(error)
+
     def _failed(self, message: Message, error: BaseException) -> None:
+        self._examine(error)
         self.stage.reply_error(message, error, self.instance.name)
 
     def _ended(self, message: Message, error: BaseException | None) -> None:
         self.object = None
         self.stage.process.runtime.close_inbox(self.instance.actor_id)
         if error is not None:
-            self.stage.reply_error(message, error, self.instance.name)
+            self._failed(message, error)
         elif message.call:
             message.reply(None)
         self.stage.loop.call_soon_threadsafe(self.stage.forget, self)

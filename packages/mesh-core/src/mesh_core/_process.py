@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ class Process:
             weakref.WeakKeyDictionary()
         )
         self._stage: Stage | None = None
+        self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
+        """The controller's pid, and what it runs; a worker is told of its own."""
         self._names: dict[str, int] = {}
 
     @property
@@ -89,7 +92,9 @@ class Process:
         """An actor class as bytes, made once per class: it travels with every spawn."""
         found = self._blobs.get(cls)
         if found is None:
-            data, buffers = dumps(cls, root=f"the actor class {cls.__qualname__}")
+            from mesh_core._debug._sources import with_sources
+
+            data, buffers = dumps(with_sources(cls), root=f"the actor class {cls.__qualname__}")
             found = self._blobs[cls] = (data, buffers)
         if found[1]:
             raise MeshError(
@@ -128,6 +133,10 @@ class Process:
         self.runtime.close(limit)
         if self._stage is not None:
             self._stage.end_thread(limit)
+        if self.identity.mesh_id == 0:
+            from mesh_core._debug._places import forget_job
+
+            forget_job(self.pid)
         # Its descriptors close with the last mesh that refers to it.
         if _HOLDER.process is self:
             _HOLDER.process = None

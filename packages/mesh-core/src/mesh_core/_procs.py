@@ -293,6 +293,7 @@ def spawn(
         "cwd": here,
         "settings": process.settings.as_dict(),
         "bind": proc_bind,
+        "job": process.job,
         "python": _interpreter(python) if fresh else None,
     }
     encoded = json.dumps(config).encode()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _logging
 from mesh_core._context import Instance, parse_shape
+from mesh_core._debug._hook import Breakpoints
 from mesh_core._endpoint import EndpointProperty, table_of
 from mesh_core._errors import MeshError
 from mesh_core._hosted import Hosted
@@ -53,6 +54,7 @@ class Stage:
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
+        self.breakpoints = Breakpoints(process, everywhere=process.identity.mesh_id != 0)
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those of actors with sync endpoints."""
 
@@ -72,6 +74,7 @@ class Stage:
 
     def start_thread(self) -> None:
         """Run the loop in a thread of its own: this process's main thread belongs to a script."""
+        self.breakpoints.install()
         self._thread = threading.Thread(target=self.run, name="mesh-actors", daemon=True)
         self._thread.start()
 
@@ -79,6 +82,7 @@ class Stage:
         """End the thread that :meth:`start_thread` started, and wait for the actors', once the runtime is closed."""
         if self._thread is None:
             return
+        self.breakpoints.uninstall()
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self.loop.call_soon_threadsafe(self.loop.stop)
         until = time.monotonic() + limit

@@ -33,9 +33,11 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
     )
+    process.job = tuple(config["job"])
     from mesh_core._stage import Stage
 
     stage = Stage(process)
+    stage.breakpoints.install()
     process.adopt_stage(stage)
     status = stage.run()
     atexit._run_exitfuncs()
