@@ -71,7 +71,8 @@ def find(job: int | None = None) -> Found:
 
 
 def _stop(path: str, told: dict[str, Any], about: dict[str, Any]) -> Stop:
-    about["rank"], about["since"], about["state"], about["attached"]  # noqa: B018 - a KeyError if one is missing
+    for needed in ("rank", "since", "state", "attached", "file", "line", "function", "why"):
+        about[needed]  # a KeyError here rather than where it is shown
     return Stop(
         path=path,
         number=about["id"],
@@ -89,7 +90,9 @@ def attach(stop: Stop, *, quiet: bool = False) -> Wire:
     try:
         wire = Wire(_places.connect(stop.path))
     except OSError as error:
-        raise MeshError(f"{stop.name} cannot be reached: {error}; it may go on already, or have ended") from error
+        raise MeshError(
+            f"{stop.name} cannot be reached: {error}; it may go on already, or have ended"
+        ) from error
     wire.tell(do="attach", stop=stop.number, quiet=quiet)
     return wire
 
@@ -101,84 +104,81 @@ class Answer:
     stop: Stop
     text: str = ""
     done: bool = False
-    moved: bool = False
-    """Whether it stands somewhere else than before, or nowhere."""
 
 
-def cast(stops: Sequence[Stop], line: str, *, waiting: Callable[[int], object]) -> list[Answer]:
-    """Give one command to many and collect their answers. Ctrl-C gives up waiting for those that have none yet.
+class Cast:
+    """One command for many, and their answers as they come."""
 
-    ``waiting`` is told how many those are, whenever a second has gone by.
-    """
-    answers: dict[int, Answer] = {}
-    wires: dict[int, Wire] = {}
-    missed = []
-    poll = select.poll()
-    try:
-        for stop in stops:
-            try:
-                wire = attach(stop, quiet=True)
-            except MeshError as error:
-                missed.append(Answer(stop, f"{error}\n", done=True))
-                continue
-            fd = wire.peer.fileno()
-            answers[fd], wires[fd] = Answer(stop), wire
-            poll.register(fd, select.POLLIN)
-        asked: set[int] = set()
-        with contextlib.suppress(KeyboardInterrupt):
-            _collect(poll, answers, wires, asked, line, waiting)
-        for answer in answers.values():
+    def __init__(self, stops: Sequence[Stop], line: str) -> None:
+        self._line = line
+        self._stops = stops
+        self._wires: dict[int, Wire] = {}
+        self._asked: set[int] = set()
+        self.answers: dict[int, Answer] = {}
+
+    def collect(self, waiting: Callable[[int], object]) -> list[Answer]:
+        """Wait for the answers. Ctrl-C gives up those that have not come yet.
+
+        ``waiting`` is told how many those are, whenever a second has gone by without one.
+        """
+        missed: list[Answer] = []
+        try:
+            for stop in self._stops:
+                try:
+                    wire = attach(stop, quiet=True)
+                except MeshError as error:
+                    missed.append(Answer(stop, f"({error})\n", done=True))
+                else:
+                    self._wires[wire.peer.fileno()] = wire
+                    self.answers[wire.peer.fileno()] = Answer(stop)
+            with contextlib.suppress(KeyboardInterrupt):
+                self._wait(waiting)
+        finally:
+            for wire in self._wires.values():
+                wire.close()
+        for answer in self.answers.values():
             if not answer.done:
-                answer.text += "(no answer yet; it is stopped again once it has one)\n"
-    finally:
-        for wire in wires.values():
-            wire.close()
-    return [*answers.values(), *missed]
+                answer.text += "(no answer yet)\n"
+        return [*self.answers.values(), *missed]
 
+    def _wait(self, waiting: Callable[[int], object]) -> None:
+        poll = select.poll()
+        for fd in self._wires:
+            poll.register(fd, select.POLLIN)
+        left = len(self._wires)
+        while left:
+            ready = poll.poll(1000)
+            if not ready:
+                waiting(left)
+            for fd, _ in ready:
+                self._hear(fd)
+                if self.answers[fd].done:
+                    poll.unregister(fd)
+                    left -= 1
 
-def _collect(
-    poll: select.poll,
-    answers: dict[int, Answer],
-    wires: dict[int, Wire],
-    asked: set[int],
-    line: str,
-    waiting: Callable[[int], object],
-) -> None:
-    open_ = set(wires)
-    while open_:
-        ready = poll.poll(1000)
-        if not ready:
-            waiting(len(open_))
-        for fd, _ in ready:
-            try:
-                told = wires[fd].take()
-            except Garbled as error:
-                told = [{"error": str(error)}]
-            if told is None:
-                told = [{"over": "has ended"}]
-            for each in told:
-                if not answers[fd].done:
-                    _note(answers[fd], each, wires[fd], asked, fd, line)
-            if answers[fd].done:
-                poll.unregister(fd)
-                open_.discard(fd)
+    def _hear(self, fd: int) -> None:
+        try:
+            told = self._wires[fd].take()
+        except Garbled as error:
+            told = [{"error": str(error)}]
+        for each in [{"over": "has ended"}] if told is None else told:
+            if not self.answers[fd].done:
+                self._note(fd, each)
 
-
-def _note(
-    answer: Answer, told: dict[str, Any], wire: Wire, asked: set[int], fd: int, line: str
-) -> None:
-    if "out" in told:
-        answer.text += str(told["out"])
-    elif "prompt" in told:
-        if fd in asked:
+    def _note(self, fd: int, told: dict[str, Any]) -> None:
+        answer = self.answers[fd]
+        if "out" in told:
+            answer.text += str(told["out"])
+        elif "prompt" in told:
+            answer.done = fd in self._asked
+            if not answer.done:
+                # What it was printing when the command came is not the answer to it.
+                answer.text = ""
+                self._asked.add(fd)
+                self._wires[fd].tell(do="answer", line=self._line)
+        elif "over" in told or told.get("continued"):
+            answer.text += f"({told.get('over', 'goes on')})\n"
             answer.done = True
-        else:
-            asked.add(fd)
-            answer.text = ""
-            wire.tell(do="answer", line=line)
-    elif "over" in told or told.get("continued"):
-        answer.text += f"({told.get('over', 'goes on')})\n"
-        answer.done = True
-    elif "error" in told:
-        answer.text += f"({told['error']})\n"
-        answer.done = True
+        elif "error" in told:
+            answer.text += f"({told['error']})\n"
+            answer.done = True

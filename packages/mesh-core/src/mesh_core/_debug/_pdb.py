@@ -101,8 +101,18 @@ class RemotePdb(pdb.Pdb):
 
     # Commands.
 
+    def default(self, line: str) -> Any:
+        """Run a statement, and have what it assigns stay."""
+        result = super().default(line)
+        if sys.version_info < (3, 13) and self.curframe is not None:
+            # The next look at the frame's variables, by `w` for one, would bring the old values back.
+            import ctypes
+
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.curframe), ctypes.c_int(0))
+        return result
+
     def do_interact(self, arg: str) -> None:
-        """interact
+        """Interact.
 
         Start an interactive interpreter with the names of the current scope. Ctrl-D or exit() ends it.
         """
@@ -119,7 +129,7 @@ class RemotePdb(pdb.Pdb):
             self.session.console.takes_end = False
 
     def do_run(self, arg: str) -> None:
-        """run
+        """Run.
 
         An actor cannot be started again from here.
         """
@@ -128,7 +138,7 @@ class RemotePdb(pdb.Pdb):
     do_restart = do_run
 
     def do_EOF(self, arg: str) -> None:  # noqa: N802 - the name is pdb's
-        """EOF
+        """EOF.
 
         Ctrl-D detaches, and leaves it stopped; q ends the call with an error.
         """

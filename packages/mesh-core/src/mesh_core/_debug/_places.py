@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import stat
 import struct
@@ -61,13 +60,13 @@ def _listen_in(folder: str, job: int) -> tuple[socket.socket, str]:
     for tried in range(_TRIES):
         for each in (folder, place):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(each, 0o700)
+                os.mkdir(each, 0o700)  # noqa: PTH102 - pathlib takes long to import, and this is read at every exit
             require_private(each)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _opened(place) as at:
                 # Listening before it has its name: whoever finds the name gets an answer, or it is stale.
-                early = f".{os.getpid()}-{secrets.token_hex(4)}"
+                early = f".{os.getpid()}-{os.urandom(4).hex()}"
                 listener.bind(f"/proc/self/fd/{at}/{early}")
                 listener.listen(16)
                 name = f"{os.getpid()}.sock"

@@ -14,7 +14,12 @@ def with_sources(cls: type) -> object:
     """What to pickle for an actor class: the class, with the source of its code where that is in no file."""
     names = {code.co_filename for code in _codes(cls)}
     # Workers are on this host, or have the same files.
-    found = {name: lines for name in names if not os.path.exists(name) and (lines := linecache.getlines(name))}  # noqa: PTH110
+    found = {
+        name: lines
+        for name in names
+        if not os.path.exists(name)  # noqa: PTH110 - a name may be anything
+        and (lines := linecache.getlines(name))
+    }
     return Sourced(cls, found) if found else cls
 
 

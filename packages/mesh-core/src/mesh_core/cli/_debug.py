@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mesh_core._debug._attached import Attached
-from mesh_core._debug._client import Answer, Found, Stop, cast, find
+from mesh_core._debug._client import Answer, Cast, Found, Stop, find
 from mesh_core._debug._selection import Selection, names
 from mesh_core._errors import MeshError
 from mesh_core.cli import _exit
@@ -58,7 +58,7 @@ class DebugCommand:
         if args.do is None:
             return desk.serve()
         if args.do == "list":
-            desk.list(as_json=args.json)
+            desk.show(as_json=args.json)
         elif args.do == "attach":
             desk.attach(" ".join(args.which))
         elif args.do == "cast":
@@ -101,7 +101,7 @@ class Desk:
         word, _, rest = line.strip().partition(" ")
         which, _, command = rest.strip().partition(" ")
         commands: dict[str, Callable[[], None]] = {
-            "list": self.list,
+            "list": self.show,
             "attach": lambda: self.attach(rest),
             "cast": lambda: self.cast(which, command),
             "continue": lambda: self.continue_(rest),
@@ -122,7 +122,7 @@ class Desk:
 
     # The commands.
 
-    def list(self, *, as_json: bool = False) -> None:
+    def show(self, *, as_json: bool = False) -> None:
         """Show what is stopped."""
         found = find(self._job)
         self._listed = found.stops
@@ -134,23 +134,25 @@ class Desk:
         if not found:
             raise MeshError("nothing is stopped")
         if len(found) > 1:
-            raise MeshError(f"attach takes one, and {which or 'that'} means {len(found)}: {names(found)}; cast reaches many")
+            raise MeshError(
+                f"attach takes one, and {which or 'that'} means {len(found)}: {names(found)}; cast reaches many"
+            )
         Attached(found[0]).run()
 
     def cast(self, which: str, command: str) -> None:
         """Give one command to many."""
         if not which or not command.strip():
             raise MeshError("cast takes whom and what: cast gpus=0:4 p loss")
-        _show(cast(self._pick(which), command, waiting=_waiting))
+        _show(Cast(self._pick(which), command).collect(_waiting))
 
     def continue_(self, which: str) -> None:
         """Let some go on."""
-        _show(cast(self._pick(which or "all"), "continue", waiting=_waiting))
+        _show(Cast(self._pick(which or "all"), "continue").collect(_waiting))
 
-    def _stops(self) -> "list[Stop]":
+    def _stops(self) -> list[Stop]:
         return find(self._job).stops
 
-    def _pick(self, which: str) -> "list[Stop]":
+    def _pick(self, which: str) -> list[Stop]:
         selection = Selection.parse(which)
         # Numbers are those of the list that the user has seen; anything else means what is stopped now.
         if selection.numbers and self._listed is not None:
