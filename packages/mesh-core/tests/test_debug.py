@@ -493,6 +493,131 @@ def test_an_actor_of_the_controller_itself(script: Any) -> None:
     assert "(Pdb) 42\n" in run.finish()[0]
 
 
+def test_several_in_one_process(script: Any, folder: Path) -> None:
+    """Two actors' threads, a thread of the user's, and a copy of the process."""
+    run = script(
+        """
+        import os, threading
+        from mesh_core import Actor, endpoint, this_host
+
+        def stop(name):
+            breakpoint()
+            return name
+
+        class Both(Actor):
+            @endpoint
+            def plain(self, name):
+                return stop(name)
+
+            @endpoint
+            def thread(self, name):
+                thread = threading.Thread(target=stop, args=(name,), name="mine")
+                thread.start()
+                thread.join()
+                return name
+
+            @endpoint
+            def fork(self, name):
+                child = os.fork()
+                if child == 0:
+                    stop(name)
+                    os._exit(7)
+                return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        with this_host().spawn_procs() as procs:
+            calls = [
+                procs.spawn("a", Both).plain.call_one("first"),
+                procs.spawn("b", Both).thread.call_one("second"),
+            ]
+            input()
+            # Not at the same time: no copy of a process is sound while a thread holds, say, the lock of an import.
+            calls.append(procs.spawn("c", Both).fork.call_one("third"))
+            print([call.get() for call in calls])
+        """
+    )
+    stopped(run, 2)
+    run.say("")
+    stopped(run, 1)
+    stops = json.loads(mesh_debug(run, "list", "--json"))["stops"]
+    assert {(stop["mesh"], stop["thread"]) for stop in stops} >= {("a", "mesh-a")}
+    assert "mine" in {stop["thread"] for stop in stops}
+    assert len({stop["pid"] for stop in stops}) == 2
+    answers = mesh_debug(run, "cast", "all", "p name")
+    for name in ("first", "second", "third"):
+        assert f"  '{name}'\n" in answers
+    assert "goes on" in mesh_debug(run, "continue", "a")
+    assert len(json.loads(mesh_debug(run, "list", "--json"))["stops"]) == 2
+    mesh_debug(run, "continue")
+    assert run.line() == "['first', 'second', 7]"
+    assert not sockets(folder)
+
+
+def test_breakpoints_in_odd_places(script: Any) -> None:
+    run = script(
+        """
+        from mesh_core import Actor, endpoint, this_host
+
+        def prepare():
+            breakpoint()
+            print("prepared", flush=True)
+
+        class Odd(Actor):
+            @endpoint
+            def go(self):
+                breakpoint(header="look here")
+                return 1
+
+            @property
+            def nested(self):
+                breakpoint()
+                return 41
+
+            def __cleanup__(self, exc):
+                breakpoint()
+                print("cleaned", flush=True)
+
+        with this_host().spawn_procs(bootstrap=prepare) as procs:
+            odd = procs.spawn("odd", Odd)
+            print(odd.go.call_one().get(), flush=True)
+            odd.stop().get()
+        """
+    )
+    assert " in prepare " in stopped(run, 1)[0]
+    mesh_debug(run, "continue")
+    assert run.line() == "prepared"
+    assert "(breakpoint: look here)" in stopped(run, 1)[0]
+    # At the prompt it would wait for itself.
+    assert "passed over)\n  42\n" in mesh_debug(run, "cast", "odd", "p self.nested + 1")
+    mesh_debug(run, "continue")
+    assert run.line() == "1"
+    assert " in __cleanup__ " in stopped(run, 1)[0]
+    mesh_debug(run, "continue")
+    assert run.line() == "cleaned"
+
+
+def test_nowhere_to_wait_is_said_and_passed_over(script: Any, folder: Path) -> None:
+    run = script(
+        """
+        import os
+        from mesh_core import Actor, endpoint, this_host
+        from mesh_core._debug import _places
+
+        class One(Actor):
+            @endpoint
+            def go(self):
+                _places.folders = lambda: ["/proc/nowhere"]
+                breakpoint()
+                return 1
+
+        with this_host().spawn_procs() as procs:
+            print(procs.spawn("one", One).go.call_one().get())
+        """
+    )
+    out, err = run.finish()
+    assert out == "1\n"
+    assert "breakpoint passed over, as nobody could attach to it" in err
+
+
 def test_the_job_takes_its_sockets_along(trainers: Script, folder: Path) -> None:
     """Stopped workers are killed when the script ends; nothing of them stays."""
     assert sockets(folder)

@@ -27,6 +27,7 @@ class Breakpoints:
         self._debugger: Debugger | None = None
         self._local = threading.local()
         self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     def install(self) -> None:
         """Have ``breakpoint()`` come here, and in a worker ``pdb.set_trace()`` too."""
@@ -94,12 +95,12 @@ class Breakpoints:
         from mesh_core._debug._server import Debugger
         from mesh_core._debug._session import Session
 
+        if self._pid != os.getpid():
+            # The copy that a fork makes has one thread, and none of those that were stopped or answered.
+            self._pid, self._debugger = os.getpid(), None
+            self._lock, self._local = threading.Lock(), threading.local()
         with self._lock:
-            debugger = self._debugger
-            # The copy that a fork makes has none of the threads.
-            if debugger is None or debugger.pid != os.getpid():
-                debugger = self._debugger = Debugger(self._process)
-                self._local = threading.local()
+            debugger = self._debugger = self._debugger or Debugger(self._process)
         found: RemotePdb | None = getattr(self._local, "pdb", None)
         if found is None:
             found = self._local.pdb = RemotePdb(Session(debugger))

@@ -29,7 +29,6 @@ class Debugger:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self.pid = os.getpid()
         self.lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._sessions: list[Session] = []
