@@ -136,6 +136,7 @@ class Hosted:
                 assert self._cls is not None
                 self.object = self._cls(*self._args, **self._kwargs)
             except BaseException as error:  # noqa: BLE001 - it is the spawner's to hear
+                self._examine(error)
                 self.broken = error
         self._args, self._kwargs = (), {}
         if spawned is None:
@@ -525,8 +526,13 @@ class Hosted:
             return True
         return False
 
+    def _examine(self, error: BaseException) -> None:
+        if self.stage.process.settings.post_mortem:
+            self.stage.breakpoints.examine(error)
+
     def _failed(self, message: Message, error: BaseException) -> None:
         """An endpoint has raised: its caller's to hear, or, where nobody waits, the owner's."""
+        self._examine(error)
         if message.call:
             self.stage.reply_error(message, error, self.instance.name)
         else:
@@ -546,6 +552,7 @@ class Hosted:
             self.stage.loop.call_soon_threadsafe(_answer, answer, None, None)
         self.stage.process.runtime.close_inbox(self.instance.actor_id)
         if error is not None:
+            self._examine(error)
             self.stage.reply_error(message, error, self.instance.name)
         elif message.call:
             message.reply(None)

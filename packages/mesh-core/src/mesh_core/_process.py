@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -69,6 +70,8 @@ class Process:
             weakref.WeakKeyDictionary()
         )
         self._stage: Stage | None = None
+        self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
+        """The controller's pid, and what it runs; a worker is told of its own."""
         self._names: dict[str, int] = {}
         self.estates = Estates()
         self._faults: Faults | None = None
@@ -136,7 +139,9 @@ class Process:
         """An actor class as bytes, made once per class: it travels with every spawn."""
         found = self._blobs.get(cls)
         if found is None:
-            data, buffers = dumps(cls, root=f"the actor class {cls.__qualname__}")
+            from mesh_core._debug._sources import with_sources
+
+            data, buffers = dumps(with_sources(cls), root=f"the actor class {cls.__qualname__}")
             found = self._blobs[cls] = (data, buffers)
         if found[1]:
             raise MeshError(
@@ -206,6 +211,10 @@ class Process:
                 self._stage.end_thread(limit)
             if self._faults is not None:
                 self._faults.end()
+            if self.identity.mesh_id == 0:
+                from mesh_core._debug._places import forget_job
+
+                forget_job(self.pid)
             # Its descriptors close with the last mesh that refers to it.
             if _HOLDER.process is self:
                 _HOLDER.process = None

@@ -332,6 +332,7 @@ def spawn(
         "settings": process.settings.as_dict(),
         "bind": proc_bind,
         "substitutes": _process.substitutes().tell(),
+        "job": process.job,
         "python": _interpreter(python) if fresh else None,
     }
     encoded = json.dumps(config).encode()

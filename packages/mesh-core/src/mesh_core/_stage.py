@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _logging
 from mesh_core._context import Instance, parse_shape
+from mesh_core._debug._hook import Breakpoints
 from mesh_core._endpoint import EndpointProperty, table_of
 from mesh_core._errors import MeshError
 from mesh_core._hosted import Hosted
@@ -67,6 +68,7 @@ class Stage:
         self._thread: threading.Thread | None = None
         self.reductions: Reductions | None = None
         """Replies that are combined here on their way up; made when one first is."""
+        self.breakpoints = Breakpoints(process, everywhere=process.identity.mesh_id != 0)
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those of actors with sync endpoints."""
 
@@ -86,6 +88,7 @@ class Stage:
 
     def start_thread(self) -> None:
         """Run the loop in a thread of its own: this process's main thread belongs to a script."""
+        self.breakpoints.install()
         self._thread = threading.Thread(target=self.run, name="mesh-actors", daemon=True)
         self._thread.start()
 
@@ -93,6 +96,7 @@ class Stage:
         """End the thread that :meth:`start_thread` started, and wait for the actors', once the runtime is closed."""
         if self._thread is None:
             return
+        self.breakpoints.uninstall()
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self.loop.call_soon_threadsafe(self.loop.stop)
         until = time.monotonic() + limit

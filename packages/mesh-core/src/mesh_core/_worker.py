@@ -35,9 +35,11 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
     )
     if config["substitutes"]:
         _process.substitutes().hear(config["substitutes"])
+    process.job = tuple(config["job"])
     from mesh_core._stage import Stage
 
     stage = Stage(process)
+    stage.breakpoints.install()
     process.adopt_stage(stage)
     status = stage.run()
     atexit._run_exitfuncs()
