@@ -4,6 +4,7 @@
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
 //! - [`Gather`]: many replies becoming one.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
+//! - [`logs`]: what procs print becoming what is shown.
 //!
 //! Nothing here reads a clock, a socket or the environment; time is passed in where it matters.
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@ mod frame;
 mod gather;
 mod ids;
 mod lifecycle;
+pub mod logs;
 mod router;
 
 pub use decode::{Decoder, READ_CHUNK};

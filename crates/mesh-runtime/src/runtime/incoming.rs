@@ -6,7 +6,7 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
-use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, LinkId, ProcAddr};
+use mesh_proto::{ActorId, Event, Frame, Header, Kind, LinkId, ProcAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -53,7 +53,7 @@ impl Runtime {
                     lock(&self.agent).interest(mesh, from);
                 }
                 if let Err(error) = self.make_procs(mesh, n, &spec, (header.src, header.call)) {
-                    let ended = Ended { pid: None, exit: Exit::Unknown, orderly: false, reason: error.to_string() };
+                    let ended = agent::unmade(error.to_string());
                     for rank in 0..n {
                         let frame = agent::down_frame(self.me, header.src, ProcAddr { mesh, rank }, &ended);
                         self.dispatch(frame, None);

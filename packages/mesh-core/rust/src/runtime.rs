@@ -3,6 +3,7 @@
 use crate::call::PyCall;
 use crate::door::{deadline, duration, leave, raise};
 use crate::inbox::{PyInbox, PyWaker};
+use crate::logs::PyLogs;
 use crate::topology::PyRegion;
 use bytes::Bytes;
 use mesh_proto::{ActorId, Kind, ProcAddr, Target};
@@ -345,6 +346,11 @@ impl PyRuntime {
     /// Says that this is a copy in a forked child.
     fn mark_forked(&self) {
         self.0.mark_forked();
+    }
+
+    /// What the processes of this host print; only the controller has any.
+    fn logs(&self, py: Python<'_>) -> PyResult<PyLogs> {
+        leave(py, || self.0.logs()).map(PyLogs)
     }
 
     /// What waits and what lives here.

@@ -72,7 +72,8 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     point = who.point(index)
     if lost.pid is None and lost.exitcode is None and lost.signal is None and not lost.orderly:
         return SpawnError(
-            f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}"
+            f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}",
+            stderr_tail="\n".join(lost.stderr_tail),
         )
     if lost.orderly:
         # A process that was asked to stop closes its link in passing, which is not the reason.
@@ -91,6 +92,7 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         pid=lost.pid,
         exitcode=lost.exitcode,
         signal=lost.signal,
+        stderr_tail=tuple(lost.stderr_tail),
         since=time.time(),
     )
     if lost.reason and lost.exitcode is None and lost.signal is None:

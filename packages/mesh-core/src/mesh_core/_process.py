@@ -15,6 +15,7 @@ from mesh_core._serialize import dumps
 if TYPE_CHECKING:
     import asyncio
 
+    from mesh_core._console import Console
     from mesh_core._loop import Bridge
     from mesh_core._native import Region, Runtime
     from mesh_core._settings import Settings
@@ -59,6 +60,7 @@ class Process:
             weakref.WeakKeyDictionary()
         )
         self._stage: Stage | None = None
+        self._console: Console | None = None
         self._names: dict[str, int] = {}
 
     @property
@@ -114,6 +116,19 @@ class Process:
                 self._stage.start_thread()
             return self._stage
 
+    def open_console(self) -> None:
+        """Show what workers print; only the controller does, from its first spawn on."""
+        with self._lock:
+            if self._console is None and self.identity.mesh_id == 0:
+                from mesh_core._console import Console
+
+                self._console = Console(self.runtime.logs())
+
+    def flush_console(self) -> None:
+        """Show what workers have printed so far."""
+        if self._console is not None and self.in_charge:
+            self._console.flush()
+
     def adopt_stage(self, stage: Stage) -> None:
         """Take the stage that a worker's main thread runs."""
         self._stage = stage
@@ -128,6 +143,8 @@ class Process:
         self.runtime.close(limit)
         if self._stage is not None:
             self._stage.end_thread(limit)
+        if self._console is not None:
+            self._console.end()
         # Its descriptors close with the last mesh that refers to it.
         if _HOLDER.process is self:
             _HOLDER.process = None

@@ -157,6 +157,10 @@ class Stage:
         if message.name == "@bootstrap":
             self._bootstrap(message)
             return
+        if message.name == "@logging":
+            _logging.set_level(message.load())
+            self.process.runtime.close_inbox(message.actor)
+            return
         me = self.process.identity
         extent = parse_shape(message.shape)
         name = message.name

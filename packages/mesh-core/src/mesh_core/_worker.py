@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from mesh_core import _process
+from mesh_core import _process, _streams
 from mesh_core._native import Extent, Region
 from mesh_core._settings import configure
 
@@ -18,6 +18,7 @@ _GOODBYE_S = 5.0
 
 def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, board: int) -> int:
     """Be the worker that ``config`` describes until told to stop; returns the exit status."""
+    _streams.install()
     # Before any module of the user's is imported.
     os.environ.clear()
     os.environ.update(config["env"])
@@ -33,8 +34,10 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
     )
+    from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage
 
+    set_up_worker(process.settings.log_level)
     stage = Stage(process)
     process.adopt_stage(stage)
     status = stage.run()
@@ -48,6 +51,7 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
 
 def leave(status: int) -> None:
     """End the process without what the interpreter does at its end: threads of actors may be anywhere."""
+    _streams.finish()
     os._exit(status)
 
 

@@ -1,0 +1,192 @@
+"""stdout and stderr of a worker: every line says which actor has written it.
+
+Both are pipes to the host's agent. The streams here write each line at once, whole, with a mark before it that the
+agent takes off again (``mesh-proto/src/logs``); what C code and child processes write has no mark, and counts as the
+process's own. Nothing stays in a buffer: what was printed arrives, however the process ends.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._context import current_instance
+from mesh_core._native import flush_stdio, line_buffer_stdio
+
+if TYPE_CHECKING:
+    from mesh_core._context import Instance
+
+_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
+# The beginning of a line that is longer is sent as it is.
+_LONGEST = 64 * 1024
+_CONTROLS = dict.fromkeys(range(32), "?")
+
+
+class LineStream(io.TextIOBase):
+    """A text stream to a descriptor, in whole and marked lines."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    line_buffering = True
+    mode = "w"
+
+    def __init__(self, fd: int, name: str) -> None:
+        self.name = name
+        self.buffer = io.FileIO(fd, "wb", closefd=False)
+        """For bytes; they are written as they are."""
+        self._fd = fd
+        # A signal's handler may print while its thread does.
+        self._lock = threading.RLock()
+        self._pending: dict[tuple[int, int], tuple[str, Instance | None]] = {}
+        """The beginnings of lines, by thread and actor."""
+        self._begun: set[tuple[int, int]] = set()
+        """Those who have flushed the beginning of a line."""
+        self._marks: dict[tuple[int, int], bytes] = {}
+
+    def write(self, text: str, /) -> int:
+        """Write the lines that are complete; the rest waits for its end, or for :meth:`flush`."""
+        instance = current_instance()
+        key = (threading.get_ident(), 0 if instance is None else instance.actor_id)
+        begun = self._pending.pop(key, None)
+        whole = text if begun is None else begun[0] + text
+        end = whole.rfind("\n") + 1
+        if end != len(whole):
+            self._pending[key] = (whole[end:], instance)
+        if end:
+            self.send(whole[:end] if end != len(whole) else whole, instance)
+        if len(whole) - end > _LONGEST:
+            self.flush()
+        return len(text)
+
+    def send(self, lines: str, instance: Instance | None, level: int = 0) -> None:
+        """Write whole lines; ``level`` is that of a log record."""
+        mark = self._mark(instance, level)
+        data = lines.encode("utf-8", "backslashreplace")
+        if data.find(b"\n") != len(data) - 1:
+            data = data[:-1].replace(b"\n", b"\n" + mark) + b"\n"
+        first = mark
+        if self._begun and level == 0:
+            key = (threading.get_ident(), 0 if instance is None else instance.actor_id)
+            if key in self._begun:
+                self._begun.discard(key)
+                first = b"\x1eC%d" % key[0] + mark[3:]
+        self._write(first + data)
+
+    def _mark(self, instance: Instance | None, level: int) -> bytes:
+        key = (0 if instance is None else instance.actor_id, level)
+        mark = self._marks.get(key)
+        if mark is None:
+            if instance is None:
+                who = "\x1f\x1f"
+            else:
+                point = ",".join(f"{label}={place}" for label, place in instance.rank.items())
+                who = f"{instance.name.translate(_CONTROLS)}\x1f{instance.rank.rank}\x1f{point}"
+            if len(self._marks) > 1000:
+                self._marks.clear()  # actors that have ended long ago
+            mark = self._marks[key] = f"\x1eL{level}\x1f{who}\x1f".encode("utf-8", "backslashreplace")
+        return mark
+
+    def _write(self, data: bytes) -> None:
+        with self._lock:
+            try:
+                done = os.write(self._fd, data)
+                while done < len(data):
+                    data = data[done:]
+                    done = os.write(self._fd, data)
+            except BrokenPipeError:
+                pass  # the controller has gone, and this process is about to
+
+    def flush(self) -> None:
+        """Send the beginning of a line, if this thread has written one; the rest may follow."""
+        instance = current_instance()
+        key = (threading.get_ident(), 0 if instance is None else instance.actor_id)
+        begun = self._pending.pop(key, None) if self._pending else None
+        if begun is not None and begun[0]:
+            self._begun.add(key)
+            text = begun[0].encode("utf-8", "backslashreplace")
+            self._write(b"\x1eF%d" % key[0] + self._mark(instance, 0)[3:] + text + b"\n")
+
+    def finish(self) -> None:
+        """The process ends: send what all threads have begun."""
+        for key in list(self._pending):
+            begun, instance = self._pending.pop(key, ("", None))
+            if begun:
+                self._write(self._mark(instance, 0) + begun.encode("utf-8", "backslashreplace") + b"\n")
+
+    def forked(self) -> None:
+        """In a forked child: other threads' locks and lines stay in the parent."""
+        self._lock = threading.RLock()
+        self._pending.clear()
+        self._begun.clear()
+
+    def close(self) -> None:
+        """Flush. The descriptor stays open, for whoever prints later."""
+        self.flush()
+
+    def reconfigure(self, **_options: Any) -> None:
+        """Accept what programs ask of their stdout; it has one encoding, and is always line-buffered."""
+        self.flush()
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def isatty(self) -> bool:
+        """It is a pipe."""
+        return False
+
+
+def introduce(told: dict[str, Any], rank: int) -> None:
+    """Say on both streams who writes there; before anything else does, a failing interpreter included."""
+    place, coordinates = rank, []
+    for label, size in zip(reversed(told["labels"]), reversed(told["sizes"]), strict=True):
+        coordinates.append(f"{label}={place % size}")
+        place //= size
+    procs = 1
+    for size in told["sizes"]:
+        procs *= size
+    settings = told["settings"]
+    name, host = (told[key].translate(_CONTROLS) for key in ("mesh_name", "host"))
+    window, level = round(settings["log_window"] * 1000), _LEVELS[settings["log_level"]]
+    fields = (name, rank, ",".join(reversed(coordinates)), host, procs, window, level)
+    record = "\x1eI" + "".join(f"{field}\x1f" for field in fields) + "\n"
+    for fd in (1, 2):
+        os.write(fd, record.encode("utf-8", "backslashreplace"))
+
+
+def set_options(mesh: int, *, shown: bool, window_ms: int, level: int) -> None:
+    """From a process that owns a mesh: what the agent is to do with the lines of that mesh."""
+    os.write(2, f"\x1eO{mesh}\x1f{int(shown)}\x1f{window_ms}\x1f{level}\x1f\n".encode())
+
+
+def install() -> None:
+    """Put the streams into the place of stdout and stderr."""
+    import faulthandler
+
+    out, err = LineStream(1, "<stdout>"), LineStream(2, "<stderr>")
+    sys.stdout = sys.__stdout__ = out  # type: ignore[assignment, misc]
+    sys.stderr = sys.__stderr__ = err  # type: ignore[assignment, misc]
+    line_buffer_stdio()
+    # A crash leaves its stack among the last lines of stderr.
+    faulthandler.enable(err, all_threads=False)
+
+    def forked() -> None:
+        out.forked()
+        err.forked()
+
+    os.register_at_fork(after_in_child=forked)
+
+
+def finish() -> None:
+    """The process is about to end: let nothing stay behind in a buffer."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if isinstance(stream, LineStream):
+            stream.finish()
+    flush_stdio()
