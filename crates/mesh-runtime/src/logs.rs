@@ -172,9 +172,22 @@ impl Logs {
         tail
     }
 
-    /// Sets what is done with the lines of a mesh.
+    /// Sets what is done with the lines of a mesh from now on.
     pub fn set(&self, mesh: MeshId, options: LogOptions) {
-        lock(&self.desk).aggregator.set(mesh, options);
+        let mut desk = lock(&self.desk);
+        let mut buffer = vec![0_u8; READ];
+        let now = self.started.elapsed();
+        // What was written before is under the options of before.
+        let tokens: Vec<u64> = desk.pipes.iter().filter(|(_, p)| p.addr.mesh == mesh).map(|(t, _)| *t).collect();
+        for token in tokens {
+            for stream in [Stream::Out, Stream::Err] {
+                desk.read(token, stream, now, &mut buffer, MOST_READS);
+            }
+        }
+        desk.aggregator.set(mesh, options);
+        desk.publish();
+        drop(desk);
+        self.changed.notify_all();
         self.ring();
     }
 

@@ -20,12 +20,14 @@ impl PyLogs {
 
     /// Waits for lines: pairs of whether they are for stderr and their text. None after the end.
     fn next(&self, py: Python<'_>) -> Option<Vec<(bool, String)>> {
-        let chunks = py.detach(|| self.0.next())?;
         let text = |bytes: Vec<u8>| match String::from_utf8(bytes) {
             Ok(text) => text,
             Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
         };
-        Some(chunks.into_iter().map(|chunk| (chunk.stream == Stream::Err, text(chunk.text))).collect())
+        py.detach(|| {
+            let chunks = self.0.next()?;
+            Some(chunks.into_iter().map(|chunk| (chunk.stream == Stream::Err, text(chunk.text))).collect())
+        })
     }
 
     /// Has everything shown that was written before; false if `limit` seconds were not enough.
@@ -35,8 +37,9 @@ impl PyLogs {
     }
 
     /// Sets what is done with the lines of a mesh of processes.
-    fn set(&self, mesh: u64, shown: bool, window_ms: u32, level: u32) {
-        self.0.set(mesh, LogOptions { shown, window: Duration::from_millis(u64::from(window_ms)), level });
+    fn set(&self, py: Python<'_>, mesh: u64, shown: bool, window_ms: u32, level: u32) {
+        let window = Duration::from_millis(u64::from(window_ms));
+        py.detach(|| self.0.set(mesh, LogOptions { shown, window, level }));
     }
 }
 

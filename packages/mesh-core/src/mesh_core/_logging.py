@@ -6,7 +6,6 @@ import logging
 import sys
 from typing import TextIO
 
-from mesh_core._context import current_instance
 from mesh_core._streams import LineStream
 
 
@@ -32,7 +31,7 @@ class _ToController(logging.Handler):
             text = self.format(record)
             stream = sys.__stderr__
             if isinstance(stream, LineStream):
-                stream.send(text + "\n", current_instance(), record.levelno)
+                stream.record(text.rstrip("\n") + "\n", record.levelno)
         except Exception:  # noqa: BLE001 - as every handler does
             self.handleError(record)
 
@@ -59,7 +58,7 @@ def set_up(level: str, where: str) -> None:
 
 def set_up_worker(level: str) -> None:
     """Send a worker's records to the controller, from ``level`` on unless a preloaded module has set up its own."""
-    logging.lastResort = _ToController()  # type: ignore[assignment]  # the handler is used, whatever its class
+    logging.lastResort = _ToController()
     if not logging.getLogger().handlers:
         logging.getLogger().setLevel(level)
 

@@ -28,6 +28,9 @@ T = TypeVar("T")
 # What a worker is told travels in one packet of a Unix socket.
 _CONFIG_LIMIT = 120_000
 
+# A process whose event loop is busy longer than this logs by its new level once it gets to it.
+_TOLD_S = 1.0
+
 
 class ProcMesh(Mesh):
     """Processes, on which actors are spawned; made by :meth:`HostMesh.spawn_procs`.
@@ -188,13 +191,14 @@ class ProcMesh(Mesh):
         if self._procs_id == 0:
             raise ValueError("the controller's own output is not gathered: it is the script's")
         runtime = self._process.runtime
-        options = {"shown": bool(stream_to_client), "window_ms": round(window * 1000), "level": level}
-        if self._process.identity.mesh_id == 0:
-            runtime.logs().set(self._procs_id, **options)
-        else:
-            _streams.set_options(self._procs_id, **options)
+        here = self._process.identity.mesh_id == 0
+        set_options = runtime.logs().set if here else _streams.set_options
+        set_options(self._procs_id, bool(stream_to_client), round(window * 1000), level)
         target = Target.many(self._procs_id, self._root)
-        runtime.sender(target, runtime.new_id(), "@logging", "spawn").call(level)
+        told = runtime.sender(target, runtime.new_id(), "@logging", "spawn").call(level)
+        if self._ready is None or self._ready.done():
+            # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
+            told.wait(_TOLD_S)
 
     def stop(self, reason: str = "") -> Future[None]:
         """Stop the processes, after what was sent to them before; those that take too long are killed."""

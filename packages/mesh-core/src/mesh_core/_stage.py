@@ -159,6 +159,7 @@ class Stage:
             return
         if message.name == "@logging":
             _logging.set_level(message.load())
+            message.reply(None)
             self.process.runtime.close_inbox(message.actor)
             return
         me = self.process.identity

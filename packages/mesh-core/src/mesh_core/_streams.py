@@ -11,9 +11,10 @@ import io
 import os
 import sys
 import threading
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._context import current_instance
+from mesh_core._context import _current, current_instance
 from mesh_core._native import flush_stdio, line_buffer_stdio
 
 if TYPE_CHECKING:
@@ -40,44 +41,49 @@ class LineStream(io.TextIOBase):
         self._fd = fd
         # A signal's handler may print while its thread does.
         self._lock = threading.RLock()
-        self._pending: dict[tuple[int, int], tuple[str, Instance | None]] = {}
-        """The beginnings of lines, by thread and actor."""
-        self._begun: set[tuple[int, int]] = set()
-        """Those who have flushed the beginning of a line."""
-        self._marks: dict[tuple[int, int], bytes] = {}
+        self._pending: dict[int, tuple[str, Instance | None]] = {}
+        """The beginning of a line, by thread, and the actor that has written it."""
+        self._begun: set[tuple[int, Instance | None]] = set()
+        """Those whose line has been sent in part."""
+        self._marks: dict[Instance | None, bytes] = {}
 
     def write(self, text: str, /) -> int:
         """Write the lines that are complete; the rest waits for its end, or for :meth:`flush`."""
-        instance = current_instance()
-        key = (threading.get_ident(), 0 if instance is None else instance.actor_id)
-        begun = self._pending.pop(key, None)
-        whole = text if begun is None else begun[0] + text
+        # `print` comes here twice a line: this is kept short.
+        context = _current.get()
+        instance = None if context is None else context.actor_instance
+        thread = get_ident()
+        begun = self._pending.pop(thread, None)
+        if begun is None:
+            whole = text
+        elif begun[1] is instance:
+            whole = begun[0] + text
+        else:
+            # Two actors take turns on the event loop's thread.
+            self._send_part(thread, begun)
+            whole = text
         end = whole.rfind("\n") + 1
         if end != len(whole):
-            self._pending[key] = (whole[end:], instance)
+            self._pending[thread] = (whole[end:], instance)
+            if len(whole) - end > _LONGEST:
+                self._send_part(thread, self._pending.pop(thread))
+            whole = whole[:end]
         if end:
-            self.send(whole[:end] if end != len(whole) else whole, instance)
-        if len(whole) - end > _LONGEST:
-            self.flush()
+            mark = self._marks.get(instance) or self._mark(instance)
+            if self._begun and (thread, instance) in self._begun:
+                self._begun.discard((thread, instance))
+                self._send(b"\x1eC%d" % thread + mark[3:], mark, whole)
+            else:
+                self._send(mark, mark, whole)
         return len(text)
 
-    def send(self, lines: str, instance: Instance | None, level: int = 0) -> None:
-        """Write whole lines; ``level`` is that of a log record."""
-        mark = self._mark(instance, level)
-        data = lines.encode("utf-8", "backslashreplace")
-        if data.find(b"\n") != len(data) - 1:
-            data = data[:-1].replace(b"\n", b"\n" + mark) + b"\n"
-        first = mark
-        if self._begun and level == 0:
-            key = (threading.get_ident(), 0 if instance is None else instance.actor_id)
-            if key in self._begun:
-                self._begun.discard(key)
-                first = b"\x1eC%d" % key[0] + mark[3:]
-        self._write(first + data)
+    def record(self, lines: str, level: int) -> None:
+        """Write a log record."""
+        mark = b"\x1eL%d" % level + self._mark(current_instance())[3:]
+        self._send(mark, mark, lines)
 
-    def _mark(self, instance: Instance | None, level: int) -> bytes:
-        key = (0 if instance is None else instance.actor_id, level)
-        mark = self._marks.get(key)
+    def _mark(self, instance: Instance | None) -> bytes:
+        mark = self._marks.get(instance)
         if mark is None:
             if instance is None:
                 who = "\x1f\x1f"
@@ -85,11 +91,15 @@ class LineStream(io.TextIOBase):
                 point = ",".join(f"{label}={place}" for label, place in instance.rank.items())
                 who = f"{instance.name.translate(_CONTROLS)}\x1f{instance.rank.rank}\x1f{point}"
             if len(self._marks) > 1000:
-                self._marks.clear()  # actors that have ended long ago
-            mark = self._marks[key] = f"\x1eL{level}\x1f{who}\x1f".encode("utf-8", "backslashreplace")
+                self._marks.clear()  # most of them have ended
+            mark = self._marks[instance] = f"\x1eL0\x1f{who}\x1f".encode("utf-8", "backslashreplace")
         return mark
 
-    def _write(self, data: bytes) -> None:
+    def _send(self, first: bytes, mark: bytes, lines: str) -> None:
+        data = lines.encode("utf-8", "backslashreplace")
+        if data.find(b"\n") != len(data) - 1:
+            data = data[:-1].replace(b"\n", b"\n" + mark) + b"\n"
+        data = first + data
         with self._lock:
             try:
                 done = os.write(self._fd, data)
@@ -99,22 +109,25 @@ class LineStream(io.TextIOBase):
             except BrokenPipeError:
                 pass  # the controller has gone, and this process is about to
 
+    def _send_part(self, thread: int, begun: tuple[str, Instance | None]) -> None:
+        text, instance = begun
+        self._begun.add((thread, instance))
+        mark = b"\x1eF%d" % thread + self._mark(instance)[3:]
+        self._send(mark, mark, text + "\n")
+
     def flush(self) -> None:
         """Send the beginning of a line, if this thread has written one; the rest may follow."""
-        instance = current_instance()
-        key = (threading.get_ident(), 0 if instance is None else instance.actor_id)
-        begun = self._pending.pop(key, None) if self._pending else None
-        if begun is not None and begun[0]:
-            self._begun.add(key)
-            text = begun[0].encode("utf-8", "backslashreplace")
-            self._write(b"\x1eF%d" % key[0] + self._mark(instance, 0)[3:] + text + b"\n")
+        begun = self._pending.pop(get_ident(), None)
+        if begun is not None:
+            self._send_part(get_ident(), begun)
 
     def finish(self) -> None:
         """The process ends: send what all threads have begun."""
-        for key in list(self._pending):
-            begun, instance = self._pending.pop(key, ("", None))
-            if begun:
-                self._write(self._mark(instance, 0) + begun.encode("utf-8", "backslashreplace") + b"\n")
+        for thread in list(self._pending):
+            begun, instance = self._pending.pop(thread, ("", None))
+            mark = self._mark(instance)
+            first = b"\x1eC%d" % thread + mark[3:] if (thread, instance) in self._begun else mark
+            self._send(first, mark, begun + "\n")
 
     def forked(self) -> None:
         """In a forked child: other threads' locks and lines stay in the parent."""
@@ -161,7 +174,7 @@ def introduce(told: dict[str, Any], rank: int) -> None:
         os.write(fd, record.encode("utf-8", "backslashreplace"))
 
 
-def set_options(mesh: int, *, shown: bool, window_ms: int, level: int) -> None:
+def set_options(mesh: int, shown: bool, window_ms: int, level: int) -> None:
     """From a process that owns a mesh: what the agent is to do with the lines of that mesh."""
     os.write(2, f"\x1eO{mesh}\x1f{int(shown)}\x1f{window_ms}\x1f{level}\x1f\n".encode())
 
