@@ -101,15 +101,7 @@ impl Output {
 
 impl Mesh {
     fn new(options: LogOptions) -> Self {
-        Self {
-            procs: 0,
-            options,
-            groups: VecDeque::new(),
-            base: 0,
-            held: 0,
-            bytes: 0,
-            keys: HashMap::new(),
-        }
+        Self { procs: 0, options, groups: VecDeque::new(), base: 0, held: 0, bytes: 0, keys: HashMap::new() }
     }
 
     fn gathers(&self) -> bool {
@@ -228,13 +220,7 @@ impl Aggregator {
     /// One that knows no mesh yet; `defaults` hold for lines of meshes that nobody has introduced.
     #[must_use]
     pub fn new(defaults: LogOptions) -> Self {
-        Self {
-            meshes: HashMap::new(),
-            hosts: HashSet::new(),
-            out: Output::default(),
-            scratch: Vec::new(),
-            defaults,
-        }
+        Self { meshes: HashMap::new(), hosts: HashSet::new(), out: Output::default(), scratch: Vec::new(), defaults }
     }
 
     /// A process of a mesh has said how many they are, and what holds for them unless something was set.

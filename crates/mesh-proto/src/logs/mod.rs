@@ -27,7 +27,7 @@ mod similar;
 mod tap;
 
 pub use aggregate::{Aggregator, Chunk};
-pub use tap::{Tap, TAIL_LINES};
+pub use tap::{TAIL_LINES, Tap};
 
 use crate::MeshId;
 use std::time::Duration;

@@ -182,12 +182,8 @@ impl Tap {
                 let mut fields = rest.split(|byte| *byte == SEPARATOR);
                 let (name, rank, point, host) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
                 let (procs, window, level) = (fields.next()?, fields.next()?, fields.next()?);
-                self.origin = Origin {
-                    name: name.to_vec(),
-                    rank: decimal(rank)?,
-                    point: point.to_vec(),
-                    host: host.to_vec(),
-                };
+                self.origin =
+                    Origin { name: name.to_vec(), rank: decimal(rank)?, point: point.to_vec(), host: host.to_vec() };
                 let options = LogOptions { shown: true, window: millis(window)?, level: decimal(level)? };
                 found(Found::Introduced(decimal(procs)?, options));
             }
@@ -214,9 +210,7 @@ impl Tap {
         now: Duration,
         found: &mut dyn FnMut(Found<'_>),
     ) {
-        let same = |begun: &Begun| {
-            begun.stream == stream && begun.thread == thread && begun.origin.name == origin.name
-        };
+        let same = |begun: &Begun| begun.stream == stream && begun.thread == thread && begun.origin.name == origin.name;
         let at = self.begun.iter().position(same);
         let mut begun = match at {
             Some(at) => self.begun.remove(at),
