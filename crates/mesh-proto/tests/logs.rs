@@ -302,6 +302,27 @@ fn a_begun_line_is_shown_after_a_while() {
 }
 
 #[test]
+fn a_progress_bar_shows_a_state_now_and_then() {
+    let mut tap = Tap::new(0);
+    let mut shown = Vec::new();
+    for tenth in 0..123 {
+        let fragment = format!("\x1eF1\x1ft\x1f0\x1f\x1f\r{tenth}%\n");
+        tap.tick(ms(tenth * 100), &mut |found| {
+            if let Found::Line(line) = found {
+                shown.push(String::from_utf8(line.text.to_vec()).unwrap());
+            }
+        });
+        lines_of(&mut tap, fragment.as_bytes(), ms(tenth * 100));
+    }
+    tap.feed(Stream::Out, b"\x1eC1\x1ft\x1f0\x1f\x1f\rdone\n", ms(12_300), &mut |found| {
+        if let Found::Line(line) = found {
+            shown.push(String::from_utf8(line.text.to_vec()).unwrap());
+        }
+    });
+    assert_eq!(shown, ["49%", "99%", "done"]);
+}
+
+#[test]
 fn a_line_without_an_end_comes_in_pieces() {
     let mut tap = Tap::new(0);
     let mut total = 0;

@@ -1,5 +1,7 @@
 """What workers print and log: that it arrives, from whom, how often, and what it costs those who do not print."""
 
+# ruff: noqa: T201 - printing is what is tested
+
 from __future__ import annotations
 
 import ctypes
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_processes import Watch
+from core_processes import Watch, inherited_path
 from core_samples import Caller, Coroutines, Echo
 
 from mesh_core import ProcMesh, SpawnError, SupervisionError, configured, this_host, this_proc
@@ -135,6 +137,48 @@ def test_a_closed_stdout_loses_lines_and_nothing_else(
     one.call.call_one(say, "to somebody").get()
     flush(one)
     assert capfd.readouterr().out == "[one] to somebody\n"
+
+
+def test_a_stdout_of_ascii_gets_escapes(one: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w", encoding="ascii") as ascii_only, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", ascii_only)
+        one.call.call_one(say, "caf\u00e9").get()
+        flush(one)
+    assert (tmp_path / "out").read_text() == "[one] caf\\xe9\n"
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_a_script_without_stdout_and_stderr(tmp_path: Path, start: str) -> None:
+    """Their numbers may be those of other descriptors then, in the script and in the nursery."""
+    path = tmp_path / "closed.py"
+    path.write_text(CLOSED)
+    subprocess.run(
+        [
+            "/bin/sh",
+            "-c",
+            'exec "$0" "$@" <&- >&- 2>&-',
+            sys.executable,
+            str(path),
+            start,
+            str(tmp_path / "done"),
+        ],
+        check=True,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *inherited_path()])},
+    )
+    assert (tmp_path / "done").read_text() == "[1, 1]"
+
+
+CLOSED = """
+import sys
+import test_logs
+from core_samples import Echo
+from mesh_core import this_host
+with this_host().spawn_procs(per_host={"gpus": 2}, start=sys.argv[1]) as procs:
+    echo = procs.spawn("echo", Echo)
+    echo.call.call(test_logs.say, "to nobody").get()
+    open(sys.argv[2], "w").write(str(echo.echo.call(1).get().values()))
+"""
 
 
 def test_similar_lines_of_many_ranks_come_as_one(capfd: pytest.CaptureFixture[str]) -> None:
@@ -333,12 +377,10 @@ class Asker(Echo):
 
     @endpoint
     def ask(self, victim: Any) -> tuple[str, ...]:
-        try:
-            victim.call.call_one(exits).get()
-        except SupervisionError as error:
-            assert error.failure is not None
-            return error.failure.stderr_tail
-        raise AssertionError("it should have died")
+        error = victim.call.call_one(exits).exception()
+        assert isinstance(error, SupervisionError)
+        assert error.failure is not None
+        return error.failure.stderr_tail
 
 
 def test_a_process_that_cannot_start_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

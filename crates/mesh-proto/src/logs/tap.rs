@@ -12,6 +12,8 @@ const TAIL_WIDTH: usize = 500;
 const LONGEST: usize = 256 * 1024;
 /// How long the beginning of a line waits for its rest before it is shown alone.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How often the state of a progress bar is shown, which overwrites its line all the time.
+const STATE_EVERY: Duration = Duration::from_secs(5);
 /// Begun lines of different threads that are kept at once.
 const MOST_BEGUN: usize = 256;
 
@@ -34,7 +36,15 @@ struct Begun {
     thread: Vec<u8>,
     origin: Origin,
     text: Vec<u8>,
+    first: Duration,
     since: Duration,
+}
+
+impl Begun {
+    /// When it is shown unless it has come to its end: after a pause, and now and then where none comes.
+    fn deadline(&self) -> Duration {
+        (self.since + PATIENCE).min(self.first + STATE_EVERY)
+    }
 }
 
 /// See the module.
@@ -89,12 +99,12 @@ impl Tap {
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         let partial = self.partial.iter().filter(|(text, _)| is_begun(text)).map(|(_, since)| *since);
-        partial.chain(self.begun.iter().map(|begun| begun.since)).min().map(|since| since + PATIENCE)
+        partial.map(|since| since + PATIENCE).chain(self.begun.iter().map(Begun::deadline)).min()
     }
 
     /// Time has passed: what was begun and not gone on with is shown as it is.
     pub fn tick(&mut self, now: Duration, found: &mut dyn FnMut(Found<'_>)) {
-        self.give_up(|since| since + PATIENCE <= now, is_begun, found);
+        self.give_up(|at| at <= now, is_begun, found);
     }
 
     /// Somebody waits to see what there is: what was begun is shown as it is.
@@ -115,14 +125,14 @@ impl Tap {
     ) {
         for stream in [Stream::Out, Stream::Err] {
             let (partial, since) = &mut self.partial[stream as usize];
-            if counts(partial) && late(*since) {
+            if counts(partial) && late(*since + PATIENCE) {
                 let (whole, since) = (std::mem::take(partial), *since);
                 self.line(stream, &whole, since, found);
             }
         }
         let mut at = 0;
         while at < self.begun.len() {
-            if late(self.begun[at].since) {
+            if late(self.begun[at].deadline()) {
                 let begun = self.begun.remove(at);
                 self.tell(begun.stream, 0, &begun.origin, &begun.text, found);
             } else {
@@ -214,10 +224,12 @@ impl Tap {
         let at = self.begun.iter().position(same);
         let mut begun = match at {
             Some(at) => self.begun.remove(at),
-            None => Begun { stream, thread: thread.to_vec(), origin, text: Vec::new(), since: now },
+            None => Begun { stream, thread: thread.to_vec(), origin, text: Vec::new(), first: now, since: now },
         };
         begun.text.extend_from_slice(text);
         begun.since = now;
+        let overwritten = begun.text.trim_ascii_end().iter().rposition(|byte| *byte == b'\r');
+        begun.text.drain(..overwritten.unwrap_or(0));
         if last || begun.text.len() > LONGEST {
             self.tell(stream, 0, &begun.origin, &begun.text, found);
             return;

@@ -11,7 +11,7 @@ import _thread
 import contextlib
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from mesh_core._native import Logs
@@ -39,10 +39,10 @@ class Console:
             while (chunks := self.logs.next()) is not None:
                 for is_error, text in chunks:
                     stream = sys.stderr if is_error else sys.stdout
-                    # Closed, or its reader has gone: there is nobody to tell, and the workers go on.
-                    with contextlib.suppress(OSError, ValueError, AttributeError):
-                        stream.write(text)
-                        stream.flush()
+                    # It may be None, closed, left by its reader, or anybody's own: there is nobody to tell, and the
+                    # workers go on.
+                    with contextlib.suppress(Exception):
+                        _write(stream, text)
                     self._shown += 1
         finally:
             self._ended.set()
@@ -62,6 +62,17 @@ class Console:
         before = -1
         while not self._ended.wait(_STUCK_S) and self._shown != before:
             before = self._shown
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        return
+    try:
+        stream.write(text)
+    except UnicodeEncodeError as error:
+        # A stream that can do ASCII only, say.
+        stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+    stream.flush()
 
 
 def _ipython() -> Any:
