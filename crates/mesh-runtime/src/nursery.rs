@@ -81,6 +81,9 @@ impl Nursery {
         let program = spec.argv.first().cloned().unwrap_or_default();
         // Duplicates without the close-on-exec flag would leak into whatever another thread starts meanwhile; so the
         // child itself clears the flag between fork and exec.
+        // Not under the numbers of stdin, stdout and stderr, which are free where the script was started without them.
+        let above = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(RuntimeError::os("fcntl"));
+        let (theirs, board) = (above(theirs.as_fd())?, above(board)?);
         let inherit = [theirs.as_raw_fd(), board.as_raw_fd()];
         let mut command = Command::new(&program);
         command

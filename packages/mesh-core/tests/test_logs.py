@@ -596,6 +596,32 @@ class Owner(Caller):
             inner.call.call(say, "shown").get()
 
 
+def test_in_a_notebook_lines_are_shown_before_the_cell_ends(script: Any) -> None:
+    """IPython itself is not needed for that: what it calls at the end of a cell is."""
+    out, _ = run(
+        script,
+        """
+    from types import SimpleNamespace
+    hooks = {}
+    events = SimpleNamespace(register=hooks.__setitem__, unregister=lambda name, hook: hooks.pop(name))
+    sys.modules["IPython"] = SimpleNamespace(get_ipython=lambda: SimpleNamespace(events=events))
+    pair = this_host().spawn_procs(per_host={"gpus": 2}, name="pair").spawn("pair", Echo)
+    for cell in range(2):
+        for rank in range(2):
+            pair.slice(gpus=rank).call.call(test_logs.say, "in the cell").get()
+        hooks["post_run_cell"](None)
+        print("after the cell")
+    shutdown()
+    assert not hooks
+        """,
+    )
+    assert out[:2] in (
+        ["[pair gpus=0-1 x2] in the cell", "after the cell"],
+        ["[pair gpus=0] in the cell", "[pair gpus=1] in the cell"],
+    )
+    assert out[-2:] == ["[pair gpus=0-1 x2] in the cell", "after the cell"]
+
+
 def test_lines_after_a_shutdown_and_a_new_beginning(script: Any) -> None:
     out, _ = run(
         script,

@@ -11,7 +11,6 @@ interpreters of their own.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import gc
 import importlib
 import json
@@ -221,19 +220,10 @@ def _preload(names: list[str]) -> str:
     return why
 
 
-def _above_standard(fd: int) -> int:
-    """The descriptor, not inherited, under a number that no stdout or stderr has."""
-    if fd > 2:
-        os.set_inheritable(fd, False)
-        return fd
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(fd)
-    return moved
-
-
 def main(preload: list[str], control: int, board: int) -> NoReturn:
     """Entry of a nursery; its agent starts it with these arguments."""
-    control, board = (_above_standard(fd) for fd in (control, board))
+    os.set_inheritable(control, False)
+    os.set_inheritable(board, False)
     # Where the script was started without stdout or stderr: their numbers are not to be taken by anything else.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
