@@ -141,10 +141,14 @@ impl Tap {
         }
     }
 
-    /// The last lines of stderr.
+    /// The last lines of stderr, one that was begun included.
     #[must_use]
     pub fn tail(&self) -> Vec<String> {
-        self.tail.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect()
+        let (partial, _) = &self.partial[Stream::Err as usize];
+        let begun = Some(&partial[..partial.len().min(TAIL_WIDTH)]).filter(|begun| is_begun(begun));
+        let all = self.tail.iter().map(Vec::as_slice).chain(begun);
+        let from = (self.tail.len() + usize::from(begun.is_some())).saturating_sub(TAIL_LINES);
+        all.skip(from).map(|line| String::from_utf8_lossy(line).into_owned()).collect()
     }
 
     fn line(&mut self, stream: Stream, raw: &[u8], now: Duration, found: &mut dyn FnMut(Found<'_>)) {

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import threading
+from os import write
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 # The beginning of a line that is longer is sent as it is.
 _LONGEST = 64 * 1024
+_current_context = _current.get
 _CONTROLS = dict.fromkeys(range(32), "?")
 
 
@@ -43,17 +45,18 @@ class LineStream(io.TextIOBase):
         self._lock = threading.RLock()
         self._pending: dict[int, tuple[str, Instance | None]] = {}
         """The beginning of a line, by thread, and the actor that has written it."""
+        self._pop = self._pending.pop
         self._begun: set[tuple[int, Instance | None]] = set()
         """Those whose line has been sent in part."""
         self._marks: dict[Instance | None, bytes] = {}
 
     def write(self, text: str, /) -> int:
         """Write the lines that are complete; the rest waits for its end, or for :meth:`flush`."""
-        # `print` comes here twice a line: this is kept short.
-        context = _current.get()
+        # `print` comes here twice a line, once for its end: this is kept short.
+        context = _current_context()
         instance = None if context is None else context.actor_instance
         thread = get_ident()
-        begun = self._pending.pop(thread, None)
+        begun = self._pop(thread, None)
         if begun is None:
             whole = text
         elif begun[1] is instance:
@@ -62,6 +65,9 @@ class LineStream(io.TextIOBase):
             # Two actors take turns on the event loop's thread.
             self._send_part(thread, begun)
             whole = text
+        if "\n" not in text and len(whole) <= _LONGEST:
+            self._pending[thread] = (whole, instance)
+            return len(text)
         end = whole.rfind("\n") + 1
         if end != len(whole):
             self._pending[thread] = (whole[end:], instance)
@@ -102,10 +108,8 @@ class LineStream(io.TextIOBase):
         data = first + data
         with self._lock:
             try:
-                done = os.write(self._fd, data)
-                while done < len(data):
+                while (done := write(self._fd, data)) != len(data):
                     data = data[done:]
-                    done = os.write(self._fd, data)
             except BrokenPipeError:
                 pass  # the controller has gone, and this process is about to
 
