@@ -65,12 +65,14 @@ pub enum Kind {
     Gathered = 13,
     /// An owner lets go of a mesh of procs: stop them all by a deadline.
     StopProcs = 14,
+    /// Asks a proc about itself, or tells the controller of an event; the name says which.
+    Inspect = 18,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Down, Gathered, Goodbye, Hello, Reply, Spawn, SpawnProcs, StopActor, StopProc, StopProcs,
+            Call, Cancel, Down, Gathered, Goodbye, Hello, Inspect, Reply, Spawn, SpawnProcs, StopActor, StopProc, StopProcs,
             Tell, Undeliverable,
         };
         Ok(match byte {
@@ -88,6 +90,7 @@ impl Kind {
             12 => Cancel,
             13 => Gathered,
             14 => StopProcs,
+            18 => Inspect,
             other => return Err(FrameError::Kind(other)),
         })
     }
@@ -436,6 +439,13 @@ impl Frame {
     pub fn name(&self) -> &[u8] {
         let start = self.header.target_len as usize;
         &self.body[start..start + self.header.name_len as usize]
+    }
+
+    /// The name, without copying it.
+    #[must_use]
+    pub fn name_bytes(&self) -> Bytes {
+        let start = self.header.target_len as usize;
+        self.body.slice(start..start + self.header.name_len as usize)
     }
 
     /// The parts, without copying them.

@@ -5,6 +5,7 @@
 
 use crate::calls::Outcome;
 use crate::error::RuntimeError;
+use crate::inspect::{Note, ProcView, Titles};
 use crate::link::Link;
 use crate::nursery::{Nursery, NurserySpec, Report};
 use crate::runtime::{Runtime, lock};
@@ -35,6 +36,8 @@ pub struct SpawnSpec {
     pub config: Bytes,
     /// How long a worker may take until it reports.
     pub within: Duration,
+    /// What people call the mesh, and its shape, for whoever looks at the whole; opaque here.
+    pub title: Arc<str>,
 }
 
 #[derive(Debug)]
@@ -74,6 +77,8 @@ pub(crate) struct Agent {
     next_seat: u32,
     /// Links whose procs have called into a mesh and so have to hear of its deaths.
     interested: HashMap<MeshId, HashSet<LinkId>>,
+    /// What the meshes that live are called.
+    titles: HashMap<MeshId, Arc<str>>,
 }
 
 impl Agent {
@@ -97,6 +102,12 @@ impl Agent {
 
     pub(crate) fn len(&self) -> usize {
         self.procs.len()
+    }
+
+    /// Every proc that has not ended, and the names of their meshes.
+    pub(crate) fn overview(&self) -> (Vec<ProcView>, Titles) {
+        let procs = self.procs.iter().map(|(at, proc)| (*at, proc.life.stage(), proc.life.pid(), proc.ready.0)).collect();
+        (procs, self.titles.iter().map(|(mesh, title)| (*mesh, Arc::clone(title))).collect())
     }
 
     fn nursery(&self, token: u64) -> Option<Arc<Nursery>> {
@@ -163,12 +174,14 @@ impl Runtime {
             agent.nurseries.insert(token, Birth::Due(spec.nursery.clone(), Vec::new()));
         }
         agent.alive.insert(mesh, n as usize);
+        agent.titles.insert(mesh, Arc::clone(&spec.title));
         for order in &orders {
             let mut life = Lifecycle::default();
             life.on(Event::Asked { within: spec.within }, self.started.elapsed());
             let proc = Proc { life, nursery: token, seat: order.seat, ready };
             agent.procs.insert(order.addr, proc);
         }
+        self.note_spawn(mesh, n, &spec.title, ready.0, &fresh);
         match agent.nurseries.get_mut(&token) {
             Some(Birth::Due(_, waiting)) => {
                 waiting.extend(orders);
@@ -220,6 +233,8 @@ impl Runtime {
             self.reactor.ring_io();
         }
         if is_hello {
+            let title = lock(&self.agent).titles.get(&addr.mesh).cloned();
+            self.note(Note::new("proc_up", addr).text("title", title.as_deref().unwrap_or_default()), false);
             let mut header = Header::new(Kind::Reply, addr, ready.0);
             header.call = ready.1;
             header.index = addr.rank;
@@ -241,22 +256,25 @@ impl Runtime {
             link.close(&self.reactor);
         }
         self.memory.on_death(addr, ended.pid);
-        let (listeners, orphans): (Vec<LinkId>, HashSet<MeshId>) = {
+        let (listeners, orphans, title): (Vec<LinkId>, HashSet<MeshId>, Option<Arc<str>>) = {
             let mut agent = lock(&self.agent);
             agent.procs.remove(&addr);
             // Nothing outlives its owner: what the dead proc has spawned goes with it.
             let orphans = agent.procs.iter().filter(|(_, p)| p.ready.0 == addr).map(|(a, _)| a.mesh).collect();
             agent.free_seats.push(seat);
             let listeners = agent.interested.get(&addr.mesh).into_iter().flatten().copied().collect();
+            let title = agent.titles.get(&addr.mesh).cloned();
             if let Some(alive) = agent.alive.get_mut(&addr.mesh) {
                 *alive -= 1;
                 if *alive == 0 {
                     agent.alive.remove(&addr.mesh);
                     agent.interested.remove(&addr.mesh);
+                    agent.titles.remove(&addr.mesh);
                 }
             }
-            (listeners, orphans)
+            (listeners, orphans, title)
         };
+        self.note_end(addr, &ended, title.as_deref().unwrap_or_default());
         for link in listeners {
             if let Some(link) = self.link(link) {
                 link.send(&self.reactor, &down_frame(self.me, link.peer, addr, &ended));
@@ -489,13 +507,20 @@ pub(crate) mod request {
             join(spec.nursery.env.iter().flat_map(|(k, v)| [k.as_os_str(), v.as_os_str()])),
             Part::Inline(spec.config.clone()),
             Part::Inline(Bytes::copy_from_slice(&millis(spec.within).to_le_bytes())),
+            Part::Inline(Bytes::copy_from_slice(spec.title.as_bytes())),
         ];
         Frame::build(header, None, b"", &parts)
     }
 
     pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, u32, SpawnSpec)> {
         let parts = frame.parts().ok()?;
-        let [Part::Inline(argv), Part::Inline(env), Part::Inline(config), Part::Inline(within)] = parts.as_slice()
+        let [
+            Part::Inline(argv),
+            Part::Inline(env),
+            Part::Inline(config),
+            Part::Inline(within),
+            Part::Inline(title),
+        ] = parts.as_slice()
         else {
             return None;
         };
@@ -509,6 +534,7 @@ pub(crate) mod request {
             exec: frame.header.flags & 1 != 0,
             config: config.clone(),
             within: Duration::from_millis(u64::from_le_bytes(within.as_ref().try_into().ok()?)),
+            title: String::from_utf8_lossy(title).into(),
         };
         Some((frame.header.actor, frame.header.index, spec))
     }

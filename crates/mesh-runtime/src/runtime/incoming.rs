@@ -6,6 +6,7 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
+use crate::meter::Meter;
 use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, LinkId, ProcAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,7 +36,8 @@ impl Runtime {
                 }
             }
             Kind::Spawn => {
-                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor)));
+                let meter = Meter::new(Some((&header, frame.name_bytes())));
+                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor, meter)));
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel => {
@@ -73,6 +75,7 @@ impl Runtime {
                     link.hang_up();
                 }
             }
+            Kind::Inspect => self.on_inspect(&frame),
             Kind::Gathered => {}
         }
     }
@@ -111,6 +114,7 @@ impl Runtime {
     /// Closes an actor's inbox; what still waits there goes back to its senders.
     pub fn close_inbox(&self, actor: ActorId) {
         let Some(inbox) = write(&self.inboxes).remove(&actor) else { return };
+        self.note_actor("actor_stopped", &inbox, false);
         for message in inbox.close(&self.reactor) {
             self.undeliverable(message.header(), "the actor stopped before it came to this message");
         }

@@ -17,7 +17,9 @@ use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
 use crate::error::RuntimeError;
 use crate::inbox::Inbox;
+use crate::inspect::Inspection;
 use crate::link::Link;
+use crate::meter::Meter;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
 use crate::wait::Waiter;
@@ -96,6 +98,7 @@ pub struct Runtime {
     loop_fd: AtomicI32,
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
+    pub(crate) inspection: Inspection,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -150,7 +153,7 @@ impl Runtime {
             router: RwLock::new(router),
             links: RwLock::default(),
             inboxes: RwLock::default(),
-            system: Arc::new(Inbox::new(0)),
+            system: Arc::new(Inbox::new(0, Meter::new(None))),
             ids: IdMaker::new(u64::from_ne_bytes(seed)),
             closed: AtomicBool::new(false),
             forked: AtomicBool::new(false),
@@ -163,6 +166,7 @@ impl Runtime {
             loop_fd: AtomicI32::new(-1),
             loop_ready: AtomicBool::new(false),
             loop_waiter: Mutex::new(None),
+            inspection: Inspection::default(),
         });
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
         let for_io = Arc::clone(&runtime);
@@ -292,6 +296,18 @@ impl Runtime {
         read(&self.links).get(&id).cloned()
     }
 
+    pub(crate) fn links(&self) -> Vec<Arc<Link>> {
+        read(&self.links).values().cloned().collect()
+    }
+
+    pub(crate) fn all_inboxes(&self) -> Vec<Arc<Inbox>> {
+        read(&self.inboxes).values().cloned().collect()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst) || self.forked.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn link_of(&self, addr: ProcAddr) -> Option<Arc<Link>> {
         // The lock is let go first: two locks at once are taken in one order only, and this would be another.
         let route = read(&self.router).route(addr);
@@ -351,6 +367,7 @@ impl Runtime {
         let reason = "the runtime has been shut down".to_owned();
         let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason });
         self.calls.fail_all(&self.reactor, &ended);
+        self.inspection.journal.close(&self.reactor);
         let inboxes: Vec<ActorId> = read(&self.inboxes).keys().copied().collect();
         for actor in inboxes {
             self.close_inbox(actor);

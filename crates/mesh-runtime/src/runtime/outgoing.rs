@@ -94,6 +94,9 @@ impl Runtime {
 
     /// Answers a call.
     pub fn reply(&self, to: &Header, error: u16, payload: &[u8], buffers: &[&[u8]]) -> usize {
+        if to.kind == Kind::Spawn {
+            self.on_constructed(to.actor, error != 0);
+        }
         if to.call == 0 {
             return 0;
         }
@@ -173,7 +176,7 @@ impl Runtime {
 
     fn dispatch_one(&self, frame: Frame, from: Option<LinkId>) -> usize {
         if let Some(from) = from
-            && (matches!(frame.header.kind, Kind::Call | Kind::Spawn | Kind::StopActor)
+            && (matches!(frame.header.kind, Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect)
                 || frame.header.flags & flags::SHARED != 0)
         {
             // Before the route is looked up: a death in between is then told one way or the other.
@@ -204,7 +207,7 @@ impl Runtime {
         if header.flags & flags::SHARED != 0 {
             self.memory.let_go(frame);
         }
-        if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor) {
+        if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect) {
             return;
         }
         if header.src == self.me {
@@ -221,7 +224,7 @@ impl Runtime {
     }
 
     /// Tells a sender that the actor it meant is not (or no longer) there.
-    pub(super) fn undeliverable(&self, header: &Header, why: &str) {
+    pub(crate) fn undeliverable(&self, header: &Header, why: &str) {
         if header.call == 0 {
             return;
         }

@@ -117,6 +117,11 @@ impl PyCall {
         py.detach(|| self.runtime.cancel(&self.call, &self.target, self.actor))
     }
 
+    /// When the last outcome came, in nanoseconds since the epoch; only where the call was to note it.
+    fn finished(&self) -> Option<u64> {
+        self.call.finished()
+    }
+
     /// Makes outcomes complete that were given to no one: how many receivers there are.
     fn __len__(&self) -> usize {
         self.target.len()
@@ -134,6 +139,7 @@ pub(crate) fn kind_name(kind: Kind) -> &'static str {
         Kind::StopProc => "stop_proc",
         Kind::Cancel => "cancel",
         Kind::Undeliverable => "undeliverable",
+        Kind::Inspect => "inspect",
         _ => "other",
     }
 }

@@ -3,6 +3,7 @@
 mod call;
 mod door;
 mod inbox;
+mod inspect;
 mod part;
 mod runtime;
 mod topology;
@@ -26,6 +27,7 @@ mod _native {
         m.add_class::<inbox::PyMessage>()?;
         m.add_class::<inbox::PyWaker>()?;
         m.add_class::<part::PyPart>()?;
+        m.add_class::<inspect::PyJournal>()?;
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
         Ok(())
     }

@@ -21,6 +21,7 @@ from mesh_core._endpoint import EndpointProperty
 from mesh_core._errors import MeshError
 from mesh_core._nearest import did_you_mean
 from mesh_core._serialize import explain_load_failure
+from mesh_core._traces import notice
 
 if TYPE_CHECKING:
     from mesh_core._native import Inbox, Message
@@ -108,7 +109,12 @@ class Hosted:
             _context.enter(Context(self.instance, None))
             try:
                 assert self._cls is not None
-                self.object = self._cls(*self._args, **self._kwargs)
+                notice(self.stage.process)
+                tracer = self.stage.process.tracer
+                make = self._cls if tracer is None else tracer.handling(None, self._cls, spawned, self.instance)
+                self.object = make(*self._args, **self._kwargs)
+                # The constructor may be what sets a provider.
+                notice(self.stage.process)
             except BaseException as error:  # noqa: BLE001 - it is the spawner's to hear
                 self.broken = error
         self._args, self._kwargs = (), {}
@@ -120,6 +126,7 @@ class Hosted:
     # On a thread of its own.
 
     def _serve(self) -> None:
+        self.inbox.worked_by(threading.get_ident())
         self._construct()
         burst = self.inbox.take(_BURST)
         while burst:
@@ -155,7 +162,10 @@ class Hosted:
         args = None
         try:
             args, kwargs = message.load()
-            message.reply(spec.function(self.object, *args, **kwargs))
+            function, tracer = spec.function, self.stage.process.tracer
+            if tracer is not None:
+                function = tracer.handling(spec, function, message, self.instance)
+            message.reply(function(self.object, *args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             self._failed(message, error if args is not None else _unreadable(error))
 
@@ -241,7 +251,10 @@ class Hosted:
         args = None
         try:
             args, kwargs = message.load()
-            message.reply(await spec.function(self.object, *args, **kwargs))
+            function, tracer = spec.function, self.stage.process.tracer
+            if tracer is not None:
+                function = tracer.handling(spec, function, message, self.instance)
+            message.reply(await function(self.object, *args, **kwargs))
         except asyncio.CancelledError as error:
             self._failed(message, error)
             # The call was cancelled, not the actor: its runner goes on with the next message.

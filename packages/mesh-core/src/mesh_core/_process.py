@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native
 from mesh_core._errors import MeshError
+from mesh_core._journal import Journal
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mesh_core._native import Region, Runtime
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
+    from mesh_core._traces import Tracer
 
 
 class Identity:
@@ -60,6 +62,12 @@ class Process:
         )
         self._stage: Stage | None = None
         self._names: dict[str, int] = {}
+        self.journal = Journal(runtime, at_root=identity.mesh_id == 0)
+        """What happens, for :func:`mesh_core.inspect.events`."""
+        self.tracer: Tracer | None = None
+        """Makes spans, where an OpenTelemetry provider is set; see ``_traces``."""
+        self.untraced = False
+        """The program wants no spans, whatever is set."""
 
     @property
     def settings(self) -> Settings:

@@ -15,6 +15,7 @@ from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, describe
 from mesh_core._native import Lost, Point, Region, Target
 from mesh_core._outcomes import Addressee, error_of
+from mesh_core._traces import notice
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -100,7 +101,12 @@ class ProcMesh(Mesh):
         actor_id = process.runtime.new_id()
         blob = process.class_blob(cls)
         sender = process.runtime.sender(self._target(), actor_id, name, "spawn")
-        call = sender.call((blob, self._name, self._host, args, kwargs))
+        notice(process)
+        spawned = (blob, self._name, self._host, args, kwargs)
+        if process.tracer is None:
+            call = sender.call(spawned)
+        else:
+            call = process.tracer.spawn(sender, spawned, name, cls.__qualname__)
         mesh: ActorMesh[T] = ActorMesh(
             process,
             interface,
@@ -314,7 +320,11 @@ def spawn(
         fresh=fresh,
         config=encoded,
         within=process.settings.spawn_timeout,
+        title=f"{shown}\0{','.join(f'{k}={v}' for k, v in extent.items())}",
     )
+    notice(process)
+    if process.tracer is not None:
+        process.tracer.spawn_procs(shown, len(region), process.identity.host)
     mesh = ProcMesh(
         process,
         name=shown,

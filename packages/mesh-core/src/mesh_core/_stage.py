@@ -93,6 +93,7 @@ class Stage:
     def run(self) -> int:
         """Serve until the process is told to stop; returns its exit status."""
         asyncio.set_event_loop(self.loop)
+        self._system.worked_by(threading.get_ident())
         self.loop.add_reader(self.waker.fileno(), self._on_ready)
         self._system.attach(self.waker, _SYSTEM)
         with self._signals():
@@ -179,6 +180,7 @@ class Stage:
             except Exception as error:
                 raise explain_load_failure(error) from error
             instance.class_name = cls.__qualname__
+            inbox.describe(cls.__qualname__)
             hosted = Hosted(self, inbox, instance, message, cls=cls, args=args, kwargs=kwargs)
         except Exception as error:  # noqa: BLE001 - it is the spawner's to hear
             hosted = Hosted(self, inbox, instance, message, broken=error)
@@ -229,6 +231,7 @@ class Stage:
         """Tell the caller what went wrong; where nobody waits, the log."""
         me = self.process.identity
         if message.call == 0:
+            message.failed()
             import logging
             import traceback
 

@@ -33,7 +33,10 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
     )
+    from mesh_core._dumps import arm
     from mesh_core._stage import Stage
+
+    arm(process.runtime)
 
     stage = Stage(process)
     process.adopt_stage(stage)
