@@ -72,8 +72,8 @@ pub enum Kind {
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Down, Gathered, Goodbye, Hello, Inspect, Reply, Spawn, SpawnProcs, StopActor, StopProc, StopProcs,
-            Tell, Undeliverable,
+            Call, Cancel, Down, Gathered, Goodbye, Hello, Inspect, Reply, Spawn, SpawnProcs, StopActor, StopProc,
+            StopProcs, Tell, Undeliverable,
         };
         Ok(match byte {
             1 => Hello,

@@ -106,7 +106,8 @@ impl Agent {
 
     /// Every proc that has not ended, and the names of their meshes.
     pub(crate) fn overview(&self) -> (Vec<ProcView>, Titles) {
-        let procs = self.procs.iter().map(|(at, proc)| (*at, proc.life.stage(), proc.life.pid(), proc.ready.0)).collect();
+        let procs =
+            self.procs.iter().map(|(at, proc)| (*at, proc.life.stage(), proc.life.pid(), proc.ready.0)).collect();
         (procs, self.titles.iter().map(|(mesh, title)| (*mesh, Arc::clone(title))).collect())
     }
 
@@ -514,13 +515,8 @@ pub(crate) mod request {
 
     pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, u32, SpawnSpec)> {
         let parts = frame.parts().ok()?;
-        let [
-            Part::Inline(argv),
-            Part::Inline(env),
-            Part::Inline(config),
-            Part::Inline(within),
-            Part::Inline(title),
-        ] = parts.as_slice()
+        let [Part::Inline(argv), Part::Inline(env), Part::Inline(config), Part::Inline(within), Part::Inline(title)] =
+            parts.as_slice()
         else {
             return None;
         };

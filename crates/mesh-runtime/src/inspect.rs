@@ -337,11 +337,8 @@ impl Runtime {
     /// A reader of events begins to follow, or ends.
     pub fn watch(&self, begin: bool) {
         let watchers = &self.inspection.watchers;
-        let before = if begin {
-            watchers.fetch_add(1, Ordering::SeqCst)
-        } else {
-            watchers.fetch_sub(1, Ordering::SeqCst) - 1
-        };
+        let before =
+            if begin { watchers.fetch_add(1, Ordering::SeqCst) } else { watchers.fetch_sub(1, Ordering::SeqCst) - 1 };
         if before > 0 || self.is_closed() {
             return;
         }
@@ -427,7 +424,8 @@ mod tests {
 
     #[test]
     fn a_note_is_one_object() {
-        let note = Note::new("proc_died", ProcAddr { mesh: 3, rank: 1 }).text("text", "it's \"over\"").number("signal", 9);
+        let note =
+            Note::new("proc_died", ProcAddr { mesh: 3, rank: 1 }).text("text", "it's \"over\"").number("signal", 9);
         let text = note.finish();
         assert!(text.starts_with(r#"{"time":"#));
         assert!(text.ends_with(r#""kind":"proc_died","proc":[3,1],"text":"it's \"over\"","signal":9}"#), "{text}");

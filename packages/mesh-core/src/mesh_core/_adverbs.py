@@ -64,7 +64,18 @@ class Endpoint(Generic[P, R]):
     ============== ==================================================================
     """
 
-    __slots__ = ("_arity", "_block", "_busy", "_limit", "_mesh", "_name", "_one", "_senders", "_spanned", "_who")
+    __slots__ = (
+        "_arity",
+        "_block",
+        "_busy",
+        "_limit",
+        "_mesh",
+        "_name",
+        "_one",
+        "_senders",
+        "_spanned",
+        "_who",
+    )
 
     def __init__(
         self, mesh: ActorMesh[Any], name: str, arity: Arity, limit: float | None = None, block: bool = True

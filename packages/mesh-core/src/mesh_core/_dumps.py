@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def arm(runtime: Runtime) -> None:
     """Register what writes the stacks, on a real-time signal that nobody uses."""
     number = next(
-        (n for n in range(signal.SIGRTMAX, signal.SIGRTMIN, -1) if signal.getsignal(n) == signal.SIG_DFL), None
+        (n for n in range(signal.SIGRTMAX, signal.SIGRTMIN, -1) if signal.getsignal(n) == signal.SIG_DFL),
+        None,
     )
     if number is None:
         return

@@ -111,7 +111,9 @@ class Hosted:
                 assert self._cls is not None
                 notice(self.stage.process)
                 tracer = self.stage.process.tracer
-                make = self._cls if tracer is None else tracer.handling(None, self._cls, spawned, self.instance)
+                make = (
+                    self._cls if tracer is None else tracer.handling(None, self._cls, spawned, self.instance)
+                )
                 self.object = make(*self._args, **self._kwargs)
                 # The constructor may be what sets a provider.
                 notice(self.stage.process)

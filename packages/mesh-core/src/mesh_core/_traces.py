@@ -109,7 +109,11 @@ class Tracer:
     # Where they are handled.
 
     def handling(
-        self, spec: EndpointProperty[..., Any] | None, function: Callable[..., Any], message: Message, who: Instance
+        self,
+        spec: EndpointProperty[..., Any] | None,
+        function: Callable[..., Any],
+        message: Message,
+        who: Instance,
     ) -> Callable[..., Any]:
         """An endpoint's function (or, without one, a constructor) inside the span of its handling."""
         if message.kind == "tell":

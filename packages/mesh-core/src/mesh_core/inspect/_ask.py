@@ -20,9 +20,7 @@ Addr = tuple[int, int]
 ROOT: Addr = (0, 0)
 
 
-def ask(
-    process: Process, question: str, whom: Iterable[Addr], deadline: float
-) -> dict[Addr, dict[str, Any]]:
+def ask(process: Process, question: str, whom: Iterable[Addr], deadline: float) -> dict[Addr, dict[str, Any]]:
     """Put a question to processes; those that have not answered by ``deadline`` are not in the answer."""
     calls: dict[Addr, Call] = {
         addr: process.runtime.sender(Target.one(*addr), 0, question, "inspect").call(None) for addr in whom

@@ -186,7 +186,9 @@ class _Taker:
         self.host = process.identity.host
         self.titles = {mesh: split_title(title) for mesh, title in tree["titles"]}
         self.names = {mesh: name for mesh, (name, _) in self.titles.items()}
-        self.procs: list[Any] = sorted(tree["procs"], key=lambda proc: (self.names.get(proc[0], ""), *proc[:2]))
+        self.procs: list[Any] = sorted(
+            tree["procs"], key=lambda proc: (self.names.get(proc[0], ""), *proc[:2])
+        )
         self.failures: list[str | dict[str, Any]] = tree["failures"]
         self.pss = pss
 
@@ -198,7 +200,7 @@ class _Taker:
             if stage in ("running", "stopping") and (mesh, rank) not in frozen
         ]
         answers = ask(self.process, "state", [ROOT, *able], deadline)
-        states = [self._proc(ROOT, "running", None, None, 0, answers)]
+        states = [self._proc(ROOT, "running", None, None, answers=answers)]
         for mesh, rank, stage, pid, owner, outgoing in self.procs:
             addr = (mesh, rank)
             if addr in frozen:
@@ -206,7 +208,7 @@ class _Taker:
             elif addr not in answers and stage == "running":
                 # It may have stopped, or ended, since it was asked.
                 stage = "stopped" if is_stopped(pid) else "silent"  # noqa: PLW2901
-            states.append(self._proc(addr, stage, pid, (owner[0], owner[1]), outgoing, answers))
+            states.append(self._proc(addr, stage, pid, (owner[0], owner[1]), outgoing, answers=answers))
         names = Names(self.process, self.names)
         failures = [read_event(self.process, one, names) for one in self.failures]
         return Snapshot(
@@ -221,7 +223,8 @@ class _Taker:
         stage: str,
         pid: int | None,
         owner: Addr | None,
-        outgoing: int,
+        outgoing: int = 0,
+        *,
         answers: dict[Addr, dict[str, Any]],
     ) -> ProcState:
         answer = answers.get(addr, {})

@@ -88,7 +88,9 @@ class ProcStacks:
             if thread.name == name:
                 return thread
         known = ", ".join(repr(thread.name) for thread in self.threads if thread.name) or "none with a name"
-        raise KeyError(f"{self.proc} has no thread {name!r}; it has {known}{self.error and f' ({self.error})'}")
+        raise KeyError(
+            f"{self.proc} has no thread {name!r}; it has {known}{self.error and f' ({self.error})'}"
+        )
 
     def __str__(self) -> str:
         head = f"{self.proc}, pid {self.pid}"
@@ -141,7 +143,9 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
         elif addr in frozen:
             found.append(ProcStacks(name, pids[addr], (), "stopped by a signal; SIGCONT lets it go on"))
         else:
-            found.append(ProcStacks(name, pids[addr], (), f"it has ended, or did not answer within {timeout} s"))
+            found.append(
+                ProcStacks(name, pids[addr], (), f"it has ended, or did not answer within {timeout} s")
+            )
     return ValueMesh.of(mesh.extent, found)
 
 
@@ -171,9 +175,9 @@ def _read(name: str, answer: dict[str, Any]) -> ProcStacks:
 
 
 def parse(text: str) -> list[tuple[int, str, tuple[StackFrame, ...]]]:
-    """Threads with their names, where they are told, and frames, as ``faulthandler`` writes them.
+    r"""Threads with their names, where they are told, and frames, as ``faulthandler`` writes them.
 
-    >>> parse('Thread 0x1f (most recent call first):\\n  File "a.py", line 3 in f\\n')
+    >>> parse('Thread 0x1f (most recent call first):\n  File "a.py", line 3 in f\n')
     [(31, '', (StackFrame(file='a.py', line=3, function='f'),))]
     """
     threads: dict[int, tuple[str, list[StackFrame]]] = {}

@@ -134,6 +134,8 @@ def as_html(snapshot: Snapshot) -> str:
     parts = [f"<div><b>{html.escape(_title(snapshot))}</b></div>"]
     parts += [_tables(host).html(_host_line(host)) for host in snapshot.hosts]
     if snapshot.failures:
-        items = "".join(f"<li>{html.escape(str(event))}</li>" for event in snapshot.failures[-_MOST_FAILURES:])
+        items = "".join(
+            f"<li>{html.escape(str(event))}</li>" for event in snapshot.failures[-_MOST_FAILURES:]
+        )
         parts.append(f"<div>failures: {len(snapshot.failures)}, the latest:</div><ul>{items}</ul>")
     return "".join(parts)
