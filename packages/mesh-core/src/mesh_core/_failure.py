@@ -56,6 +56,15 @@ class MeshFailure:
             lines += _indented(self.stderr_tail)
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return f"<MeshFailure: {self.report().partition(chr(10))[0]}>"
+
+    def _repr_html_(self) -> str:
+        from mesh_core._show import block
+
+        title, _, rest = self.report().partition("\n")
+        return block(title, rest)
+
     def _who(self) -> str:
         mesh = f"mesh {self.mesh_name!r}" if self.mesh_name else "a mesh"
         return mesh if self.rank is None else f"rank {self.rank}{describe_point(self.point)} of {mesh}"

@@ -209,13 +209,15 @@ class ProcMesh(Mesh):
         return f"<ProcMesh {self._name!r}: {describe(self._view)}>"
 
     def _repr_html_(self) -> str:
-        import html
+        from mesh_core._show import Table, listed, place
 
-        rows = "".join(
-            f"<tr><td>{html.escape(', '.join(f'{k}={v}' for k, v in point.items()) or '0')}</td><td>{pid}</td></tr>"
-            for (point, _), pid in zip(self, self.pids, strict=True)
-        )
-        return f"<table><caption>{html.escape(repr(self))}</caption><tr><th>place</th><th>pid</th></tr>{rows}</table>"
+        pids, extent = self.pids, self._view.extent
+
+        def row(index: int) -> list[str]:
+            pid = pids[index]
+            return [place(Point(index, extent)) or "0", "-" if pid is None else str(pid)]
+
+        return listed(Table(["place", "pid"]), len(pids), row).html(f"{self!r} on {self._host}")
 
 
 def _is_actor(cls: type) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 LIMIT = 200
 """Characters of one value."""
@@ -92,3 +92,38 @@ def _escape(char: str) -> str:
 def _cell(text: str) -> str:
     left = len(text) - len(text.lstrip(" "))
     return "&nbsp;" * left + html.escape(_flat(text[left:]))
+
+
+def place(point: Mapping[str, int]) -> str:
+    """Coordinates: ``hosts=1, gpus=3``."""
+    return ", ".join(f"{label}={index}" for label, index in point.items())
+
+
+def ends(count: int, most: int = ROWS) -> tuple[range, int, range]:
+    """What is shown of many: the first, how many are not, the last.
+
+    >>> ends(100, 4)
+    (range(0, 2), 96, range(98, 100))
+    """
+    if count <= most:
+        return range(count), 0, range(count, count)
+    half = most // 2
+    return range(half), count - 2 * half, range(count - half, count)
+
+
+def listed(table: Table, count: int, row: Callable[[int], Sequence[str]]) -> Table:
+    """Fill a table with the first and the last of ``count`` rows."""
+    first, hidden, last = ends(count)
+    for index in first:
+        table.add(*row(index))
+    if hidden:
+        table.add(f"… {hidden:,} more …")
+    for index in last:
+        table.add(*row(index))
+    return table
+
+
+def block(title: str, text: str) -> str:
+    """A title with lines under it, as HTML."""
+    lines = "\n".join(_flat(line) for line in text.splitlines())
+    return f"<div><b>{html.escape(_flat(title))}</b></div><pre>{html.escape(lines)}</pre>"
