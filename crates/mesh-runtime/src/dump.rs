@@ -1,7 +1,7 @@
 //! The stacks of this process's Python threads, without the interpreter's help.
 //!
-//! The process has registered `faulthandler` for a signal, with a file in memory for its output, behind a handler of ours
-//! that says when it is written. `faulthandler` walks the threads' frames without the GIL. That is sound as long as no
+//! The process has registered `faulthandler` for a signal, with a file in memory for its output; a handler of ours stands
+//! before it, calls it, and says when the file is written. `faulthandler` walks the threads' frames without the GIL. That is sound as long as no
 //! other thread runs bytecode meanwhile, so the signal goes to a thread that the kernel says is running: it is most likely
 //! the one that holds the GIL, and stands still while it handles the signal. If none runs, none changes its frames, and
 //! this thread handles the signal itself; nobody's sleep is interrupted.
@@ -11,19 +11,28 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use std::io::{Read as _, Seek as _};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a running thread may take to come to the signal.
-const PATIENCE: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// How many dumps are written: a signal handler can reach nothing but a static.
 static WRITTEN: AtomicU32 = AtomicU32::new(0);
 
-extern "C" fn written(_signal: libc::c_int) {
+/// The handler that writes: `faulthandler`'s. Set once, before any signal is sent.
+static WRITER: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn on_signal(signal: libc::c_int) {
+    let writer = WRITER.load(Ordering::SeqCst);
+    if writer > libc::SIG_IGN {
+        // SAFETY: a handler that was installed without SA_SIGINFO, as `install` has checked, is such a function.
+        let writer = unsafe { std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(writer) };
+        writer(signal);
+    }
     WRITTEN.fetch_add(1, Ordering::SeqCst);
-    // An atomic and a system call: all that a signal handler may do.
+    // Atomics and a system call: all that a signal handler may do.
     let _ = futex::wake(&WRITTEN, futex::Flags::PRIVATE, u32::MAX);
 }
 
@@ -35,17 +44,24 @@ pub(crate) struct Dumper {
 }
 
 impl Dumper {
-    /// Installs the handler that says that a dump is written; the one that writes it is to be chained before it.
+    /// Installs the handler that says when a dump is written, before the one that writes it.
     pub(crate) fn install(signal: i32, file: OwnedFd) -> Result<Self, RuntimeError> {
         // SAFETY: all-zero bytes are a valid sigaction, the pointers are to live memory, and the handler does only what
         // a handler may.
-        let done = unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = written as extern "C" fn(libc::c_int) as usize;
-            action.sa_flags = libc::SA_RESTART;
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut())
+        let (done, before) = unsafe {
+            let mut before: libc::sigaction = std::mem::zeroed();
+            let mut done = libc::sigaction(signal, std::ptr::null(), &raw mut before);
+            if done == 0 && before.sa_flags & libc::SA_SIGINFO == 0 {
+                WRITER.store(before.sa_sigaction, Ordering::SeqCst);
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
+                // Whoever sleeps in a system call goes on with it.
+                action.sa_flags = libc::SA_RESTART;
+                done = libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+            }
+            (done, before)
         };
-        if done != 0 {
+        if done != 0 || before.sa_flags & libc::SA_SIGINFO != 0 {
             let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
             return Err(RuntimeError::Os { what: "install a handler for dumps of stacks", errno });
         }

@@ -24,7 +24,7 @@ def arm(runtime: Runtime) -> None:
     if number is None:
         return
     file = os.memfd_create("mesh-stacks", os.MFD_CLOEXEC)
-    # The runtime's handler first: faulthandler calls it, as the one before its own, when the text is written.
-    runtime.catch_dumps(number, file)
     # It keeps the descriptor, for the life of the process.
-    faulthandler.register(number, file=file, all_threads=True, chain=True)
+    faulthandler.register(number, file=file, all_threads=True, chain=False)
+    # The runtime's handler replaces it, calls it, and then knows that the text is written.
+    runtime.catch_dumps(number, file)

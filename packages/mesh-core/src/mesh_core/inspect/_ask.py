@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,27 @@ Addr = tuple[int, int]
 
 ROOT: Addr = (0, 0)
 
+_USUAL_S = 0.1
+"""A process that has not answered after so long is looked at more closely."""
 
-def ask(process: Process, question: str, whom: Iterable[Addr], deadline: float) -> dict[Addr, dict[str, Any]]:
-    """Put a question to processes; those that have not answered by ``deadline`` are not in the answer."""
+
+def ask(
+    process: Process, question: str, whom: Mapping[Addr, int | None], deadline: float
+) -> dict[Addr, dict[str, Any]]:
+    """Put a question to processes, given with their pids where these are known.
+
+    Those that have not answered by ``deadline`` are not in the answer; those that turn out to be stopped by a signal are
+    not waited for that long.
+    """
     calls: dict[Addr, Call] = {
         addr: process.runtime.sender(Target.one(*addr), 0, question, "inspect").call(None) for addr in whom
     }
     answers: dict[Addr, dict[str, Any]] = {}
+    soon = min(deadline, time.monotonic() + _USUAL_S)
     for addr, call in calls.items():
-        if not call.wait(max(0.0, deadline - time.monotonic())):
+        if not call.wait(max(0.0, soon - time.monotonic())) and (
+            is_stopped(whom[addr]) or not call.wait(max(0.0, deadline - time.monotonic()))
+        ):
             call.cancel()
             continue
         outcome = call.outcomes()[0]

@@ -128,7 +128,7 @@ class Names:
         return proc_name(addr, self._known)
 
     def _ask(self) -> None:
-        tree = ask(self._process, "tree", [ROOT], time.monotonic() + _TREE_S).get(ROOT, {})
+        tree = ask(self._process, "tree", {ROOT: None}, time.monotonic() + _TREE_S).get(ROOT, {})
         for mesh, title in tree.get("titles", ()):
             self._known.setdefault(mesh, split_title(title)[0])
 

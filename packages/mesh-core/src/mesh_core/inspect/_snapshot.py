@@ -171,7 +171,7 @@ def snapshot(timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
     """
     process = _process.current()
     deadline = time.monotonic() + timeout
-    tree = ask(process, "tree", [ROOT], deadline).get(ROOT)
+    tree = ask(process, "tree", {ROOT: None}, deadline).get(ROOT)
     if tree is None:
         raise MeshError(
             f"the controller did not answer within {timeout} s, and only it knows all processes; "
@@ -194,12 +194,12 @@ class _Taker:
 
     def take(self, deadline: float) -> Snapshot:
         frozen = {(mesh, rank) for mesh, rank, _, pid, *_ in self.procs if is_stopped(pid)}
-        able = [
-            (mesh, rank)
-            for mesh, rank, stage, *_ in self.procs
+        able = {
+            (mesh, rank): pid
+            for mesh, rank, stage, pid, *_ in self.procs
             if stage in ("running", "stopping") and (mesh, rank) not in frozen
-        ]
-        answers = ask(self.process, "state", [ROOT, *able], deadline)
+        }
+        answers = ask(self.process, "state", {ROOT: None, **able}, deadline)
         states = [self._proc(ROOT, "running", None, None, answers=answers)]
         for mesh, rank, stage, pid, owner, outgoing in self.procs:
             addr = (mesh, rank)

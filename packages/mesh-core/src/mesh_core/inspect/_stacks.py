@@ -131,7 +131,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     here: Addr = (process.identity.mesh_id, process.identity.rank)
     pids = {addr: process.runtime.pid_of(*addr) for addr in addrs}
     frozen = {addr for addr, pid in pids.items() if is_stopped(pid)}
-    asked = [addr for addr in addrs if addr not in frozen and addr != here]
+    asked = {addr: pids[addr] for addr in addrs if addr not in frozen and addr != here}
     answers = ask(process, "stacks", asked, time.monotonic() + timeout)
     found = []
     for addr in addrs:
@@ -140,7 +140,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
             found.append(_own(process, name))
         elif addr in answers:
             found.append(_read(name, answers[addr]))
-        elif addr in frozen:
+        elif addr in frozen or is_stopped(pids[addr]):
             found.append(ProcStacks(name, pids[addr], (), "stopped by a signal; SIGCONT lets it go on"))
         else:
             found.append(
