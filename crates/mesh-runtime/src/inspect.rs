@@ -236,7 +236,7 @@ impl Runtime {
             out.push(']');
         });
         out.push_str(r#","failures":"#);
-        list(&mut out, self.inspection.journal.failures(), |out, one| out.push_str(&one));
+        list(&mut out, self.inspection.journal.failures(), |out, one| quoted(out, &one));
         out.push('}');
         out
     }
@@ -321,11 +321,6 @@ impl Runtime {
     /// Puts an event that is text already into the controller's journal.
     pub fn note_text(&self, text: &str, failure: bool) {
         self.post_note(text.to_owned(), failure);
-    }
-
-    /// Puts an event of the script's side into the journal; `token` is what the script knows it by.
-    pub fn note_token(&self, token: u64, failure: bool) {
-        self.inspection.journal.push(&self.reactor, token.to_string().into(), failure);
     }
 
     /// What a new proc is told first, if somebody watches.

@@ -357,6 +357,12 @@ def test_the_slice_that_is_asked_for(own: ProcMesh) -> None:
         part.get(0).of("nobody")
 
 
+def test_only_processes_have_stacks() -> None:
+    for wrong in (this_host(), 3):
+        with pytest.raises(TypeError, match="a mesh of processes or actors"):
+            inspect.stacks(wrong)
+
+
 def test_a_dead_process_says_so(own: ProcMesh) -> None:
     pid = own.pids[0]
     assert pid is not None

@@ -391,11 +391,6 @@ impl PyRuntime {
         self.0.note_text(text, failure);
     }
 
-    /// Puts an event that Python knows by `token` into the journal.
-    fn note(&self, token: u64, failure: bool) {
-        self.0.note_token(token, failure);
-    }
-
     /// Says that this is a copy in a forked child.
     fn mark_forked(&self) {
         self.0.mark_forked();

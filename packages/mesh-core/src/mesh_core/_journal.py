@@ -31,16 +31,16 @@ class Journal:
 
     def record(self, event: Event) -> None:
         """Note an event."""
-        failure = event.failure is not None
-        if not self._at_root:
-            self._runtime.note_text(event.as_json(), failure)
-            return
-        with self._lock:
-            token = self._next
-            self._next += 1
-            self._kept[token] = event
-            self._kept.pop(token - _KEPT, None)
-        self._runtime.note(token, failure)
+        import json
+
+        told = event.as_dict()
+        if self._at_root:
+            with self._lock:
+                told["token"] = token = self._next
+                self._next += 1
+                self._kept[token] = event
+                self._kept.pop(token - _KEPT, None)
+        self._runtime.note_text(json.dumps(told), event.failure is not None)
 
     def failed(self, failure: MeshFailure, *, handled: bool, by: str = "") -> None:
         """Note what became of a failure: ``by`` is whoever handled it, or was the last to pass it on."""
@@ -49,6 +49,6 @@ class Journal:
         self.record(Event.of_failure(failure, handled=handled, by=by))
 
     def find(self, token: int) -> Event | None:
-        """The event that was recorded as number ``token``, if it is still kept."""
+        """The event that was recorded here as number ``token``, if it is still kept."""
         with self._lock:
             return self._kept.get(token)

@@ -133,18 +133,27 @@ class Names:
             self._known.setdefault(mesh, split_title(title)[0])
 
 
-def read_event(process: Process, told: str | dict[str, Any] | int, names: Names) -> Event | None:
-    """An entry of the runtime's journal; ``None`` for what is not for people, or not kept any more."""
-    entry: Any = json.loads(told) if isinstance(told, str) else told
-    if isinstance(entry, int):
-        return process.journal.find(entry)
-    if not isinstance(entry, dict):
-        return None
-    if "proc" not in entry or not isinstance(entry["proc"], list):
-        # Recorded by the Python side of a worker, under the event's own names.
-        known = {one.name for one in fields(Event)} - {"failure"}
-        told_here = {key: value for key, value in entry.items() if key in known}
-        return Event(**{**told_here, "text": entry.get("failure") or entry.get("text", "")})
+def read_event(process: Process, text: str, names: Names) -> Event | None:
+    """An entry of the runtime's journal; ``None`` for what is not for people."""
+    try:
+        entry: dict[str, Any] = json.loads(text)
+        return _recorded(process, entry) if not isinstance(entry.get("proc"), list) else _told(entry, names)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # a process of another version
+
+
+def _recorded(process: Process, entry: dict[str, Any]) -> Event:
+    """One that Python has recorded, under the event's own names."""
+    kept = process.journal.find(entry.get("token", -1))
+    if kept is not None:
+        return kept
+    known = {one.name for one in fields(Event)} - {"failure"}
+    told = {key: value for key, value in entry.items() if key in known}
+    return Event(**{**told, "text": entry.get("failure") or entry.get("text", "")})
+
+
+def _told(entry: dict[str, Any], names: Names) -> Event | None:
+    """One that a runtime has told."""
     mesh, rank = entry["proc"]
     if entry.get("title"):
         names.learn(mesh, split_title(entry["title"])[0])

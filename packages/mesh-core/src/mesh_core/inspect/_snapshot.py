@@ -189,7 +189,7 @@ class _Taker:
         self.procs: list[Any] = sorted(
             tree["procs"], key=lambda proc: (self.names.get(proc[0], ""), *proc[:2])
         )
-        self.failures: list[str | dict[str, Any]] = tree["failures"]
+        self.failures: list[str] = tree["failures"]
         self.pss = pss
 
     def take(self, deadline: float) -> Snapshot:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._show import counted
 from mesh_core._values import ValueMesh
 from mesh_core.inspect._ask import Addr, ask, is_stopped, proc_name
 from mesh_core.inspect._table import span
@@ -98,7 +99,9 @@ class ProcStacks:
             return f"{head}: {self.error}"
         return "\n".join([f"{head}:", *(_indent(str(thread)) for thread in self.threads)])
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        what = self.error or counted(len(self.threads), "thread")
+        return f"<ProcStacks of {self.proc}, pid {self.pid}: {what}>"
 
 
 def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> ValueMesh[ProcStacks]:
@@ -124,6 +127,8 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     >>> from mesh_core import shutdown
     >>> shutdown()
     """
+    if not hasattr(mesh, "_procs_id"):
+        raise TypeError(f"stacks() takes a mesh of processes or actors, not {mesh!r}")
     process: Process = mesh._process
     view, procs_id = mesh._view, mesh._procs_id
     mesh_name = _mesh_name(process, mesh)

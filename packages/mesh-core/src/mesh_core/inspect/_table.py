@@ -76,7 +76,7 @@ def _tables(host: HostState) -> Table:
             "",
             "",
             "",
-            "-" if proc.cpu is None else span(proc.cpu),
+            "-" if proc.cpu is None else f"{proc.cpu:,.1f} s",
             size(proc.rss if proc.pss is None else proc.pss),
         )
         for actor in proc.actors[:_MOST_ACTORS]:
