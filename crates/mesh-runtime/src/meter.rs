@@ -4,7 +4,7 @@
 //! and never while it runs Python; so the reader, who has to answer for a stuck process, never waits for one.
 
 use bytes::Bytes;
-use mesh_proto::{Header, ProcAddr};
+use mesh_proto::{Frame, ProcAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ pub(crate) struct Reading {
 pub struct Meter {
     work: Mutex<Work>,
     /// The name field of the spawn: the actor's name, and the shape of its mesh.
-    pub(crate) title: Bytes,
+    pub(crate) title: Box<[u8]>,
     pub(crate) rank: u32,
     pub(crate) owner: ProcAddr,
     pub(crate) born: Instant,
@@ -65,10 +65,11 @@ pub struct Meter {
 
 impl Meter {
     /// Of an actor that a frame has asked for; of the process itself without one.
-    pub(crate) fn new(spawn: Option<(&Header, Bytes)>) -> Self {
+    pub(crate) fn new(spawn: Option<&Frame>) -> Self {
         let (title, rank, owner) = match spawn {
-            Some((header, title)) => (title, header.index, header.src),
-            None => (Bytes::new(), 0, ProcAddr::CONTROLLER),
+            // A copy: the frame's bytes hold the actor's arguments, and would live as long as the actor.
+            Some(frame) => (frame.name().into(), frame.header.index, frame.header.src),
+            None => (Box::default(), 0, ProcAddr::CONTROLLER),
         };
         Self {
             work: Mutex::default(),

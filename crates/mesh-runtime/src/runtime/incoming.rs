@@ -36,7 +36,7 @@ impl Runtime {
                 }
             }
             Kind::Spawn => {
-                let meter = Meter::new(Some((&header, frame.name_bytes())));
+                let meter = Meter::new(Some(&frame));
                 write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor, meter)));
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
