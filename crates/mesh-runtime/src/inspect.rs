@@ -6,7 +6,9 @@
 //! | name | to | is |
 //! | --- | --- | --- |
 //! | `state` | a proc | asks what its actors have done and do now |
-//! | `stacks` | a proc | asks for the stacks of its Python threads |
+//! | `stacks` | a proc | asks its event loop for the stacks of its Python threads |
+//! | `dump` | a proc | asks for them without the loop, which has not answered |
+//! | `threads` | a proc | asks which thread works for which actor, and on what |
 //! | `tree` | the controller | asks which procs there are, and what failed lately |
 //! | `watch`, `rest` | a proc | somebody follows events, or nobody does any more |
 //! | `event` | the controller | tells of an event |
@@ -17,6 +19,7 @@ use crate::error::RuntimeError;
 use crate::inbox::LoopWaker;
 use crate::journal::Entries;
 use crate::link::Link;
+use crate::message::Message;
 use crate::meter::Running;
 use crate::runtime::{Runtime, lock};
 use crate::wait::Waiter;
@@ -125,7 +128,12 @@ impl Runtime {
         let header = frame.header;
         let answer = match frame.name().split(|byte| *byte == 0).next().unwrap_or_default() {
             b"state" => self.state(),
-            b"stacks" => self.stacks(),
+            b"threads" => self.threads(),
+            b"dump" => self.dump(),
+            b"stacks" => {
+                self.system_inbox().push(&self.reactor, Message::new(frame.clone(), &self.memory));
+                return;
+            }
             b"tree" if self.me == ProcAddr::CONTROLLER => self.tree(),
             b"watch" => return self.inspection.watched.store(true, Ordering::Relaxed),
             b"rest" => return self.inspection.watched.store(false, Ordering::Relaxed),
@@ -192,8 +200,7 @@ impl Runtime {
         out
     }
 
-    fn stacks(&self) -> String {
-        let mut out = format!(r#"{{"pid":{},"loop":{},"#, std::process::id(), self.system_inbox().meter.thread());
+    fn dump(&self) -> String {
         let dump = match self.inspection.dumper.get() {
             Some(dumper) => dumper.dump().map_err(|error| error.to_string()),
             None => Err("this process has not set up what writes its stacks".to_owned()),
@@ -203,9 +210,15 @@ impl Runtime {
             Ok(text) => ("text", text),
             Err(why) => ("error", why),
         };
-        let _ = write!(out, r#""{key}":"#);
+        let mut out = format!(r#"{{"{key}":"#);
         quoted(&mut out, &text);
-        out.push_str(r#","actors":"#);
+        out.push('}');
+        out
+    }
+
+    fn threads(&self) -> String {
+        let (pid, on_loop) = (std::process::id(), self.system_inbox().meter.thread());
+        let mut out = format!(r#"{{"pid":{pid},"loop":{on_loop},"actors":"#);
         let now = Instant::now();
         let actors = self.all_inboxes().into_iter().map(|inbox| (inbox.meter.read().running, inbox));
         let of_interest = actors.filter(|(running, inbox)| inbox.meter.thread() != 0 || !running.is_empty());

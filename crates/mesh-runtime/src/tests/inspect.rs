@@ -65,7 +65,7 @@ fn an_unknown_question_is_refused_not_left_open() {
     let (runtime, _) = with_actor();
     assert!(ask(&runtime, b"nonsense").is_err());
     assert!(ask(&runtime, b"").is_err());
-    assert!(ask(&runtime, b"stacks").unwrap().contains(r#""error":"this process has not set up"#));
+    assert!(ask(&runtime, b"dump").unwrap().contains(r#""error":"this process has not set up"#));
     runtime.close(Duration::ZERO);
 }
 

@@ -1,7 +1,7 @@
-"""How a worker lets others see its threads' stacks, whatever the threads are doing.
+"""How a process lets others see its threads' stacks.
 
-The runtime's own thread answers for the process; it asks ``faulthandler``, which needs no GIL, by a signal. See
-``dump.rs``.
+Its event loop tells, with the GIL. Where the loop is blocked, the runtime's own thread does: it asks ``faulthandler``, which
+needs no GIL, by a signal; see ``dump.rs``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
+import threading
+from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,3 +31,22 @@ def arm(runtime: Runtime) -> None:
     faulthandler.register(number, file=file, all_threads=True, chain=False)
     # The runtime's handler replaces it, calls it, and then knows that the text is written.
     runtime.catch_dumps(number, file)
+
+
+Stack = tuple[int, str, list[tuple[str, int, str]]]
+"""A thread's number, its name, and file, line and function of its frames, the most recent call first."""
+
+
+def stacks() -> list[Stack]:
+    """The stacks of this process's threads; that of the calling one begins at the caller."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found: list[Stack] = []
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = sys._getframe(1) if ident == threading.get_ident() else top
+        frames = []
+        while frame is not None:
+            code = frame.f_code
+            frames.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+            frame = frame.f_back
+        found.append((ident, names.get(ident, ""), frames))
+    return found

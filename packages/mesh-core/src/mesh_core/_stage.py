@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _logging
 from mesh_core._context import Instance, parse_shape
+from mesh_core._dumps import stacks
 from mesh_core._endpoint import EndpointProperty, table_of
 from mesh_core._errors import MeshError
 from mesh_core._hosted import Hosted
@@ -149,6 +150,8 @@ class Stage:
             actor = self.actors.get(message.actor)
             if actor is not None:
                 actor.cancel((message.src, message.call))
+        elif kind == "inspect":
+            message.reply(stacks())
         elif kind == "stop_proc":
             self.keep(self.loop.create_task(self._stop()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,17 @@ _USUAL_S = 0.1
 """A process that has not answered after so long is looked at more closely."""
 
 
+def _from_json(message: Message) -> Any:
+    return json.loads(message.raw()[0])
+
+
 def ask(
-    process: Process, question: str, whom: Mapping[Addr, int | None], deadline: float
-) -> dict[Addr, dict[str, Any]]:
+    process: Process,
+    question: str,
+    whom: Mapping[Addr, int | None],
+    deadline: float,
+    read: Callable[[Message], Any] = _from_json,
+) -> dict[Addr, Any]:
     """Put a question to processes, given with their pids where these are known.
 
     Those that have not answered by ``deadline`` are not in the answer; those that turn out to be stopped by a signal are
@@ -34,7 +42,7 @@ def ask(
     calls: dict[Addr, Call] = {
         addr: process.runtime.sender(Target.one(*addr), 0, question, "inspect").call(None) for addr in whom
     }
-    answers: dict[Addr, dict[str, Any]] = {}
+    answers: dict[Addr, Any] = {}
     soon = min(deadline, time.monotonic() + _USUAL_S)
     for addr, call in calls.items():
         if not call.wait(max(0.0, soon - time.monotonic())) and (
@@ -44,7 +52,7 @@ def ask(
             continue
         outcome = call.outcomes()[0]
         if isinstance(outcome, Message) and outcome.kind == "reply":
-            answers[addr] = json.loads(outcome.raw()[0])
+            answers[addr] = read(outcome)
     return answers
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._dumps import Stack
+from mesh_core._dumps import stacks as own_stacks
+from mesh_core._native import Message
 from mesh_core._show import counted
 from mesh_core._values import ValueMesh
 from mesh_core.inspect._ask import Addr, ask, is_stopped, proc_name
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
 # What waits for messages, and what hands them to actors.
 _PLUMBING = ("mesh_core/_hosted.py", "mesh_core/_loop.py", "mesh_core/_stage.py")
+_LOOP_S = 0.1
+"""How long a process's event loop may take to answer."""
+
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 
@@ -137,14 +141,23 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     pids = {addr: process.runtime.pid_of(*addr) for addr in addrs}
     frozen = {addr for addr, pid in pids.items() if is_stopped(pid)}
     asked = {addr: pids[addr] for addr in addrs if addr not in frozen and addr != here}
-    answers = ask(process, "stacks", asked, time.monotonic() + timeout)
+    deadline = time.monotonic() + timeout
+    threads = ask(process, "threads", asked, deadline)
+    able = {addr: pids[addr] for addr in threads}
+    told = ask(process, "stacks", able, min(deadline, time.monotonic() + _LOOP_S), Message.load)
+    # Their loops are blocked; nothing else is told of them than by the runtimes.
+    able = {addr: pid for addr, pid in able.items() if addr not in told}
+    dumps = ask(process, "dump", able, deadline)
     found = []
     for addr in addrs:
         name = proc_name(addr, {procs_id: mesh_name})
         if addr == here:
-            found.append(_own(process, name))
-        elif addr in answers:
-            found.append(_read(name, answers[addr]))
+            found.append(_made(name, {"loop": 0, "actors": (), "pid": process.pid}, own_stacks()))
+        elif addr in told:
+            found.append(_made(name, threads[addr], told[addr]))
+        elif addr in dumps:
+            text, error = dumps[addr].get("text", ""), dumps[addr].get("error", "")
+            found.append(_made(name, threads[addr], parse(text), error))
         elif addr in frozen or is_stopped(pids[addr]):
             found.append(ProcStacks(name, pids[addr], (), "stopped by a signal; SIGCONT lets it go on"))
         else:
@@ -163,52 +176,43 @@ def _mesh_name(process: Process, mesh: Any) -> str:
     return Names(process).of((mesh._procs_id, 0)).rpartition("[")[0]
 
 
-def _read(name: str, answer: dict[str, Any]) -> ProcStacks:
-    error = answer.get("error", "")
-    named = {answer["loop"]: "loop"} if answer["loop"] else {}
+def _made(name: str, told: dict[str, Any], stacks: list[Stack], error: str = "") -> ProcStacks:
+    """Put stacks together with what the runtime knows of the threads."""
+    loop = told["loop"]
+    named = {loop: "loop"} if loop else {}
     running: dict[int, list[str]] = {}
-    for ident, actor, messages in answer["actors"]:
+    for ident, actor, messages in told["actors"]:
         if ident:
             named[ident] = actor
         for endpoint, seconds, _caller in messages:
-            running.setdefault(ident or answer["loop"], []).append(f"{actor}.{endpoint} for {span(seconds)}")
-    threads = [
-        ThreadStack(ident, named.get(ident, title), tuple(running.get(ident, ())), frames)
-        for ident, title, frames in parse(answer.get("text", ""))
-    ]
-    return ProcStacks(name, answer["pid"], tuple(threads), error)
+            running.setdefault(ident or loop, []).append(f"{actor}.{endpoint} for {span(seconds)}")
+    threads = (
+        ThreadStack(
+            ident,
+            named.get(ident, title),
+            tuple(running.get(ident, ())),
+            tuple(StackFrame(*frame) for frame in frames),
+        )
+        for ident, title, frames in stacks
+    )
+    return ProcStacks(name, told["pid"], tuple(threads), error)
 
 
-def parse(text: str) -> list[tuple[int, str, tuple[StackFrame, ...]]]:
-    r"""Threads with their names, where they are told, and frames, as ``faulthandler`` writes them.
+def parse(text: str) -> list[Stack]:
+    r"""Threads and frames as ``faulthandler`` writes them; names where it tells them.
 
     >>> parse('Thread 0x1f (most recent call first):\n  File "a.py", line 3 in f\n')
-    [(31, '', (StackFrame(file='a.py', line=3, function='f'),))]
+    [(31, '', [('a.py', 3, 'f')])]
     """
-    threads: dict[int, tuple[str, list[StackFrame]]] = {}
-    frames: list[StackFrame] = []
+    threads: dict[int, Stack] = {}
+    frames: list[tuple[str, int, str]] = []
     for line in text.splitlines():
         if head := _THREAD.match(line):
             frames = []
-            threads[int(head[1], 16)] = (head[2] or "", frames)
+            threads[int(head[1], 16)] = (int(head[1], 16), head[2] or "", frames)
         elif frame := _FRAME.match(line):
-            number = int(frame[2]) if frame[2].isdigit() else 0
-            frames.append(StackFrame(frame[1], number, frame[3]))
-    return [(ident, name, tuple(found)) for ident, (name, found) in threads.items()]
-
-
-def _own(process: Process, name: str) -> ProcStacks:
-    """The stacks of this very process, which runs Python well enough to ask."""
-    titles = {thread.ident: thread.name for thread in threading.enumerate()}
-    threads = []
-    for ident, top in sys._current_frames().items():
-        frames = []
-        frame: Any = top
-        while frame is not None:
-            frames.append(StackFrame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-            frame = frame.f_back
-        threads.append(ThreadStack(ident, titles.get(ident, ""), (), tuple(frames)))
-    return ProcStacks(name, process.pid, tuple(threads))
+            frames.append((frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
+    return list(threads.values())
 
 
 def _indent(text: str) -> str:
