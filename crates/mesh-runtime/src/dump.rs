@@ -1,122 +1,107 @@
 //! The stacks of this process's Python threads, without the interpreter's help.
 //!
-//! The process has registered `faulthandler` for a signal, with a file in memory for its output; a handler of ours stands
-//! before it, calls it, and says when the file is written. `faulthandler` walks the threads' frames without the GIL. That is sound as long as no
-//! other thread runs bytecode meanwhile, so the signal goes to a thread that the kernel says is running: it is most likely
-//! the one that holds the GIL, and stands still while it handles the signal. If none runs, none changes its frames, and
-//! this thread handles the signal itself; nobody's sleep is interrupted.
+//! `faulthandler` can walk the threads' frames without the GIL, but while threads run their frames change under it, and it
+//! may follow a pointer into freed memory. So it walks in a copy of the process: a child that shares nothing with it but a
+//! file in memory, which the walk is written to. In the copy no thread runs; should it have been made in the middle of a
+//! change and crash, another one is made. The process itself is not interrupted, not even by a signal.
+//!
+//! DMP-1: between the copy's birth and its end it calls nothing that may not be called in a signal handler: another thread
+//! may have held any lock when it was made.
 
 use crate::error::RuntimeError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::thread::futex;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::io::{Read as _, Seek as _};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
-/// How long a running thread may take to come to the signal.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How often a copy is made that crashes.
+const ATTEMPTS: usize = 8;
+/// How long a copy may take.
+const LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// What a crash raises. The handlers that the program may have for these would report it as the program's own.
+const CRASHES: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT];
 
-/// How many dumps are written: a signal handler can reach nothing but a static.
-static WRITTEN: AtomicU32 = AtomicU32::new(0);
-
-/// The handler that writes: `faulthandler`'s. Set once, before any signal is sent.
-static WRITER: AtomicUsize = AtomicUsize::new(0);
-
-extern "C" fn on_signal(signal: libc::c_int) {
-    let writer = WRITER.load(Ordering::SeqCst);
-    if writer > libc::SIG_IGN {
-        // SAFETY: a handler that was installed without SA_SIGINFO, as `install` has checked, is such a function.
-        let writer = unsafe { std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(writer) };
-        writer(signal);
-    }
-    WRITTEN.fetch_add(1, Ordering::SeqCst);
-    // Atomics and a system call: all that a signal handler may do.
-    let _ = futex::wake(&WRITTEN, futex::Flags::PRIVATE, u32::MAX);
-}
-
-/// Where the dumps go, and by which signal.
+/// What writes the stacks: the handler that `faulthandler` has registered for a signal, and the file that it writes to.
 #[derive(Debug)]
 pub(crate) struct Dumper {
     signal: libc::c_int,
+    writer: extern "C" fn(libc::c_int),
     file: Mutex<std::fs::File>,
 }
 
 impl Dumper {
-    /// Installs the handler that says when a dump is written, before the one that writes it.
-    pub(crate) fn install(signal: i32, file: OwnedFd) -> Result<Self, RuntimeError> {
-        // SAFETY: all-zero bytes are a valid sigaction, the pointers are to live memory, and the handler does only what
-        // a handler may.
-        let (done, before) = unsafe {
-            let mut before: libc::sigaction = std::mem::zeroed();
-            let mut done = libc::sigaction(signal, std::ptr::null(), &raw mut before);
-            if done == 0 && before.sa_flags & libc::SA_SIGINFO == 0 {
-                WRITER.store(before.sa_sigaction, Ordering::SeqCst);
-                let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
-                // Whoever sleeps in a system call goes on with it.
-                action.sa_flags = libc::SA_RESTART;
-                done = libc::sigaction(signal, &raw const action, std::ptr::null_mut());
-            }
-            (done, before)
+    /// Takes note of the handler that is registered for `signal`.
+    pub(crate) fn find(signal: i32, file: OwnedFd) -> Result<Self, RuntimeError> {
+        // SAFETY: all-zero bytes are a valid sigaction, and the pointer is to live memory.
+        let (done, found) = unsafe {
+            let mut found: libc::sigaction = std::mem::zeroed();
+            (libc::sigaction(signal, std::ptr::null(), &raw mut found), found)
         };
-        if done != 0 || before.sa_flags & libc::SA_SIGINFO != 0 {
-            let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
-            return Err(RuntimeError::Os { what: "install a handler for dumps of stacks", errno });
+        // The two dispositions that are no functions are 0 and 1.
+        if done != 0 || found.sa_flags & libc::SA_SIGINFO != 0 || found.sa_sigaction <= libc::SIG_IGN {
+            return Err(RuntimeError::Os { what: "find the handler that writes stacks", errno: Errno::INVAL });
         }
-        Ok(Self { signal, file: Mutex::new(file.into()) })
+        // SAFETY: a handler that was installed without SA_SIGINFO is such a function.
+        let writer = unsafe { std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(found.sa_sigaction) };
+        Ok(Self { signal, writer, file: Mutex::new(file.into()) })
     }
 
-    /// The stacks as `faulthandler` writes them; empty if no thread came to write them.
+    /// The stacks as `faulthandler` writes them.
     pub(crate) fn dump(&self) -> Result<String, RuntimeError> {
         let fail = |error: std::io::Error| RuntimeError::Os {
             what: "read the stacks of this process's threads",
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         };
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let me = rustix::thread::gettid();
-        let mut written = false;
-        for thread in [running_thread(me.as_raw_pid()), Some(me.as_raw_pid())].into_iter().flatten() {
+        let mut text = Vec::new();
+        for _ in 0..ATTEMPTS {
             file.set_len(0).and_then(|()| file.rewind()).map_err(fail)?;
-            if self.ask(thread) {
-                written = true;
+            let whole = self.walk()?;
+            text.clear();
+            file.rewind().and_then(|()| file.read_to_end(&mut text)).map_err(fail)?;
+            if whole {
                 break;
             }
-        }
-        let mut text = Vec::new();
-        if written {
-            file.rewind().and_then(|()| file.read_to_end(&mut text)).map_err(fail)?;
         }
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    fn ask(&self, thread: i32) -> bool {
-        let before = WRITTEN.load(Ordering::SeqCst);
-        // SAFETY: sends a signal that has a handler to a thread of this process; it may have ended, which is an error.
-        if unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, self.signal) } != 0 {
-            return false;
-        }
-        let until = Instant::now() + PATIENCE;
-        while WRITTEN.load(Ordering::SeqCst) == before {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
+    /// Makes a copy that walks. False if it has crashed; what it had written by then is in the file.
+    fn walk(&self) -> Result<bool, RuntimeError> {
+        // SAFETY: a plain fork, without the C library's handlers, which may wait for other threads; and without a signal
+        // to this process at the child's end, which is not the program's to hear of. The child keeps to DMP-1.
+        let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+        if child == 0 {
+            // SAFETY: DMP-1: system calls, and a function that is written to be a signal handler.
+            unsafe {
+                for signal in CRASHES {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                // No core file of a crash; and no life without the thread that waits for it.
+                libc::prctl(libc::PR_SET_DUMPABLE, 0);
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                (self.writer)(self.signal);
+                libc::_exit(0);
             }
-            let timeout = rustix::thread::Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
-            let _ = futex::wait(&WRITTEN, futex::Flags::PRIVATE, before, Some(&timeout));
         }
-        true
+        let child = i32::try_from(child).ok().and_then(Pid::from_raw).ok_or(RuntimeError::Os {
+            what: "make a copy of this process, in which its stacks are walked",
+            errno: Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::AGAIN),
+        })?;
+        if let Ok(fd) = pidfd_open(child, PidfdFlags::empty())
+            && poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&LIMIT)) != Ok(1)
+        {
+            let _ = kill_process(child, Signal::KILL);
+        }
+        let mut status = 0;
+        // SAFETY: waits for a child that nobody else knows of, and writes to live memory.
+        while unsafe { libc::waitpid(child.as_raw_pid(), &raw mut status, libc::__WALL) } < 0 {
+            if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+                return Ok(false);
+            }
+        }
+        Ok(status == 0)
     }
-}
-
-/// A thread of this process, other than `me`, that is on a CPU or waits for one.
-fn running_thread(me: i32) -> Option<i32> {
-    let tasks = std::fs::read_dir("/proc/self/task").ok()?;
-    tasks.flatten().find_map(|task| {
-        let id: i32 = task.file_name().to_str()?.parse().ok()?;
-        let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
-        let state = stat.rsplit_once(") ")?.1.as_bytes().first()?;
-        (id != me && *state == b'R').then_some(id)
-    })
 }

@@ -206,7 +206,9 @@ impl Runtime {
             None => Err("this process has not set up what writes its stacks".to_owned()),
         };
         let (key, text) = match dump {
-            Ok(text) if text.is_empty() => ("error", "no thread of the process came to write its stacks".to_owned()),
+            Ok(text) if text.is_empty() => {
+                ("error", "the process changes too fast for its stacks to be walked".to_owned())
+            }
             Ok(text) => ("text", text),
             Err(why) => ("error", why),
         };
@@ -254,12 +256,12 @@ impl Runtime {
         out
     }
 
-    /// From now on stacks are written to `file` on `signal`.
+    /// Stacks are written to `file` by the handler that is registered for `signal`.
     ///
     /// # Errors
-    /// If the signal cannot have a handler.
+    /// If there is none.
     pub fn catch_dumps(&self, signal: i32, file: OwnedFd) -> Result<(), RuntimeError> {
-        let dumper = Dumper::install(signal, file)?;
+        let dumper = Dumper::find(signal, file)?;
         // Done once, by the first lines of a worker.
         let _ = self.inspection.dumper.set(dumper);
         Ok(())

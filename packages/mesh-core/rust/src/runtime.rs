@@ -379,7 +379,7 @@ impl PyRuntime {
         Ok(())
     }
 
-    /// Has stacks written to `file` on `signal`, behind which a handler of the runtime's is installed.
+    /// Has stacks written to `file` by the handler that is registered for `signal`.
     fn catch_dumps(&self, py: Python<'_>, signal: i32, file: i32) -> PyResult<()> {
         // SAFETY: the caller keeps the descriptor open during this call; what is kept is a copy.
         let file = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned()?;

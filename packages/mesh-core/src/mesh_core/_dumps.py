@@ -1,7 +1,7 @@
 """How a process lets others see its threads' stacks.
 
 Its event loop tells, with the GIL. Where the loop is blocked, the runtime's own thread does: it asks ``faulthandler``, which
-needs no GIL, by a signal; see ``dump.rs``.
+needs no GIL, in a copy of the process; see ``dump.rs``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def arm(runtime: Runtime) -> None:
-    """Register what writes the stacks, on a real-time signal that nobody uses."""
+    """Register what writes the stacks, for a real-time signal that nobody uses, and that is never sent."""
     number = next(
         (n for n in range(signal.SIGRTMAX, signal.SIGRTMIN, -1) if signal.getsignal(n) == signal.SIG_DFL),
         None,
@@ -29,7 +29,6 @@ def arm(runtime: Runtime) -> None:
     file = os.memfd_create("mesh-stacks", os.MFD_CLOEXEC)
     # It keeps the descriptor, for the life of the process.
     faulthandler.register(number, file=file, all_threads=True, chain=False)
-    # The runtime's handler replaces it, calls it, and then knows that the text is written.
     runtime.catch_dumps(number, file)
 
 
