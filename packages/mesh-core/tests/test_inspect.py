@@ -347,6 +347,34 @@ def test_a_thread_that_runs_is_caught_in_the_act(own: ProcMesh) -> None:
     assert proc(inspect.snapshot(), "mortal[0]").state == "running"
 
 
+def test_a_loop_that_spins_is_caught_in_the_act(own: ProcMesh) -> None:
+    """Its frames change while they are looked at, and nothing but the runtime can tell of them."""
+    one = own.slice(gpus=0)
+    spinning = one.spawn("spinning", SpinningLoop)
+    busy_too = one.spawn("stuck", Stuck)
+    busy_too.spin.broadcast()
+    until(busy("stuck"))
+    spinning.spin.broadcast()
+    until(busy("spinning"))
+    for _ in range(20):
+        found = inspect.stacks(one, timeout=20).item()
+        assert found.error == ""
+        assert found.of("loop").frames
+        assert found.of("stuck").frames
+    assert proc(inspect.snapshot(), "mortal[0]").state == "running"
+    assert own.slice(gpus=1).spawn("echo", Echo).echo.call_one(1).get() == 1
+
+
+class SpinningLoop(Actor):
+    @endpoint
+    async def spin(self) -> None:
+        while True:
+            await self.deeper(10)
+
+    async def deeper(self, depth: int) -> int:
+        return depth and await self.deeper(depth - 1)
+
+
 def test_the_slice_that_is_asked_for(own: ProcMesh) -> None:
     echo = own.spawn("echo", Echo)
     echo.echo.call(0).get()
