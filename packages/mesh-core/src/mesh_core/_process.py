@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mesh_core._native import Region, Runtime
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
-    from mesh_core._traces import Tracer
+    from mesh_core._tracer import Tracer
 
 
 class Identity:
