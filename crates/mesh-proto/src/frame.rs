@@ -77,17 +77,19 @@ pub enum Kind {
     Post = 15,
     /// Nobody listens at a port any more: actor is its id, part 0 says whose it was.
     Closed = 16,
-    /// A rank's share of a combined reply, for the rank above it.
-    Partial = 20,
+    /// Asks a proc about itself, or tells the controller of an event; the name says which.
+    Inspect = 18,
     /// An actor has failed while its proc lives on: for its owner, whose actor is named; part 0 is opaque here.
     Failure = 19,
+    /// A rank's share of a combined reply, for the rank above it.
+    Partial = 20,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Closed, Down, Failure, Gathered, Goodbye, Hello, Partial, Post, Reply, Spawn, SpawnProcs,
-            StopActor, StopProc, StopProcs, Tell, Undeliverable,
+            Call, Cancel, Closed, Down, Failure, Gathered, Goodbye, Hello, Inspect, Partial, Post, Reply, Spawn,
+            SpawnProcs, StopActor, StopProc, StopProcs, Tell, Undeliverable,
         };
         Ok(match byte {
             1 => Hello,
@@ -106,8 +108,9 @@ impl Kind {
             14 => StopProcs,
             15 => Post,
             16 => Closed,
-            20 => Partial,
+            18 => Inspect,
             19 => Failure,
+            20 => Partial,
             other => return Err(FrameError::Kind(other)),
         })
     }
@@ -456,6 +459,13 @@ impl Frame {
     pub fn name(&self) -> &[u8] {
         let start = self.header.target_len as usize;
         &self.body[start..start + self.header.name_len as usize]
+    }
+
+    /// The name, without copying it.
+    #[must_use]
+    pub fn name_bytes(&self) -> Bytes {
+        let start = self.header.target_len as usize;
+        self.body.slice(start..start + self.header.name_len as usize)
     }
 
     /// The parts, without copying them.

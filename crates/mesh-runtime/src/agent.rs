@@ -5,6 +5,7 @@
 
 use crate::calls::Outcome;
 use crate::error::RuntimeError;
+use crate::inspect::{Note, ProcView, Titles};
 use crate::link::Link;
 use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds};
 use crate::runtime::{Runtime, lock};
@@ -36,6 +37,8 @@ pub struct SpawnSpec {
     pub config: Bytes,
     /// How long a worker may take until it reports.
     pub within: Duration,
+    /// What people call the mesh, and its shape, for whoever looks at the whole; opaque here.
+    pub title: Arc<str>,
 }
 
 #[derive(Debug)]
@@ -74,6 +77,8 @@ pub(crate) struct Agent {
     next_link: LinkId,
     free_seats: Vec<u32>,
     next_seat: u32,
+    /// What the meshes that live are called.
+    titles: HashMap<MeshId, Arc<str>>,
 }
 
 impl Agent {
@@ -90,6 +95,13 @@ impl Agent {
 
     pub(crate) fn len(&self) -> usize {
         self.procs.len()
+    }
+
+    /// Every proc that has not ended, and the names of their meshes.
+    pub(crate) fn overview(&self) -> (Vec<ProcView>, Titles) {
+        let procs =
+            self.procs.iter().map(|(at, proc)| (*at, proc.life.stage(), proc.life.pid(), proc.ready.0)).collect();
+        (procs, self.titles.iter().map(|(mesh, title)| (*mesh, Arc::clone(title))).collect())
     }
 
     fn nursery(&self, token: u64) -> Option<Arc<Nursery>> {
@@ -159,12 +171,14 @@ impl Runtime {
             agent.nurseries.insert(token, Birth::Due(spec.nursery.clone(), Vec::new()));
         }
         let owned = agent.family.procs_made(mesh, n, ready.0);
+        agent.titles.insert(mesh, Arc::clone(&spec.title));
         for order in &orders {
             let mut life = Lifecycle::default();
             life.on(Event::Asked { within: spec.within }, self.started.elapsed());
             let proc = Proc { life, nursery: token, seat: order.seat, ready };
             agent.procs.insert(order.addr, proc);
         }
+        self.note_spawn(mesh, n, &spec.title, ready.0, &fresh);
         match agent.nurseries.get_mut(&token) {
             Some(Birth::Due(_, waiting)) => {
                 waiting.extend(orders);
@@ -221,6 +235,8 @@ impl Runtime {
             self.reactor.ring_io();
         }
         if is_hello {
+            let title = lock(&self.agent).titles.get(&addr.mesh).cloned();
+            self.note(Note::new("proc_up", addr).text("title", title.as_deref().unwrap_or_default()), false);
             let mut header = Header::new(Kind::Reply, addr, ready.0);
             header.call = ready.1;
             header.index = addr.rank;
@@ -243,12 +259,18 @@ impl Runtime {
             link.close(&self.reactor);
         }
         self.memory.on_death(addr, ended.pid);
-        let aftermath = {
+        let (aftermath, title) = {
             let mut agent = lock(&self.agent);
             agent.procs.remove(&addr);
             agent.free_seats.push(seat);
-            agent.family.died(addr)
+            let aftermath = agent.family.died(addr);
+            let title = match agent.family.owner_of(addr.mesh) {
+                Some(_) => agent.titles.get(&addr.mesh).cloned(),
+                None => agent.titles.remove(&addr.mesh),
+            };
+            (aftermath, title)
         };
+        self.note_end(addr, &ended, title.as_deref().unwrap_or_default());
         for listener in aftermath.tell {
             if let Some(link) = self.link_of(listener) {
                 link.send(&self.reactor, &down_frame(self.me, listener, addr, &ended));
@@ -505,13 +527,15 @@ pub(crate) mod request {
             join(spec.nursery.env.iter().flat_map(|(k, v)| [k.as_os_str(), v.as_os_str()])),
             Part::Inline(spec.config.clone()),
             Part::Inline(Bytes::copy_from_slice(&millis(spec.within).to_le_bytes())),
+            Part::Inline(Bytes::copy_from_slice(spec.title.as_bytes())),
         ];
         Frame::build(header, None, b"", &parts)
     }
 
     pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, u32, SpawnSpec)> {
         let parts = frame.parts().ok()?;
-        let [Part::Inline(argv), Part::Inline(env), Part::Inline(config), Part::Inline(within)] = parts.as_slice()
+        let [Part::Inline(argv), Part::Inline(env), Part::Inline(config), Part::Inline(within), Part::Inline(title)] =
+            parts.as_slice()
         else {
             return None;
         };
@@ -525,6 +549,7 @@ pub(crate) mod request {
             exec: frame.header.flags & 1 != 0,
             config: config.clone(),
             within: Duration::from_millis(u64::from_le_bytes(within.as_ref().try_into().ok()?)),
+            title: String::from_utf8_lossy(title).into(),
         };
         Some((frame.header.actor, frame.header.index, spec))
     }

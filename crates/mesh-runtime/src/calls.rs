@@ -8,6 +8,7 @@ use mesh_proto::{ActorId, CallId, Ended, Gather, Kind, ProcAddr, Target, flags};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const SHARDS: usize = 8;
 
@@ -39,6 +40,9 @@ pub struct Call {
     done: AtomicBool,
     /// Outcomes that a stream can hand out so far.
     arrived: AtomicUsize,
+    /// Whether to note when the call completes, and when it did, in nanoseconds since the epoch.
+    timed: AtomicBool,
+    finished: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -52,6 +56,8 @@ impl Call {
             reduced: OnceLock::new(),
             done: AtomicBool::new(empty),
             arrived: AtomicUsize::new(0),
+            timed: AtomicBool::new(false),
+            finished: AtomicU64::new(0),
             state: Mutex::new(State {
                 gather: (!empty).then_some(gather),
                 outcomes: empty.then(Vec::new),
@@ -74,6 +80,19 @@ impl Call {
     /// How many outcomes a stream has so far.
     pub fn arrived(&self) -> usize {
         self.arrived.load(Ordering::SeqCst)
+    }
+
+    /// Has the call note when it completes.
+    pub fn keep_time(&self) {
+        self.timed.store(true, Ordering::Relaxed);
+    }
+
+    /// When it completed, if it was to note that before it did.
+    pub fn finished(&self) -> Option<u64> {
+        match self.finished.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(at),
+        }
     }
 
     /// The outcomes in the order of the target, once all are there. They can be had once.
@@ -123,6 +142,10 @@ impl Call {
                 state.outcomes = Some(gather.into_outcomes());
             }
             finish();
+            if self.timed.load(Ordering::Relaxed) {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                self.finished.store(u64::try_from(now.as_nanos()).unwrap_or(0), Ordering::Relaxed);
+            }
             self.done.store(true, Ordering::SeqCst);
         }
         self.arrived.store(state.order.len(), Ordering::SeqCst);

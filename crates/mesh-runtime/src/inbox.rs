@@ -1,6 +1,7 @@
 //! What waits for an actor, and how an event loop is told.
 
 use crate::message::Message;
+use crate::meter::Meter;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use mesh_proto::ActorId;
@@ -90,6 +91,9 @@ struct Queue {
     waker: Option<(Arc<LoopWaker>, u64)>,
     /// The loop was told and has not emptied the queue since.
     told: bool,
+    /// Messages that have come, and their bytes.
+    received: u64,
+    bytes: u64,
 }
 
 /// The messages that wait for one actor, in order.
@@ -100,11 +104,20 @@ pub struct Inbox {
     queue: Mutex<Queue>,
     len: AtomicUsize,
     closed: AtomicBool,
+    /// What the actor does and has done, for whoever looks from outside.
+    pub meter: Meter,
 }
 
 impl Inbox {
-    pub(crate) fn new(actor: ActorId) -> Self {
-        Self { actor, queue: Mutex::default(), len: AtomicUsize::new(0), closed: AtomicBool::new(false) }
+    pub(crate) fn new(actor: ActorId, meter: Meter) -> Self {
+        Self { actor, queue: Mutex::default(), len: AtomicUsize::new(0), closed: AtomicBool::new(false), meter }
+    }
+
+    /// How many messages wait and their bytes, how many have come and their bytes.
+    pub(crate) fn flow(&self) -> (usize, u64, u64, u64) {
+        let queue = self.lock();
+        let waiting = queue.messages.iter().map(|message| message.header().body_len).sum();
+        (queue.messages.len(), waiting, queue.received, queue.bytes)
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -141,6 +154,8 @@ impl Inbox {
         if self.is_closed() {
             return false;
         }
+        queue.received += 1;
+        queue.bytes += message.header().body_len;
         if first {
             queue.messages.push_front(message);
         } else {

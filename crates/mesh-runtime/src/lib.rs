@@ -7,11 +7,15 @@ mod agent;
 mod board;
 mod calls;
 mod copy;
+mod dump;
 mod error;
 mod inbox;
+mod inspect;
+mod journal;
 mod link;
 mod logs;
 mod message;
+mod meter;
 mod nursery;
 mod ports;
 pub mod reactor;
@@ -26,8 +30,10 @@ pub use agent::SpawnSpec;
 pub use calls::{Call, Outcome};
 pub use error::RuntimeError;
 pub use inbox::{Inbox, LoopWaker};
+pub use journal::Entries;
 pub use logs::Logs;
 pub use message::Message;
+pub use meter::Meter;
 pub use nursery::NurserySpec;
 pub use ports::{Mailbox, Outlet, Receive, Way};
 pub use runtime::{Counts, Options, Outgoing, Runtime, Said, Waited};
@@ -42,5 +48,25 @@ pub fn die_with_parent(parent: u32) {
     // The parent may have ended before the request was in place.
     if getppid().is_none_or(|pid| pid.as_raw_nonzero().get().unsigned_abs() != parent) {
         let _ = kill_process(getpid(), Signal::KILL);
+    }
+}
+
+static EXIT_STATUS: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
+
+extern "C" fn exit_now() {
+    // SAFETY: the end of the process; what C has buffered is written first, as `exit` would after its handlers.
+    unsafe {
+        libc::fflush(std::ptr::null_mut());
+        libc::_exit(EXIT_STATUS.load(std::sync::atomic::Ordering::SeqCst));
+    }
+}
+
+/// Has the process end with `status` when it exits, whatever status it exits with.
+pub fn exit_with(status: i32) {
+    EXIT_STATUS.store(status, std::sync::atomic::Ordering::SeqCst);
+    // SAFETY: a function without arguments that lives as long as the program; a full table of handlers is an error that
+    // costs the status alone.
+    unsafe {
+        libc::atexit(exit_now);
     }
 }

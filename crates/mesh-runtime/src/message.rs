@@ -54,6 +54,11 @@ impl Message {
         read_down(&self.frame)
     }
 
+    /// The name without a copy: it keeps the message's bytes alive.
+    pub fn name_bytes(&self) -> bytes::Bytes {
+        self.frame.name_bytes()
+    }
+
     /// The envelope and the out-of-band parts. Shared ones can be had once.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
+use crate::meter::Meter;
 use mesh_proto::{ActorId, Ended, Event, Frame, Header, Kind, MeshId, ProcAddr, Route, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -50,7 +51,8 @@ impl Runtime {
                 }
             }
             Kind::Spawn => {
-                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor)));
+                let meter = Meter::new(Some(&frame));
+                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor, meter)));
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel | Kind::Partial => {
@@ -92,6 +94,7 @@ impl Runtime {
                 }
             }
             Kind::Failure => self.notice(Message::new(frame, &self.memory)),
+            Kind::Inspect => self.on_inspect(&frame),
             Kind::Gathered => {}
         }
     }
@@ -120,7 +123,9 @@ impl Runtime {
         if actor != REGISTRY || self.me != ProcAddr::CONTROLLER || self.closed.load(Ordering::SeqCst) {
             return None;
         }
-        let inbox = Arc::clone(write(&self.inboxes).entry(actor).or_insert_with(|| Arc::new(Inbox::new(actor))));
+        let inbox = Arc::clone(
+            write(&self.inboxes).entry(actor).or_insert_with(|| Arc::new(Inbox::new(actor, Meter::new(None)))),
+        );
         let mut header = Header::new(Kind::Tell, self.me, self.me);
         header.actor = actor;
         self.notice(Message::new(Frame::build(header, None, b"", &[]), &self.memory));
@@ -181,6 +186,7 @@ impl Runtime {
     /// Closes an actor's inbox; what still waits there goes back to its senders.
     pub fn close_inbox(&self, actor: ActorId) {
         let Some(inbox) = write(&self.inboxes).remove(&actor) else { return };
+        self.note_actor("actor_stopped", &inbox, false);
         for message in inbox.close(&self.reactor) {
             self.undeliverable(message.header(), "the actor stopped before it came to this message");
         }

@@ -20,8 +20,10 @@ use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
 use crate::error::RuntimeError;
 use crate::inbox::Inbox;
+use crate::inspect::Inspection;
 use crate::link::Link;
 use crate::logs::Logs;
+use crate::meter::Meter;
 use crate::ports::Ports;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
@@ -110,6 +112,7 @@ pub struct Runtime {
     loop_fd: AtomicI32,
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
+    pub(crate) inspection: Inspection,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -166,8 +169,8 @@ impl Runtime {
             router: RwLock::new(router),
             links: RwLock::default(),
             inboxes: RwLock::default(),
-            system: Arc::new(Inbox::new(0)),
-            notices: Arc::new(Inbox::new(0)),
+            system: Arc::new(Inbox::new(0, Meter::new(None))),
+            notices: Arc::new(Inbox::new(0, Meter::new(None))),
             alarms: AtomicU64::new(0),
             ids: IdMaker::new(u64::from_ne_bytes(seed)),
             closed: AtomicBool::new(false),
@@ -181,6 +184,7 @@ impl Runtime {
             loop_fd: AtomicI32::new(-1),
             loop_ready: AtomicBool::new(false),
             loop_waiter: Mutex::new(None),
+            inspection: Inspection::default(),
         });
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
         let for_io = Arc::clone(&runtime);
@@ -350,6 +354,18 @@ impl Runtime {
         matches!(read(&self.router).route(addr), Route::Gone(_))
     }
 
+    pub(crate) fn links(&self) -> Vec<Arc<Link>> {
+        read(&self.links).values().cloned().collect()
+    }
+
+    pub(crate) fn all_inboxes(&self) -> Vec<Arc<Inbox>> {
+        read(&self.inboxes).values().cloned().collect()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst) || self.forked.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn link_of(&self, addr: ProcAddr) -> Option<Arc<Link>> {
         // The lock is let go first: two locks at once are taken in one order only, and this would be another.
         let route = read(&self.router).route(addr);
@@ -415,6 +431,7 @@ impl Runtime {
         let reason = "the runtime has been shut down".to_owned();
         let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason, stderr_tail: Vec::new() });
         self.calls.fail_all(&self.reactor, &ended);
+        self.inspection.journal.close(&self.reactor);
         let inboxes: Vec<ActorId> = read(&self.inboxes).keys().copied().collect();
         for actor in inboxes {
             self.close_inbox(actor);

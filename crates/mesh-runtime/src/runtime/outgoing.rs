@@ -109,6 +109,9 @@ impl Runtime {
 
     /// Answers a call.
     pub fn reply(&self, to: &Header, error: u16, payload: &[u8], buffers: &[&[u8]]) -> usize {
+        if to.kind == Kind::Spawn {
+            self.on_constructed(to.actor, error != 0);
+        }
         if to.call == 0 {
             return 0;
         }
@@ -190,7 +193,7 @@ impl Runtime {
 
     fn dispatch_one(&self, frame: Frame, from: Option<LinkId>) -> usize {
         if from.is_some() && self.me == ProcAddr::CONTROLLER {
-            self.note(&frame.header);
+            self.overhear(&frame.header);
         }
         let route = read(&self.router).route(frame.header.dst);
         match route {
@@ -213,7 +216,7 @@ impl Runtime {
 
     /// What the agent learns of a message that it relays. Before the route is looked up: a death in between is then told
     /// one way or the other.
-    fn note(&self, header: &Header) {
+    fn overhear(&self, header: &Header) {
         let (src, dst) = (header.src, header.dst);
         match header.kind {
             Kind::Spawn => {
@@ -226,7 +229,7 @@ impl Runtime {
                 agent.family.asked(src, dst.mesh);
                 agent.family.actor_stopped(dst, header.actor);
             }
-            Kind::Call | Kind::Post => lock(&self.agent).family.asked(src, dst.mesh),
+            Kind::Call | Kind::Post | Kind::Inspect => lock(&self.agent).family.asked(src, dst.mesh),
             _ if header.flags & (flags::SHARED | flags::MORE) != 0 => lock(&self.agent).family.asked(src, dst.mesh),
             _ => {}
         }
@@ -242,7 +245,7 @@ impl Runtime {
             self.refuse_post(&header, "the process that received there has ended");
             return;
         }
-        if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor) {
+        if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect) {
             return;
         }
         if header.src == self.me {
@@ -263,7 +266,7 @@ impl Runtime {
     }
 
     /// Tells a sender that the actor it meant is not (or no longer) there.
-    pub(super) fn undeliverable(&self, header: &Header, why: &str) {
+    pub(crate) fn undeliverable(&self, header: &Header, why: &str) {
         if header.call == 0 {
             return;
         }

@@ -119,6 +119,19 @@ impl Runtime {
         self.alarms.load(Ordering::SeqCst)
     }
 
+    /// The waiter of the main thread, while that waits and signals are to wake it.
+    pub(crate) fn set_main(&self, waiter: Option<Arc<Waiter>>) {
+        *lock(&self.main) = waiter;
+    }
+
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.signalled.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn take_signal(&self) -> bool {
+        self.signalled.swap(false, Ordering::SeqCst)
+    }
+
     /// Where a signal handler is to write, and where such bytes are to go on to (-1 for nowhere).
     pub fn signal_fd(&self, forward: RawFd) -> RawFd {
         self.forward.store(forward, Ordering::SeqCst);

@@ -152,6 +152,11 @@ impl PyCall {
         door::outside(py, || self.runtime.cancel(&self.call, &self.target, self.actor))
     }
 
+    /// When the last outcome came, in nanoseconds since the epoch; only where the call was to note it.
+    fn finished(&self) -> Option<u64> {
+        self.call.finished()
+    }
+
     /// Makes outcomes complete that were given to no one: how many receivers there are.
     fn __len__(&self) -> usize {
         self.target.len()
@@ -173,6 +178,7 @@ pub(crate) fn kind_name(kind: Kind) -> &'static str {
         Kind::Failure => "failure",
         Kind::Post => "post",
         Kind::Partial => "partial",
+        Kind::Inspect => "inspect",
         _ => "other",
     }
 }

@@ -181,3 +181,9 @@ pub(crate) fn wait(
 pub(crate) fn die_with_parent(parent: u32) {
     mesh_runtime::die_with_parent(parent);
 }
+
+/// Has this process, once the interpreter has come to its end, exit with `status` whatever status that gives.
+#[pyfunction]
+pub(crate) fn exit_with(status: i32) {
+    mesh_runtime::exit_with(status);
+}

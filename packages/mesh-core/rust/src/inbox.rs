@@ -5,12 +5,13 @@ use crate::door;
 use crate::part::PyPart;
 use crate::port::PyOutlet;
 use crate::runtime::Payload;
-use mesh_proto::{ProcAddr, flags};
+use mesh_proto::{Kind, ProcAddr, flags};
 use mesh_runtime::{Inbox, LoopWaker, Message, PartData, Runtime, Way};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The eventfd by which an event loop learns that something is ready.
 #[pyclass(name = "Waker", module = "mesh_core._native", frozen)]
@@ -49,10 +50,19 @@ enum Held {
 pub(crate) struct PyMessage {
     runtime: Arc<Runtime>,
     held: Held,
+    /// Whose message it is, while it is an actor's to handle.
+    inbox: Option<Arc<Inbox>>,
+    /// The meter's number of its handling; 0 before and after.
+    begun: AtomicU64,
 }
 
 static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static LOADS_RICH: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// One of the sections of a name, which NUL bytes separate: the endpoint, the shape, the trace.
+fn section(name: &[u8], n: usize) -> Option<&[u8]> {
+    name.split(|byte| *byte == 0).nth(n)
+}
 
 fn cached<'py>(
     py: Python<'py>,
@@ -65,7 +75,28 @@ fn cached<'py>(
 
 impl PyMessage {
     pub(crate) fn shared(runtime: &Arc<Runtime>, message: Arc<Message>) -> Self {
-        Self { runtime: Arc::clone(runtime), held: Held::Shared(message) }
+        Self { runtime: Arc::clone(runtime), held: Held::Shared(message), inbox: None, begun: AtomicU64::new(0) }
+    }
+
+    /// An endpoint is about to run.
+    fn begin(&self) {
+        let header = self.message().header();
+        if let Some(inbox) = &self.inbox
+            && matches!(header.kind, Kind::Call | Kind::Tell)
+            && self.begun.load(Ordering::Relaxed) == 0
+        {
+            self.begun.store(inbox.meter.begin(self.message().name_bytes(), header.src), Ordering::Relaxed);
+        }
+    }
+
+    /// An endpoint has run. Before its reply is sent: whoever gets that may look at the figures at once.
+    fn end(&self, failed: bool) {
+        let serial = self.begun.swap(0, Ordering::Relaxed);
+        if serial != 0
+            && let Some(inbox) = &self.inbox
+        {
+            inbox.meter.end(serial, failed);
+        }
     }
 
     fn message(&self) -> &Message {
@@ -73,6 +104,12 @@ impl PyMessage {
             Held::Own(message) => message,
             Held::Shared(message) => message,
         }
+    }
+}
+
+impl Drop for PyMessage {
+    fn drop(&mut self) {
+        self.end(false);
     }
 }
 
@@ -95,8 +132,13 @@ impl PyMessage {
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
         let name = self.message().name();
-        let start = name.iter().position(|byte| *byte == 0).map_or(name.len(), |at| at + 1);
-        PyString::new(py, &String::from_utf8_lossy(&name[start..]))
+        PyString::new(py, &String::from_utf8_lossy(section(name, 1).unwrap_or_default()))
+    }
+
+    /// The context of the trace that the message is part of, if it is part of one.
+    #[getter]
+    fn trace<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyString>> {
+        section(self.message().name(), 2).map(|text| PyString::new(py, &String::from_utf8_lossy(text)))
     }
 
     #[getter]
@@ -167,6 +209,7 @@ impl PyMessage {
 
     /// The object that was sent.
     fn load<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.begin();
         let (payload, buffers) = self.raw(py)?;
         if buffers.is_empty() {
             cached(py, &LOADS, "_pickle", "loads")?.call1((payload,))
@@ -180,9 +223,12 @@ impl PyMessage {
         if self.message().header().call != 0 {
             self.runtime.original().map_err(|error| door::raise(py, &error))?;
             let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
+            self.end(false);
             payload.send(py, |bytes, buffers| {
                 self.runtime.reply(self.message().header(), 0, bytes, buffers);
             });
+        } else {
+            self.end(false);
         }
         Ok(())
     }
@@ -203,6 +249,11 @@ impl PyMessage {
         Ok(())
     }
 
+    /// Nobody hears how it failed: the message counts as handled, and as failed.
+    fn failed(&self) {
+        self.end(true);
+    }
+
     /// Answers with an exception that was encoded before.
     #[pyo3(signature = (data, buffers, dead=false))]
     fn reply_error(
@@ -214,6 +265,7 @@ impl PyMessage {
     ) -> PyResult<()> {
         self.runtime.original().map_err(|error| door::raise(py, &error))?;
         let payload = Payload::new(data.clone(), buffers)?;
+        self.end(true);
         let bits = if dead { flags::ERROR | flags::DEAD } else { flags::ERROR };
         payload.send(py, |bytes, buffers| {
             self.runtime.reply(self.message().header(), bits, bytes, buffers);
@@ -234,7 +286,12 @@ impl PyInbox {
         let burst = self.inbox.take(limit);
         burst
             .into_iter()
-            .map(|message| PyMessage { runtime: Arc::clone(&self.runtime), held: Held::Own(message) })
+            .map(|message| PyMessage {
+                runtime: Arc::clone(&self.runtime),
+                held: Held::Own(message),
+                inbox: Some(Arc::clone(&self.inbox)),
+                begun: AtomicU64::new(0),
+            })
             .collect()
     }
 }
@@ -267,6 +324,16 @@ impl PyInbox {
     /// Has whoever works through the inbox look up from it: a message of kind `failure`, before all others.
     fn nudge(&self) {
         self.runtime.nudge_inbox(&self.inbox);
+    }
+
+    /// Says what the actor is, for whoever looks from outside.
+    fn describe(&self, class_name: &str) {
+        self.inbox.meter.describe(class_name);
+    }
+
+    /// Says which thread works for the actor (or, for the process's own inbox, runs its loop).
+    fn worked_by(&self, thread: u64) {
+        self.inbox.meter.worked_by(thread);
     }
 
     /// Tells no loop any more.

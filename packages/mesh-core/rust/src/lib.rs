@@ -3,6 +3,7 @@
 mod call;
 mod door;
 mod inbox;
+mod inspect;
 mod logs;
 mod part;
 mod port;
@@ -28,9 +29,11 @@ mod _native {
         m.add_class::<inbox::PyMessage>()?;
         m.add_class::<inbox::PyWaker>()?;
         m.add_class::<part::PyPart>()?;
+        m.add_class::<inspect::PyJournal>()?;
         m.add_class::<port::PyMailbox>()?;
         m.add_class::<port::PyOutlet>()?;
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
+        m.add_function(wrap_pyfunction!(door::exit_with, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
         m.add_class::<logs::PyLogs>()?;
         m.add_function(wrap_pyfunction!(logs::line_buffer_stdio, m)?)?;

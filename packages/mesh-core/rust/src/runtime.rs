@@ -125,6 +125,8 @@ pub(crate) struct PySender {
     block: bool,
     /// Whether the receivers combine their replies on the way up.
     reduce: bool,
+    /// Its calls note when they have finished, for a span.
+    timed: bool,
 }
 
 impl PySender {
@@ -146,6 +148,30 @@ impl PySender {
 
 #[pymethods]
 impl PySender {
+    /// The same way, with a trace's context in every message.
+    fn traced(&self, context: &str) -> PyResult<Self> {
+        let mut name = self.name.clone();
+        if !name.contains(&0) {
+            // A message to one actor has no shape; the context stands third all the same.
+            name.push(0);
+        }
+        name.push(0);
+        name.extend_from_slice(context.as_bytes());
+        if name.len() > usize::from(u16::MAX) {
+            return Err(PyValueError::new_err("a trace's context is too long to be sent"));
+        }
+        Ok(Self {
+            runtime: Arc::clone(&self.runtime),
+            target: Arc::clone(&self.target),
+            actor: self.actor,
+            name,
+            kind: self.kind,
+            block: self.block,
+            reduce: self.reduce,
+            timed: true,
+        })
+    }
+
     /// Sends `value` and returns the call that waits for the replies.
     #[pyo3(signature = (value, stream=false))]
     fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool) -> PyResult<PyCall> {
@@ -160,6 +186,9 @@ impl PySender {
                 if self.reduce { self.runtime.call_reduced(&out) } else { self.runtime.call(&out, stream) }
             })
             .map_err(|error| raise(py, &error))?;
+        if self.timed {
+            call.keep_time();
+        }
         self.hold_back(py, queued)?;
         Ok(PyCall {
             runtime: Arc::clone(&self.runtime),
@@ -188,6 +217,12 @@ impl PySender {
 /// One process's runtime.
 #[pyclass(name = "Runtime", module = "mesh_core._native", frozen)]
 pub(crate) struct PyRuntime(Arc<Runtime>);
+
+impl PyRuntime {
+    pub(crate) fn shared(&self) -> &Arc<Runtime> {
+        &self.0
+    }
+}
 
 fn options(spin_us: f64, link_budget: usize, shm_budget: usize, shm_threshold: usize) -> PyResult<Options> {
     Ok(Options { spin: duration(spin_us * 1e-6)?, link_budget, shm_budget, shm_threshold })
@@ -252,6 +287,7 @@ impl PyRuntime {
             "spawn" => Kind::Spawn,
             "stop_actor" => Kind::StopActor,
             "failure" => Kind::Failure,
+            "inspect" => Kind::Inspect,
             other => return Err(PyValueError::new_err(format!("no message of kind {other:?} is sent this way"))),
         };
         let target = Arc::clone(&target.0);
@@ -274,11 +310,11 @@ impl PyRuntime {
                 "an endpoint's name and its mesh's labels are at most 65,535 bytes long",
             ));
         }
-        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block, reduce })
+        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block, reduce, timed: false })
     }
 
     /// Makes a mesh of processes; the call completes as they come up.
-    #[pyo3(signature = (mesh, region, *, argv, env, fresh, config, within))]
+    #[pyo3(signature = (mesh, region, *, argv, env, fresh, config, within, title=""))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn spawn_procs(
         &self,
@@ -290,6 +326,7 @@ impl PyRuntime {
         fresh: bool,
         config: &[u8],
         within: f64,
+        title: &str,
     ) -> PyResult<PyCall> {
         let within = duration(within)?;
         let spec = SpawnSpec {
@@ -297,6 +334,7 @@ impl PyRuntime {
             exec: fresh,
             config: Bytes::copy_from_slice(config),
             within,
+            title: title.into(),
         };
         let region = region.inner();
         let call = leave(py, || self.0.spawn_procs(mesh, region, &spec))?;
@@ -396,6 +434,18 @@ impl PyRuntime {
         let within = duration(within)?.min(Duration::from_secs(3600));
         outside(py, || self.0.close(within));
         Ok(())
+    }
+
+    /// Has stacks written to `file` by the handler that is registered for `signal`.
+    fn catch_dumps(&self, py: Python<'_>, signal: i32, file: i32) -> PyResult<()> {
+        // SAFETY: the caller keeps the descriptor open during this call; what is kept is a copy.
+        let file = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned()?;
+        self.0.catch_dumps(signal, file).map_err(|error| raise(py, &error))
+    }
+
+    /// Puts an event, as JSON, into the controller's journal.
+    fn note_text(&self, text: &str, failure: bool) {
+        self.0.note_text(text, failure);
     }
 
     /// Says that this is a copy in a forked child.

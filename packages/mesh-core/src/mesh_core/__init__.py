@@ -129,6 +129,10 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "inspect":
+        import importlib
+
+        return importlib.import_module("mesh_core.inspect")
     module = _LATER.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

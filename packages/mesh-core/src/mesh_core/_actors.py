@@ -156,10 +156,13 @@ class ActorMesh(Mesh, Generic[T]):
         return f"<ActorMesh {self._name!r} of {self.class_name}: {describe(self._view)}>"
 
     def _repr_html_(self) -> str:
-        import html
+        from mesh_core._show import Table, listed
 
-        endpoints = ", ".join(html.escape(name) for name in sorted(self._interface.endpoints))
-        return f"<b>ActorMesh</b> <code>{html.escape(repr(self))}</code><br>endpoints: {endpoints}"
+        known = sorted(self._interface.endpoints.items())
+        table = listed(
+            Table(["endpoint", ""]), len(known), lambda index: (known[index][0], known[index][1].text)
+        )
+        return table.html(f"{self!r} on {self._host}")
 
 
 def _revive(interface: Interface, told: dict[str, Any]) -> ActorMesh[Any]:

@@ -10,6 +10,7 @@ from mesh_core._errors import MeshError
 from mesh_core._future import Future, Stream, StreamFuture
 from mesh_core._native import Target
 from mesh_core._outcomes import Addressee, error_of, load, value_of
+from mesh_core._traces import notice
 from mesh_core._values import ValueMesh, lazy
 
 if TYPE_CHECKING:
@@ -65,7 +66,18 @@ class Endpoint(Generic[P, R]):
     ============== ==================================================================
     """
 
-    __slots__ = ("_arity", "_block", "_busy", "_limit", "_mesh", "_name", "_one", "_senders", "_who")
+    __slots__ = (
+        "_arity",
+        "_block",
+        "_busy",
+        "_limit",
+        "_mesh",
+        "_name",
+        "_one",
+        "_senders",
+        "_spanned",
+        "_who",
+    )
 
     def __init__(
         self, mesh: ActorMesh[Any], name: str, arity: Arity, limit: float | None = None, block: bool = True
@@ -79,6 +91,8 @@ class Endpoint(Generic[P, R]):
         self._senders: Sender = self._sender(mesh._view)
         self._one = len(mesh._view) == 1
         self._busy: dict[int, deque[Call]] | None = None
+        self._spanned = False
+        notice(mesh._process)
 
     def _sender(self, view: Region, mark: str = "", kind: str = "call") -> Sender:
         mesh = self._mesh
@@ -103,6 +117,8 @@ class Endpoint(Generic[P, R]):
             )
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
+        if self._mesh._process.tracer is not None and not self._spanned:
+            return self._mesh._process.tracer.call(self, "call_one", args, kwargs)  # type: ignore[no-any-return]
         call = self._senders.call((args, kwargs))
         return Future(self._mesh._process, call, self._finish_one, self._what, self._limit)
 
@@ -115,6 +131,8 @@ class Endpoint(Generic[P, R]):
         """Call every actor of the mesh; the future's result is a :class:`ValueMesh` of the mesh's shape."""
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
+        if self._mesh._process.tracer is not None and not self._spanned:
+            return self._mesh._process.tracer.call(self, "call", args, kwargs)  # type: ignore[no-any-return]
         call = self._senders.call((args, kwargs))
         return ManyFuture(self._mesh._process, call, self._finish_all, self._what, self._limit)
 
@@ -176,7 +194,9 @@ class Endpoint(Generic[P, R]):
         """Send to every actor of the mesh; nobody replies. What an endpoint raises is logged where it happened."""
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
-        self._senders.tell((args, kwargs))
+        if self._mesh._process.tracer is not None and not self._spanned:
+            return self._mesh._process.tracer.call(self, "broadcast", args, kwargs)  # type: ignore[no-any-return]
+        return self._senders.tell((args, kwargs))
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``.
@@ -186,6 +206,8 @@ class Endpoint(Generic[P, R]):
         """
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
+        if self._mesh._process.tracer is not None and not self._spanned:
+            return self._mesh._process.tracer.call(self, "stream", args, kwargs)  # type: ignore[no-any-return]
         call = self._senders.call((args, kwargs), stream=True)
 
         def make(n: int) -> StreamFuture[R]:
@@ -226,6 +248,13 @@ class Endpoint(Generic[P, R]):
 
             return ReducedEndpoint(self._mesh, self._name, self._arity, timeout, block, reduce=reduce)
         return Endpoint(self._mesh, self._name, self._arity, timeout, block)
+
+    def _traced(self, context: str) -> Endpoint[P, R]:
+        """The same endpoint, for the messages of one span."""
+        endpoint: Endpoint[P, R] = Endpoint(self._mesh, self._name, self._arity, self._limit, self._block)
+        endpoint._senders = self._senders.traced(context)
+        endpoint._spanned = True
+        return endpoint
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: a mesh's endpoint is called with an adverb."""

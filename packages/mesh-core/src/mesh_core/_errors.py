@@ -196,6 +196,15 @@ class SupervisionError(MeshError):
         super().__init__(message or (failure.report() if failure is not None else ""))
         self.failure = failure
 
+    def __repr__(self) -> str:
+        return f"SupervisionError({str(self).partition(chr(10))[0]!r})"
+
+    def _repr_html_(self) -> str:
+        from mesh_core._show import block
+
+        title, _, rest = str(self).partition("\n")
+        return block(f"SupervisionError: {title}", rest)
+
 
 class SpawnError(MeshError):
     """A process or actor could not be started."""

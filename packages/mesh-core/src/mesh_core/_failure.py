@@ -70,6 +70,15 @@ class MeshFailure:
         """Say whether it is an actor that has failed in a process that lives on."""
         return self.exception is not None and self.signal is None and self.exitcode is None
 
+    def __repr__(self) -> str:
+        return f"<MeshFailure: {self.headline()}>"
+
+    def _repr_html_(self) -> str:
+        from mesh_core._show import block
+
+        title, _, rest = self.report().partition("\n")
+        return block(title, rest)
+
     def _who(self) -> str:
         mesh = f"mesh {self.mesh_name!r}" if self.mesh_name else "a mesh"
         return mesh if self.rank is None else f"rank {self.rank}{describe_point(self.point)} of {mesh}"

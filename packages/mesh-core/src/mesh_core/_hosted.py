@@ -19,6 +19,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _context
@@ -29,6 +30,7 @@ from mesh_core._failure import MeshFailure
 from mesh_core._nearest import did_you_mean
 from mesh_core._respond import MARKS, marked
 from mesh_core._serialize import explain_load_failure
+from mesh_core._traces import notice
 
 if TYPE_CHECKING:
     from mesh_core._native import Inbox, Message
@@ -134,7 +136,14 @@ class Hosted:
             _context.enter(Context(self.instance, None))
             try:
                 assert self._cls is not None
-                self.object = self._cls(*self._args, **self._kwargs)
+                notice(self.stage.process)
+                tracer = self.stage.process.tracer
+                make: Callable[..., Any] = self._cls
+                if tracer is not None and spawned is not None:
+                    make = tracer.handling(None, make, spawned, self.instance)
+                self.object = make(*self._args, **self._kwargs)
+                # The constructor may be what sets a provider.
+                notice(self.stage.process)
             except BaseException as error:  # noqa: BLE001 - it is the spawner's to hear
                 self._examine(error)
                 self.broken = error
@@ -149,6 +158,7 @@ class Hosted:
     # On a thread of its own.
 
     def _serve(self) -> None:
+        self.inbox.worked_by(threading.get_ident())
         self._construct()
         burst = self.inbox.take(_BURST)
         while burst:
@@ -188,10 +198,15 @@ class Hosted:
         args = None
         try:
             args, kwargs = message.load()
+            function, tracer = spec.function, self.stage.process.tracer
+            if spec.respond is not None:
+                function = partial(spec.respond, self, message)
+            if tracer is not None:
+                function = tracer.handling(spec, function, message, self.instance)
             if spec.respond is None:
-                message.reply(spec.function(self.object, *args, **kwargs))
+                message.reply(function(self.object, *args, **kwargs))
             else:
-                spec.respond(self, message, args, kwargs)
+                function(args, kwargs)
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             if args is None:
                 self._refuse(message, _unreadable(error))
@@ -331,10 +346,15 @@ class Hosted:
         args = None
         try:
             args, kwargs = message.load()
+            function, tracer = spec.function, self.stage.process.tracer
+            if spec.respond is not None:
+                function = partial(spec.respond, self, message)
+            if tracer is not None:
+                function = tracer.handling(spec, function, message, self.instance)
             if spec.respond is None:
-                message.reply(await spec.function(self.object, *args, **kwargs))
+                message.reply(await function(self.object, *args, **kwargs))
             else:
-                await spec.respond(self, message, args, kwargs)
+                await function(args, kwargs)
         except asyncio.CancelledError as error:
             if self.broken is not None or message.call:
                 self._refuse(message, error if self.broken is None else self.broken)

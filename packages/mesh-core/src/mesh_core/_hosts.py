@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mesh_core import _process
 from mesh_core._mesh import Mesh, describe
-from mesh_core._native import Extent, Region
+from mesh_core._native import Extent, Point, Region
 
 if TYPE_CHECKING:
     from mesh_core._estate import Policy
@@ -105,6 +105,15 @@ class HostMesh(Mesh):
 
     def __repr__(self) -> str:
         return f"<HostMesh {self._name!r}: {describe(self._view)}>"
+
+    def _repr_html_(self) -> str:
+        from mesh_core._show import Table, listed, place
+
+        extent = self._view.extent
+        table = Table(["place", "host"])
+        return listed(table, len(self), lambda index: (place(Point(index, extent)) or "0", self._name)).html(
+            repr(self)
+        )
 
 
 def _revive_host(view: Region, name: str) -> HostMesh:

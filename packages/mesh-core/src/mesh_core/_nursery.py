@@ -44,6 +44,7 @@ _SHARED = (
     "inspect",
     "logging",
     "mesh_core._exceptions",
+    "mesh_core._dumps",
     "mesh_core._failure",
     "mesh_core._logging",
     "mesh_core._stage",

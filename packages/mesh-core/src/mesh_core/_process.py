@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _native
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
+from mesh_core._journal import Journal
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from mesh_core._stage import Stage
     from mesh_core._substitutes import Substitutes
     from mesh_core._supervision import Faults
+    from mesh_core._tracer import Tracer
 
 
 # How long a thread that calls at the interpreter's end is held, for the end to come.
@@ -79,6 +81,12 @@ class Process:
         self._faults: Faults | None = None
         self.alarmed = False
         """Whether the script's next call that has to wait raises a failure instead."""
+        self.journal = Journal(runtime, at_root=identity.mesh_id == 0)
+        """What happens, for :func:`mesh_core.inspect.events`."""
+        self.tracer: Tracer | None = None
+        """Makes spans, where an OpenTelemetry provider is set; see ``_traces``."""
+        self.untraced = False
+        """The program wants no spans, whatever is set."""
 
     @property
     def settings(self) -> Settings:

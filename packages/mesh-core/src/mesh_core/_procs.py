@@ -17,6 +17,7 @@ from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, describe
 from mesh_core._native import Lost, Point, Region, Target
 from mesh_core._outcomes import Addressee, error_of
+from mesh_core._traces import notice
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -118,8 +119,13 @@ class ProcMesh(Mesh):
         actor_id = process.runtime.new_id()
         blob = process.class_blob(cls)
         sender = process.runtime.sender(self._target(), actor_id, name, "spawn")
+        notice(process)
         creator = "the script" if owner is None else owner.describe()
-        call = sender.call((blob, self._name, self._host, (owner_id, creator), args, kwargs))
+        spawned = (blob, self._name, self._host, (owner_id, creator), args, kwargs)
+        if process.tracer is None:
+            call = sender.call(spawned)
+        else:
+            call = process.tracer.spawn(sender, spawned, name, cls.__qualname__)
         mesh: ActorMesh[T] = ActorMesh(
             process,
             interface,
@@ -277,13 +283,15 @@ class ProcMesh(Mesh):
         return f"<ProcMesh {self._name!r}: {describe(self._view)}>"
 
     def _repr_html_(self) -> str:
-        import html
+        from mesh_core._show import Table, listed, place
 
-        rows = "".join(
-            f"<tr><td>{html.escape(', '.join(f'{k}={v}' for k, v in point.items()) or '0')}</td><td>{pid}</td></tr>"
-            for (point, _), pid in zip(self, self.pids, strict=True)
-        )
-        return f"<table><caption>{html.escape(repr(self))}</caption><tr><th>place</th><th>pid</th></tr>{rows}</table>"
+        pids, extent = self.pids, self._view.extent
+
+        def row(index: int) -> list[str]:
+            pid = pids[index]
+            return [place(Point(index, extent)) or "0", "-" if pid is None else str(pid)]
+
+        return listed(Table(["place", "pid"]), len(pids), row).html(f"{self!r} on {self._host}")
 
 
 def _is_actor(cls: type) -> bool:
@@ -392,7 +400,11 @@ def spawn(
         fresh=fresh,
         config=encoded,
         within=process.settings.spawn_timeout,
+        title=f"{shown}\0{','.join(f'{k}={v}' for k, v in extent.items())}",
     )
+    notice(process)
+    if process.tracer is not None:
+        process.tracer.spawn_procs(shown, len(region), process.identity.host)
     mesh = ProcMesh(
         process,
         name=shown,

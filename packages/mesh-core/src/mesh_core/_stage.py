@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _logging
 from mesh_core._context import Instance, parse_shape
 from mesh_core._debug._hook import Breakpoints
+from mesh_core._dumps import stacks
 from mesh_core._endpoint import EndpointProperty, table_of
 from mesh_core._errors import MeshError
 from mesh_core._hosted import Hosted
@@ -111,6 +112,7 @@ class Stage:
     def run(self) -> int:
         """Serve until the process is told to stop; returns its exit status."""
         asyncio.set_event_loop(self.loop)
+        self._system.worked_by(threading.get_ident())
         self.loop.add_reader(self.waker.fileno(), self._on_ready)
         self._system.attach(self.waker, _SYSTEM)
         with self._signals():
@@ -156,28 +158,37 @@ class Stage:
                     actor.pump()
 
     def _on_system(self, message: Message) -> None:
-        kind = message.kind
         if self._exit_code:
             # The bootstrap has failed, the process is about to end: nothing starts in it any more.
             return
+        kind = message.kind
         if kind == "spawn":
             self._spawn(message)
+        elif kind == "cancel":
+            self._cancel(message)
         elif kind == "partial":
             Reductions.of(self).on_partial(message)
-        elif kind == "cancel":
-            if message.is_tree:
-                Reductions.of(self).forget(message)
-                if message.is_end:
-                    return
-            actor = self.actors.get(message.actor)
-            if actor is not None:
-                actor.cancel((message.src, message.call))
+        elif kind == "inspect":
+            message.reply(stacks())
         elif kind == "stop_proc":
             self.keep(self.loop.create_task(self._stop(message.index / 1000)))
-        elif kind == "down":
+        elif kind in ("down", "failure"):
+            self._on_notice(message)
+
+    def _cancel(self, message: Message) -> None:
+        if message.is_tree:
+            Reductions.of(self).forget(message)
+            if message.is_end:
+                return
+        actor = self.actors.get(message.actor)
+        if actor is not None:
+            actor.cancel((message.src, message.call))
+
+    def _on_notice(self, message: Message) -> None:
+        if message.kind == "down":
             for owner, holding, failure, _ in self.process.faults.struck(message):
                 self.on_failure(owner, holding, failure)
-        elif kind == "failure":
+        else:
             key, failure = message.load()
             owned = self.process.estates.of(message.actor).actors(key[2])
             self.on_failure(message.actor, owned, named(failure, owned))
@@ -216,6 +227,7 @@ class Stage:
             except Exception as error:
                 raise explain_load_failure(error) from error
             instance.class_name = cls.__qualname__
+            inbox.describe(cls.__qualname__)
             hosted = Hosted(
                 self, inbox, instance, message, cls=cls, args=args, kwargs=kwargs, owner=(message.src, owner)
             )
@@ -317,6 +329,7 @@ class Stage:
             end_copy(error)
         me = self.process.identity
         if message.call == 0:
+            message.failed()
             self.log_failure(message, error, name)
             return
         from mesh_core._exceptions import encode_exception

@@ -14,11 +14,9 @@ SUP-2: no failure is lost: what nobody has heard of when the script ends is repo
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import logging
-import os
 import sys
 import threading
 import time
@@ -26,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
+from mesh_core import _native, _process
 from mesh_core._context import current_instance
 from mesh_core._errors import SupervisionError
 from mesh_core._failure import MeshFailure
@@ -308,19 +306,11 @@ def stop_and_report(process: Process) -> list[str]:
 
 
 def leave_with(unheard: list[str]) -> None:
-    """End the process with status 1, as failures were left that nobody has heard of (SUP-2)."""
-    import atexit
-    import gc
-    import io
-
+    """Have the process end with status 1, as failures were left that nobody has heard of (SUP-2)."""
     for report in unheard:
         sys.stderr.write(f"mesh: nobody has handled this failure:\n{report}\n")
-    # Every other handler first: this process ends here, as there is no other way to its exit status any more.
-    atexit._run_exitfuncs()
-    for stream in [each for each in gc.get_objects() if isinstance(each, io.IOBase)]:
-        with contextlib.suppress(Exception):  # closed, or in no state to be written
-            stream.flush()
-    os._exit(1)
+    # The interpreter comes to its end as ever, and has no way to change the status any more.
+    _native.exit_with(1)
 
 
 def set_fault_handler(

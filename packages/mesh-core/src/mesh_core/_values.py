@@ -10,6 +10,9 @@ from mesh_core._native import Point, Region
 
 R = TypeVar("R")
 
+# Values that are loaded to be shown.
+_MOST_LOADED = 10_000
+
 
 class _Lazy:
     """A value that is still a message; loaded when it is asked for."""
@@ -107,33 +110,50 @@ class ValueMesh(Mesh, Generic[R]):
     def __reduce__(self) -> Any:
         return _rebuild, (self.extent, self.values())
 
+    def _runs(self) -> list[tuple[int, int, str]]:
+        """What people see: runs of equal texts, with the places of their ends in this mesh."""
+        from mesh_core._show import ends, runs, shown
+
+        def text(index: int) -> str:
+            try:
+                value = self._load(self._view.rank_at(index))
+            except Exception as error:  # noqa: BLE001 - what was sent may fail to load in any way
+                return f"<cannot be loaded: {type(error).__name__}>"
+            return shown(value)
+
+        # Equal neighbours are one row however many they are, but to see that they are equal each has to be loaded.
+        first, hidden, last = ends(len(self), _MOST_LOADED)
+        found = runs(text(index) for index in first)
+        if hidden:
+            found.append((first.stop, last.start - 1, f"… {hidden:,} values that were not looked at …"))
+        found += [
+            (a + last.start, b + last.start, text) for a, b, text in runs(text(index) for index in last)
+        ]
+        return found
+
     def __repr__(self) -> str:
-        lines = [f"ValueMesh({describe(self._view)}):"]
-        runs: list[tuple[int, int, str]] = []
-        for index, value in enumerate(self.values()):
-            text = repr(value)
-            if len(text) > 200:
-                text = text[:200] + "…"
-            if runs and runs[-1][2] == text:
-                runs[-1] = (runs[-1][0], index, text)
-            else:
-                runs.append((index, index, text))
-        if len(runs) > 20:
-            runs = [*runs[:10], (-1, -1, f"… {len(runs) - 20} more …"), *runs[-10:]]
-        for first, last, text in runs:
-            where = "" if first < 0 else f"{first}: " if first == last else f"{first}-{last}: "
-            lines.append(f"  {where}{text}")
-        return "\n".join(lines)
+        from mesh_core._show import ends
+
+        found = self._runs()
+        first, hidden, last = ends(len(found))
+        more = [f"  … {hidden:,} more …"] if hidden else []
+        lines = [f"  {a}: {text}" if a == b else f"  {a}-{b}: {text}" for a, b, text in found]
+        shape = f"ValueMesh({describe(self._view)}):"
+        return "\n".join([shape, *lines[: first.stop], *more, *lines[last.start :]])
 
     def _repr_html_(self) -> str:
-        import html
+        from mesh_core._show import Table, listed, place
 
-        rows = "".join(
-            f"<tr><td>{html.escape(', '.join(f'{k}={v}' for k, v in point.items()))}</td>"
-            f"<td><code>{html.escape(repr(value)[:200])}</code></td></tr>"
-            for point, value in self
-        )
-        return f"<table><caption>ValueMesh({describe(self._view)})</caption>{rows}</table>"
+        extent = self._view.extent
+        found = self._runs()
+
+        def row(index: int) -> list[str]:
+            a, b, text = found[index]
+            where = [place(Point(rank, extent)) for rank in sorted({a, b})]
+            return [str(a) if a == b else f"{a}-{b}", " … ".join(where), text]
+
+        table = listed(Table(["rank", "place", "value"]), len(found), row)
+        return table.html(f"ValueMesh({describe(self._view)})")
 
 
 def _rebuild(extent: Any, values: list[Any]) -> ValueMesh[Any]:

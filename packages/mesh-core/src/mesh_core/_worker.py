@@ -37,10 +37,12 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
     if config["substitutes"]:
         _process.substitutes().hear(config["substitutes"])
     process.job = tuple(config["job"])
+    from mesh_core._dumps import arm
     from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage
 
     set_up_worker(process.settings.log_level)
+    arm(process.runtime)
     stage = Stage(process)
     stage.breakpoints.install()
     process.adopt_stage(stage)

@@ -1,0 +1,443 @@
+//! Answers about this process, given without the interpreter: they come while an actor, the event loop or whoever holds
+//! the GIL is stuck.
+//!
+//! One frame kind asks and tells; its name says what:
+//!
+//! | name | to | is |
+//! | --- | --- | --- |
+//! | `state` | a proc | asks what its actors have done and do now |
+//! | `stacks` | a proc | asks its event loop for the stacks of its Python threads |
+//! | `dump` | a proc | asks for them without the loop, which has not answered |
+//! | `threads` | a proc | asks which thread works for which actor, and on what |
+//! | `tree` | the controller | asks which procs there are, and what failed lately |
+//! | `watch`, `rest` | a proc | somebody follows events, or nobody does any more |
+//! | `event` | the controller | tells of an event |
+//!
+//! Answers are JSON: they are made for people and read seldom.
+
+use crate::error::RuntimeError;
+use crate::inbox::LoopWaker;
+use crate::journal::Entries;
+use crate::link::Link;
+use crate::message::Message;
+use crate::meter::Running;
+use crate::runtime::{Runtime, lock};
+use crate::wait::Waiter;
+use crate::{Waited, dump::Dumper};
+use bytes::Bytes;
+use mesh_proto::{ActorId, Ended, Exit, Frame, Header, Kind, MeshId, Part, ProcAddr, Stage};
+use std::fmt::Write as _;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// What inspection keeps in a runtime.
+#[derive(Debug, Default)]
+pub(crate) struct Inspection {
+    /// At the controller: what has happened.
+    pub(crate) journal: crate::journal::Journal,
+    /// At the controller: how many readers follow.
+    watchers: AtomicUsize,
+    /// Whether somebody wants to hear of this process's actors.
+    watched: AtomicBool,
+    dumper: OnceLock<Dumper>,
+}
+
+fn quoted(out: &mut String, text: &str) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            c if c.is_control() => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
+fn addr(addr: ProcAddr) -> String {
+    format!("[{},{}]", addr.mesh, addr.rank)
+}
+
+fn list<T>(out: &mut String, items: impl IntoIterator<Item = T>, mut item: impl FnMut(&mut String, T)) {
+    out.push('[');
+    for (n, one) in items.into_iter().enumerate() {
+        if n > 0 {
+            out.push(',');
+        }
+        item(out, one);
+    }
+    out.push(']');
+}
+
+fn endpoint(name: &[u8]) -> std::borrow::Cow<'_, str> {
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    String::from_utf8_lossy(&name[..end])
+}
+
+fn write_running(out: &mut String, one: &Running, now: Instant) {
+    out.push('[');
+    quoted(out, &endpoint(&one.name));
+    let since = now.saturating_duration_since(one.since).as_secs_f64();
+    let _ = write!(out, ",{since},{}]", addr(one.src));
+}
+
+fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Starting => "starting",
+        Stage::Running => "running",
+        Stage::Stopping => "stopping",
+        Stage::Ending | Stage::Ended => "ending",
+    }
+}
+
+/// An event on its way to text.
+pub(crate) struct Note(String);
+
+impl Note {
+    pub(crate) fn new(kind: &str, who: ProcAddr) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        Self(format!(r#"{{"time":{now},"kind":"{kind}","proc":{}"#, addr(who)))
+    }
+
+    pub(crate) fn text(mut self, key: &str, value: &str) -> Self {
+        let _ = write!(self.0, r#","{key}":"#);
+        quoted(&mut self.0, value);
+        self
+    }
+
+    pub(crate) fn number(mut self, key: &str, value: impl Into<i128>) -> Self {
+        let _ = write!(self.0, r#","{key}":{}"#, value.into());
+        self
+    }
+
+    fn finish(mut self) -> String {
+        self.0.push('}');
+        self.0
+    }
+}
+
+impl Runtime {
+    // What others ask.
+
+    pub(crate) fn on_inspect(&self, frame: &Frame) {
+        let header = frame.header;
+        let answer = match frame.name().split(|byte| *byte == 0).next().unwrap_or_default() {
+            b"state" => self.state(),
+            b"threads" => self.threads(),
+            b"dump" => self.dump(),
+            b"stacks" => {
+                self.system_inbox().push(&self.reactor, Message::new(frame.clone(), &self.memory));
+                return;
+            }
+            b"tree" if self.me == ProcAddr::CONTROLLER => self.tree(),
+            b"watch" => return self.inspection.watched.store(true, Ordering::Relaxed),
+            b"rest" => return self.inspection.watched.store(false, Ordering::Relaxed),
+            b"event" if self.me == ProcAddr::CONTROLLER => {
+                if let Ok(parts) = frame.parts()
+                    && let Some(Part::Inline(text)) = parts.first()
+                    && let Ok(text) = std::str::from_utf8(text)
+                {
+                    let failure = header.index != 0;
+                    self.inspection.journal.push(&self.reactor, text.into(), failure);
+                }
+                return;
+            }
+            _ => return self.undeliverable(&header, "it does not know this question"),
+        };
+        self.reply(&header, 0, answer.as_bytes(), &[]);
+    }
+
+    fn state(&self) -> String {
+        let now = Instant::now();
+        let counts = self.counts();
+        let queued: usize = self.links().iter().map(|link| link.queued()).sum();
+        let mut out = format!(
+            r#"{{"pid":{},"age":{},"calls":{},"shm":{},"queued":{queued},"loop":{},"actors":"#,
+            std::process::id(),
+            self.started.elapsed().as_secs_f64(),
+            counts.calls,
+            counts.shm_bytes,
+            self.system_inbox().meter.thread(),
+        );
+        list(&mut out, self.all_inboxes(), |out, inbox| {
+            let meter = &inbox.meter;
+            let reading = meter.read();
+            let (length, queued, received, bytes) = inbox.flow();
+            let _ = write!(out, r#"{{"id":{},"title":"#, inbox.actor);
+            quoted(out, &String::from_utf8_lossy(&meter.title));
+            out.push_str(r#","class":"#);
+            quoted(out, meter.class());
+            let _ = write!(
+                out,
+                concat!(
+                    r#","rank":{},"owner":{},"thread":{},"up":{},"age":{},"queue":{},"queue_bytes":{},"received":{},"#,
+                    r#""bytes":{},"handled":{},"failed":{},"rate":{},"mean":{},"longest":{},"running":"#
+                ),
+                meter.rank,
+                addr(meter.owner),
+                meter.thread(),
+                meter.is_up(),
+                meter.born.elapsed().as_secs_f64(),
+                length,
+                queued,
+                received,
+                bytes,
+                reading.handled,
+                reading.failed,
+                reading.rate,
+                reading.mean.as_secs_f64(),
+                reading.longest.as_secs_f64(),
+            );
+            list(out, &reading.running, |out, one| write_running(out, one, now));
+            out.push('}');
+        });
+        out.push('}');
+        out
+    }
+
+    fn dump(&self) -> String {
+        let dump = match self.inspection.dumper.get() {
+            Some(dumper) => dumper.dump().map_err(|error| error.to_string()),
+            None => Err("this process has not set up what writes its stacks".to_owned()),
+        };
+        let (key, text) = match dump {
+            Ok(text) if text.is_empty() => {
+                ("error", "the process changes too fast for its stacks to be walked".to_owned())
+            }
+            Ok(text) => ("text", text),
+            Err(why) => ("error", why),
+        };
+        let mut out = format!(r#"{{"{key}":"#);
+        quoted(&mut out, &text);
+        out.push('}');
+        out
+    }
+
+    fn threads(&self) -> String {
+        let (pid, on_loop) = (std::process::id(), self.system_inbox().meter.thread());
+        let mut out = format!(r#"{{"pid":{pid},"loop":{on_loop},"actors":"#);
+        let now = Instant::now();
+        let actors = self.all_inboxes().into_iter().map(|inbox| (inbox.meter.read().running, inbox));
+        let of_interest = actors.filter(|(running, inbox)| inbox.meter.thread() != 0 || !running.is_empty());
+        list(&mut out, of_interest, |out, (running, inbox)| {
+            let _ = write!(out, "[{},", inbox.meter.thread());
+            quoted(out, &endpoint(&inbox.meter.title));
+            out.push(',');
+            list(out, &running, |out, one| write_running(out, one, now));
+            out.push(']');
+        });
+        out.push('}');
+        out
+    }
+
+    fn tree(&self) -> String {
+        let (procs, titles) = lock(&self.agent).overview();
+        let mut out = String::from(r#"{"procs":"#);
+        list(&mut out, procs, |out, (who, stage, pid, owner)| {
+            let queued = self.link_of(who).map_or(0, |link| link.queued());
+            let (mesh, rank, pid) = (who.mesh, who.rank, pid.map_or("null".to_owned(), |pid| pid.to_string()));
+            let (stage, owner) = (stage_name(stage), addr(owner));
+            let _ = write!(out, r#"[{mesh},{rank},"{stage}",{pid},{owner},{queued}]"#);
+        });
+        out.push_str(r#","titles":"#);
+        list(&mut out, titles, |out, (mesh, title)| {
+            let _ = write!(out, "[{mesh},");
+            quoted(out, &title);
+            out.push(']');
+        });
+        out.push_str(r#","failures":"#);
+        list(&mut out, self.inspection.journal.failures(), |out, one| quoted(out, &one));
+        out.push('}');
+        out
+    }
+
+    /// Stacks are written to `file` by the handler that is registered for `signal`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn catch_dumps(&self, signal: i32, file: OwnedFd) -> Result<(), RuntimeError> {
+        let dumper = Dumper::find(signal, file)?;
+        // Done once, by the first lines of a worker.
+        let _ = self.inspection.dumper.set(dumper);
+        Ok(())
+    }
+
+    // Events.
+
+    /// Whether somebody wants to hear of this process's actors.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.inspection.watched.load(Ordering::Relaxed)
+    }
+
+    /// An event, into the controller's journal.
+    pub(crate) fn note(&self, note: Note, failure: bool) {
+        self.post_note(note.finish(), failure);
+    }
+
+    fn post_note(&self, text: String, failure: bool) {
+        if self.me == ProcAddr::CONTROLLER {
+            self.inspection.journal.push(&self.reactor, text.into(), failure);
+            return;
+        }
+        let mut header = Header::new(Kind::Inspect, self.me, ProcAddr::CONTROLLER);
+        header.index = u32::from(failure);
+        self.dispatch(Frame::build(header, None, b"event", &[Part::Inline(Bytes::from(text))]), None);
+    }
+
+    /// Procs of this host are being made. Called with the agent's lock held, before anything is sent to them.
+    pub(crate) fn note_spawn(&self, mesh: MeshId, n: u32, title: &str, owner: ProcAddr, links: &[Arc<Link>]) {
+        let note = Note::new("procs_spawned", ProcAddr { mesh, rank: 0 }).text("title", title).number("count", n);
+        self.note(note.number("owner_mesh", owner.mesh).number("owner_rank", owner.rank), false);
+        for link in links {
+            if let Some(frame) = self.watch_frame(link.peer) {
+                link.send(&self.reactor, &frame);
+            }
+        }
+    }
+
+    /// A proc of this host has ended.
+    pub(crate) fn note_end(&self, who: ProcAddr, ended: &Ended, title: &str) {
+        let kind = if ended.orderly { "proc_stopped" } else { "proc_died" };
+        let mut note = Note::new(kind, who).text("title", title).text("text", &ended.reason);
+        if let Some(pid) = ended.pid {
+            note = note.number("pid", pid);
+        }
+        note = match ended.exit {
+            Exit::Code(code) => note.number("exitcode", code),
+            Exit::Signal(signal) => note.number("signal", signal),
+            Exit::Unknown => note,
+        };
+        self.note(note, !ended.orderly);
+    }
+
+    /// An actor of this process: it was made, could not be made, or has stopped.
+    pub(crate) fn note_actor(&self, kind: &str, inbox: &crate::Inbox, failure: bool) {
+        if failure || self.is_watched() {
+            let title = String::from_utf8_lossy(&inbox.meter.title);
+            let note = Note::new(kind, self.me).number("actor", inbox.actor).text("actor_title", &title);
+            self.note(note.text("class", inbox.meter.class()).number("rank", inbox.meter.rank), failure);
+        }
+    }
+
+    /// An actor's constructor has returned, or has raised.
+    pub(crate) fn on_constructed(&self, actor: ActorId, failed: bool) {
+        let Some(inbox) = self.inbox(actor) else { return };
+        if !failed {
+            inbox.meter.set_up();
+        }
+        self.note_actor(if failed { "actor_failed" } else { "actor_created" }, &inbox, failed);
+    }
+
+    /// Puts an event that is text already into the controller's journal.
+    pub fn note_text(&self, text: &str, failure: bool) {
+        self.post_note(text.to_owned(), failure);
+    }
+
+    /// What a new proc is told first, if somebody watches.
+    pub(crate) fn watch_frame(&self, who: ProcAddr) -> Option<Frame> {
+        (self.inspection.watchers.load(Ordering::SeqCst) > 0)
+            .then(|| Frame::build(Header::new(Kind::Inspect, self.me, who), None, b"watch", &[]))
+    }
+
+    /// A reader of events begins to follow, or ends.
+    pub fn watch(&self, begin: bool) {
+        let watchers = &self.inspection.watchers;
+        let before =
+            if begin { watchers.fetch_add(1, Ordering::SeqCst) } else { watchers.fetch_sub(1, Ordering::SeqCst) - 1 };
+        if before > 0 || self.is_closed() {
+            return;
+        }
+        let name: &[u8] = if begin { b"watch" } else { b"rest" };
+        let (procs, _) = lock(&self.agent).overview();
+        for who in procs.into_iter().map(|(who, ..)| who).chain([self.me]) {
+            self.dispatch(Frame::build(Header::new(Kind::Inspect, self.me, who), None, name, &[]), None);
+        }
+    }
+
+    /// At most `limit` events from number `from` on.
+    pub fn events(&self, from: u64, limit: usize) -> Entries {
+        self.inspection.journal.read(from, limit)
+    }
+
+    /// The number of the next event.
+    pub fn next_event(&self) -> u64 {
+        self.inspection.journal.next()
+    }
+
+    /// Whether no more events will come.
+    pub fn events_over(&self) -> bool {
+        self.inspection.journal.is_closed()
+    }
+
+    /// Waits until there are more than `seen` events, or there will be none; as [`Runtime::wait_call`] does.
+    pub fn wait_events(&self, seen: u64, deadline: Option<Instant>, look: bool, interruptible: bool) -> Waited {
+        let journal = &self.inspection.journal;
+        let ready = || journal.next() > seen || journal.is_closed();
+        if ready() {
+            return Waited::Ready;
+        }
+        journal.expect();
+        self.wait_for(&ready, Duration::ZERO, deadline, look, interruptible)
+    }
+
+    /// Has `waker` told of the event after those that were `seen`.
+    pub fn tell_events(&self, waker: &Arc<LoopWaker>, token: u64, seen: u64) {
+        self.inspection.journal.tell(&self.reactor, waker, token, seen);
+    }
+
+    fn wait_for(
+        &self,
+        ready: &dyn Fn() -> bool,
+        spin: Duration,
+        deadline: Option<Instant>,
+        look: bool,
+        interruptible: bool,
+    ) -> Waited {
+        if interruptible {
+            self.set_main(Some(Waiter::current()));
+        }
+        self.reactor.wait(self, &self.board, spin, deadline, look, &|| ready() || interruptible && self.is_signalled());
+        if interruptible {
+            self.set_main(None);
+        }
+        if ready() {
+            Waited::Ready
+        } else if interruptible && self.take_signal() {
+            Waited::Interrupted
+        } else {
+            Waited::NotYet
+        }
+    }
+}
+
+/// What [`crate::agent::Agent::overview`] tells of a proc: its address, stage, pid and owner.
+pub(crate) type ProcView = (ProcAddr, Stage, Option<u32>, ProcAddr);
+
+/// The names of meshes of procs.
+pub(crate) type Titles = Vec<(MeshId, Arc<str>)>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_quoted_for_json() {
+        let mut out = String::new();
+        quoted(&mut out, "a\"b\\c\n\0é");
+        assert_eq!(out, r#""a\"b\\c\u000a\u0000é""#);
+    }
+
+    #[test]
+    fn a_note_is_one_object() {
+        let note =
+            Note::new("proc_died", ProcAddr { mesh: 3, rank: 1 }).text("text", "it's \"over\"").number("signal", 9);
+        let text = note.finish();
+        assert!(text.starts_with(r#"{"time":"#));
+        assert!(text.ends_with(r#""kind":"proc_died","proc":[3,1],"text":"it's \"over\"","signal":9}"#), "{text}");
+    }
+}

@@ -1,0 +1,167 @@
+//! What happens in the tree, kept for those who watch: a bounded ring at the controller.
+//!
+//! JRN-1: whoever records never waits for whoever reads. A reader that falls behind misses the oldest entries, and is
+//! told how many.
+
+use crate::inbox::LoopWaker;
+use crate::reactor::Reactor;
+use crate::wait::Waiter;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Entries that are kept for readers.
+pub(crate) const KEPT: usize = 2048;
+/// Failures that are kept for a look at the whole.
+const KEPT_FAILURES: usize = 64;
+
+#[derive(Debug, Default)]
+struct Ring {
+    entries: VecDeque<Arc<str>>,
+    failures: VecDeque<Arc<str>>,
+    waiters: Vec<Arc<Waiter>>,
+    wakers: Vec<(Arc<LoopWaker>, u64)>,
+}
+
+/// The ring. Entries are numbered from 0 in the order in which they came.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    ring: Mutex<Ring>,
+    next: AtomicU64,
+    closed: AtomicBool,
+}
+
+/// What a reader gets.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Entries {
+    /// The entries, oldest first.
+    pub entries: Vec<Arc<str>>,
+    /// Where to read on.
+    pub next: u64,
+    /// How many came too early to be among them.
+    pub missed: u64,
+}
+
+impl Journal {
+    fn lock(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn push(&self, reactor: &Reactor, entry: Arc<str>, failure: bool) {
+        let mut ring = self.lock();
+        if failure {
+            if ring.failures.len() == KEPT_FAILURES {
+                ring.failures.pop_front();
+            }
+            ring.failures.push_back(Arc::clone(&entry));
+        }
+        if ring.entries.len() == KEPT {
+            ring.entries.pop_front();
+        }
+        ring.entries.push_back(entry);
+        self.next.fetch_add(1, Ordering::SeqCst);
+        wake(ring, reactor);
+    }
+
+    /// The number that the next entry will have.
+    pub(crate) fn next(&self) -> u64 {
+        self.next.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// At most `limit` entries from number `from` on.
+    pub(crate) fn read(&self, from: u64, limit: usize) -> Entries {
+        let ring = self.lock();
+        let next = self.next();
+        let oldest = next - ring.entries.len() as u64;
+        let first = from.clamp(oldest, next);
+        let entries: Vec<_> = ring.entries.iter().skip((first - oldest) as usize).take(limit).cloned().collect();
+        Entries { next: first + entries.len() as u64, entries, missed: first.saturating_sub(from) }
+    }
+
+    pub(crate) fn failures(&self) -> Vec<Arc<str>> {
+        self.lock().failures.iter().cloned().collect()
+    }
+
+    /// The calling thread is about to wait for an entry.
+    pub(crate) fn expect(&self) {
+        let me = Waiter::current();
+        let mut ring = self.lock();
+        if !ring.waiters.iter().any(|waiter| Arc::ptr_eq(waiter, &me)) {
+            ring.waiters.push(me);
+        }
+    }
+
+    /// Has an event loop told of the entry after those that were `seen`; at once if it is there.
+    pub(crate) fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: u64) {
+        let mut ring = self.lock();
+        if self.next() > seen || self.is_closed() {
+            drop(ring);
+            waker.push(reactor, token);
+        } else {
+            ring.wakers.push((Arc::clone(waker), token));
+        }
+    }
+
+    /// No more entries come: whoever waits is woken.
+    pub(crate) fn close(&self, reactor: &Reactor) {
+        let ring = self.lock();
+        self.closed.store(true, Ordering::SeqCst);
+        wake(ring, reactor);
+    }
+}
+
+fn wake(mut ring: MutexGuard<'_, Ring>, reactor: &Reactor) {
+    let waiters = std::mem::take(&mut ring.waiters);
+    let wakers = std::mem::take(&mut ring.wakers);
+    drop(ring);
+    for waiter in waiters {
+        waiter.notify(reactor);
+    }
+    for (waker, token) in wakers {
+        waker.push(reactor, token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_reader_misses_the_oldest_and_is_told_how_many() {
+        let reactor = Reactor::new().unwrap();
+        let journal = Journal::default();
+        for n in 0..KEPT + 10 {
+            journal.push(&reactor, n.to_string().into(), n % 2 == 0);
+        }
+        let got = journal.read(0, 3);
+        assert_eq!((got.missed, got.next), (10, 13));
+        assert_eq!(got.entries, ["10".into(), "11".into(), "12".into()]);
+        let rest = journal.read(got.next, usize::MAX);
+        assert_eq!((rest.missed, rest.next, rest.entries.len()), (0, (KEPT + 10) as u64, KEPT - 3));
+        assert_eq!(journal.read(rest.next, 5), Entries { next: rest.next, ..Entries::default() });
+        // A number from the future is no reason to wait for ever.
+        assert_eq!(journal.read(u64::MAX, 5).next, rest.next);
+        assert_eq!(journal.failures().len(), KEPT_FAILURES);
+    }
+
+    #[test]
+    fn a_loop_is_told_once_and_at_the_close() {
+        let reactor = Reactor::new().unwrap();
+        let journal = Journal::default();
+        let waker = Arc::new(LoopWaker::new().unwrap());
+        journal.tell(&reactor, &waker, 7, 0);
+        assert!(!waker.any());
+        journal.push(&reactor, "a".into(), false);
+        journal.push(&reactor, "b".into(), false);
+        assert_eq!(waker.drain(), [7]);
+        journal.tell(&reactor, &waker, 8, 2);
+        journal.close(&reactor);
+        assert_eq!(waker.drain(), [8]);
+        journal.tell(&reactor, &waker, 9, 2);
+        assert_eq!(waker.drain(), [9]);
+    }
+}

@@ -1,0 +1,199 @@
+//! What an actor has done and does just now: figures that anyone may read while the actor itself is stuck.
+//!
+//! MTR-1: an actor's thread takes the meter's lock for a few dozen nanoseconds when it begins and when it ends a message,
+//! and never while it runs Python; so the reader, who has to answer for a stuck process, never waits for one.
+
+use bytes::Bytes;
+use mesh_proto::{Frame, ProcAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How much the latest message weighs in the mean.
+const WEIGHT: f64 = 1.0 / 16.0;
+
+/// A message that is being handled.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    serial: u64,
+    /// The frame's name: the endpoint up to the first NUL.
+    pub(crate) name: Bytes,
+    pub(crate) src: ProcAddr,
+    pub(crate) since: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    next: u64,
+    running: Vec<Running>,
+    handled: u64,
+    failed: u64,
+    mean: f64,
+    longest: Duration,
+    /// The second (since the actor's birth) that is being counted, its count, and that of the one before.
+    second: u64,
+    count: u64,
+    before: u64,
+}
+
+/// The figures at one moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reading {
+    pub(crate) running: Vec<Running>,
+    pub(crate) handled: u64,
+    pub(crate) failed: u64,
+    pub(crate) mean: Duration,
+    pub(crate) longest: Duration,
+    /// Messages handled in the last second.
+    pub(crate) rate: f64,
+}
+
+/// One actor's figures, in its inbox.
+#[derive(Debug)]
+pub struct Meter {
+    work: Mutex<Work>,
+    /// The name field of the spawn: the actor's name, and the shape of its mesh.
+    pub(crate) title: Box<[u8]>,
+    pub(crate) rank: u32,
+    pub(crate) owner: ProcAddr,
+    pub(crate) born: Instant,
+    class: OnceLock<Box<str>>,
+    /// The interpreter's number of the thread that works for the actor alone; 0 if the loop does.
+    thread: AtomicU64,
+    up: AtomicBool,
+}
+
+impl Meter {
+    /// Of an actor that a frame has asked for; of the process itself without one.
+    pub(crate) fn new(spawn: Option<&Frame>) -> Self {
+        let (title, rank, owner) = match spawn {
+            // A copy: the frame's bytes hold the actor's arguments, and would live as long as the actor.
+            Some(frame) => (frame.name().into(), frame.header.index, frame.header.src),
+            None => (Box::default(), 0, ProcAddr::CONTROLLER),
+        };
+        Self {
+            work: Mutex::default(),
+            title,
+            rank,
+            owner,
+            born: Instant::now(),
+            class: OnceLock::new(),
+            thread: AtomicU64::new(0),
+            up: AtomicBool::new(false),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The handling of a message begins; the number ends it again.
+    pub fn begin(&self, name: Bytes, src: ProcAddr) -> u64 {
+        let since = Instant::now();
+        let mut work = self.lock();
+        work.next += 1;
+        let serial = work.next;
+        work.running.push(Running { serial, name, src, since });
+        serial
+    }
+
+    /// The handling of a message is over; a number that has ended already counts no second time.
+    pub fn end(&self, serial: u64, failed: bool) {
+        let now = Instant::now();
+        let mut work = self.lock();
+        let Some(at) = work.running.iter().position(|one| one.serial == serial) else { return };
+        let took = now.saturating_duration_since(work.running.swap_remove(at).since);
+        work.handled += 1;
+        work.failed += u64::from(failed);
+        work.longest = work.longest.max(took);
+        let nanos = took.as_nanos() as f64;
+        work.mean = if work.handled == 1 { nanos } else { work.mean + (nanos - work.mean) * WEIGHT };
+        work.turn(now.saturating_duration_since(self.born).as_secs());
+        work.count += 1;
+    }
+
+    pub(crate) fn read(&self) -> Reading {
+        let age = self.born.elapsed();
+        let mut work = self.lock();
+        work.turn(age.as_secs());
+        let passed = f64::from(age.subsec_micros()) * 1e-6;
+        Reading {
+            running: work.running.clone(),
+            handled: work.handled,
+            failed: work.failed,
+            mean: Duration::from_nanos(work.mean as u64),
+            longest: work.longest,
+            rate: work.before as f64 * (1.0 - passed) + work.count as f64,
+        }
+    }
+
+    /// Says what the actor is, once that is known.
+    pub fn describe(&self, class: &str) {
+        // Told once: a second description is that of the same class.
+        let _ = self.class.set(class.into());
+    }
+
+    pub(crate) fn class(&self) -> &str {
+        self.class.get().map_or("", |class| class)
+    }
+
+    /// Says which of the interpreter's threads works for the actor.
+    pub fn worked_by(&self, thread: u64) {
+        self.thread.store(thread, Ordering::Relaxed);
+    }
+
+    pub(crate) fn thread(&self) -> u64 {
+        self.thread.load(Ordering::Relaxed)
+    }
+
+    /// The constructor has returned.
+    pub(crate) fn set_up(&self) {
+        self.up.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+}
+
+impl Work {
+    fn turn(&mut self, second: u64) {
+        if second != self.second {
+            self.before = if second == self.second + 1 { self.count } else { 0 };
+            self.count = 0;
+            self.second = second;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_is_seen_until_it_ends_once() {
+        let meter = Meter::new(None);
+        let first = meter.begin(Bytes::from_static(b"step"), ProcAddr { mesh: 7, rank: 1 });
+        let second = meter.begin(Bytes::from_static(b"serve"), ProcAddr::CONTROLLER);
+        let names: Vec<_> = meter.read().running.iter().map(|one| one.name.clone()).collect();
+        assert_eq!(names, [&b"step"[..], b"serve"]);
+        meter.end(first, false);
+        meter.end(first, true);
+        let reading = meter.read();
+        assert_eq!((reading.handled, reading.failed, reading.running.len()), (1, 0, 1));
+        meter.end(second, true);
+        let reading = meter.read();
+        assert_eq!((reading.handled, reading.failed, reading.running.len()), (2, 1, 0));
+        assert!(reading.longest >= reading.mean);
+        assert!(reading.rate > 0.0);
+    }
+
+    #[test]
+    fn a_rate_is_that_of_the_last_second() {
+        let mut work = Work { count: 10, second: 3, ..Work::default() };
+        work.turn(4);
+        assert_eq!((work.before, work.count), (10, 0));
+        work.turn(6);
+        assert_eq!((work.before, work.count), (0, 0));
+    }
+}

@@ -1,0 +1,110 @@
+//! A process answers questions about itself without anybody working through its inboxes.
+
+use super::{options, soon};
+use crate::calls::Outcome;
+use crate::{Meter, Outgoing, Runtime, Waited};
+use mesh_proto::{Kind, ProcAddr, Target};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ACTOR: u64 = 5;
+
+fn out<'a>(kind: Kind, target: &'a Target, name: &'a [u8]) -> Outgoing<'a> {
+    Outgoing { kind, target, actor: ACTOR, name, payload: b"", buffers: &[] }
+}
+
+fn ask(runtime: &Runtime, question: &[u8]) -> Result<String, Vec<u8>> {
+    let here = Target::One(ProcAddr::CONTROLLER);
+    let (call, _) = runtime.call(&out(Kind::Inspect, &here, question), false).unwrap();
+    assert_eq!(runtime.wait_call(&call, None, soon(), false, false), Waited::Ready, "no answer");
+    let outcomes = call.take_outcomes().unwrap();
+    let [Outcome::Replied(message)] = outcomes.as_slice() else { panic!("{outcomes:?}") };
+    if message.header().kind == Kind::Undeliverable {
+        return Err(message.name().to_vec());
+    }
+    Ok(String::from_utf8(message.open().unwrap().0.to_vec()).unwrap())
+}
+
+fn with_actor() -> (Arc<Runtime>, Arc<crate::Inbox>) {
+    let runtime = Runtime::controller(options()).unwrap();
+    let here = Target::One(ProcAddr::CONTROLLER);
+    runtime.tell(&out(Kind::Spawn, &here, b"tra\"iners\0gpus=2")).unwrap();
+    let inbox = runtime.inbox(ACTOR).unwrap();
+    (runtime, inbox)
+}
+
+#[test]
+fn what_waits_and_what_runs_is_told() {
+    let (runtime, inbox) = with_actor();
+    let here = Target::One(ProcAddr::CONTROLLER);
+    for _ in 0..3 {
+        runtime.tell(&out(Kind::Tell, &here, b"step\0gpus=2\0trace")).unwrap();
+    }
+    let taken = inbox.take(1);
+    let serial = inbox.meter.begin(taken[0].name_bytes(), taken[0].header().src);
+    inbox.meter.describe("Trainer");
+    inbox.meter.worked_by(99);
+    let told = ask(&runtime, b"state").unwrap();
+    for part in [
+        r#""title":"tra\"iners\u0000gpus=2""#,
+        r#""class":"Trainer""#,
+        r#""thread":99,"up":false"#,
+        r#""queue":2"#,
+        r#""received":3"#,
+        r#""running":[["step","#,
+    ] {
+        assert!(told.contains(part), "no {part} in {told}");
+    }
+    inbox.meter.end(serial, true);
+    assert!(ask(&runtime, b"state").unwrap().contains(r#""handled":1,"failed":1"#));
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn an_unknown_question_is_refused_not_left_open() {
+    let (runtime, _) = with_actor();
+    assert!(ask(&runtime, b"nonsense").is_err());
+    assert!(ask(&runtime, b"").is_err());
+    assert!(ask(&runtime, b"dump").unwrap().contains(r#""error":"this process has not set up"#));
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn actors_tell_of_themselves_only_while_somebody_watches() {
+    let (runtime, _) = with_actor();
+    let here = Target::One(ProcAddr::CONTROLLER);
+    runtime.close_inbox(ACTOR);
+    assert_eq!(runtime.next_event(), 0);
+    runtime.watch(true);
+    runtime.watch(true);
+    runtime.watch(false);
+    runtime.tell(&out(Kind::Spawn, &here, b"again")).unwrap();
+    runtime.close_inbox(ACTOR);
+    let got = runtime.events(0, 10);
+    assert_eq!(got.entries.len(), 1);
+    assert!(got.entries[0].contains(r#""kind":"actor_stopped""#), "{:?}", got.entries);
+    runtime.watch(false);
+    runtime.tell(&out(Kind::Spawn, &here, b"thrice")).unwrap();
+    runtime.close_inbox(ACTOR);
+    assert_eq!(runtime.next_event(), 1);
+    assert_eq!(runtime.wait_events(0, soon(), false, false), Waited::Ready);
+    runtime.close(Duration::ZERO);
+    assert_eq!(runtime.wait_events(1, None, false, false), Waited::Ready, "the end is an answer");
+}
+
+#[test]
+fn a_meter_of_many_threads_loses_nothing() {
+    let meter = Meter::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for n in 0..1000 {
+                    let serial = meter.begin(bytes::Bytes::from_static(b"step"), ProcAddr::CONTROLLER);
+                    meter.end(serial, n % 2 == 0);
+                }
+            });
+        }
+    });
+    let reading = meter.read();
+    assert_eq!((reading.handled, reading.failed, reading.running.len()), (4000, 2000, 0));
+}

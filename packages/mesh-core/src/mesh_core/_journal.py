@@ -1,0 +1,54 @@
+"""What this process tells of itself to whoever follows :func:`mesh_core.inspect.events`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mesh_core._failure import MeshFailure
+    from mesh_core._native import Runtime
+    from mesh_core.inspect import Event
+
+_KEPT = 2048
+
+
+class Journal:
+    """Takes events; the runtime's journal says in which order they came, and wakes who waits for them.
+
+    Recording never waits for a reader. The controller keeps the events themselves, the latest of them; a worker sends
+    what can be sent of its own.
+    """
+
+    __slots__ = ("_at_root", "_kept", "_lock", "_next", "_runtime")
+
+    def __init__(self, runtime: Runtime, *, at_root: bool) -> None:
+        self._runtime = runtime
+        self._at_root = at_root
+        self._lock = threading.Lock()
+        self._kept: dict[int, Event] = {}
+        self._next = 0
+
+    def record(self, event: Event) -> None:
+        """Note an event."""
+        import json
+
+        told = event.as_dict()
+        if self._at_root:
+            with self._lock:
+                told["token"] = token = self._next
+                self._next += 1
+                self._kept[token] = event
+                self._kept.pop(token - _KEPT, None)
+        self._runtime.note_text(json.dumps(told), event.failure is not None)
+
+    def failed(self, failure: MeshFailure, *, handled: bool, by: str = "") -> None:
+        """Note what became of a failure: ``by`` is whoever handled it, or was the last to pass it on."""
+        from mesh_core.inspect import Event
+
+        self.record(Event.of_failure(failure, handled=handled, by=by))
+
+    def find(self, token: int) -> Event | None:
+        """The event that was recorded here as number ``token``, if it is still kept."""
+        with self._lock:
+            return self._kept.get(token)

@@ -1,0 +1,129 @@
+"""Values and tables for people: bounded in size, never raising, safe in a notebook's HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+LIMIT = 200
+"""Characters of one value."""
+
+ROWS = 20
+"""Rows of one table of values."""
+
+
+def shown(value: object, limit: int = LIMIT) -> str:
+    """A value's ``repr``, cut, on one line where that is short; what is wrong with it if it raises."""
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - a foreign __repr__ may raise anything
+        return f"<{type(value).__name__}: its repr raised {type(error).__name__}>"
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A number and what it counts: ``1 host``, ``2 hosts``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def runs(texts: Iterable[str]) -> list[tuple[int, int, str]]:
+    """Neighbours that are equal, as one: first and last place, and the text.
+
+    >>> runs(["a", "a", "b"])
+    [(0, 1, 'a'), (2, 2, 'b')]
+    """
+    found: list[tuple[int, int, str]] = []
+    for index, text in enumerate(texts):
+        if found and found[-1][2] == text:
+            found[-1] = (found[-1][0], index, text)
+        else:
+            found.append((index, index, text))
+    return found
+
+
+class Table:
+    """Rows of text under a heading."""
+
+    def __init__(self, head: Sequence[str]) -> None:
+        self._head = list(head)
+        self._rows: list[list[str]] = []
+
+    def add(self, *cells: str) -> None:
+        """Append a row; cells that are left out are empty."""
+        self._rows.append([*cells, *[""] * (len(self._head) - len(cells))])
+
+    def text(self, indent: str = "") -> str:
+        """As lines with aligned columns."""
+        rows = [[_flat(cell) for cell in row] for row in [self._head, *self._rows]]
+        # A row of one cell may be as long as it likes.
+        measured = [row for row in rows if any(row[1:])]
+        widths = [max(len(row[column]) for row in measured) for column in range(len(self._head))]
+        lines = (
+            "  ".join(_aligned(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+        return "\n".join(indent + line for line in lines)
+
+    def html(self, caption: str) -> str:
+        """As an HTML table, without scripts or styles of its own beyond the layout."""
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self._head) if any(self._head) else ""
+        body = "".join(
+            "<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in self._rows
+        )
+        return (
+            f'<table><caption style="text-align:left;white-space:nowrap">{html.escape(_flat(caption))}</caption>'
+            f"{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
+        )
+
+
+def _aligned(cell: str, width: int) -> str:
+    return cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
+
+
+def _flat(text: str) -> str:
+    # What a terminal would obey (colours, bells) is shown instead.
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _cell(text: str) -> str:
+    left = len(text) - len(text.lstrip(" "))
+    return "&nbsp;" * left + html.escape(_flat(text[left:]))
+
+
+def place(point: Mapping[str, int]) -> str:
+    """Coordinates: ``hosts=1, gpus=3``."""
+    return ", ".join(f"{label}={index}" for label, index in point.items())
+
+
+def ends(count: int, most: int = ROWS) -> tuple[range, int, range]:
+    """What is shown of many: the first, how many are not, the last.
+
+    >>> ends(100, 4)
+    (range(0, 2), 96, range(98, 100))
+    """
+    if count <= most:
+        return range(count), 0, range(count, count)
+    half = most // 2
+    return range(half), count - 2 * half, range(count - half, count)
+
+
+def listed(table: Table, count: int, row: Callable[[int], Sequence[str]]) -> Table:
+    """Fill a table with the first and the last of ``count`` rows."""
+    first, hidden, last = ends(count)
+    for index in first:
+        table.add(*row(index))
+    if hidden:
+        table.add(f"… {hidden:,} more …")
+    for index in last:
+        table.add(*row(index))
+    return table
+
+
+def block(title: str, text: str) -> str:
+    """A title with lines under it, as HTML."""
+    lines = "\n".join(_flat(line) for line in text.splitlines())
+    return f"<div><b>{html.escape(_flat(title))}</b></div><pre>{html.escape(lines)}</pre>"

@@ -1,0 +1,47 @@
+"""Look at a running program: the whole tree at one moment, what happens in it, and where its threads stand.
+
+============== ==========================================================================================
+``snapshot()`` every host, process and actor: what waits, what runs since when, how much was handled, failures
+``events()``   what happens, as it happens
+``stacks()``   the Python threads of every process of a mesh, also of one that is stuck
+``trace()``    whether calls make OpenTelemetry spans
+============== ==========================================================================================
+
+All of it is answered by the processes' runtimes, not by Python code there: it works while an actor is stuck, its event
+loop is blocked, or C code holds the interpreter's lock.
+
+>>> from mesh_core import Actor, endpoint, inspect, this_host
+>>> class Counter(Actor):
+...     @endpoint
+...     def add(self, n: int) -> int:
+...         return n + 1
+>>> with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
+...     counters = procs.spawn("counters", Counter)
+...     _ = counters.add.call(1).get()
+...     [(actor.name, actor.rank, actor.handled) for actor in inspect.snapshot().actors]
+[('counters', 0, 1), ('counters', 1, 1)]
+"""
+
+from __future__ import annotations
+
+from mesh_core._traces import trace
+from mesh_core.inspect._events import Event, Events, events
+from mesh_core.inspect._snapshot import ActorState, HostState, ProcState, Running, Snapshot, snapshot
+from mesh_core.inspect._stacks import ProcStacks, StackFrame, ThreadStack, stacks
+
+__all__ = [
+    "ActorState",
+    "Event",
+    "Events",
+    "HostState",
+    "ProcStacks",
+    "ProcState",
+    "Running",
+    "Snapshot",
+    "StackFrame",
+    "ThreadStack",
+    "events",
+    "snapshot",
+    "stacks",
+    "trace",
+]

@@ -1,0 +1,90 @@
+"""Questions to processes, which their runtimes answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._native import Message, Target
+
+if TYPE_CHECKING:
+    from mesh_core._native import Call
+    from mesh_core._process import Process
+
+Addr = tuple[int, int]
+"""A process's mesh and its rank there; the controller is ``(0, 0)``."""
+
+ROOT: Addr = (0, 0)
+
+_USUAL_S = 0.1
+"""A process that has not answered after so long is looked at more closely."""
+
+
+def _from_json(message: Message) -> Any:
+    return json.loads(message.raw()[0])
+
+
+def ask(
+    process: Process,
+    question: str,
+    whom: Mapping[Addr, int | None],
+    deadline: float,
+    read: Callable[[Message], Any] = _from_json,
+) -> dict[Addr, Any]:
+    """Put a question to processes, given with their pids where these are known.
+
+    Those that have not answered by ``deadline`` are not in the answer; those that turn out to be stopped by a signal are
+    not waited for that long.
+    """
+    calls: dict[Addr, Call] = {
+        addr: process.runtime.sender(Target.one(*addr), 0, question, "inspect").call(None) for addr in whom
+    }
+    answers: dict[Addr, Any] = {}
+    soon = min(deadline, time.monotonic() + _USUAL_S)
+    for addr, call in calls.items():
+        if not call.wait(max(0.0, soon - time.monotonic())) and (
+            is_stopped(whom[addr]) or not call.wait(max(0.0, deadline - time.monotonic()))
+        ):
+            call.cancel()
+            continue
+        outcome = call.outcomes()[0]
+        if isinstance(outcome, Message) and outcome.kind == "reply":
+            answers[addr] = read(outcome)
+    return answers
+
+
+def split_title(title: str) -> tuple[str, dict[str, int]]:
+    """What a mesh is called, and its shape."""
+    name, _, shape = title.partition("\0")
+    shape = shape.partition("\0")[0]
+    pairs = (dim.rsplit("=", 1) for dim in shape.split(",") if dim)
+    return name, {label: int(size) for label, size in pairs}
+
+
+def point_of(rank: int, sizes: dict[str, int]) -> dict[str, int]:
+    """The coordinates of a rank."""
+    point: dict[str, int] = {}
+    for label, size in reversed(sizes.items()):
+        rank, point[label] = divmod(rank, size)
+    return dict(reversed(point.items()))
+
+
+def proc_name(addr: Addr, names: dict[int, str]) -> str:
+    """A process for people."""
+    mesh, rank = addr
+    if addr == ROOT:
+        return "controller"
+    return f"{names.get(mesh, f'mesh {mesh:x}')}[{rank}]"
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether a signal has stopped a process of this host, so that it cannot answer."""
+    if pid is None:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1] in ("T", "t")
+    except OSError:
+        return False

@@ -1,0 +1,280 @@
+"""What happens in the tree, as it happens."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, cast
+
+from mesh_core import _process
+from mesh_core._errors import MeshError
+from mesh_core._native import Journal
+from mesh_core.inspect._ask import ROOT, Addr, ask, proc_name, split_title
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from mesh_core._failure import MeshFailure
+    from mesh_core._native import Call
+    from mesh_core._process import Process
+
+_BURST = 256
+_TREE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened; what does not apply is empty or ``None``.
+
+    ==================== =============================================================================
+    ``procs_spawned``    a mesh of processes was asked for; ``count`` of them
+    ``proc_up``          a process can be reached
+    ``proc_stopped``     a process has ended as it was asked to
+    ``proc_died``        a process has ended otherwise: ``exitcode`` or ``signal`` say how
+    ``actor_created``    an actor's constructor has returned
+    ``actor_failed``     an actor's constructor has raised
+    ``actor_stopped``    an actor has stopped
+    ``failure_handled``  a failure was handled; ``failure`` is it, ``text`` says by whom
+    ``failure``          a failure was handled by nobody
+    ==================== =============================================================================
+    """
+
+    kind: str
+    time: float
+    """When, in seconds since the epoch."""
+    proc: str = ""
+    """The process, as :attr:`ProcState.name`."""
+    pid: int | None = None
+    actor: str = ""
+    class_name: str = ""
+    rank: int | None = None
+    """The actor's place in its mesh, or the process's in its own."""
+    count: int | None = None
+    exitcode: int | None = None
+    signal: int | None = None
+    text: str = ""
+    failure: MeshFailure | None = None
+    """At the controller, where it was recorded there; elsewhere its report is the ``text``."""
+
+    @classmethod
+    def of_failure(cls, failure: MeshFailure, *, handled: bool, by: str = "") -> Event:
+        """The event that a failure was handled, or that nobody did."""
+        return cls(
+            kind="failure_handled" if handled else "failure",
+            time=time.time(),
+            actor=failure.mesh_name,
+            rank=failure.rank,
+            pid=failure.pid,
+            exitcode=failure.exitcode,
+            signal=failure.signal,
+            text=f"by {by}" if by else "",
+            failure=failure,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is known, ready for JSON; a failure as its report."""
+        told = {
+            one.name: value
+            for one in fields(self)
+            if one.name != "failure" and (value := getattr(self, one.name)) not in (None, "")
+        }
+        if self.failure is not None:
+            told["failure"] = self.failure.report()
+        return told
+
+    def as_json(self) -> str:
+        """The same as text."""
+        return json.dumps(self.as_dict())
+
+    def __str__(self) -> str:
+        when = time.strftime("%H:%M:%S", time.localtime(self.time))
+        parts = [when, self.kind, self.proc]
+        if self.actor:
+            parts.append(f"{self.actor}[{self.rank}]" if self.rank is not None else self.actor)
+        if self.count is not None:
+            parts.append(f"{self.count}")
+        if self.pid is not None:
+            parts.append(f"pid {self.pid}")
+        if self.signal is not None:
+            parts.append(f"signal {self.signal}")
+        if self.exitcode is not None and self.kind != "proc_stopped":
+            parts.append(f"status {self.exitcode}")
+        if self.text:
+            parts.append(self.text)
+        return " ".join(part for part in parts if part)
+
+
+class Names:
+    """The names of meshes of processes, as far as events or the controller have told them."""
+
+    def __init__(self, process: Process, known: dict[int, str] | None = None) -> None:
+        self._process = process
+        self._known = dict(known or {})
+
+    def learn(self, mesh: int, name: str) -> None:
+        """An event has told a name."""
+        self._known[mesh] = name
+
+    def of(self, addr: Addr) -> str:
+        """A process for people."""
+        if addr != ROOT and addr[0] not in self._known:
+            self._ask()
+            # Asked once: a mesh that has ended since is not named any more.
+            self._known.setdefault(addr[0], f"mesh {addr[0]:x}")
+        return proc_name(addr, self._known)
+
+    def _ask(self) -> None:
+        tree = ask(self._process, "tree", {ROOT: None}, time.monotonic() + _TREE_S).get(ROOT, {})
+        for mesh, title in tree.get("titles", ()):
+            self._known.setdefault(mesh, split_title(title)[0])
+
+
+def read_event(process: Process, text: str, names: Names) -> Event | None:
+    """An entry of the runtime's journal; ``None`` for what is not for people."""
+    try:
+        entry: dict[str, Any] = json.loads(text)
+        return _recorded(process, entry) if not isinstance(entry.get("proc"), list) else _told(entry, names)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # a process of another version
+
+
+def _recorded(process: Process, entry: dict[str, Any]) -> Event:
+    """One that Python has recorded, under the event's own names."""
+    kept = process.journal.find(entry.get("token", -1))
+    if kept is not None:
+        return kept
+    known = {one.name for one in fields(Event)} - {"failure"}
+    told = {key: value for key, value in entry.items() if key in known}
+    return Event(**{**told, "text": entry.get("failure") or entry.get("text", "")})
+
+
+def _told(entry: dict[str, Any], names: Names) -> Event | None:
+    """One that a runtime has told."""
+    mesh, rank = entry["proc"]
+    if entry.get("title"):
+        names.learn(mesh, split_title(entry["title"])[0])
+    actor = split_title(entry.get("actor_title", ""))[0]
+    if actor.startswith("@"):
+        return None  # the bootstrap of a process travels as an actor does
+    proc = names.of((mesh, rank))
+    if entry["kind"] == "procs_spawned":
+        proc = proc.rpartition("[")[0]
+    return Event(
+        kind=entry["kind"],
+        time=entry["time"],
+        proc=proc,
+        pid=entry.get("pid"),
+        actor=actor,
+        class_name=entry.get("class", ""),
+        rank=entry.get("rank", None if entry["kind"] == "procs_spawned" else rank),
+        count=entry.get("count"),
+        exitcode=entry.get("exitcode"),
+        signal=entry.get("signal"),
+        # How a process ended says more than that its connection closed.
+        text="" if {"exitcode", "signal"} & entry.keys() else entry.get("text", ""),
+    )
+
+
+class Events:
+    """Events as they come, with ``for`` or ``async for``; made by :func:`events`.
+
+    The latest 2,048 are kept for a reader that is slow; what it misses beyond that is counted in :attr:`missed`.
+    Iteration ends when the runtime is shut down, or after :meth:`close`.
+    """
+
+    def __init__(self, process: Process, *, past: bool) -> None:
+        self._process = process
+        self._journal: Journal | None = Journal(process.runtime)
+        self._seen = 0 if past else self._journal.next()
+        self._ready: deque[Event] = deque()
+        self._names = Names(process)
+        self.missed = 0
+        """How many events were overwritten before this reader came to them."""
+
+    def _pull(self) -> bool:
+        """Fetch what has come; false once no more will."""
+        journal = self._journal
+        if journal is None:
+            return False
+        entries, after, missed = journal.read(self._seen, _BURST)
+        self.missed += missed
+        self._seen = after
+        for entry in entries:
+            event = read_event(self._process, entry, self._names)
+            if event is not None:
+                self._ready.append(event)
+        return bool(entries) or not journal.over()
+
+    def get(self, timeout: float | None = None) -> Event | None:
+        """The next event; ``None`` if none came within ``timeout`` seconds, or none will come any more."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._ready:
+            if not self._pull():
+                return None
+            journal = self._journal
+            if self._ready or journal is None:
+                continue
+            if not journal.wait(None if until is None else max(0.0, until - time.monotonic()), self._seen):
+                return None
+        return self._ready.popleft()
+
+    def __iter__(self) -> Iterator[Event]:
+        while (event := self.get()) is not None:
+            yield event
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while True:
+            while not self._ready:
+                if not self._pull():
+                    return
+                journal = self._journal
+                if not self._ready and journal is not None:
+                    # A journal is waited for as a call is: it can be looked at, and tells a waker.
+                    await self._process.bridge().wait(cast("Call", journal), self._seen)
+            yield self._ready.popleft()
+
+    def close(self) -> None:
+        """Follow no longer."""
+        self._journal = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def events(*, past: bool = False) -> Events:
+    """Follow what happens: processes and actors that start, stop, fail.
+
+    Only in the script (the controller). Nothing waits for the reader; one that is slow misses events, with a count.
+
+    Args:
+        past: begin with the events that are still kept, instead of with the next one. Actors tell of themselves only
+            while somebody follows.
+
+    >>> from mesh_core import inspect, this_host
+    >>> with inspect.events() as happening:
+    ...     with this_host().spawn_procs(name="workers"):
+    ...         pass
+    ...     for event in happening:
+    ...         print(event.kind, event.proc)
+    ...         if event.kind == "proc_stopped":
+    ...             break
+    procs_spawned workers
+    proc_up workers[0]
+    proc_stopped workers[0]
+    """
+    process = _process.current()
+    if process.identity.mesh_id != 0:
+        raise MeshError(
+            "events() works in the script that drives the mesh, where all events arrive; this is the process "
+            f"{process.identity.proc_id} of an actor. Follow events there, or take snapshots here"
+        )
+    return Events(process, past=past)

@@ -1,0 +1,318 @@
+"""The whole tree at one moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh_core import _process
+from mesh_core._errors import MeshError
+from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, point_of, proc_name, split_title
+from mesh_core.inspect._events import Event, Names, read_event
+
+if TYPE_CHECKING:
+    from mesh_core._process import Process
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A message that an actor is handling."""
+
+    endpoint: str
+    seconds: float
+    """For how long."""
+    caller: str
+    """The process that sent it."""
+
+
+@dataclass(frozen=True)
+class ActorState:
+    """One actor."""
+
+    name: str
+    class_name: str
+    """Empty while it is not known: the actor's process has not read its spawn yet."""
+    rank: int
+    point: Mapping[str, int]
+    proc: str
+    """The process it lives in, as :attr:`ProcState.name`."""
+    owner: str
+    """The process that spawned it."""
+    state: str
+    """``starting`` until its constructor has returned, then ``busy`` or ``idle``."""
+    age: float
+    """Seconds since its spawn arrived."""
+    queue: int
+    """Messages that wait in its inbox."""
+    queue_bytes: int
+    received: int
+    """Messages that have come, those that wait included."""
+    received_bytes: int
+    handled: int
+    failed: int
+    """How many of those raised."""
+    rate: float
+    """Messages handled in the last second."""
+    mean: float
+    """Seconds that handling one takes: a mean in which the latest count most."""
+    longest: float
+    running: tuple[Running, ...]
+    actor_id: int = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ProcState:
+    """One process. What is not known is ``None``, or 0 for what only the process itself can tell."""
+
+    name: str
+    mesh: str
+    rank: int
+    point: Mapping[str, int]
+    host: str
+    pid: int | None
+    owner: str
+    """The process that spawned it; empty for the controller."""
+    state: str
+    """``starting``, ``running``, ``stopping``, ``ending``, ``stopped`` (by a signal such as SIGSTOP), or ``silent``:
+    running, but its runtime has not answered in time."""
+    cpu: float | None
+    """Seconds of processor time that it has used."""
+    rss: int | None
+    """Bytes of memory that it has in place, shared or not."""
+    pss: int | None
+    """The same with what is shared divided among those that share it."""
+    threads: int | None
+    outgoing: int
+    """Bytes that wait to be sent to it."""
+    calls: int
+    """Its own calls that wait for replies."""
+    shm_bytes: int
+    """Bytes of shared memory that it owns."""
+    actors: tuple[ActorState, ...]
+
+
+@dataclass(frozen=True)
+class HostState:
+    """One machine."""
+
+    name: str
+    cpus: int
+    load: float
+    """How many threads want to run, over the last minute."""
+    memory: int
+    memory_free: int
+    """Bytes that are available without swapping."""
+    procs: tuple[ProcState, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything at one moment; printed, it is a table for people."""
+
+    time: float
+    """When it was taken, in seconds since the epoch."""
+    hosts: tuple[HostState, ...]
+    failures: tuple[Event, ...]
+    """The latest failures, oldest first."""
+
+    @property
+    def procs(self) -> tuple[ProcState, ...]:
+        """All processes, the controller first."""
+        return tuple(proc for host in self.hosts for proc in host.procs)
+
+    @property
+    def actors(self) -> tuple[ActorState, ...]:
+        """All actors, in the order of their processes."""
+        return tuple(actor for proc in self.procs for actor in proc.actors)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain dicts, lists, strings and numbers, ready for JSON."""
+        return {
+            "time": self.time,
+            "hosts": [asdict(host) for host in self.hosts],
+            "failures": [event.as_dict() for event in self.failures],
+        }
+
+    def __repr__(self) -> str:
+        from mesh_core.inspect._table import as_text
+
+        return as_text(self)
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        from mesh_core.inspect._table import as_html
+
+        return as_html(self)
+
+
+def snapshot(timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
+    """Look at the whole tree: hosts, processes, actors, queues, rates, latencies, failures.
+
+    Works from the script and inside actors alike. Processes answer without running any Python; one that has not
+    answered after ``timeout`` seconds is in the result as ``silent``, one that a signal has stopped as ``stopped``.
+
+    Args:
+        timeout: how long to wait for processes, in seconds.
+        pss: whether to work out each process's share of memory, which takes the kernel about a millisecond each.
+
+    >>> from mesh_core import inspect, this_host
+    >>> with this_host().spawn_procs(per_host={"gpus": 2}, name="workers") as procs:
+    ...     _ = procs.initialized.get()
+    ...     [(proc.name, proc.state) for proc in inspect.snapshot().procs]
+    [('controller', 'running'), ('workers[0]', 'running'), ('workers[1]', 'running')]
+    """
+    process = _process.current()
+    deadline = time.monotonic() + timeout
+    tree = ask(process, "tree", {ROOT: None}, deadline).get(ROOT)
+    if tree is None:
+        raise MeshError(
+            f"the controller did not answer within {timeout} s, and only it knows all processes; "
+            "it may be stopped by a signal, or very busy: try a longer timeout"
+        )
+    return _Taker(process, tree, pss).take(deadline)
+
+
+class _Taker:
+    def __init__(self, process: Process, tree: dict[str, Any], pss: bool) -> None:
+        self.process = process
+        self.host = process.identity.host
+        self.titles = {mesh: split_title(title) for mesh, title in tree["titles"]}
+        self.names = {mesh: name for mesh, (name, _) in self.titles.items()}
+        self.procs: list[Any] = sorted(
+            tree["procs"], key=lambda proc: (self.names.get(proc[0], ""), *proc[:2])
+        )
+        self.failures: list[str] = tree["failures"]
+        self.pss = pss
+
+    def take(self, deadline: float) -> Snapshot:
+        frozen = {(mesh, rank) for mesh, rank, _, pid, *_ in self.procs if is_stopped(pid)}
+        able = {
+            (mesh, rank): pid
+            for mesh, rank, stage, pid, *_ in self.procs
+            if stage in ("running", "stopping") and (mesh, rank) not in frozen
+        }
+        answers = ask(self.process, "state", {ROOT: None, **able}, deadline)
+        states = [self._proc(ROOT, "running", None, None, answers=answers)]
+        for mesh, rank, stage, pid, owner, outgoing in self.procs:
+            addr = (mesh, rank)
+            if addr in frozen:
+                stage = "stopped"  # noqa: PLW2901 - what the kernel says counts
+            elif addr not in answers and stage == "running":
+                # It may have stopped, or ended, since it was asked.
+                stage = "stopped" if is_stopped(pid) else "silent"  # noqa: PLW2901
+            states.append(self._proc(addr, stage, pid, (owner[0], owner[1]), outgoing, answers=answers))
+        names = Names(self.process, self.names)
+        failures = [read_event(self.process, one, names) for one in self.failures]
+        return Snapshot(
+            time=time.time(),
+            hosts=(_host(self.host, tuple(states)),),
+            failures=tuple(event for event in failures if event is not None),
+        )
+
+    def _proc(
+        self,
+        addr: Addr,
+        stage: str,
+        pid: int | None,
+        owner: Addr | None,
+        outgoing: int = 0,
+        *,
+        answers: dict[Addr, dict[str, Any]],
+    ) -> ProcState:
+        answer = answers.get(addr, {})
+        pid = answer.get("pid", pid)
+        mesh, sizes = self.titles.get(addr[0], ("controller" if addr == ROOT else "?", {}))
+        name = proc_name(addr, self.names)
+        used = _Used(pid, self.pss)
+        actors = [self._actor(told, name) for told in answer.get("actors", ())]
+        return ProcState(
+            name=name,
+            mesh=mesh,
+            rank=addr[1],
+            point=point_of(addr[1], sizes),
+            host=self.host,
+            pid=pid,
+            owner="" if owner is None else proc_name(owner, self.names),
+            state=stage,
+            cpu=used.cpu,
+            rss=used.rss,
+            pss=used.pss,
+            threads=used.threads,
+            outgoing=outgoing,
+            calls=answer.get("calls", 0),
+            shm_bytes=answer.get("shm", 0),
+            actors=tuple(sorted(actors, key=lambda actor: (actor.name, actor.actor_id))),
+        )
+
+    def _actor(self, told: dict[str, Any], proc: str) -> ActorState:
+        name, sizes = split_title(told["title"])
+        running = tuple(
+            Running(endpoint, seconds, proc_name((caller[0], caller[1]), self.names))
+            for endpoint, seconds, caller in told["running"]
+        )
+        return ActorState(
+            name=name,
+            class_name=told["class"],
+            rank=told["rank"],
+            point=point_of(told["rank"], sizes),
+            proc=proc,
+            owner=proc_name((told["owner"][0], told["owner"][1]), self.names),
+            state="busy" if running else "idle" if told["up"] else "starting",
+            age=told["age"],
+            queue=told["queue"],
+            queue_bytes=told["queue_bytes"],
+            received=told["received"],
+            received_bytes=told["bytes"],
+            handled=told["handled"],
+            failed=told["failed"],
+            rate=told["rate"],
+            mean=told["mean"],
+            longest=told["longest"],
+            running=running,
+            actor_id=told["id"],
+        )
+
+
+class _Used:
+    """What a process of this host uses, as the kernel tells; ``None`` throughout if it is gone."""
+
+    def __init__(self, pid: int | None, pss: bool) -> None:
+        self.cpu: float | None = None
+        self.rss: int | None = None
+        self.pss: int | None = None
+        self.threads: int | None = None
+        if pid is None:
+            return
+        folder = Path(f"/proc/{pid}")
+        try:
+            fields = (folder / "stat").read_text(errors="replace").rpartition(") ")[2].split()
+            self.cpu = (int(fields[11]) + int(fields[12])) / _TICK
+            self.threads = int(fields[17])
+            self.rss = int(fields[21]) * _PAGE
+            if pss:
+                self.pss = next(_kilobytes(folder / "smaps_rollup", "Pss:"), None)
+        except (OSError, ValueError, IndexError):
+            return  # it has ended since
+
+
+def _kilobytes(file: Path, *labels: str) -> Iterator[int]:
+    for line in file.read_text().splitlines():
+        words = line.split()
+        if words and words[0] in labels:
+            yield int(words[1]) * 1024
+
+
+def _host(name: str, procs: tuple[ProcState, ...]) -> HostState:
+    try:
+        memory, free = _kilobytes(Path("/proc/meminfo"), "MemTotal:", "MemAvailable:")
+    except (OSError, ValueError):
+        memory, free = 0, 0
+    return HostState(name, os.cpu_count() or 0, os.getloadavg()[0], memory, free, procs)

@@ -1,0 +1,219 @@
+"""Where the Python threads of processes stand."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._dumps import Stack
+from mesh_core._dumps import stacks as own_stacks
+from mesh_core._native import Message
+from mesh_core._show import counted
+from mesh_core._values import ValueMesh
+from mesh_core.inspect._ask import Addr, ask, is_stopped, proc_name
+from mesh_core.inspect._table import span
+
+if TYPE_CHECKING:
+    from mesh_core._actors import ActorMesh
+    from mesh_core._process import Process
+    from mesh_core._procs import ProcMesh
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
+# What waits for messages, and what hands them to actors.
+_PLUMBING = ("mesh_core/_hosted.py", "mesh_core/_loop.py", "mesh_core/_stage.py")
+_LOOP_S = 0.1
+"""How long a process's event loop may take to answer."""
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+
+
+@dataclass(frozen=True)
+class StackFrame:
+    """One call of a stack."""
+
+    file: str
+    line: int
+    """0 where it is not known."""
+    function: str
+
+    def __str__(self) -> str:
+        return f'File "{self.file}", line {self.line}, in {self.function}'
+
+
+@dataclass(frozen=True)
+class ThreadStack:
+    """One thread's stack."""
+
+    ident: int
+    """As :func:`threading.get_ident` has it there."""
+    name: str
+    """``loop`` for the process's event loop, an actor's name for its thread; empty where nothing is known."""
+    running: tuple[str, ...]
+    """What actors do on it: ``trainers.step for 3.2 s``."""
+    frames: tuple[StackFrame, ...]
+    """The most recent call first."""
+
+    @property
+    def own(self) -> tuple[StackFrame, ...]:
+        """The frames above Mesh's own: the endpoint and what it has called. All of them where Mesh has none."""
+        for index, frame in enumerate(self.frames):
+            if frame.file.endswith(_PLUMBING):
+                return self.frames[:index]
+        return self.frames
+
+    def __str__(self) -> str:
+        head = f"thread {self.name or f'0x{self.ident:x}'}"
+        if self.running:
+            head += f", {', '.join(self.running)}"
+        frames = self.own
+        if not frames:
+            return f"{head}: waits for messages"
+        # As in a traceback: the most recent call last.
+        return "\n".join([f"{head}:", *(f"  {frame}" for frame in reversed(frames))])
+
+
+@dataclass(frozen=True)
+class ProcStacks:
+    """The stacks of one process."""
+
+    proc: str
+    pid: int | None
+    threads: tuple[ThreadStack, ...]
+    error: str = ""
+    """Why there are none."""
+
+    def of(self, name: str) -> ThreadStack:
+        """The thread of an actor, by the actor's name, or the ``loop``.
+
+        An actor whose endpoints are all coroutines has none of its own: it is on the ``loop``.
+        """
+        for thread in self.threads:
+            if thread.name == name:
+                return thread
+        known = ", ".join(repr(thread.name) for thread in self.threads if thread.name) or "none with a name"
+        raise KeyError(
+            f"{self.proc} has no thread {name!r}; it has {known}{self.error and f' ({self.error})'}"
+        )
+
+    def __str__(self) -> str:
+        head = f"{self.proc}, pid {self.pid}"
+        if self.error:
+            return f"{head}: {self.error}"
+        return "\n".join([f"{head}:", *(_indent(str(thread)) for thread in self.threads)])
+
+    def __repr__(self) -> str:
+        what = self.error or counted(len(self.threads), "thread")
+        return f"<ProcStacks of {self.proc}, pid {self.pid}: {what}>"
+
+
+def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> ValueMesh[ProcStacks]:
+    """The Python threads of every process of a mesh of processes or actors.
+
+    Answered without the interpreter's help: also where an endpoint is stuck, the event loop is blocked, or C code holds
+    the interpreter's lock. A process that a signal has stopped, or that has ended, says so in :attr:`ProcStacks.error`.
+
+    >>> import threading
+    >>> from mesh_core import Actor, endpoint, inspect, this_host
+    >>> class Stuck(Actor):
+    ...     @endpoint
+    ...     def wait(self) -> None:
+    ...         threading.Event().wait()
+    >>> procs = this_host().spawn_procs()
+    >>> stuck = procs.spawn("stuck", Stuck)
+    >>> stuck.initialized.get()
+    >>> stuck.wait.broadcast()
+    >>> while not inspect.snapshot().actors[0].running:
+    ...     pass
+    >>> [frame.function for frame in inspect.stacks(procs).item().of("stuck").frames[:3]]
+    ['wait', 'wait', 'wait']
+    >>> from mesh_core import shutdown
+    >>> shutdown()
+    """
+    if not hasattr(mesh, "_procs_id"):
+        raise TypeError(f"stacks() takes a mesh of processes or actors, not {mesh!r}")
+    process: Process = mesh._process
+    view, procs_id = mesh._view, mesh._procs_id
+    mesh_name = _mesh_name(process, mesh)
+    addrs: list[Addr] = [(procs_id, rank) for rank in view]
+    here: Addr = (process.identity.mesh_id, process.identity.rank)
+    pids = {addr: process.runtime.pid_of(*addr) for addr in addrs}
+    frozen = {addr for addr, pid in pids.items() if is_stopped(pid)}
+    asked = {addr: pids[addr] for addr in addrs if addr not in frozen and addr != here}
+    deadline = time.monotonic() + timeout
+    threads = ask(process, "threads", asked, deadline)
+    able = {addr: pids[addr] for addr in threads}
+    told = ask(process, "stacks", able, min(deadline, time.monotonic() + _LOOP_S), Message.load)
+    # Their loops are blocked; nothing else is told of them than by the runtimes.
+    able = {addr: pid for addr, pid in able.items() if addr not in told}
+    dumps = ask(process, "dump", able, deadline)
+    found = []
+    for addr in addrs:
+        name = proc_name(addr, {procs_id: mesh_name})
+        if addr == here:
+            found.append(_made(name, {"loop": 0, "actors": (), "pid": process.pid}, own_stacks()))
+        elif addr in told:
+            found.append(_made(name, threads[addr], told[addr]))
+        elif addr in dumps:
+            text, error = dumps[addr].get("text", ""), dumps[addr].get("error", "")
+            found.append(_made(name, threads[addr], parse(text), error))
+        elif addr in frozen or is_stopped(pids[addr]):
+            found.append(ProcStacks(name, pids[addr], (), "stopped by a signal; SIGCONT lets it go on"))
+        else:
+            found.append(
+                ProcStacks(name, pids[addr], (), f"it has ended, or did not answer within {timeout} s")
+            )
+    return ValueMesh.of(mesh.extent, found)
+
+
+def _mesh_name(process: Process, mesh: Any) -> str:
+    from mesh_core._procs import ProcMesh
+    from mesh_core.inspect._events import Names
+
+    if isinstance(mesh, ProcMesh):
+        return mesh.name.partition("[")[0]
+    return Names(process).of((mesh._procs_id, 0)).rpartition("[")[0]
+
+
+def _made(name: str, told: dict[str, Any], stacks: list[Stack], error: str = "") -> ProcStacks:
+    """Put stacks together with what the runtime knows of the threads."""
+    loop = told["loop"]
+    named = {loop: "loop"} if loop else {}
+    running: dict[int, list[str]] = {}
+    for ident, actor, messages in told["actors"]:
+        if ident:
+            named[ident] = actor
+        for endpoint, seconds, _caller in messages:
+            running.setdefault(ident or loop, []).append(f"{actor}.{endpoint} for {span(seconds)}")
+    threads = (
+        ThreadStack(
+            ident,
+            named.get(ident, title),
+            tuple(running.get(ident, ())),
+            tuple(StackFrame(*frame) for frame in frames),
+        )
+        for ident, title, frames in stacks
+    )
+    return ProcStacks(name, told["pid"], tuple(threads), error)
+
+
+def parse(text: str) -> list[Stack]:
+    r"""Threads and frames as ``faulthandler`` writes them; names where it tells them.
+
+    >>> parse('Thread 0x1f (most recent call first):\n  File "a.py", line 3 in f\n')
+    [(31, '', [('a.py', 3, 'f')])]
+    """
+    threads: dict[int, Stack] = {}
+    frames: list[tuple[str, int, str]] = []
+    for line in text.splitlines():
+        if head := _THREAD.match(line):
+            frames = []
+            threads[int(head[1], 16)] = (int(head[1], 16), head[2] or "", frames)
+        elif frame := _FRAME.match(line):
+            frames.append((frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
+    return list(threads.values())
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

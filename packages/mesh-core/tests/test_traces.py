@@ -1,0 +1,303 @@
+"""Spans of spawns, calls and endpoints, and the context that they carry from process to process."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mesh_core import Actor, ProcMesh, endpoint, inspect, shutdown, this_host
+
+pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+CLIENT, SERVER, PRODUCER, CONSUMER = "CLIENT", "SERVER", "PRODUCER", "CONSUMER"
+
+
+class Seen:
+    """A span, as it can be sent."""
+
+    def __init__(self, span: ReadableSpan) -> None:
+        assert span.context is not None
+        self.name = span.name
+        self.kind = span.kind.name
+        self.trace = span.context.trace_id
+        self.id = span.context.span_id
+        self.parent = None if span.parent is None else span.parent.span_id
+        self.attributes = dict(span.attributes or {})
+        self.failed = not span.status.is_ok and span.status.status_code.name == "ERROR"
+        self.exceptions = [str((event.attributes or {}).get("exception.type")) for event in span.events]
+        self.start, self.end = span.start_time or 0, span.end_time or 0
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name}>"
+
+
+def record() -> InMemorySpanExporter:
+    """Set a provider for this process, once."""
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        provider = TracerProvider()
+        provider.kept = InMemorySpanExporter()  # type: ignore[attr-defined]
+        provider.add_span_processor(SimpleSpanProcessor(provider.kept))  # type: ignore[attr-defined]
+        trace.set_tracer_provider(provider)
+    kept: InMemorySpanExporter = provider.kept  # type: ignore[attr-defined]
+    return kept
+
+
+def begin_recording() -> None:
+    """A worker's bootstrap."""
+    record()
+
+
+class Worker(Actor):
+    def __init__(self, ok: bool = True) -> None:
+        if not ok:
+            raise ValueError("not ok")
+
+    @endpoint
+    def spans(self) -> list[Seen]:
+        return [Seen(span) for span in record().get_finished_spans()]
+
+    @endpoint
+    def step(self, n: int) -> int:
+        return n + 1
+
+    @endpoint
+    async def step_async(self, n: int) -> int:
+        await asyncio.sleep(0)
+        return n + 1
+
+    @endpoint(concurrent=True)
+    async def step_concurrent(self, n: int) -> int:
+        await asyncio.sleep(0)
+        return n + 1
+
+    @endpoint
+    def fail(self) -> None:
+        raise KeyError("gone")
+
+    @endpoint
+    async def fail_async(self) -> None:
+        raise KeyError("gone")
+
+    @endpoint
+    def ask(self, other: Any, n: int) -> int:
+        return int(other.step.call_one(n).get())
+
+    @endpoint
+    async def ask_async(self, other: Any, n: int) -> int:
+        return int(await other.step_async.call_one(n))
+
+    @endpoint
+    def parent_here(self) -> int:
+        return trace.get_current_span().get_span_context().trace_id
+
+
+@pytest.fixture
+def kept() -> Iterator[InMemorySpanExporter]:
+    """What this process records; tracing is on."""
+    exporter = record()
+    exporter.clear()
+    assert inspect.trace()
+    yield exporter
+    shutdown()
+
+
+@pytest.fixture
+def own(kept: InMemorySpanExporter) -> Iterator[ProcMesh]:
+    with this_host().spawn_procs({"gpus": 2}, "traced", bootstrap=begin_recording) as procs:
+        procs.initialized.get()
+        yield procs
+
+
+def here(kept: InMemorySpanExporter) -> list[Seen]:
+    return [Seen(span) for span in kept.get_finished_spans()]
+
+
+def one(spans: list[Seen], name: str, kind: str) -> Seen:
+    found = [span for span in spans if (span.name, span.kind) == (name, kind)]
+    assert len(found) == 1, f"{name} {kind} in {spans}"
+    return found[0]
+
+
+@pytest.mark.parametrize("method", ["step", "step_async", "step_concurrent"])
+def test_a_call_and_its_handling(kept: InMemorySpanExporter, own: ProcMesh, method: str) -> None:
+    worker = own.slice(gpus=1).spawn("worker", Worker)
+    with trace.get_tracer("test").start_as_current_span("outer") as outer:
+        assert getattr(worker, method).call_one(1).get() == 2
+    sent = one(here(kept), f"Worker/{method}", CLIENT)
+    assert sent.trace == outer.get_span_context().trace_id
+    assert sent.parent == outer.get_span_context().span_id
+    assert sent.attributes["rpc.system.name"] == "mesh"
+    assert sent.attributes["rpc.method"] == f"Worker/{method}"
+    assert (sent.attributes["mesh.actor"], sent.attributes["mesh.adverb"]) == ("worker", "call_one")
+    handled = one(worker.spans.call_one().get(), f"Worker/{method}", SERVER)
+    assert (handled.trace, handled.parent) == (sent.trace, sent.id)
+    assert (handled.attributes["mesh.rank"], handled.attributes["mesh.proc"]) == (0, "traced[1]")
+    assert sent.start <= handled.start <= handled.end <= sent.end
+    assert not sent.failed and not handled.failed
+
+
+def test_a_call_to_many_is_one_span(kept: InMemorySpanExporter, own: ProcMesh) -> None:
+    workers = own.spawn("workers", Worker)
+    assert workers.step.call(1).get().values() == [2, 2]
+    sent = one(here(kept), "Worker/step", CLIENT)
+    assert sent.attributes["mesh.actors"] == 2
+    for spans in workers.spans.call().get().values():
+        assert one(spans, "Worker/step", SERVER).parent == sent.id
+    assert [one.get() for one in workers.step.stream(1)] == [2, 2]
+    streamed = [span for span in here(kept) if span.attributes.get("mesh.adverb") == "stream"]
+    assert [span.name for span in streamed] == ["Worker/step"]
+
+
+@pytest.mark.parametrize(("asking", "asked"), [("ask", "step"), ("ask_async", "step_async")])
+def test_nested_calls_are_children(
+    kept: InMemorySpanExporter, own: ProcMesh, asking: str, asked: str
+) -> None:
+    first, second = (own.slice(gpus=n).spawn(f"worker{n}", Worker) for n in range(2))
+    assert getattr(first, asking).call_one(second, 1).get() == 2
+    top = one(here(kept), f"Worker/{asking}", CLIENT)
+    spans = first.spans.call_one().get()
+    outer = one(spans, f"Worker/{asking}", SERVER)
+    inner = one(spans, f"Worker/{asked}", CLIENT)
+    last = one(second.spans.call_one().get(), f"Worker/{asked}", SERVER)
+    assert (outer.parent, inner.parent, last.parent) == (top.id, outer.id, inner.id)
+    assert {outer.trace, inner.trace, last.trace} == {top.trace}
+
+
+@pytest.mark.parametrize("method", ["fail", "fail_async"])
+def test_errors_are_recorded_at_both_ends(kept: InMemorySpanExporter, own: ProcMesh, method: str) -> None:
+    worker = own.slice(gpus=0).spawn("worker", Worker)
+    with pytest.raises(KeyError):
+        getattr(worker, method).call_one().get()
+    sent = one(here(kept), f"Worker/{method}", CLIENT)
+    handled = one(worker.spans.call_one().get(), f"Worker/{method}", SERVER)
+    for span in (sent, handled):
+        assert span.failed
+        assert span.attributes["error.type"] == "KeyError"
+        assert span.exceptions
+    assert worker.step.call_one(1).get() == 2
+
+
+def test_a_broadcast_is_a_message(kept: InMemorySpanExporter, own: ProcMesh) -> None:
+    worker = own.slice(gpus=0).spawn("worker", Worker)
+    worker.step.broadcast(1)
+    sent = one(here(kept), "broadcast worker", PRODUCER)
+    assert sent.attributes["messaging.operation.type"] == "send"
+    handled = one(worker.spans.call_one().get(), "process worker", CONSUMER)
+    assert handled.parent == sent.id
+    assert handled.attributes["messaging.destination.name"] == "worker"
+    assert handled.attributes["mesh.endpoint"] == "step"
+
+
+def test_spawns_and_constructors(kept: InMemorySpanExporter, own: ProcMesh) -> None:
+    worker = own.slice(gpus=0).spawn("worker", Worker)
+    broken = own.slice(gpus=0).spawn("broken", Worker, ok=False)
+    assert isinstance(broken.initialized.exception(), ValueError)
+    spans = here(kept)
+    assert one(spans, "spawn traced", CLIENT).attributes["mesh.count"] == 2
+    made = [span for span in worker.spans.call_one().get() if span.name == "Worker/__init__"]
+    assert [span.parent for span in made] == [
+        one(spans, f"spawn {name}", CLIENT).id for name in ("worker", "broken")
+    ]
+    assert [span.failed for span in made] == [False, True]
+
+
+def test_a_result_that_nobody_asks_for_ends_its_span(kept: InMemorySpanExporter, own: ProcMesh) -> None:
+    worker = own.slice(gpus=0).spawn("worker", Worker)
+    future = worker.step.call_one(1)
+    assert not [span for span in here(kept) if span.name == "Worker/step"]
+    del future
+    assert one(here(kept), "Worker/step", CLIENT)
+    with pytest.raises(TypeError):
+        worker.step.call_one(1, 2, 3)
+    assert len([span for span in here(kept) if span.name == "Worker/step"]) == 1
+
+
+def test_a_span_ends_when_the_reply_came_not_when_it_was_looked_at(
+    kept: InMemorySpanExporter, own: ProcMesh
+) -> None:
+    import time
+
+    worker = own.slice(gpus=0).spawn("worker", Worker)
+    future = worker.step.call_one(1)
+    while not future.done():
+        pass
+    came = time.time_ns()
+    for _ in range(50):
+        worker.step.call_one(1).get()
+    future.get()
+    assert min(span.end for span in here(kept) if span.name == "Worker/step") <= came
+
+
+def test_it_can_be_turned_off(kept: InMemorySpanExporter, own: ProcMesh) -> None:
+    worker = own.slice(gpus=0).spawn("worker", Worker)
+    assert inspect.trace(False) is False
+    assert worker.step.call_one(1).get() == 2
+    own.slice(gpus=0).spawn("other", Worker)
+    assert not [span for span in here(kept) if span.name in ("Worker/step", "spawn other")]
+    assert inspect.trace() is True
+    assert worker.step.call_one(1).get() == 2
+    assert one(here(kept), "Worker/step", CLIENT)
+
+
+def test_workers_without_a_provider_serve_all_the_same(kept: InMemorySpanExporter) -> None:
+    with this_host().spawn_procs() as procs:
+        worker = procs.spawn("worker", Worker)
+        assert worker.step.call_one(1).get() == 2
+        assert worker.parent_here.call_one().get() == 0
+
+
+def run(source: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_mesh_does_not_import_it() -> None:
+    told = run(
+        """
+        import sys
+        from mesh_core import Actor, endpoint, inspect, this_host
+
+        with this_host().spawn_procs() as procs:
+            procs.initialized.get()
+            assert inspect.trace() is False
+        print([name for name in sys.modules if name.startswith("opentelemetry")])
+        """
+    )
+    assert told == "[]"
+
+
+def test_a_provider_that_is_set_later_is_noticed() -> None:
+    told = run(
+        """
+        from mesh_core import _process, this_host
+        from opentelemetry import trace
+
+        process = _process.current()
+        with this_host().spawn_procs() as procs:
+            print(process.tracer)
+        from opentelemetry.sdk.trace import TracerProvider
+        trace.set_tracer_provider(TracerProvider())
+        with this_host().spawn_procs() as procs:
+            print(process.tracer is not None)
+        """
+    )
+    assert told.split() == ["None", "True"]
