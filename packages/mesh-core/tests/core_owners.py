@@ -40,6 +40,14 @@ def slay_pid(pid: int, number: int = signal.SIGKILL) -> None:
     assert watch.wait() == []
 
 
+def suspend(pid: int) -> None:
+    """Stop a process, and wait until all its threads stand still."""
+    os.kill(pid, signal.SIGSTOP)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+            os.sched_yield()  # it is on its way
+
+
 def write_down(path: str, text: str) -> None:
     """Append a line, whichever processes do so at the same time."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -24,6 +24,7 @@ from core_owners import (
     Told,
     slay,
     slay_pid,
+    suspend,
 )
 from core_processes import Watch
 from core_samples import Broken, Unpicklable
@@ -217,7 +218,7 @@ def test_a_stop_is_no_failure(own: ProcMesh, told: Told) -> None:
 def test_a_suspended_process_is_not_dead(own: ProcMesh, told: Told) -> None:
     actors: Any = own.spawn("actors", Leaf)
     pids = actors.pid.call().get(WITHIN).values()
-    os.kill(pids[0], signal.SIGSTOP)
+    suspend(pids[0])
     try:
         waiting = actors.slice(gpus=0).pid.call_one()
         with pytest.raises(ActorTimeout):
@@ -576,13 +577,15 @@ def test_a_fault_handler_may_spawn_anew_and_wait(own: ProcMesh) -> None:
         set_fault_handler(None)
 
 
-@pytest.mark.parametrize("error", [LookupError("no handler"), SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_a_failure_whose_handler_raises_is_raised_by_calls(own: ProcMesh, error: BaseException) -> None:
+@pytest.mark.parametrize("error", [LookupError, SystemExit, KeyboardInterrupt])
+def test_a_failure_whose_handler_raises_is_raised_by_calls(
+    own: ProcMesh, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     entered = threading.Semaphore(0)
 
     def handler(failure: MeshFailure) -> None:
         entered.release()
-        raise error
+        raise error("no handler")
 
     gate: Any = one(own, 3).spawn("gate", Soft)
     actors: Any = own.spawn("actors", Leaf)
@@ -598,3 +601,4 @@ def test_a_failure_whose_handler_raises_is_raised_by_calls(own: ProcMesh, error:
     finally:
         set_fault_handler(None)
     assert not waiting.done()
+    caplog.clear()  # the tracebacks in it hold the mesh

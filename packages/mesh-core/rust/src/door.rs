@@ -88,8 +88,10 @@ pub(crate) fn wait(
             }
         }
     }
-    if py.detach(|| step(true, false)) == Waited::Ready {
-        return Ok(true);
+    match py.detach(|| step(true, false)) {
+        Waited::Ready => return Ok(true),
+        Waited::Alarm => alarmed(py)?,
+        Waited::Interrupted | Waited::NotYet => {}
     }
     let set = SET_WAKEUP_FD
         .get_or_try_init(py, || Ok::<_, PyErr>(py.import("signal")?.getattr("set_wakeup_fd")?.unbind()))?;

@@ -45,6 +45,8 @@ class Hosted:
     __slots__ = (
         "_abandoned",
         "_args",
+        "_at",
+        "_burst",
         "_cls",
         "_downfall",
         "_errands",
@@ -101,6 +103,10 @@ class Hosted:
         """Whether what it owns has been stopped, or is being."""
         self._abandoned = False
         """Whether its thread did not come back from a ``__cleanup__``, so that the loop answers in its place."""
+        self._burst: list[Message] = []
+        """What the actor's thread has taken from the inbox, and how far it is with that: the rest is the loop's when the
+        thread does not come back."""
+        self._at = 0
         self._errands: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         """What the actor's own thread is to do between two messages."""
         self._downfall: concurrent.futures.Future[None] | None = None
@@ -163,7 +169,12 @@ class Hosted:
 
     def _handle_all(self, burst: list[Message]) -> list[Message] | None:
         """Handle messages up to the first that is the loop's; what is left is returned, ``None`` after the last."""
+        self._burst = burst
         for index, message in enumerate(burst):
+            if self.broken is None:
+                self._at = index
+            elif self._left_behind(index):
+                return None
             spec = self.table.get(message.name)
             if spec is not None and not spec.is_async and not self._skipped and self.broken is None:
                 self._run(message, spec)
@@ -172,14 +183,19 @@ class Hosted:
                 return None
             elif message.kind == "failure":
                 self._run_errands()
-                if self._abandoned:
-                    return None
             elif not self._given_up(message) and not self._refused(message, spec):
                 assert spec is not None
                 if spec.is_async:
                     return burst[index:]
                 self._run(message, spec)
         return []
+
+    def _left_behind(self, index: int) -> bool:
+        """Say, to the thread of an actor that has failed, whether the loop has gone on without it."""
+        with self.stage.failing:
+            if not self._abandoned:
+                self._at = index
+            return self._abandoned
 
     def _run(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
         _context.enter(Context(self.instance, message))
@@ -396,15 +412,26 @@ class Hosted:
 
     async def _cleanup_in_time(self, error: BaseException) -> Coroutine[Any, Any, object] | None:
         """Run ``__cleanup__`` after a failure; should the actor's thread not come back, the loop answers in its place."""
-        done = self.stage.loop.create_task(self._apart(lambda: self._cleanup(error)))
+
+        def clean_up() -> Any:
+            try:
+                return self._cleanup(error)
+            except BaseException as raised:  # noqa: BLE001 - some would end the loop, if a task raised them
+                return raised
+
+        done = self.stage.loop.create_task(self._apart(clean_up))
         self.stage.keep(done)
         finished, _ = await asyncio.wait([done], timeout=self.stage.stop_limit)
         if finished:
-            cleanup: Coroutine[Any, Any, object] | None = done.result()
+            cleanup: Coroutine[Any, Any, object] | BaseException | None = done.result()
+            if isinstance(cleanup, BaseException):
+                raise cleanup
             return cleanup
         with self.stage.failing:
             self._abandoned = self._loops = True
+            left = self._burst[self._at + 1 :]
         self.inbox.attach(self.stage.waker, self.instance.actor_id)
+        self._runner = self.stage.loop.create_task(self._work(left))
         raise self._overdue()
 
     async def _tear_down(self, error: BaseException) -> None:

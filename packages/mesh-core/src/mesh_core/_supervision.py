@@ -159,7 +159,8 @@ class Faults:
             self._due[key] = self._last = failure
             self._raised_in.clear()
             self._process.alarmed = True
-        self._process.runtime.alarm()
+            # Under the lock: who hears of it meanwhile would call it off before it is given.
+            self._process.runtime.alarm()
         self._process.alarm_loops()
 
     def hear(self, failure: MeshFailure) -> None:
@@ -171,7 +172,7 @@ class Faults:
             self._heard.add(key)
             self._pending.pop(key, None)
             self._due.pop(key, None)
-            self._process.alarmed = bool(self._due)
+            self._calm()
 
     def take(self) -> SupervisionError | None:
         """The error that a waiting call of the script is to raise in this thread."""
@@ -195,8 +196,13 @@ class Faults:
             self._pending.clear()
             self._due.clear()
             self._last = None
-            self._process.alarmed = False
+            self._calm()
         return left
+
+    def _calm(self) -> None:
+        if self._process.alarmed and not self._due:
+            self._process.alarmed = False
+            self._process.runtime.calm()
 
     # Everywhere.
 
