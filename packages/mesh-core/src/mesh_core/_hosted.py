@@ -340,7 +340,7 @@ class Hosted:
 
     async def _run_async(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
         self._starting.discard(message)
-        if self._given_up(message):
+        if self._given_up(message) or (self.broken is not None and self._refused(message, spec)):
             # Between whoever took the message and its turn on the loop.
             return
         # A broadcast has no number, and nobody who could cancel it; but the actor's failure ends it too.
