@@ -299,8 +299,10 @@ def leave() -> None:
     process = _process.holder().process
     if process is None or not process.in_charge:
         return
-    broken = [str(error) for error in process.estates.of(0).broken()]
+    estate = process.estates.of(0)
     process.shutdown()
+    # Only now: a constructor may still have been at work.
+    broken = [str(error) for error in estate.broken()]
     left = [failure.report() for failure in process.faults.unheard()] + broken
     if left:
         import atexit
