@@ -93,6 +93,19 @@ class Faults:
         self._barriers.append(then)
         self._process.runtime.sender(Target.one(0, 0), 0, "", "failure").tell(None)
 
+    def catch_up(self) -> BaseException | None:
+        """What a waiting call of the script would raise, once the notices that have come are looked at.
+
+        Policies and handlers may take their time, or wait for this very thread, so that it waits for a moment only.
+        """
+        thread = self._thread
+        if thread is None or thread is threading.current_thread() or current_instance() is not None:
+            return None
+        passed = threading.Event()
+        self.barrier(passed.set)
+        passed.wait(_MOMENT)
+        return alarm() if self._process.alarmed else None
+
     def end(self) -> None:
         """Wait for the thread of :meth:`watch`, once the runtime is closed."""
         thread, self._thread = self._thread, None
@@ -245,6 +258,7 @@ class Faults:
 
 
 _NOBODY: Key = (0, 0, 0)
+_MOMENT = 0.2
 
 
 def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
