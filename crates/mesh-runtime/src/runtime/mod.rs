@@ -97,6 +97,8 @@ pub struct Runtime {
     notices: Arc<Inbox>,
     /// Counts what every waiting call of this process is to be told.
     alarms: AtomicU64,
+    /// Whether somebody is still to be told.
+    alarmed: AtomicBool,
     ids: IdMaker,
     closed: AtomicBool,
     forked: AtomicBool,
@@ -172,6 +174,7 @@ impl Runtime {
             system: Arc::new(Inbox::new(0, Meter::new(None))),
             notices: Arc::new(Inbox::new(0, Meter::new(None))),
             alarms: AtomicU64::new(0),
+            alarmed: AtomicBool::new(false),
             ids: IdMaker::new(u64::from_ne_bytes(seed)),
             closed: AtomicBool::new(false),
             forked: AtomicBool::new(false),

@@ -110,8 +110,21 @@ impl Runtime {
 
     /// Ends all waits for calls that are under way.
     pub fn alarm(&self) {
+        // Before it is counted: who counts it already sees that it is on.
+        self.alarmed.store(true, Ordering::SeqCst);
         self.alarms.fetch_add(1, Ordering::SeqCst);
         self.calls.wake_all(&self.reactor);
+    }
+
+    /// Everybody has been told: who begins to wait from now on just waits.
+    pub fn calm(&self) {
+        self.alarmed.store(false, Ordering::SeqCst);
+    }
+
+    /// What to take for heard at the beginning of a wait: no alarm that is still on.
+    pub fn alarms_heard(&self) -> u64 {
+        let alarms = self.alarms();
+        if self.alarmed.load(Ordering::SeqCst) { alarms.wrapping_sub(1) } else { alarms }
     }
 
     /// How many alarms there were.

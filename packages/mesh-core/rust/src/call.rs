@@ -101,10 +101,14 @@ impl PyCall {
         }
         let until = door::deadline(timeout)?;
         let (runtime, call) = (&*self.runtime, &*self.call);
-        let heard = AtomicU64::new(runtime.alarms());
+        let heard = AtomicU64::new(runtime.alarms_heard());
         let step = |look, signals| {
+            let alarms = runtime.alarms();
             let waited = runtime.wait_call_or_alarm(call, seen, until, look, signals, heard.load(Ordering::Relaxed));
-            heard.store(runtime.alarms(), Ordering::Relaxed);
+            if waited == Waited::Alarm {
+                // Not one that has come since: it ends the next wait at once.
+                heard.store(alarms, Ordering::Relaxed);
+            }
             waited
         };
         door::wait(py, runtime, step, until)

@@ -152,8 +152,10 @@ pub(crate) fn wait(
             }
         }
     }
-    if outside(py, || step(true, false)) == Waited::Ready {
-        return Ok(true);
+    match outside(py, || step(true, false)) {
+        Waited::Ready => return Ok(true),
+        Waited::Alarm => alarmed(py)?,
+        Waited::Interrupted | Waited::NotYet => {}
     }
     let set = SET_WAKEUP_FD
         .get_or_try_init(py, || Ok::<_, PyErr>(py.import("signal")?.getattr("set_wakeup_fd")?.unbind()))?;

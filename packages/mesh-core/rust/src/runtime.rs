@@ -407,6 +407,11 @@ impl PyRuntime {
         py.detach(|| self.0.alarm());
     }
 
+    /// Ends what [`Self::alarm`] began, for waits that begin later.
+    fn calm(&self) {
+        self.0.calm();
+    }
+
     /// An actor's inbox.
     fn inbox(&self, actor: u64) -> Option<PyInbox> {
         self.0.inbox(actor).map(|inbox| PyInbox { runtime: Arc::clone(&self.0), inbox })

@@ -48,6 +48,8 @@ class Hosted:
     __slots__ = (
         "_abandoned",
         "_args",
+        "_at",
+        "_burst",
         "_cls",
         "_downfall",
         "_errands",
@@ -104,6 +106,10 @@ class Hosted:
         """Whether what it owns has been stopped, or is being."""
         self._abandoned = False
         """Whether its thread did not come back from a ``__cleanup__``, so that the loop answers in its place."""
+        self._burst: list[Message] = []
+        """What the actor's thread has taken from the inbox, and how far it is with that: the rest is the loop's when the
+        thread does not come back."""
+        self._at = 0
         self._errands: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         """What the actor's own thread is to do between two messages."""
         self._downfall: concurrent.futures.Future[None] | None = None
@@ -175,7 +181,12 @@ class Hosted:
 
     def _handle_all(self, burst: list[Message]) -> list[Message] | None:
         """Handle messages up to the first that is the loop's; what is left is returned, ``None`` after the last."""
+        self._burst = burst
         for index, message in enumerate(burst):
+            if self.broken is None:
+                self._at = index
+            elif self._left_behind(index):
+                return None
             spec = self.table.get(message.name) or self._unmarked(message)
             if spec is not None and not spec.is_async and not self._skipped and self.broken is None:
                 self._run(message, spec)
@@ -184,14 +195,19 @@ class Hosted:
                 return None
             elif message.kind == "failure":
                 self._run_errands()
-                if self._abandoned:
-                    return None
             elif not self._given_up(message) and not self._refused(message, spec):
                 assert spec is not None
                 if spec.is_async:
                     return burst[index:]
                 self._run(message, spec)
         return []
+
+    def _left_behind(self, index: int) -> bool:
+        """Say, to the thread of an actor that has failed, whether the loop has gone on without it."""
+        with self.stage.failing:
+            if not self._abandoned:
+                self._at = index
+            return self._abandoned
 
     def _run(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
         _context.enter(Context(self.instance, message))
@@ -227,18 +243,28 @@ class Hosted:
                     # From here on errands run on the loop: this thread waits.
                     self._loops = True
                 self._run_errands()
-                self._downfall.result(self.stage.stop_limit)
+                self._await_here(self._downfall)
             self._close_estate()
             cleanup = self._cleanup(None)
             if cleanup is not None:
                 ended = asyncio.run_coroutine_threadsafe(_guarded(cleanup), self.stage.loop)
-                failed = ended.result(self.stage.stop_limit)
+                failed = self._await_here(ended)
                 if failed is not None:
                     raise failed
         except BaseException as failed:  # noqa: BLE001 - it is the stopper's to hear
             error = failed
         self.stage.loop.call_soon_threadsafe(overdue.set)
         self._ended(message, error)
+
+    def _await_here(self, ending: concurrent.futures.Future[Any]) -> Any:
+        """Wait on the actor's thread for what the loop does for its end, within the limit."""
+        try:
+            return ending.result(self.stage.stop_limit)
+        except TimeoutError:
+            if ending.done():
+                raise
+            ending.cancel()
+            raise self._overdue() from None
 
     def _close_estate(self) -> None:
         self.ending = True
@@ -334,7 +360,7 @@ class Hosted:
 
     async def _run_async(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
         self._starting.discard(message)
-        if self._given_up(message):
+        if self._given_up(message) or (self.broken is not None and self._refused(message, spec)):
             # Between whoever took the message and its turn on the loop.
             return
         # A broadcast has no number, and nobody who could cancel it; but the actor's failure ends it too.
@@ -414,15 +440,26 @@ class Hosted:
 
     async def _cleanup_in_time(self, error: BaseException) -> Coroutine[Any, Any, object] | None:
         """Run ``__cleanup__`` after a failure; should the actor's thread not come back, the loop answers in its place."""
-        done = self.stage.loop.create_task(self._apart(lambda: self._cleanup(error)))
+
+        def clean_up() -> Any:
+            try:
+                return self._cleanup(error)
+            except BaseException as raised:  # noqa: BLE001 - some would end the loop, if a task raised them
+                return raised
+
+        done = self.stage.loop.create_task(self._apart(clean_up))
         self.stage.keep(done)
         finished, _ = await asyncio.wait([done], timeout=self.stage.stop_limit)
         if finished:
-            cleanup: Coroutine[Any, Any, object] | None = done.result()
+            cleanup: Coroutine[Any, Any, object] | BaseException | None = done.result()
+            if isinstance(cleanup, BaseException):
+                raise cleanup
             return cleanup
         with self.stage.failing:
             self._abandoned = self._loops = True
+            left = self._burst[self._at + 1 :]
         self.inbox.attach(self.stage.waker, self.instance.actor_id)
+        self._runner = self.stage.loop.create_task(self._work(left))
         raise self._overdue()
 
     async def _tear_down(self, error: BaseException) -> None:

@@ -256,7 +256,7 @@ class ProcMesh(Mesh):
                 except SupervisionError as unheard:
                     # Raised here as by any call, but for the block's own error, and after the end.
                     failed = failed or unheard
-            if failed is not None and error is None:
+            if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
                 raise failed
 
     async def __aenter__(self) -> Self:
@@ -273,7 +273,8 @@ class ProcMesh(Mesh):
                     await stopped
                 except SupervisionError as unheard:
                     failed = failed or unheard
-            if failed is not None and error is None:
+            # Not for long: what has ended has sent its notices before.
+            if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
                 raise failed
 
     def __reduce__(self) -> Any:

@@ -91,6 +91,19 @@ class Faults:
         self._barriers.append(then)
         self._process.runtime.sender(Target.one(0, 0), 0, "", "failure").tell(None)
 
+    def catch_up(self) -> BaseException | None:
+        """What a waiting call of the script would raise, once the notices that have come are looked at.
+
+        Policies and handlers may take their time, or wait for this very thread, so that it waits for a moment only.
+        """
+        thread = self._thread
+        if thread is None or thread is threading.current_thread() or current_instance() is not None:
+            return None
+        passed = threading.Event()
+        self.barrier(passed.set)
+        passed.wait(_MOMENT)
+        return alarm() if self._process.alarmed else None
+
     def end(self) -> None:
         """Wait for the thread of :meth:`watch`, once the runtime is closed."""
         thread, self._thread = self._thread, None
@@ -157,7 +170,8 @@ class Faults:
             self._due[key] = self._last = failure
             self._raised_in.clear()
             self._process.alarmed = True
-        self._process.runtime.alarm()
+            # Under the lock: who hears of it meanwhile would call it off before it is given.
+            self._process.runtime.alarm()
         self._process.alarm_loops()
 
     def hear(self, failure: MeshFailure) -> None:
@@ -169,7 +183,7 @@ class Faults:
             self._heard.add(key)
             self._pending.pop(key, None)
             self._due.pop(key, None)
-            self._process.alarmed = bool(self._due)
+            self._calm()
 
     def unhear(self, failure: MeshFailure) -> None:
         """Take back :meth:`hear`: it was raised where nobody of the script's was to hear it."""
@@ -199,8 +213,13 @@ class Faults:
             self._pending.clear()
             self._due.clear()
             self._last = None
-            self._process.alarmed = False
+            self._calm()
         return left
+
+    def _calm(self) -> None:
+        if self._process.alarmed and not self._due:
+            self._process.alarmed = False
+            self._process.runtime.calm()
 
     # Everywhere.
 
@@ -249,6 +268,7 @@ class Faults:
 # As in _stage, which a controller need not import.
 _BOOTSTRAP_FAILED = 78
 _NOBODY: Key = (0, 0, 0)
+_MOMENT = 0.2
 
 
 def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
@@ -300,8 +320,10 @@ def alarm() -> BaseException | None:
 
 def stop_and_report(process: Process) -> list[str]:
     """Stop everything at the script's end; returns what nobody has heard of (SUP-2)."""
-    broken = [str(error) for error in process.estates.of(0).broken()]
+    estate = process.estates.of(0)
     process.shutdown()
+    # Only now: a constructor may still have been at work.
+    broken = [str(error) for error in estate.broken()]
     return [failure.report() for failure in process.faults.unheard()] + broken
 
 
