@@ -5,7 +5,7 @@ A process that is spawned meanwhile is told, and tells those that it spawns itse
 
 from __future__ import annotations
 
-import base64
+from binascii import a2b_base64, b2a_base64
 
 from mesh_core._errors import MeshError
 from mesh_core._serialize import dumps, loads
@@ -38,7 +38,7 @@ class Substitutes:
                 "a class that patch_actor() replaces, or its replacement, holds large data; pass that to the "
                 "constructor instead of keeping it in the class or its globals"
             )
-        return base64.b64encode(data).decode()
+        return b2a_base64(data, newline=False).decode()
 
     def push(self, real: type, substitute: type) -> None:
         """From now on spawn ``substitute`` where ``real`` is asked for."""
@@ -63,5 +63,5 @@ class Substitutes:
 
     def _read(self) -> None:
         if self._told:
-            self._layers[:0] = loads(base64.b64decode(self._told))
+            self._layers[:0] = loads(a2b_base64(self._told))
             self._told = ""
