@@ -3,6 +3,7 @@
 mod call;
 mod door;
 mod inbox;
+mod lines;
 mod logs;
 mod part;
 mod runtime;
@@ -29,6 +30,7 @@ mod _native {
         m.add_class::<part::PyPart>()?;
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
         m.add_class::<logs::PyLogs>()?;
+        m.add_class::<lines::PyLineWriter>()?;
         m.add_function(wrap_pyfunction!(logs::line_buffer_stdio, m)?)?;
         m.add_function(wrap_pyfunction!(logs::flush_stdio, m)?)?;
         Ok(())
