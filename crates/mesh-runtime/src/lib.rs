@@ -39,7 +39,7 @@ pub use ports::{Mailbox, Outlet, Receive, Way};
 pub use runtime::{Counts, Options, Outgoing, Runtime, Said, Waited};
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};
-pub use stdio::{flush_stdio, line_buffer_stdio};
+pub use stdio::{flush_stdio, line_buffer_stdio, write_whole};
 
 /// Has the kernel kill this process when its parent ends; at once if its parent is not `parent` any more.
 pub fn die_with_parent(parent: u32) {

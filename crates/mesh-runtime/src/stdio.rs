@@ -1,6 +1,8 @@
-//! The C library's own stdout in a worker, which native extensions print to.
+//! A worker's stdout and stderr: the C library's own stream, which native extensions print to, and the descriptors.
 
+use rustix::io::Errno;
 use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::BorrowedFd;
 
 /// Of the C library: "as soon as a line is complete"; the same number on glibc and musl.
 const LINE_BUFFERED: c_int = 1;
@@ -26,4 +28,18 @@ pub fn flush_stdio() {
     unsafe {
         fflush(std::ptr::null_mut());
     }
+}
+
+/// Writes all of `data` to a descriptor that blocks.
+///
+/// # Errors
+/// How much was written before an error, and the error.
+pub fn write_whole(fd: i32, data: &[u8]) -> Result<(), (usize, Errno)> {
+    // SAFETY: the caller writes to its own stdout or stderr. Should those be closed the kernel says so.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut done = 0;
+    while done < data.len() {
+        done += rustix::io::write(fd, &data[done..]).map_err(|errno| (done, errno))?;
+    }
+    Ok(())
 }

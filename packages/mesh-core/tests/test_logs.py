@@ -267,6 +267,24 @@ def test_a_program_sets_up_its_own_logging(capfd: pytest.CaptureFixture[str]) ->
     ]  # fmt: skip
 
 
+def test_a_program_redirects_stderr_to_see_what_is_logged(
+    one: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert one.call.call_one(redirected).get() == "WARNING caught\n"
+    flush(one)
+    assert capfd.readouterr().err == ""
+
+
+def redirected() -> str:
+    import contextlib
+    import io
+    import logging
+
+    with contextlib.redirect_stderr(io.StringIO()) as caught:
+        logging.getLogger().warning("caught")
+    return caught.getvalue()
+
+
 def test_what_nobody_waits_for_is_logged(one: Any, capfd: pytest.CaptureFixture[str]) -> None:
     one.fail.broadcast(ValueError("no batch"))
     one.echo.call_one(1).get()

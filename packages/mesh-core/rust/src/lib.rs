@@ -4,6 +4,7 @@ mod call;
 mod door;
 mod inbox;
 mod inspect;
+mod lines;
 mod logs;
 mod part;
 mod port;
@@ -36,6 +37,7 @@ mod _native {
         m.add_function(wrap_pyfunction!(door::exit_with, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
         m.add_class::<logs::PyLogs>()?;
+        m.add_class::<lines::PyLineWriter>()?;
         m.add_function(wrap_pyfunction!(logs::line_buffer_stdio, m)?)?;
         m.add_function(wrap_pyfunction!(logs::flush_stdio, m)?)?;
         Ok(())

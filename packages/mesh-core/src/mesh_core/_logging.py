@@ -28,10 +28,13 @@ class _ToController(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record to stderr."""
         try:
-            text = self.format(record)
-            stream = sys.__stderr__
+            text = self.format(record).rstrip("\n") + "\n"
+            stream = sys.stderr
             if isinstance(stream, LineStream):
-                stream.record(text.rstrip("\n") + "\n", record.levelno)
+                stream.record(text, record.levelno)
+            elif stream is not None:
+                # The program has put another in its place, to see what is written there.
+                stream.write(text)
         except Exception:  # noqa: BLE001 - as every handler does
             self.handleError(record)
 

@@ -1,4 +1,4 @@
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex, TypeAlias, TypeVar, final, overload
 
 __all__ = [
@@ -6,6 +6,8 @@ __all__ = [
     "Extent",
     "Inbox",
     "Journal",
+    "LineWriter",
+    "Logs",
     "Lost",
     "Mailbox",
     "Message",
@@ -22,6 +24,8 @@ __all__ = [
     "__version__",
     "begin_exit",
     "die_with_parent",
+    "flush_stdio",
+    "line_buffer_stdio",
 ]
 
 __version__: str
@@ -350,6 +354,23 @@ class Logs:
     def next(self) -> list[tuple[bool, str]] | None: ...
     def flush(self, limit: float) -> bool: ...
     def set(self, mesh: int, shown: bool, window_ms: int, level: int) -> None: ...
+
+@final
+class LineWriter:
+    def __new__(
+        cls,
+        fd: int,
+        context: Callable[[], object],
+        mark: Callable[[Any], bytes],
+        other: Callable[[str, Any, str | None, Any], None],
+    ) -> LineWriter: ...
+    def write(self, text: str) -> int: ...
+    def wait(self, text: str, instance: Any) -> None: ...
+    def take(self) -> tuple[str, Any] | None: ...
+    def take_all(self) -> list[tuple[str, Any]]: ...
+    def begun(self, begun: bool) -> None: ...
+    def send(self, data: bytes) -> None: ...
+    def forked(self) -> None: ...
 
 def line_buffer_stdio() -> None: ...
 def flush_stdio() -> None: ...

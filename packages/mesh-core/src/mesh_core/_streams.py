@@ -10,13 +10,11 @@ from __future__ import annotations
 import io
 import os
 import sys
-import threading
-from os import write
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._context import _current, current_instance
-from mesh_core._native import flush_stdio, line_buffer_stdio
+from mesh_core._native import LineWriter, flush_stdio, line_buffer_stdio
 
 if TYPE_CHECKING:
     from mesh_core._context import Instance
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 # The beginning of a line that is longer is sent as it is.
 _LONGEST = 64 * 1024
-_current_context = _current.get
 _CONTROLS = dict.fromkeys(range(32), "?")
 
 
@@ -41,47 +38,44 @@ class LineStream(io.TextIOBase):
         self.buffer = io.FileIO(fd, "wb", closefd=False)
         """For bytes; they are written as they are."""
         self._fd = fd
-        # A signal's handler may print while its thread does.
-        self._lock = threading.RLock()
-        self._pending: dict[int, tuple[str, Instance | None]] = {}
-        """The beginning of a line, by thread, and the actor that has written it."""
-        self._pop = self._pending.pop
         self._begun: set[tuple[int, Instance | None]] = set()
-        """Those whose line has been sent in part."""
+        """Threads and actors whose line has been sent in part."""
         self._marks: dict[Instance | None, bytes] = {}
+        self._writer = LineWriter(fd, _current.get, self._mark, self._write)
+        # `print` goes straight there, twice a line.
+        self.write = self._writer.write  # type: ignore[method-assign]
 
-    def write(self, text: str, /) -> int:
-        """Write the lines that are complete; the rest waits for its end, or for :meth:`flush`."""
-        # `print` comes here twice a line, once for its end: this is kept short.
-        context = _current_context()
-        instance = None if context is None else context.actor_instance
+    def _write(self, text: str, instance: Instance | None, begun: str | None, by: Instance | None) -> None:
+        """Write what is not a single line; ``begun`` is what ``by`` has written before."""
         thread = get_ident()
-        begun = self._pop(thread, None)
-        if begun is None:
-            whole = text
-        elif begun[1] is instance:
-            whole = begun[0] + text
-        else:
-            # Two actors take turns on the event loop's thread.
-            self._send_part(thread, begun)
-            whole = text
-        if "\n" not in text and len(whole) <= _LONGEST:
-            self._pending[thread] = (whole, instance)
-            return len(text)
-        end = whole.rfind("\n") + 1
-        if end != len(whole):
-            self._pending[thread] = (whole[end:], instance)
-            if len(whole) - end > _LONGEST:
-                self._send_part(thread, self._pending.pop(thread))
-            whole = whole[:end]
-        if end:
-            mark = self._marks.get(instance) or self._mark(instance)
-            if self._begun and (thread, instance) in self._begun:
-                self._begun.discard((thread, instance))
-                self._send(b"\x1eC%d" % thread + mark[3:], mark, whole)
+        if not text.isascii():
+            # Lone surrogates, as in names of files that are not UTF-8.
+            text = text.encode("utf-8", "backslashreplace").decode()
+        whole = text
+        if begun is not None:
+            if by is instance:
+                whole = begun + text
             else:
-                self._send(mark, mark, whole)
-        return len(text)
+                # Two actors take turns on the event loop's thread.
+                self._send_part(thread, begun, by)
+        end = whole.rfind("\n") + 1
+        if len(whole) - end > _LONGEST:
+            self._send_lines(thread, instance, whole[:end])
+            self._send_part(thread, whole[end:], instance)
+        else:
+            if end != len(whole):
+                self._writer.wait(whole[end:], instance)
+            self._send_lines(thread, instance, whole[:end])
+
+    def _send_lines(self, thread: int, instance: Instance | None, lines: str) -> None:
+        if not lines:
+            return
+        mark = first = self._mark(instance)
+        if self._begun and (thread, instance) in self._begun:
+            self._begun.discard((thread, instance))
+            self._writer.begun(bool(self._begun))
+            first = b"\x1eC%d" % thread + mark[3:]
+        self._send(first, mark, lines)
 
     def record(self, lines: str, level: int) -> None:
         """Write a log record."""
@@ -105,38 +99,29 @@ class LineStream(io.TextIOBase):
         data = lines.encode("utf-8", "backslashreplace")
         if data.find(b"\n") != len(data) - 1:
             data = data[:-1].replace(b"\n", b"\n" + mark) + b"\n"
-        data = first + data
-        with self._lock:
-            try:
-                while (done := write(self._fd, data)) != len(data):
-                    data = data[done:]
-            except BrokenPipeError:
-                pass  # the controller has gone, and this process is about to
+        self._writer.send(first + data)
 
-    def _send_part(self, thread: int, begun: tuple[str, Instance | None]) -> None:
-        text, instance = begun
+    def _send_part(self, thread: int, text: str, instance: Instance | None) -> None:
         self._begun.add((thread, instance))
+        self._writer.begun(True)
         mark = b"\x1eF%d" % thread + self._mark(instance)[3:]
         self._send(mark, mark, text + "\n")
 
     def flush(self) -> None:
         """Send the beginning of a line, if this thread has written one; the rest may follow."""
-        begun = self._pending.pop(get_ident(), None)
+        begun = self._writer.take()
         if begun is not None:
-            self._send_part(get_ident(), begun)
+            self._send_part(get_ident(), *begun)
 
     def finish(self) -> None:
         """The process ends: send what all threads have begun."""
-        for thread in list(self._pending):
-            begun, instance = self._pending.pop(thread, ("", None))
+        for text, instance in self._writer.take_all():
             mark = self._mark(instance)
-            first = b"\x1eC%d" % thread + mark[3:] if (thread, instance) in self._begun else mark
-            self._send(first, mark, begun + "\n")
+            self._send(mark, mark, text + "\n")
 
     def forked(self) -> None:
         """In a forked child: other threads' locks and lines stay in the parent."""
-        self._lock = threading.RLock()
-        self._pending.clear()
+        self._writer.forked()
         self._begun.clear()
 
     def close(self) -> None:

@@ -1,0 +1,164 @@
+//! The usual way of a line in a worker: `print` writes its text, then its end. What is less usual is `_streams.py`'s.
+
+use mesh_runtime::write_whole;
+use pyo3::exceptions::PyOSError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{ThreadId, current};
+
+/// The beginning of a longer line goes its own way.
+const LONGEST: usize = 64 * 1024;
+
+type Instance = Option<Py<PyAny>>;
+
+#[derive(Default)]
+struct State {
+    /// The beginning of a line, by thread, and the actor that has written it.
+    pending: HashMap<ThreadId, (String, Instance)>,
+    /// The actor that has written last, and its mark.
+    last: Option<(Instance, Vec<u8>)>,
+    /// Some line was sent in part: every line is looked at.
+    begun: bool,
+}
+
+/// One of a worker's two streams. The locks of `state` and `lock` are held with the interpreter's, and briefly; the one
+/// inside of `lock` is held while a line is written, without the interpreter.
+#[pyclass(name = "LineWriter", module = "mesh_core._native", frozen)]
+pub(crate) struct PyLineWriter {
+    fd: i32,
+    /// Gives the context, as `ContextVar.get` does.
+    context: Py<PyAny>,
+    /// Makes the mark of an actor.
+    mark: Py<PyAny>,
+    /// Writes text that is not a single line, after the beginning that waits for it, and its actor.
+    other: Py<PyAny>,
+    state: Mutex<State>,
+    lock: Mutex<Arc<Mutex<()>>>,
+}
+
+fn same(py: Python<'_>, one: &Instance, other: Option<&Bound<'_, PyAny>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => one.bind(py).is(other),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PyLineWriter {
+    fn put(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
+        let lock = Arc::clone(&hold(&self.lock));
+        let mut done = 0;
+        loop {
+            let written = py.detach(|| {
+                let _guard = hold(&lock);
+                write_whole(self.fd, &data[done..])
+            });
+            match written {
+                Ok(()) => return Ok(()),
+                // A signal: its handler runs here, and may print itself.
+                Err((n, mesh_runtime::Errno::INTR)) => {
+                    done += n;
+                    py.check_signals()?;
+                }
+                // The controller has gone, and this process is about to.
+                Err((_, mesh_runtime::Errno::PIPE)) => return Ok(()),
+                Err((_, errno)) => return Err(PyOSError::new_err((errno.raw_os_error(), errno.to_string()))),
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl PyLineWriter {
+    #[new]
+    fn new(fd: i32, context: Py<PyAny>, mark: Py<PyAny>, other: Py<PyAny>) -> Self {
+        Self { fd, context, mark, other, state: Mutex::default(), lock: Mutex::default() }
+    }
+
+    /// Writes text; the beginning of a line waits for its end.
+    fn write(&self, py: Python<'_>, text: &Bound<'_, PyString>) -> PyResult<usize> {
+        let context = self.context.bind(py).call0()?;
+        let instance = if context.is_none() { None } else { Some(context.getattr(intern!(py, "actor_instance"))?) };
+        let thread = current().id();
+        let plain = text.to_str().ok();
+        let mut state = hold(&self.state);
+        let known = state.last.as_ref().is_some_and(|(last, _)| same(py, last, instance.as_ref()));
+        let begun = state.pending.remove(&thread);
+        let usual = begun.as_ref().is_none_or(|(begun, by)| same(py, by, instance.as_ref()) && begun.len() <= LONGEST);
+        if let Some(plain) = plain
+            && usual
+            && plain.len() <= LONGEST
+        {
+            match plain.bytes().position(|byte| byte == b'\n') {
+                None => {
+                    let whole = match begun {
+                        Some((mut begun, by)) => {
+                            begun.push_str(plain);
+                            (begun, by)
+                        }
+                        None => (plain.to_owned(), instance.map(Bound::unbind)),
+                    };
+                    state.pending.insert(thread, whole);
+                    return text.len();
+                }
+                Some(at) if at + 1 == plain.len() && known && !state.begun => {
+                    let begun = begun.map_or_else(String::new, |(begun, _)| begun);
+                    let mark = state.last.as_ref().map_or(&[][..], |(_, mark)| mark.as_slice());
+                    let data = [mark, begun.as_bytes(), plain.as_bytes()].concat();
+                    drop(state);
+                    self.put(py, &data)?;
+                    return text.len();
+                }
+                Some(_) => {}
+            }
+        }
+        drop(state);
+        if !known {
+            let mark: Vec<u8> = self.mark.bind(py).call1((instance.as_ref(),))?.extract()?;
+            let last = (instance.as_ref().map(|instance| instance.clone().unbind()), mark);
+            let before = hold(&self.state).last.replace(last);
+            drop(before);
+        }
+        let (begun, by) = begun.map_or((None, None), |(begun, by)| (Some(begun), by));
+        self.other.bind(py).call1((text, instance, begun, by))?;
+        text.len()
+    }
+
+    /// Has the beginning of a line wait for its end.
+    fn wait(&self, text: String, instance: Option<Py<PyAny>>) {
+        hold(&self.state).pending.insert(current().id(), (text, instance));
+    }
+
+    /// The beginning of a line that this thread has written, and its actor.
+    fn take(&self) -> Option<(String, Option<Py<PyAny>>)> {
+        hold(&self.state).pending.remove(&current().id())
+    }
+
+    /// Those of all threads.
+    fn take_all(&self) -> Vec<(String, Option<Py<PyAny>>)> {
+        std::mem::take(&mut hold(&self.state).pending).into_values().collect()
+    }
+
+    /// Says whether some line was sent in part.
+    fn begun(&self, begun: bool) {
+        hold(&self.state).begun = begun;
+    }
+
+    /// Writes bytes, which nothing of this stream comes between.
+    fn send(&self, py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
+        self.put(py, data.as_bytes())
+    }
+
+    /// In a forked child: other threads' locks and lines stay in the parent.
+    fn forked(&self) {
+        *hold(&self.lock) = Arc::default();
+        hold(&self.state).pending.clear();
+    }
+}
