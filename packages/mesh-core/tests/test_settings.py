@@ -89,7 +89,9 @@ def test_unknown_name_names_the_nearest():
         SettingsError, match=r"^configure\(\): no setting is called 'spin'; did you mean 'spin_us'\?$"
     ):
         configure(spin=1)
-    with pytest.raises(SettingsError, match=r"no setting is called 'zzz'; there are: spin_us, .*log_level, .*post_mortem"):
+    with pytest.raises(
+        SettingsError, match=r"no setting is called 'zzz'; there are: spin_us, .*log_level, .*post_mortem"
+    ):
         configure(zzz=1)
 
 
