@@ -34,7 +34,7 @@ class Attached:
         before = signal.signal(signal.SIGUSR1, self._on_gone)
         self._reader.start()
         try:
-            while self._step():
+            while self._step_or_interrupt():
                 pass
         finally:
             self._wire.peer.shutdown(2)
@@ -61,6 +61,14 @@ class Attached:
     def _on_gone(self, number: int, frame: FrameType | None) -> None:
         if self._typing:
             raise _GoneError
+
+    def _step_or_interrupt(self) -> bool:
+        try:
+            return self._step()
+        except KeyboardInterrupt:
+            # Between the typing of a command and the waiting for its end.
+            self._wire.tell(do="interrupt")
+            return True
 
     def _step(self) -> bool:
         told = self._next()

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # Stepping goes over these: what runs actors is nobody's bug to look for.
 _PASSED_OVER = ("mesh_core", "mesh_core.*", "asyncio", "asyncio.*", "contextvars", "selectors", "threading")
-_SUSPENDS = frozenset({"YIELD_VALUE", "RETURN_GENERATOR"})
+# Where a coroutine stands that only waits; from 3.13 on it is the instruction after the one that yields.
+_SUSPENDS = frozenset({"YIELD_VALUE", "RETURN_GENERATOR", "RESUME"})
 
 
 class RemotePdb(pdb.Pdb):
