@@ -27,6 +27,8 @@ class Attached:
         self._reader = threading.Thread(target=self._read, name="mesh-debug-reader", daemon=True)
         self._typing = False
         self._gone = False
+        self._question: Told | None = None
+        """What is to be asked, until it has been answered."""
         self._main = threading.get_ident()
 
     def run(self) -> None:
@@ -66,17 +68,19 @@ class Attached:
         try:
             return self._step()
         except KeyboardInterrupt:
-            # Between the typing of a command and the waiting for its end.
-            self._wire.tell(do="interrupt")
+            # Just before a line is read, or between the typing of a command and the waiting for its end.
+            if self._question is None:
+                self._wire.tell(do="interrupt")
             return True
 
     def _step(self) -> bool:
-        told = self._next()
+        told = self._question or self._next()
         if told is None:
             return _end(f"(detached; {self._stop.name} goes on to its next stop)")
         if "out" in told:
             _print(str(told["out"]))
         elif "prompt" in told:
+            self._question = told
             return self._ask(str(told["prompt"]), takes_end=bool(told.get("end")))
         elif "over" in told:
             return _end(f"({self._stop.name} goes on)")
@@ -110,11 +114,13 @@ class Attached:
                     raise _GoneError
                 line = input(f"[{self._stop.name}] {prompt}")
                 self._typing = False
+                self._question = None
             except KeyboardInterrupt:
                 _end("")
                 continue
             except EOFError:
                 self._typing = False
+                self._question = None
                 _end("")
                 if takes_end:
                     self._wire.tell(do="answer", line=None)
@@ -122,6 +128,7 @@ class Attached:
                 return _end(f"(detached; {self._stop.name} stays stopped)")
             except _GoneError:
                 self._typing = False
+                self._question = None
                 _end("")
                 return True
             if line.strip() == "detach":

@@ -43,7 +43,7 @@ class DebugCommand:
         ):
             each = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
             each.set_defaults(do=name)
-            each.add_argument("--job", type=int, metavar="PID", default=SUPPRESS, help=SUPPRESS)
+            each.add_argument("--job", type=int, metavar="PID", default=SUPPRESS, help="only this job")
             if name == "list":
                 each.add_argument("--json", action="store_true", help="print JSON instead of a table")
             elif name == "cast":
