@@ -34,7 +34,7 @@ class DebugCommand:
         """Declare the subcommands; without one it asks for them."""
         parser.add_argument("--job", type=int, metavar="PID", help="only the job whose script has this pid")
         parser.set_defaults(do=None, json=False)
-        commands = parser.add_subparsers(metavar="COMMAND")
+        commands = parser.add_subparsers(metavar="COMMAND", help="without one, asks for them")
         for name, summary in (
             ("list", "show what is stopped, and where"),
             ("attach", "be at the debugger of one"),
