@@ -245,6 +245,42 @@ def test_ctrl_c_interrupts_a_command_and_leaves_the_program_alone(trainers: Scri
     assert trainers.line() == "[10, 11, 12, 13]"
 
 
+def test_ctrl_c_stops_what_was_stepped_over(script: Any, terminal: Any) -> None:
+    run = script(
+        """
+        from mesh_core import Actor, endpoint, this_host
+
+        class Spin(Actor):
+            def spin(self):
+                self.begun = True
+                print("begun", flush=True)
+                while self.begun:
+                    pass
+                return 3
+
+            @endpoint
+            def go(self):
+                breakpoint()
+                found = self.spin()
+                return found
+
+        with this_host().spawn_procs() as procs:
+            print(procs.spawn("spin", Spin).go.call_one().get())
+        """
+    )
+    stopped(run, 1)
+    desk = terminal(run, "attach", "spin")
+    desk.expect(PDB)
+    desk.type("n")
+    assert run.line() == "begun"
+    desk.press("c")
+    assert "spin()" in desk.expect(PDB)
+    desk.ask("self.begun = False", PDB)
+    desk.ask("c", "goes on")
+    assert desk.finish() == 0
+    assert run.line() == "3"
+
+
 def test_breakpoints_set_at_the_prompt_and_quit(script: Any, terminal: Any) -> None:
     run = script(
         """

@@ -27,6 +27,8 @@ class Attached:
         self._reader = threading.Thread(target=self._read, name="mesh-debug-reader", daemon=True)
         self._typing = False
         self._gone = False
+        self._question: Told | None = None
+        """What is to be asked, until it has been answered."""
         self._main = threading.get_ident()
 
     def run(self) -> None:
@@ -34,7 +36,7 @@ class Attached:
         before = signal.signal(signal.SIGUSR1, self._on_gone)
         self._reader.start()
         try:
-            while self._step():
+            while self._step_or_interrupt():
                 pass
         finally:
             self._wire.peer.shutdown(2)
@@ -62,13 +64,23 @@ class Attached:
         if self._typing:
             raise _GoneError
 
+    def _step_or_interrupt(self) -> bool:
+        try:
+            return self._step()
+        except KeyboardInterrupt:
+            # Just before a line is read, or between the typing of a command and the waiting for its end.
+            if self._question is None:
+                self._wire.tell(do="interrupt")
+            return True
+
     def _step(self) -> bool:
-        told = self._next()
+        told = self._question or self._next()
         if told is None:
             return _end(f"(detached; {self._stop.name} goes on to its next stop)")
         if "out" in told:
             _print(str(told["out"]))
         elif "prompt" in told:
+            self._question = told
             return self._ask(str(told["prompt"]), takes_end=bool(told.get("end")))
         elif "over" in told:
             return _end(f"({self._stop.name} goes on)")
@@ -102,11 +114,13 @@ class Attached:
                     raise _GoneError
                 line = input(f"[{self._stop.name}] {prompt}")
                 self._typing = False
+                self._question = None
             except KeyboardInterrupt:
                 _end("")
                 continue
             except EOFError:
                 self._typing = False
+                self._question = None
                 _end("")
                 if takes_end:
                     self._wire.tell(do="answer", line=None)
@@ -114,6 +128,7 @@ class Attached:
                 return _end(f"(detached; {self._stop.name} stays stopped)")
             except _GoneError:
                 self._typing = False
+                self._question = None
                 _end("")
                 return True
             if line.strip() == "detach":

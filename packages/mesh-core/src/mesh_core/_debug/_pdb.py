@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # Stepping goes over these: what runs actors is nobody's bug to look for.
 _PASSED_OVER = ("mesh_core", "mesh_core.*", "asyncio", "asyncio.*", "contextvars", "selectors", "threading")
-_SUSPENDS = frozenset({"YIELD_VALUE", "RETURN_GENERATOR"})
+# Where a coroutine stands that only waits; from 3.13 on it is the instruction after the one that yields.
+_SUSPENDS = frozenset({"YIELD_VALUE", "RETURN_GENERATOR", "RESUME"})
 
 
 class RemotePdb(pdb.Pdb):
@@ -29,7 +30,7 @@ class RemotePdb(pdb.Pdb):
         """Whether it is at its prompt: a breakpoint in what is evaluated there is passed over."""
         self._why = "breakpoint"
         self._again = False
-        session.break_in = self.set_step
+        session.break_in = self.break_in
 
     def stop_at(self, frame: FrameType, header: str | None, commands: list[str] | None) -> None:
         """Stop at the next line of ``frame``."""
@@ -64,6 +65,17 @@ class RemotePdb(pdb.Pdb):
             self.session.console.drain()
             self.session.resumed(over=frame is None or self._free())
 
+    def break_in(self) -> None:
+        """Stop the running thread at its next line; called by another one."""
+        ident = self.session.thread.ident
+        frame = None if ident is None else sys._current_frames().get(ident)
+        while frame is not None:
+            # A function that was stepped over has no trace function.
+            if not self._is_passed_over(frame):
+                frame.f_trace = self.trace_dispatch
+            frame = frame.f_back
+        self.set_step()
+
     def _free(self) -> bool:
         return self.quitting or sys.gettrace() is None
 
@@ -93,6 +105,10 @@ class RemotePdb(pdb.Pdb):
         while first < index and self._is_passed_over(stack[first][0]):
             first += 1
         return stack[first:], index - first
+
+    def set_stepinstr(self) -> None:
+        """Stop at the next line, where newer versions would stop within that of the breakpoint itself."""
+        self.set_step()
 
     def set_continue(self) -> None:
         """Stop only at breakpoints."""

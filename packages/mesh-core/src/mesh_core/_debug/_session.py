@@ -40,6 +40,9 @@ class Session:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._evaluating = False
         self._interrupted = False
+        """Whether an exception is on its way to the thread, or was."""
+        self._cut = False
+        """Whether an interrupt came for what was asked last, which may not have begun or may be over."""
 
     # Called by the thread itself.
 
@@ -73,12 +76,14 @@ class Session:
                     client.tell(over="goes on")
                 else:
                     client.tell(running=True, continued=self.continuing)
+            if self._cut and not over and self.break_in is not None:
+                self.break_in()
         self.debugger.tidy_up()
 
     def ask(self, prompt: str, *, takes_end: bool = False) -> str:
         """Wait for a line, from whoever is or comes to be attached; empty for Ctrl-D where that is an answer."""
         with self.debugger.lock:
-            self._evaluating = False
+            self._evaluating = self._cut = False
             self._forget_interrupt()
             self.prompt, self.takes_end = prompt, takes_end
             if self.client is not None:
@@ -86,6 +91,8 @@ class Session:
         line = self._lines.get()
         with self.debugger.lock:
             self._evaluating = True
+            if self._cut:
+                raise KeyboardInterrupt
         return line
 
     def answered(self) -> None:
@@ -121,7 +128,10 @@ class Session:
         if self.state == "running":
             if self.break_in is not None:
                 self.break_in()
-        elif self._evaluating and self.prompt is None:
+        elif self.prompt is None:
+            self._cut = True
+            if not self._evaluating:
+                return
             import ctypes
 
             ctypes.pythonapi.PyThreadState_SetAsyncExc(

@@ -34,7 +34,7 @@ class DebugCommand:
         """Declare the subcommands; without one it asks for them."""
         parser.add_argument("--job", type=int, metavar="PID", help="only the job whose script has this pid")
         parser.set_defaults(do=None, json=False)
-        commands = parser.add_subparsers(metavar="COMMAND")
+        commands = parser.add_subparsers(metavar="COMMAND", help="without one, asks for them")
         for name, summary in (
             ("list", "show what is stopped, and where"),
             ("attach", "be at the debugger of one"),
@@ -43,7 +43,7 @@ class DebugCommand:
         ):
             each = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
             each.set_defaults(do=name)
-            each.add_argument("--job", type=int, metavar="PID", default=SUPPRESS, help=SUPPRESS)
+            each.add_argument("--job", type=int, metavar="PID", default=SUPPRESS, help="only this job")
             if name == "list":
                 each.add_argument("--json", action="store_true", help="print JSON instead of a table")
             elif name == "cast":
