@@ -5,6 +5,7 @@
 mod calls;
 mod link;
 mod pair;
+mod ports;
 mod shm;
 
 use crate::Options;
