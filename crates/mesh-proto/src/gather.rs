@@ -55,6 +55,13 @@ impl<R> Gather<R> {
         true
     }
 
+    /// Forgets what a rank's outcome was, if it is there: somebody has it already.
+    pub fn let_go(&mut self, index: usize) {
+        if let Some(Some(place)) = self.outcomes.get_mut(index) {
+            *place = Outcome::Cancelled;
+        }
+    }
+
     /// Whether a rank's outcome is still due.
     #[must_use]
     pub fn is_due(&self, index: usize) -> bool {

@@ -377,3 +377,17 @@ fn ended_meshes_are_remembered_but_not_for_ever() {
     assert!(matches!(router.route(ProcAddr { mesh: 1, rank: 0 }), Route::Unknown));
     assert!((1..=5000).filter(|mesh| router.mesh_len(*mesh).is_some()).count() < 2000);
 }
+
+#[test]
+fn one_outcome_settles_a_gather_once() {
+    let extent = mesh_topology::Extent::new([("procs", 3)]).unwrap();
+    let mut gather: Gather<u32> = Gather::new(Target::Many(7, Region::whole(&extent)));
+    assert!(!gather.settle(3, Outcome::Replied(1)), "no such place");
+    assert!(gather.is_due(1) && !gather.is_due(3));
+    assert!(gather.settle(1, Outcome::Replied(1)));
+    assert!(!gather.settle(0, Outcome::Replied(2)) && !gather.is_due(0));
+    assert!(gather.is_complete());
+    gather.let_go(9);
+    let outcomes = gather.into_outcomes();
+    assert!(matches!(outcomes[..], [Outcome::Cancelled, Outcome::Replied(1), Outcome::Cancelled]));
+}

@@ -108,8 +108,14 @@ impl Call {
     /// As [`Call::nth`], and lets go of it: it cannot be had again.
     pub fn take_nth(&self, n: usize) -> Option<(usize, Outcome)> {
         let mut state = self.lock();
-        let (index, outcome) = state.order.get_mut(n)?;
-        Some((*index, std::mem::replace(outcome, Outcome::Cancelled)))
+        let (index, place) = state.order.get_mut(n)?;
+        let (index, outcome) = (*index, std::mem::replace(place, Outcome::Cancelled));
+        if let Some(gather) = &mut state.gather {
+            gather.let_go(index);
+        } else if let Some(place) = state.outcomes.as_mut().and_then(|all| all.get_mut(index)) {
+            *place = Outcome::Cancelled;
+        }
+        Some((index, outcome))
     }
 
     /// Has the calling thread woken when the call progresses.
@@ -195,8 +201,7 @@ impl Call {
             if port == flags::END {
                 return state.gather.as_mut().is_some_and(|gather| gather.on_outcome(index, Outcome::Cancelled));
             }
-            // A stream's outcomes are handed out from where they came in order; the gather only counts them.
-            let (outcome, stream) = if self.stream { (Outcome::Cancelled, Some(outcome)) } else { (outcome, None) };
+            let stream = self.stream.then(|| outcome.clone());
             let Some(gather) = &mut state.gather else { return false };
             let missing = gather.missing();
             let complete = gather.on_outcome(index, outcome);

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from mypy import api
+
+api = pytest.importorskip("mypy.api", reason="mypy is not installed")
+
 
 SOURCE = """
 from mesh_core import Accumulator, Actor, Channel, Port, ProcMesh, as_endpoint, endpoint, send

@@ -351,6 +351,35 @@ def test_send_to_somebody_elses_port(procs: ProcMesh, responders: Any, summands:
     responders.drop_kept.call().get()
 
 
+def test_send_to_endpoints_that_answer_by_a_port(responders: Any) -> None:
+    port, receiver = Channel[int].open()
+    send(responders.often, (3,), port=port, selection=0)
+    assert [receiver.recv().get(timeout=SOON) for _ in range(3)] == [0, 1, 2]
+    for raising in (responders.raises, responders.raises_async):
+        send(raising, (KeyError("oops"),), port=port, selection=1)
+        with pytest.raises(KeyError, match="oops"):
+            receiver.recv().get(timeout=SOON)
+
+
+def test_answers_for_a_receiver_that_is_gone_are_dropped(summands: Any, script: Any) -> None:
+    run = script(
+        """
+        from mesh_core import Channel, send, this_host
+        from port_samples import Summand
+        with this_host().spawn_procs() as procs:
+            one = procs.spawn("one", Summand)
+            port, receiver = Channel.open()
+            receiver.close()
+            for _ in range(3):
+                send(one.rank, port=port)
+                send(one.raises_at, ([0],), port=port)
+                one.nothing.call_one().get()
+            print(one.rank.call_one(1).get())
+        """
+    )
+    assert run.finish() == ("0\n", "")
+
+
 def test_send_without_a_port(procs: ProcMesh) -> None:
     notes = procs.slice(hosts=0, gpus=0).spawn("notes", Coroutines)
     send(notes.note, ("one",))

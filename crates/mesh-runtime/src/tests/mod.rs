@@ -7,6 +7,7 @@ mod inspect;
 mod link;
 mod logs;
 mod pair;
+mod ports;
 mod shm;
 
 use crate::Options;

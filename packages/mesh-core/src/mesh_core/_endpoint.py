@@ -229,13 +229,14 @@ def plain_methods(cls: type) -> tuple[str, ...]:
     """The names of an actor class's public methods that are no endpoints."""
     from mesh_core._actor import Actor
 
-    found = {
-        name
-        for base in cls.__mro__
-        if issubclass(base, Actor) and base is not Actor
-        for name in vars(base)
-        if not name.startswith("_") and isinstance(getattr(cls, name), FunctionType)
-    }
+    found: set[str] = set()
+    for base in reversed(cls.__mro__):
+        if issubclass(base, Actor) and base is not Actor:
+            for name, value in vars(base).items():
+                if isinstance(value, FunctionType) and not name.startswith("_"):
+                    found.add(name)
+                else:
+                    found.discard(name)
     return tuple(sorted(found))
 
 

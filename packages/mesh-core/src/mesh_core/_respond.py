@@ -14,6 +14,7 @@ A message names its endpoint, and marks before the name say what else is wanted:
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -120,36 +121,38 @@ def _failed(hosted: Hosted, message: Message, port: Any, error: BaseException) -
 
 
 def _to_port(base: Spec) -> Callable[..., Any]:
-    """Send what the endpoint returns, or raises, to a port that came along."""
-    function = base.function
-    if base.arity.port:
-        # It answers by a port anyway; this is the one.
-        def hand_over(hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return function(hosted.object, *args, **kwargs)
+    """Send what the endpoint returns, or raises, to a port that came along; give it the port if it wants one."""
+    from mesh_core._errors import Undeliverable
 
-        return hand_over
+    function = base.function
+    gives_port = base.arity.port
 
     def respond(hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         port, *rest = args
-        try:
-            value = function(hosted.object, *rest, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
-            port._fail(error, True)
-        else:
-            port._answer(value)
+        # Whoever received there is gone, perhaps, and nobody else waits.
+        with contextlib.suppress(Undeliverable):
+            try:
+                value = function(hosted.object, *(args if gives_port else rest), **kwargs)
+            except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
+                port._fail(error, True)
+            else:
+                if not gives_port:
+                    port._answer(value)
 
     async def respond_async(
         hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         port, *rest = args
-        try:
-            value = await function(hosted.object, *rest, **kwargs)
-        except BaseException as error:
-            port._fail(error, True)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            port._answer(value)
+        with contextlib.suppress(Undeliverable):
+            try:
+                value = await function(hosted.object, *(args if gives_port else rest), **kwargs)
+            except BaseException as error:
+                port._fail(error, True)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                if not gives_port:
+                    port._answer(value)
 
     return respond_async if base.is_async else respond
 

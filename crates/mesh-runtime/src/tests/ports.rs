@@ -1,0 +1,207 @@
+//! Ports: values and receives meet once each whoever races (PRT-1), and senders hear of the end (PRT-2).
+
+use super::{options, procs};
+use crate::calls::{Calls, Outcome};
+use crate::message::Message;
+use crate::ports::{Inlet, Taken};
+use crate::reactor::Reactor;
+use crate::shm::Memory;
+use crate::{Runtime, RuntimeError, Said, Way};
+use mesh_proto::{Ended, Exit, Frame, Header, Kind, ProcAddr, Target, flags};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const SAID: Said<'static> = Said { error: false, place: None };
+
+fn message(kind: Kind, bits: u16, payload: u64) -> Message {
+    let me = ProcAddr::CONTROLLER;
+    let mut header = Header::new(kind, me, me);
+    header.flags = bits;
+    Message::new(Frame::build_plain(header, None, b"", &payload.to_le_bytes()), &Memory::new(0, 1))
+}
+
+fn value(outcome: &Outcome) -> Option<u64> {
+    let Outcome::Replied(message) = outcome else { return None };
+    let (payload, _) = message.open().unwrap();
+    Some(u64::from_le_bytes(payload.as_ref().try_into().unwrap()))
+}
+
+fn taken(call: &crate::Call) -> Option<u64> {
+    value(call.take_outcomes()?.first()?)
+}
+
+#[test]
+fn values_and_receives_meet_in_order() {
+    let runtime = Runtime::controller(options()).unwrap();
+    let mailbox = runtime.open_port(false).unwrap();
+    let outlet = runtime.outlet(runtime.me(), Way::Channel { id: mailbox.id(), once: false }, false);
+    let early = [mailbox.receive().unwrap(), mailbox.receive().unwrap()];
+    for n in 0..4_u64 {
+        outlet.send(SAID, &n.to_le_bytes(), &[]).unwrap();
+    }
+    let late = [mailbox.receive().unwrap(), mailbox.receive().unwrap()];
+    assert_eq!(mailbox.len(), 0);
+    // One that nobody looked at is the next one again, before those that came later.
+    outlet.send(SAID, &4_u64.to_le_bytes(), &[]).unwrap();
+    mailbox.give_up(&late[1]);
+    mailbox.give_up(&late[0]);
+    assert_eq!(mailbox.len(), 3);
+    assert_eq!(early.map(|receive| taken(&receive.call)), [Some(0), Some(1)]);
+    for n in 2..5 {
+        assert_eq!(taken(&mailbox.receive().unwrap().call), Some(n));
+    }
+    let waiting = mailbox.receive().unwrap();
+    assert!(mailbox.cancel(&waiting) && !mailbox.cancel(&waiting));
+    outlet.send(SAID, &5_u64.to_le_bytes(), &[]).unwrap();
+    assert_eq!(taken(&mailbox.receive().unwrap().call), Some(5));
+    drop(mailbox);
+    assert!(matches!(outlet.send(SAID, b"", &[]), Err(RuntimeError::PortClosed(_))));
+    drop(outlet);
+    assert_eq!((runtime.counts().ports, runtime.counts().calls), (0, 0));
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn a_port_for_one_value_is_over_when_it_was_received() {
+    let reactor = Reactor::new().unwrap();
+    let calls = Calls::default();
+    let inlet = Inlet::new(1, true);
+    assert_eq!(inlet.push(&reactor, &calls, message(Kind::Post, 0, 7)), Taken::Last);
+    assert_eq!(inlet.push(&reactor, &calls, message(Kind::Post, 0, 8)), Taken::Refused);
+    assert_eq!(inlet.close(&reactor, &calls).len(), 1);
+    assert!(inlet.close(&reactor, &calls).is_empty());
+}
+
+#[test]
+fn nothing_is_lost_between_giving_up_and_receiving() {
+    let runtime = Runtime::controller(options()).unwrap();
+    let mailbox = runtime.open_port(false).unwrap();
+    const COUNT: u64 = 3000;
+    let done = AtomicBool::new(false);
+    let mut got = Vec::new();
+    std::thread::scope(|scope| {
+        let (runtime, mailbox, done) = (&runtime, &mailbox, &done);
+        scope.spawn(move || {
+            let outlet = runtime.outlet(runtime.me(), Way::Channel { id: mailbox.id(), once: false }, false);
+            for n in 0..COUNT {
+                outlet.send(SAID, &n.to_le_bytes(), &[]).unwrap();
+            }
+            done.store(true, Ordering::SeqCst);
+        });
+        while got.len() < COUNT as usize {
+            let receive = mailbox.receive().unwrap();
+            if mailbox.cancel(&receive) {
+                mailbox.give_up(&receive);
+            } else {
+                got.extend(taken(&receive.call));
+            }
+        }
+    });
+    assert!(done.load(Ordering::SeqCst));
+    assert!(got.into_iter().eq(0..COUNT), "in order, once each");
+    drop(mailbox);
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn a_stream_takes_what_comes_until_its_ranks_have_ended() {
+    let reactor = Reactor::new().unwrap();
+    let calls = Calls::default();
+    let call = calls.open(Target::Many(7, procs(2)), true);
+    let reply = |kind, bits, n| Outcome::Replied(Arc::new(message(kind, bits, n)));
+    for n in 0..3 {
+        calls.on_outcome(&reactor, call.id, 1, reply(Kind::Reply, flags::MORE, n));
+    }
+    assert_eq!(call.arrived(), 3);
+    calls.on_outcome(&reactor, call.id, 1, reply(Kind::Undeliverable, flags::END, 0));
+    calls.on_outcome(&reactor, call.id, 1, reply(Kind::Reply, flags::MORE, 9));
+    assert_eq!(call.arrived(), 3, "what comes after the end is dropped");
+    assert!(!call.is_done());
+    calls.on_outcome(&reactor, call.id, 0, reply(Kind::Reply, flags::ERROR, 5));
+    assert!(call.is_done());
+    assert_eq!(call.arrived(), 4);
+    assert_eq!(call.take_nth(0).and_then(|(_, one)| value(&one)), Some(0));
+    assert!(matches!(call.nth(0), Some((1, Outcome::Cancelled))), "it was taken");
+    assert_eq!(calls.len(), 0);
+}
+
+#[test]
+fn the_first_of_several_answers_completes_a_plain_call() {
+    let reactor = Reactor::new().unwrap();
+    let calls = Calls::default();
+    let call = calls.open(Target::Many(7, procs(1)), false);
+    let more = |n| Outcome::Replied(Arc::new(message(Kind::Reply, flags::MORE, n)));
+    assert!(calls.offer(&reactor, call.id, 0, more(1)));
+    assert!(!calls.offer(&reactor, call.id, 0, more(2)), "nobody waits any more");
+    assert_eq!(taken(&call), Some(1));
+}
+
+#[test]
+fn one_reply_or_one_failure_speaks_for_all_of_a_combined_call() {
+    let reactor = Reactor::new().unwrap();
+    let calls = Calls::default();
+    let target = Target::Many(7, procs(3));
+    let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: false, reason: "died".to_owned() });
+    let open = || {
+        let call = calls.open(target.clone(), false);
+        call.mark_reduced(target.clone(), 5);
+        call
+    };
+    let call = open();
+    calls.on_outcome(&reactor, call.id, 0, Outcome::Replied(Arc::new(message(Kind::Reply, 0, 6))));
+    assert!(call.is_done() && calls.take_fallen().is_empty());
+    assert_eq!(taken(&call), Some(6));
+
+    let call = open();
+    calls.on_outcome(&reactor, call.id, 2, Outcome::Replied(Arc::new(message(Kind::Reply, flags::ERROR, 6))));
+    calls.on_outcome(&reactor, call.id, 0, Outcome::Replied(Arc::new(message(Kind::Reply, 0, 6))));
+    let outcomes = call.take_outcomes().unwrap();
+    assert!(matches!(outcomes[..], [Outcome::Cancelled, Outcome::Cancelled, Outcome::Replied(_)]));
+    let fallen = calls.take_fallen();
+    assert_eq!(fallen.iter().map(|call| call.id).collect::<Vec<_>>(), [call.id], "its ranks are to be told, once");
+
+    let call = open();
+    calls.on_down(&reactor, ProcAddr { mesh: 7, rank: 1 }, &ended);
+    assert!(matches!(call.take_outcomes().unwrap()[1], Outcome::Lost(_)));
+    assert_eq!(calls.take_fallen().len(), 1);
+    assert_eq!(calls.len(), 0);
+}
+
+#[test]
+fn a_port_that_an_endpoint_lets_go_of_ends_its_call() {
+    let runtime = Runtime::controller(options()).unwrap();
+    let me = runtime.me();
+    for (handed_on, ends) in [(false, true), (true, false)] {
+        let call = runtime.calls.open(Target::One(me), false);
+        let way = Way::Response { call: call.id, actor: 1, index: 0, stream: false };
+        let port = runtime.outlet(me, way, true);
+        let copy = handed_on.then(|| {
+            port.hand_on();
+            runtime.outlet(me, way, false)
+        });
+        drop(port);
+        drop(copy);
+        assert_eq!(call.is_done(), ends);
+        runtime.calls.cancel(&runtime.reactor, &call);
+    }
+    assert_eq!(runtime.counts().ports, 0);
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn a_closed_notice_that_is_garbage_harms_nobody() {
+    let runtime = Runtime::controller(options()).unwrap();
+    let me = runtime.me();
+    let outlet = runtime.outlet(me, Way::Channel { id: 1, once: false }, false);
+    for payload in [&b""[..], b"short", &[0; 13], &[255; 12]] {
+        let header = Header::new(Kind::Closed, me, me);
+        runtime.dispatch(Frame::build_plain(header, None, b"why", payload), None);
+    }
+    runtime.dispatch(Frame::build(Header::new(Kind::Closed, me, me), None, b"", &[]), None);
+    assert!(outlet.is_open());
+    // A value for a port that was never opened: refused, not kept.
+    assert!(outlet.send(SAID, b"x", &[]).is_err() && !outlet.is_open());
+    drop(outlet);
+    runtime.close(Duration::ZERO);
+}
