@@ -47,16 +47,17 @@ class Trainer(Actor):
     """One rank of the process group."""
 
     def __init__(self, port: int) -> None:
-        self.rank, self.size = current_rank().rank, current_size()["ranks"]
+        rank, size = current_rank().rank, current_size()["ranks"]
+        self.share = slice(rank, None, size)
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        dist.init_process_group("gloo", rank=self.rank, world_size=self.size)
+        dist.init_process_group("gloo", rank=rank, world_size=size)
 
     @endpoint
     def run(self) -> list[float]:
         """Train on this rank's share of the data."""
         inputs, targets = make_data()
         model = DistributedDataParallel(make_model())
-        return train(model, inputs[self.rank :: self.size], targets[self.rank :: self.size])
+        return train(model, inputs[self.share], targets[self.share])
 
     def __cleanup__(self, error: BaseException | None) -> None:
         dist.destroy_process_group()
@@ -73,7 +74,9 @@ def main() -> None:
     alone = train(make_model(), *make_data())
 
     env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    with this_host().spawn_procs({"ranks": RANKS}, env=env, preload=["torch"]) as procs:
+    # PyTorch's optimizers import the second when first used; here it is imported once, and the ranks are forked.
+    preload = ["torch", "torch._dynamo"]
+    with this_host().spawn_procs({"ranks": RANKS}, env=env, preload=preload) as procs:
         trainers = procs.spawn("trainers", Trainer, free_port())
         shares = trainers.run.call().get(timeout=60).values()
     together = [sum(losses) / RANKS for losses in zip(*shares, strict=True)]
