@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,13 @@ def kill(procs: ProcMesh, rank: int, number: int = signal.SIGKILL) -> int:
     os.kill(pid, number)
     if number == signal.SIGKILL:
         assert watch.wait() == []
+    while number == signal.SIGSTOP and state(pid) != "T":
+        os.sched_yield()  # it is on its way
     return pid
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_waiting_call_fails_at_once(own: ProcMesh) -> None:
@@ -132,6 +139,18 @@ def test_a_broadcast_to_the_dead_is_no_error(own: ProcMesh) -> None:
     for n in range(50):
         echo.echo.broadcast(n)
     assert echo.slice(gpus=1).echo.call_one("alive").get() == "alive"
+
+
+def test_choose_passes_over_the_dead(own: ProcMesh) -> None:
+    echo = own.spawn("echo", Echo)
+    echo.echo.call(0).get()
+    for rank in (0, 1, 3):
+        kill(own, rank)
+        echo.slice(gpus=rank).echo.call_one(0).exception()
+    assert [echo.echo.choose(n).get() for n in range(20)] == list(range(20))
+    kill(own, 2)
+    echo.slice(gpus=2).echo.call_one(0).exception()
+    assert isinstance(echo.echo.choose(1).exception(), SupervisionError)
 
 
 def test_what_the_dead_owned_dies_with_it(own: ProcMesh) -> None:

@@ -299,6 +299,11 @@ impl Runtime {
         read(&self.links).get(&id).cloned()
     }
 
+    /// Whether a proc is known here to have ended; only its agent knows of all.
+    pub fn is_gone(&self, addr: ProcAddr) -> bool {
+        matches!(read(&self.router).route(addr), Route::Gone(_))
+    }
+
     pub(crate) fn link_of(&self, addr: ProcAddr) -> Option<Arc<Link>> {
         // The lock is let go first: two locks at once are taken in one order only, and this would be another.
         let route = read(&self.router).route(addr);

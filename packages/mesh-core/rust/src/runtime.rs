@@ -320,6 +320,11 @@ impl PyRuntime {
         PyInbox { runtime: Arc::clone(&self.0), inbox: self.0.system_inbox() }
     }
 
+    /// Whether a process is known here to have ended.
+    fn is_gone(&self, mesh: u64, rank: u32) -> bool {
+        self.0.is_gone(ProcAddr { mesh, rank })
+    }
+
     /// What owners at the controller have to hear of.
     fn notices(&self) -> PyInbox {
         PyInbox { runtime: Arc::clone(&self.0), inbox: self.0.notices() }

@@ -133,7 +133,10 @@ class Endpoint(Generic[P, R]):
         return mesh
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Call one actor of the mesh: of two picked at random, the one with fewer calls of ours under way."""
+        """Call one actor of the mesh: of two picked at random, the one with fewer calls of ours under way.
+
+        Those whose process is known to be dead are passed over, as long as there are others.
+        """
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
         import random
@@ -143,12 +146,20 @@ class Endpoint(Generic[P, R]):
         view = self._mesh._view
         count = len(view)
         picked = {random.randrange(count), random.randrange(count)}
-        index = min(picked, key=self._load_of)
+        living = [index for index in picked if self._lives(index)]
+        if not living:
+            living = [index for index in range(count) if self._lives(index)] or list(picked)
+            living = random.sample(living, min(2, len(living)))
+        index = min(living, key=self._load_of)
         single = self._mesh._at(index)
         endpoint: Endpoint[P, R] = Endpoint(single, self._name, self._arity, self._limit, self._block)
         future = endpoint.call_one(*args, **kwargs)
         self._busy.setdefault(index, deque()).append(future._call)
         return future
+
+    def _lives(self, index: int) -> bool:
+        mesh = self._mesh
+        return not mesh._process.runtime.is_gone(mesh._procs_id, mesh._view.rank_at(index))
 
     def _load_of(self, index: int) -> int:
         calls = (self._busy or {}).get(index)

@@ -28,7 +28,7 @@ class Registry(Actor):
     """Lives in the script's process, spawns what is asked for, and owns it."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Any] = {}
+        self._found: dict[str, tuple[Any, Any]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     @endpoint(concurrent=True)
@@ -38,8 +38,9 @@ class Registry(Actor):
         """The one actor of this name; spawned now if there is none."""
         # One lock a name: a slow constructor holds up those who ask for the same thing, and nobody else.
         async with self._locks.setdefault(name, asyncio.Lock()):
-            found = self._found.get(name)
-            if found is None:
+            await self._heard_all()
+            procs, found = self._found.get(name, (None, None))
+            if found is None or found._process.runtime.is_gone(procs._procs_id, 0):
                 from mesh_core._hosts import this_host
 
                 procs = this_host().spawn_procs(name=name)
@@ -48,7 +49,7 @@ class Registry(Actor):
                 except BaseException:
                     procs.stop()
                     raise
-                self._found[name] = found
+                self._found[name] = (procs, found)
             elif found.class_name != cls.__qualname__:
                 raise ValueError(
                     f"the controller {name!r} of this job is a {found.class_name}, and a {cls.__qualname__} was asked "
@@ -56,9 +57,19 @@ class Registry(Actor):
                 )
             return found
 
+    async def _heard_all(self) -> None:
+        """Who asks may have been told by a call of its own of a failure that is still on its way to here."""
+        loop = asyncio.get_running_loop()
+        passed = asyncio.Event()
+        _process.current().faults.barrier(lambda: loop.call_soon_threadsafe(passed.set))
+        await passed.wait()
+
     def __supervise__(self, failure: MeshFailure) -> bool:
         """Forget what has failed: the next to ask gets a new one. The failure itself is the script's affair."""
-        self._found.pop(failure.mesh_name, None)
+        procs, found = self._found.get(failure.mesh_name, (None, None))
+        if found is not None and found._actor_id == failure.mesh._actor_id:
+            del self._found[failure.mesh_name]
+            procs.stop()
         return False
 
 

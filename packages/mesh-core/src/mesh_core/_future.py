@@ -133,6 +133,8 @@ class Future(Generic[R]):
 
     def _outcome(self) -> R:
         if self._state == _FAILED:
+            if isinstance(self._value, MeshError):
+                self._process.told(self._value)
             try:
                 raise self._value.with_traceback(None)
             finally:
@@ -145,11 +147,20 @@ class Future(Generic[R]):
         """Wait, and return what the call raised; ``None`` if it succeeded."""
         try:
             self.get(timeout)
-        except ActorTimeout:
+        except Exception:
+            # What is not the call's own: it waits still.
             if self._state == _PENDING:
                 raise
-        except Exception:  # noqa: BLE001 - it is what was asked for
-            pass
+        return self._value if self._state == _FAILED else None
+
+    def unseen(self) -> BaseException | None:
+        """The error that is there and that nobody has been told of."""
+        return self.failure() if self._state == _PENDING else None
+
+    def failure(self) -> BaseException | None:
+        """The error, if there is one by now."""
+        if self._state == _PENDING and self._arrived():
+            self._settle()
         return self._value if self._state == _FAILED else None
 
     def done(self) -> bool:

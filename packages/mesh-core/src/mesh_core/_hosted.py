@@ -43,6 +43,7 @@ class Hosted:
     """One actor: its object, its queue, and the one who works through it."""
 
     __slots__ = (
+        "_abandoned",
         "_args",
         "_cls",
         "_downfall",
@@ -57,6 +58,7 @@ class Hosted:
         "_starting",
         "_thread",
         "broken",
+        "ending",
         "gone",
         "inbox",
         "instance",
@@ -95,6 +97,10 @@ class Hosted:
         """Who hears of its failures: the process it lives in, and its id there."""
         self.over = False
         """Whether it has ended: stopped, not merely failed."""
+        self.ending = False
+        """Whether what it owns has been stopped, or is being."""
+        self._abandoned = False
+        """Whether its thread did not come back from a ``__cleanup__``, so that the loop answers in its place."""
         self._errands: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         """What the actor's own thread is to do between two messages."""
         self._downfall: concurrent.futures.Future[None] | None = None
@@ -166,6 +172,8 @@ class Hosted:
                 return None
             elif message.kind == "failure":
                 self._run_errands()
+                if self._abandoned:
+                    return None
             elif not self._given_up(message) and not self._refused(message, spec):
                 assert spec is not None
                 if spec.is_async:
@@ -203,13 +211,17 @@ class Hosted:
             self._close_estate()
             cleanup = self._cleanup(None)
             if cleanup is not None:
-                asyncio.run_coroutine_threadsafe(cleanup, self.stage.loop).result(self.stage.stop_limit)
+                ended = asyncio.run_coroutine_threadsafe(_guarded(cleanup), self.stage.loop)
+                failed = ended.result(self.stage.stop_limit)
+                if failed is not None:
+                    raise failed
         except BaseException as failed:  # noqa: BLE001 - it is the stopper's to hear
             error = failed
         self.stage.loop.call_soon_threadsafe(overdue.set)
         self._ended(message, error)
 
     def _close_estate(self) -> None:
+        self.ending = True
         estate = self.stage.process.estates.leave(self.instance.actor_id)
         if estate is not None:
             estate.close(self.stage.stop_limit)
@@ -276,7 +288,8 @@ class Hosted:
         while burst or (burst := self.inbox.take_nowait(_BURST)):
             for index, message in enumerate(burst):
                 spec = self.table.get(message.name)
-                if self._thread and (spec is None or not spec.is_async) and message.kind != "failure":
+                mine = self._abandoned or message.kind == "failure" or (spec is not None and spec.is_async)
+                if self._thread and not mine:
                     self._hand_back(burst[index:])
                     return
                 if message.kind == "stop_actor":
@@ -304,18 +317,21 @@ class Hosted:
         if self._given_up(message):
             # Between whoever took the message and its turn on the loop.
             return
-        key = (message.src, message.call)
+        # A broadcast has no number, and nobody who could cancel it; but the actor's failure ends it too.
+        key = (message.src, message.call or -id(message))
         task = asyncio.current_task()
         assert task is not None
         _context.enter(Context(self.instance, message))
-        if message.call:
-            self._running[key] = task
+        self._running[key] = task
         args = None
         try:
             args, kwargs = message.load()
             message.reply(await spec.function(self.object, *args, **kwargs))
         except asyncio.CancelledError as error:
-            self._refuse(message, error if self.broken is None else self.broken)
+            if self.broken is not None or message.call:
+                self._refuse(message, error if self.broken is None else self.broken)
+            else:
+                self._failed(message, error)
             # The call was cancelled, not the actor: its runner goes on with the next message.
             if task.cancelling():
                 task.uncancel()
@@ -341,6 +357,7 @@ class Hosted:
         self._ended(message, error)
 
     async def _close_estate_async(self) -> None:
+        self.ending = True
         estate = self.stage.process.estates.leave(self.instance.actor_id)
         if estate is not None:
             await estate.close_async(self.stage.stop_limit)
@@ -359,7 +376,7 @@ class Hosted:
         """Run something between two messages: on the actor's thread if it has one, else here and now."""
         answer: asyncio.Future[Any] = self.stage.loop.create_future()
         with self.stage.failing:
-            here = not self._thread or self._loops
+            here = not self._thread or self._loops or self.over
             if not here:
                 self._errands.append((errand, answer))
         if here:
@@ -367,11 +384,24 @@ class Hosted:
         self.inbox.nudge()
         return await answer
 
+    async def _cleanup_in_time(self, error: BaseException) -> Coroutine[Any, Any, object] | None:
+        """Run ``__cleanup__`` after a failure; should the actor's thread not come back, the loop answers in its place."""
+        done = self.stage.loop.create_task(self._apart(lambda: self._cleanup(error)))
+        self.stage.keep(done)
+        finished, _ = await asyncio.wait([done], timeout=self.stage.stop_limit)
+        if finished:
+            cleanup: Coroutine[Any, Any, object] | None = done.result()
+            return cleanup
+        with self.stage.failing:
+            self._abandoned = self._loops = True
+        self.inbox.attach(self.stage.waker, self.instance.actor_id)
+        raise self._overdue()
+
     async def _tear_down(self, error: BaseException) -> None:
         """What follows a failure: what the actor owns ends, children first, then ``__cleanup__`` runs."""
         try:
             await self._close_estate_async()
-            cleanup = await self._apart(lambda: self._cleanup(error))
+            cleanup = await self._cleanup_in_time(error)
             if cleanup is not None:
                 await self._in_time(cleanup)
         except BaseException:
@@ -395,15 +425,20 @@ class Hosted:
 
     async def supervise(self, failure: MeshFailure) -> bool | None:
         """Ask the actor about a failure of something that it owns; ``None`` if it has no ``__supervise__``."""
-        method = getattr(self.object, "__supervise__", None)
+        method = getattr(self._cls, "__supervise__", None)
         if method is None or self.broken is not None:
             return None
+
+        def ask() -> Any:
+            # A constructor may have failed, or the actor ended, while this had to wait.
+            return None if self.object is None else self.object.__supervise__(failure)
+
         _context.enter(Context(self.instance, None))
-        if inspect.iscoroutinefunction(method):
-            verdict = method(failure)
+        if self.object is not None and inspect.iscoroutinefunction(method):
+            verdict = ask()
         else:
             # Its endpoints and this share the object.
-            verdict = await self._apart(lambda: method(failure))
+            verdict = await self._apart(ask)
         if inspect.isawaitable(verdict):
             verdict = await verdict
         return bool(verdict)
@@ -464,7 +499,9 @@ class Hosted:
 
     def _refused(self, message: Message, spec: EndpointProperty[..., Any] | None) -> bool:
         if self.broken is not None:
-            self.stage.reply_error(message, self.broken, self.instance.name, dead=True)
+            # Of a failure the owner was told, once, and not with every message that nobody waits for.
+            if message.call or not isinstance(self.broken, SupervisionError):
+                self.stage.reply_error(message, self.broken, self.instance.name, dead=True)
             return True
         if spec is None:
             missing = AttributeError(
@@ -500,6 +537,15 @@ class Hosted:
         elif message.call:
             message.reply(None)
         self.stage.loop.call_soon_threadsafe(self.stage.forget, self)
+
+
+async def _guarded(cleanup: Coroutine[Any, Any, object]) -> BaseException | None:
+    """Await it; what it raises, even what would end the loop, is returned."""
+    try:
+        await cleanup
+    except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        return error
+    return None
 
 
 def _answer(answer: asyncio.Future[Any], verdict: Any, error: BaseException | None) -> None:

@@ -71,10 +71,11 @@ class Bridge:
     def _on_alarm(self) -> None:
         from mesh_core._supervision import alarm
 
-        for waiting in list(self._waiting.values()):
-            error = alarm()
-            if error is not None and not waiting.done():
-                waiting.set_exception(error)
+        waiting = [each for each in self._waiting.values() if not each.done()]
+        error = alarm() if waiting else None
+        if error is not None:
+            for each in waiting:
+                each.set_exception(error)
 
     async def wait(self, call: Call, seen: int = _ALL) -> None:
         """Return once the call is complete; a streamed one, once it has more than ``seen`` outcomes."""

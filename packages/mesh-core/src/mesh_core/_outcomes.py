@@ -57,8 +57,13 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
 
         data, buffers = outcome.raw()
         error = decode_exception(data, buffers, point=who.point(index))
-        if isinstance(error, SupervisionError) and error.failure is not None:
-            who.mesh._process.faults.hear(error.failure)
+        if (
+            outcome.is_dead
+            and not isinstance(error, SupervisionError)
+            and (ready := getattr(who.mesh, "_ready", None)) is not None
+        ):
+            # Told by this call as well as by the spawn.
+            ready.unseen()
         return error
     return None
 
@@ -99,5 +104,4 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         signal=lost.signal,
         since=time.time(),
     )
-    who.mesh._process.faults.hear(failure)
     return SupervisionError(failure=failure)

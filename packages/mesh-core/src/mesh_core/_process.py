@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native
-from mesh_core._errors import MeshError
+from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._serialize import dumps
 
@@ -106,6 +106,15 @@ class Process:
                     self._faults = Faults(self)
         return self._faults
 
+    def told(self, error: MeshError) -> None:
+        """Note what a call raises: a failure that was raised needs no other answer."""
+        if not isinstance(error, SupervisionError) and error.results is None:
+            return
+        cells = [] if error.results is None else error.results._cells
+        for each in (error, *cells):
+            if isinstance(each, SupervisionError) and each.failure is not None:
+                self.faults.hear(each.failure)
+
     def alarm_loops(self) -> None:
         """Have what event loops wait for raise a failure."""
         actors = None if self._stage is None else self._stage.loop
@@ -130,6 +139,21 @@ class Process:
         """Note that ``owner`` (the id of an actor here, 0 for everything else) has spawned a mesh."""
         self.estates.of(owner).add(Holding(mesh, actor_id, policy))
         self.faults.watch()
+        try:
+            self.check_owner(owner)
+        except MeshError:
+            # It has ended meanwhile, and what it owned with it.
+            mesh.stop()
+            raise
+
+    def check_owner(self, owner: int) -> None:
+        """Refuse a spawn by an actor that has ended or failed: nothing would end what it owns."""
+        if owner != 0:
+            actor = None if self._stage is None else self._stage.actors.get(owner)
+            if actor is None or actor.ending or actor.broken is not None:
+                raise MeshError(
+                    "an actor that has ended, or is about to, spawns nothing any more: what it owns ends with it"
+                )
 
     def unique_name(self, stem: str) -> str:
         """``stem``, with a number if it was used before."""

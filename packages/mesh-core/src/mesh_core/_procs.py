@@ -98,6 +98,9 @@ class ProcMesh(Mesh):
                 "then the constructor's arguments"
             )
         check_policy(supervise)
+        owner = current_instance()
+        owner_id = 0 if owner is None else owner.actor_id
+        self._process.check_owner(owner_id)
         table = table_of(cls)
         taken = sorted(RESERVED & set(table))
         if taken:
@@ -110,9 +113,7 @@ class ProcMesh(Mesh):
         actor_id = process.runtime.new_id()
         blob = process.class_blob(cls)
         sender = process.runtime.sender(self._target(), actor_id, name, "spawn")
-        owner = current_instance()
         creator = "the script" if owner is None else owner.describe()
-        owner_id = 0 if owner is None else owner.actor_id
         call = sender.call((blob, self._name, self._host, (owner_id, creator), args, kwargs))
         mesh: ActorMesh[T] = ActorMesh(
             process,
@@ -199,14 +200,15 @@ class ProcMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
-            stopped = self.stop()
-            try:
-                stopped.get()
-            except SupervisionError:
-                # A failure that nobody has heard of is raised here as by any call; the block's own error comes first.
-                stopped.get()
-                if error is None:
-                    raise
+            stopped, failed = self.stop(), None
+            while not stopped.done():
+                try:
+                    stopped.get()
+                except SupervisionError as unheard:
+                    # Raised here as by any call, but for the block's own error, and after the end.
+                    failed = failed or unheard
+            if failed is not None and error is None:
+                raise failed
 
     async def __aenter__(self) -> Self:
         await self
@@ -216,7 +218,14 @@ class ProcMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
-            await self.stop()
+            stopped, failed = self.stop(), None
+            while not stopped.done():
+                try:
+                    await stopped
+                except SupervisionError as unheard:
+                    failed = failed or unheard
+            if failed is not None and error is None:
+                raise failed
 
     def __reduce__(self) -> Any:
         return _revive, (self._name, self._host, self._procs_id, self._root, self._view)
@@ -302,6 +311,9 @@ def spawn(
                 f"python={python!r} is not a program that can be run here; give the path of an interpreter"
             )
     check_policy(supervise)
+    owner = current_instance()
+    owner_id = 0 if owner is None else owner.actor_id
+    process.check_owner(owner_id)
     region = Region.whole(extent)
     mesh_id = process.runtime.new_id()
     shown = name or process.unique_name("procs")
@@ -359,8 +371,7 @@ def spawn(
             lambda: f"the bootstrap of {shown!r}",
         )
     mesh._ready = ready
-    owner = current_instance()
-    process.own(0 if owner is None else owner.actor_id, mesh, 0, supervise)
+    process.own(owner_id, mesh, 0, supervise)
     return mesh
 
 

@@ -160,12 +160,12 @@ class Stage:
         elif kind == "stop_proc":
             self.keep(self.loop.create_task(self._stop(message.index / 1000)))
         elif kind == "down":
-            for owner, holding, failure, told in self.process.faults.struck(message):
-                self.on_failure(owner, holding, failure, told)
+            for owner, holding, failure, _ in self.process.faults.struck(message):
+                self.on_failure(owner, holding, failure)
         elif kind == "failure":
             key, failure = message.load()
             owned = self.process.estates.of(message.actor).actors(key[2])
-            self.on_failure(message.actor, owned, named(failure, owned), False)
+            self.on_failure(message.actor, owned, named(failure, owned))
 
     # Spawning.
 
@@ -273,11 +273,11 @@ class Stage:
 
     # Failures of what actors here own.
 
-    def on_failure(self, owner: int, holding: Holding | None, failure: MeshFailure, told: bool) -> None:
+    def on_failure(self, owner: int, holding: Holding | None, failure: MeshFailure) -> None:
         """Have an owner asked, if it is an actor that lives here; code without an actor is the script's affair."""
         actor = self.actors.get(owner)
         if actor is not None and not actor.over:
-            self.keep(self.loop.create_task(self.process.faults.ask(actor, holding, failure, told)))
+            self.keep(self.loop.create_task(self.process.faults.ask(actor, holding, failure)))
         elif owner == 0:
             self.process.faults.pass_on(((0, 0), 0), failure)
 

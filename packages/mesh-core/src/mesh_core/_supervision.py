@@ -8,12 +8,13 @@ the process that it lives in. Asked in this order, the first to say yes has hand
 3. the owner of that actor, and so on up to the script;
 4. the script's fault handler; without one a failure is raised by the calls that the script waits for.
 
-SUP-1: a failure that has been raised to its owner by a call of its own needs no other answer.
+SUP-1: a failure that has been raised to the script by a call of its own needs no other answer.
 SUP-2: no failure is lost: what nobody has heard of when the script ends is reported there, and its exit status is 1.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import logging
@@ -21,6 +22,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +54,10 @@ class Faults:
         """Those among them that no call of the script is about to raise anyway."""
         self._heard: set[Key] = set()
         self._last: MeshFailure | None = None
+        self._raised_in: set[int] = set()
+        """Threads that have raised the last one, which all that wait just then do."""
         self._thread: threading.Thread | None = None
+        self._barriers: deque[Callable[[], object]] = deque()
 
     # At the controller.
 
@@ -77,10 +82,16 @@ class Faults:
             for message in batch:
                 try:
                     self._on_notice(message)
-                except Exception:
+                except BaseException:
+                    # Whatever it is: those that follow are to be heard of.
                     logging.getLogger("mesh").exception("a notice of a failure could not be handled")
             batch.clear()
             del message
+
+    def barrier(self, then: Callable[[], object]) -> None:
+        """Call ``then`` (on another thread) once every notice that has come before now is on its way to its owner."""
+        self._barriers.append(then)
+        self._process.runtime.sender(Target.one(0, 0), 0, "", "failure").tell(None)
 
     def end(self) -> None:
         """Wait for the thread of :meth:`watch`, once the runtime is closed."""
@@ -93,7 +104,11 @@ class Faults:
             for owner, holding, failure, told in self.struck(message):
                 self._at_controller(owner, holding, failure, told=told)
         elif message.kind == "failure":
-            key, failure = message.load()
+            told = message.load()
+            if told is None:
+                self._barriers.popleft()()
+                return
+            key, failure = told
             owner = message.actor
             owned = self._process.estates.of(owner).actors(key[2])
             self._at_controller(owner, owned, named(failure, owned), told=False)
@@ -108,7 +123,7 @@ class Faults:
         if owner != 0:
             # An actor of this very process.
             stage = self._process.stage()
-            stage.loop.call_soon_threadsafe(stage.on_failure, owner, holding, failure, told)
+            stage.loop.call_soon_threadsafe(stage.on_failure, owner, holding, failure)
         elif not self._policy_handles(holding, failure):
             self._at_root(failure, told=told)
 
@@ -117,7 +132,7 @@ class Faults:
             return False
         try:
             return bool(_now(holding.policy(failure)))
-        except Exception:
+        except BaseException:
             logging.getLogger("mesh").exception(
                 "the policy of %r raised; the failure is passed on", holding.mesh
             )
@@ -128,7 +143,7 @@ class Faults:
         if handler is not None:
             try:
                 _now(handler(failure))
-            except Exception:
+            except BaseException:
                 logging.getLogger("mesh").exception(
                     "the fault handler raised; the failure counts as unhandled"
                 )
@@ -142,6 +157,7 @@ class Faults:
             if told:
                 return
             self._due[key] = self._last = failure
+            self._raised_in.clear()
             self._process.alarmed = True
         self._process.runtime.alarm()
         self._process.alarm_loops()
@@ -158,13 +174,17 @@ class Faults:
             self._process.alarmed = bool(self._due)
 
     def take(self) -> SupervisionError | None:
-        """The error that a waiting call of the script is to raise."""
+        """The error that a waiting call of the script is to raise in this thread."""
+        me = threading.get_ident()
         with self._lock:
-            failure = self._last
             if self._due:
-                failure = next(iter(self._due.values()))
-        if failure is None:
-            return None
+                failure = self._last = next(iter(self._due.values()))
+                self._raised_in.clear()
+            elif self._last is None or me in self._raised_in:
+                return None
+            else:
+                failure = self._last
+            self._raised_in.add(me)
         self.hear(failure)
         return SupervisionError(failure=failure)
 
@@ -174,6 +194,7 @@ class Faults:
             left = list(self._pending.values())
             self._pending.clear()
             self._due.clear()
+            self._last = None
             self._process.alarmed = False
         return left
 
@@ -199,7 +220,7 @@ class Faults:
         sender = self._process.runtime.sender(Target.one(mesh, rank), actor, "", "failure")
         sender.tell((failure._key, failure))
 
-    async def ask(self, owner: Hosted, holding: Holding | None, failure: MeshFailure, told: bool) -> None:
+    async def ask(self, owner: Hosted, holding: Holding | None, failure: MeshFailure) -> None:
         """Ask an owner that lives here, and those above it if it does not handle the failure."""
         try:
             if holding is not None and holding.policy is not None:
@@ -209,11 +230,10 @@ class Faults:
                 if verdict:
                     return
             verdict = await owner.supervise(failure)
-        except Exception as error:  # noqa: BLE001 - it is the owner's own failure now
+        except BaseException as error:  # noqa: BLE001 - it is the owner's own failure now
             owner.fail(error, because=failure)
             return
-        # SUP-1: without a method of its own it goes by what its calls raise.
-        if verdict or (verdict is None and told):
+        if verdict:
             return
         self.pass_on(owner.owner, dataclasses.replace(failure, chain=(*failure.chain, owner.describe())))
 
@@ -273,17 +293,21 @@ def leave() -> None:
     process = _process.holder().process
     if process is None or not process.in_charge:
         return
+    broken = [str(error) for error in process.estates.of(0).broken()]
     process.shutdown()
-    left = process.faults.unheard()
+    left = [failure.report() for failure in process.faults.unheard()] + broken
     if left:
         import atexit
+        import gc
+        import io
 
-        for failure in left:
-            sys.stderr.write(f"mesh: nobody has handled this failure:\n{failure.report()}\n")
+        for report in left:
+            sys.stderr.write(f"mesh: nobody has handled this failure:\n{report}\n")
         # Every other handler first: this process ends here, as there is no other way to its exit status any more.
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        for stream in [each for each in gc.get_objects() if isinstance(each, io.IOBase)]:
+            with contextlib.suppress(Exception):  # closed, or in no state to be written
+                stream.flush()
         os._exit(1)
 
 
