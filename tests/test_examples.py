@@ -1,6 +1,7 @@
 """Each example under `examples/` runs, ends by itself, and prints what it is there to show."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -133,6 +134,48 @@ def test_ddp():
         assert float(losses[1]) == pytest.approx(float(losses[2]), abs=2e-4)
     assert len(steps) == 4
     assert agree == "the losses agree: True"
+
+
+# What runs the notebook's cells, and prints their output. Not in the test's own process: it leaves threads behind.
+EXECUTE = """
+import sys
+import nbclient, nbformat
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbclient.NotebookClient(notebook, timeout=40, kernel_name="python3").execute()
+for cell in notebook.cells:
+    for output in cell.get("outputs", ()):
+        print(output.get("text") or output["data"]["text/plain"])
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("nbclient") is None or importlib.util.find_spec("ipykernel") is None,
+    reason="nbclient and ipykernel are not installed",
+)
+def test_notebook_stepping(tmp_path):
+    path = EXAMPLES / "notebook_stepping.ipynb"
+    cells = json.loads(path.read_text())["cells"]
+    assert cells[0]["source"][0].startswith("# "), "it begins with what it shows"
+    assert not any(cell.get("outputs") for cell in cells), "kept without output"
+    assert sum(len(cell["source"]) for cell in cells) < LONGEST
+    own = {name: str(tmp_path / name) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
+    done = subprocess.run(
+        [sys.executable, "-c", EXECUTE, str(path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        env={**os.environ, **own},
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    rows = re.findall(r"rank (\d)  loss +(\S+)  gradient norm +(\S+)", said)
+    assert [int(rank) for rank, _, _ in rows] == [0, 1, 2, 3] * 3
+    losses = [[float(loss) for _, loss, _ in rows[n : n + 4]] for n in (0, 4, 8)]
+    assert max(losses[1]) < min(losses[0]) / 5 and max(losses[2]) < min(losses[1]) / 5
+    assert "'steps': 22" in said
+    assert "{0: 2.98, 1: 2.98, 2: 2.98, 3: 2.98}" in said
 
 
 def test_examples_say_what_they_are():

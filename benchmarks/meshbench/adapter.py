@@ -63,6 +63,12 @@ class MeshSystem(ActorSystem, Protocol):
     def many_actors(self, actors: int) -> tuple[float, float, float]:
         """Seconds to spawn and call `actors` async actors in one process; bytes each there, bytes each here."""
 
+    def reduce_all(self, reduce: bool, size: int, times: int) -> list[tuple[float, float]]:
+        """Sum what every actor returns, a float or an array of `size` bytes, on the way up or here.
+
+        Seconds of each, and of this process's processor time.
+        """
+
     def busy_work(self, rounds: int) -> float:
         """Calls per second when every process computes a little for each of `rounds` pipelined calls."""
 

@@ -97,6 +97,12 @@ FIGURES: Mapping[str, Figure] = {
     "actors_10000": Figure("10,000 async actors in one proc, spawned and called", "s"),
     "actor_memory": Figure("memory of each of them in its proc", "KB"),
     "actor_memory_here": Figure("memory of each of them in the controller", "KB"),
+    "reduce_floats": Figure("floats of 256 procs, summed on the way up (reduce=)", "ms"),
+    "gather_floats": Figure("the same, all replies summed here", "ms"),
+    "reduce_arrays": Figure("1 MiB arrays of 256 procs, summed on the way up (reduce=)", "ms"),
+    "gather_arrays": Figure("the same, all replies summed here", "ms"),
+    "reduce_cpu": Figure("processor time here for these arrays, summed on the way up", "ms"),
+    "gather_cpu": Figure("the same, all replies summed here", "ms"),
     "busy_work": Figure("calls/s, twice as many computing procs as cores", "1/s", more_is_better=True),
     "busy_pingpong": Figure(
         "round trips/s, twice as many calling pairs as cores", "1/s", more_is_better=True
@@ -225,6 +231,18 @@ def _actors_10000(system: Any, scale: Scale) -> Samples:
     return {"actors_10000": [taken], "actor_memory": [there / 1e3], "actor_memory_here": [here / 1e3]}
 
 
+def _reduce_256(system: Any, scale: Scale) -> Samples:
+    found: Samples = {}
+    with _running(system, 256):
+        for what, size in (("floats", 0), ("arrays", 1 << 20)):
+            for way in ("reduce", "gather"):
+                samples = system.reduce_all(way == "reduce", size, scale.of(10, 3))
+                found[f"{way}_{what}"] = [1e3 * taken for taken, _ in samples]
+                if size:
+                    found[f"{way}_cpu"] = [1e3 * here for _, here in samples]
+    return found
+
+
 def _busy_work(system: Any, scale: Scale) -> Samples:
     return {"busy_work": [system.busy_work(scale.of(1000, 200))]}
 
@@ -251,6 +269,19 @@ ITEMS: Mapping[str, Item] = {
     "idle_cpu": Item(LARGE, _idle_cpu, ("idle_cpu",), rounds=3),
     "procs_1000": Item(ONLY_MESH, _procs_1000, ("procs_1000", "procs_1000_left")),
     "actors_10000": Item(ONLY_MESH, _actors_10000, ("actors_10000", "actor_memory", "actor_memory_here")),
+    "reduce_256": Item(
+        ONLY_MESH,
+        _reduce_256,
+        (
+            "reduce_floats",
+            "gather_floats",
+            "reduce_arrays",
+            "gather_arrays",
+            "reduce_cpu",
+            "gather_cpu",
+        ),
+        rounds=3,
+    ),
     "busy_work": Item(SPINNING, _busy_work, ("busy_work",)),
     "busy_pingpong": Item(SPINNING, _busy_pingpong, ("busy_pingpong",)),
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from importlib import import_module
 from time import perf_counter
 from typing import Any
 
@@ -43,6 +44,11 @@ class Echo(Actor):
     def work(self, additions: int) -> int:
         """A fixed amount of computing, so that a processor taken away shows as fewer calls."""
         return sum(range(additions))
+
+    @endpoint
+    def share(self, size: int) -> Any:
+        """A float, or an array of so many bytes."""
+        return import_module("numpy").ones(size // 8) if size else 1.0
 
     @endpoint
     def rally(self, peer: Any, rounds: int) -> int:
@@ -150,6 +156,19 @@ class System:
         there, here = pss_bytes(worker) - there, pss_bytes(os.getpid()) - here
         self.close()
         return taken, there / actors, here / actors
+
+    def reduce_all(self, reduce: bool, size: int, times: int) -> list[tuple[float, float]]:
+        """`with_options(reduce="sum")`, or a call and `sum`."""
+        total = self._all.share.with_options(reduce="sum")
+        samples = []
+        for _ in range(times + 1):
+            start, here = perf_counter(), time.process_time()
+            if reduce:
+                total.call(size).get(timeout=_TIMEOUT)
+            else:
+                sum(self._all.share.call(size).get(timeout=_TIMEOUT).values())
+            samples.append((perf_counter() - start, time.process_time() - here))
+        return samples[1:]  # the first maps memory
 
     def busy_work(self, rounds: int) -> float:
         """Every process computes, twice as many of them as cores."""

@@ -31,6 +31,14 @@ pub mod flags {
     pub const DEAD: u16 = 4;
     /// Some parts are in shared memory, and whoever drops the frame has to give them back.
     pub const SHARED: u16 = 8;
+    /// An answer by a port: more may follow. Who waits for one value takes the first.
+    pub const MORE: u16 = 1 << 8;
+    /// The port of a call has ended: nothing more comes from this rank.
+    pub const END: u16 = 1 << 9;
+    /// The caller of an endpoint takes as many values as come.
+    pub const STREAM: u16 = 1 << 10;
+    /// About a call whose replies are combined on the way up.
+    pub const TREE: u16 = 1 << 11;
 }
 
 /// What a frame is for.
@@ -65,6 +73,12 @@ pub enum Kind {
     Gathered = 13,
     /// An owner lets go of a mesh of procs: stop them all by a deadline.
     StopProcs = 14,
+    /// A value for a port: actor is the port's id.
+    Post = 15,
+    /// Nobody listens at a port any more: actor is its id, part 0 says whose it was.
+    Closed = 16,
+    /// A rank's share of a combined reply, for the rank above it.
+    Partial = 20,
     /// An actor has failed while its proc lives on: for its owner, whose actor is named; part 0 is opaque here.
     Failure = 19,
 }
@@ -72,8 +86,8 @@ pub enum Kind {
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Down, Failure, Gathered, Goodbye, Hello, Reply, Spawn, SpawnProcs, StopActor, StopProc,
-            StopProcs, Tell, Undeliverable,
+            Call, Cancel, Closed, Down, Failure, Gathered, Goodbye, Hello, Partial, Post, Reply, Spawn, SpawnProcs,
+            StopActor, StopProc, StopProcs, Tell, Undeliverable,
         };
         Ok(match byte {
             1 => Hello,
@@ -90,6 +104,9 @@ impl Kind {
             12 => Cancel,
             13 => Gathered,
             14 => StopProcs,
+            15 => Post,
+            16 => Closed,
+            20 => Partial,
             19 => Failure,
             other => return Err(FrameError::Kind(other)),
         })

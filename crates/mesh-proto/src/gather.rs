@@ -47,6 +47,20 @@ impl<R> Gather<R> {
         }
     }
 
+    /// One outcome speaks for all: the places that have none are closed. False if there was none left.
+    pub fn settle(&mut self, index: usize, outcome: Outcome<R>) -> bool {
+        let Some(place @ None) = self.outcomes.get_mut(index) else { return false };
+        *place = Some(outcome);
+        self.cancel();
+        true
+    }
+
+    /// Whether a rank's outcome is still due.
+    #[must_use]
+    pub fn is_due(&self, index: usize) -> bool {
+        matches!(self.outcomes.get(index), Some(None))
+    }
+
     /// A proc has ended: if it is in the target and has not replied, it never will.
     pub fn on_down(&mut self, addr: ProcAddr, ended: &Arc<crate::Ended>) -> bool {
         match self.target.index_of(addr) {

@@ -252,6 +252,8 @@ impl Runtime {
             }
         }
         let lost = self.calls.on_down(&self.reactor, addr, &ended);
+        self.forget_fallen();
+        self.ports.on_down(addr);
         self.notice_down(addr, &ended, lost);
         for thing in aftermath.end {
             match thing {

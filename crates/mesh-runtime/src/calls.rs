@@ -4,10 +4,10 @@ use crate::inbox::LoopWaker;
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
-use mesh_proto::{CallId, Ended, Gather, ProcAddr, Target};
+use mesh_proto::{ActorId, CallId, Ended, Gather, Kind, ProcAddr, Target, flags};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 const SHARDS: usize = 8;
 
@@ -24,12 +24,18 @@ struct State {
     wakers: Vec<(Arc<LoopWaker>, u64)>,
 }
 
+fn is_value(reply: &Message) -> bool {
+    reply.header().kind == Kind::Reply && reply.header().flags & flags::ERROR == 0
+}
+
 /// One call, from its sending until its last reply.
 #[derive(Debug)]
 pub struct Call {
     /// Its id, unique in this process.
     pub id: CallId,
     stream: bool,
+    /// Set where the replies are combined on the way up: who was called.
+    reduced: OnceLock<(Target, ActorId)>,
     done: AtomicBool,
     /// Outcomes that a stream can hand out so far.
     arrived: AtomicUsize,
@@ -43,6 +49,7 @@ impl Call {
         Self {
             id,
             stream,
+            reduced: OnceLock::new(),
             done: AtomicBool::new(empty),
             arrived: AtomicUsize::new(0),
             state: Mutex::new(State {
@@ -77,6 +84,13 @@ impl Call {
     /// A stream's `n`th outcome, in order of arrival, with its place in the target.
     pub fn nth(&self, n: usize) -> Option<(usize, Outcome)> {
         self.lock().order.get(n).cloned()
+    }
+
+    /// As [`Call::nth`], and lets go of it: it cannot be had again.
+    pub fn take_nth(&self, n: usize) -> Option<(usize, Outcome)> {
+        let mut state = self.lock();
+        let (index, outcome) = state.order.get_mut(n)?;
+        Some((*index, std::mem::replace(outcome, Outcome::Cancelled)))
     }
 
     /// Has the calling thread woken when the call progresses.
@@ -126,9 +140,40 @@ impl Call {
         complete
     }
 
+    /// From here on one reply, or one failure, completes the call. To be said before it is sent.
+    pub(crate) fn mark_reduced(&self, target: Target, actor: ActorId) {
+        let _ = self.reduced.set((target, actor));
+    }
+
+    /// Who was called, if the replies of this call are combined on the way up.
+    pub(crate) fn reduced(&self) -> Option<&(Target, ActorId)> {
+        self.reduced.get()
+    }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        self.stream
+    }
+
     fn on_outcome(&self, reactor: &Reactor, finish: impl FnOnce(), index: usize, outcome: Outcome) -> bool {
+        let port = match &outcome {
+            Outcome::Replied(reply) if self.stream => reply.header().flags & (flags::MORE | flags::END),
+            _ => 0,
+        };
         self.update(reactor, finish, |state| {
-            let stream = self.stream.then(|| outcome.clone());
+            if self.reduced().is_some() {
+                return state.gather.as_mut().is_some_and(|gather| gather.settle(index, outcome));
+            }
+            if port == flags::MORE {
+                if state.gather.as_ref().is_some_and(|gather| gather.is_due(index)) {
+                    state.order.push((index, outcome));
+                }
+                return false;
+            }
+            if port == flags::END {
+                return state.gather.as_mut().is_some_and(|gather| gather.on_outcome(index, Outcome::Cancelled));
+            }
+            // A stream's outcomes are handed out from where they came in order; the gather only counts them.
+            let (outcome, stream) = if self.stream { (Outcome::Cancelled, Some(outcome)) } else { (outcome, None) };
             let Some(gather) = &mut state.gather else { return false };
             let missing = gather.missing();
             let complete = gather.on_outcome(index, outcome);
@@ -139,16 +184,17 @@ impl Call {
         })
     }
 
-    /// A proc has ended; true if the call was waiting for it.
-    fn on_down(&self, reactor: &Reactor, finish: impl FnOnce(), addr: ProcAddr, ended: &Arc<Ended>) -> bool {
+    /// A proc has ended. Returns whether the call was waiting for it, and whether that has completed the call.
+    fn on_down(&self, reactor: &Reactor, finish: impl FnOnce(), addr: ProcAddr, ended: &Arc<Ended>) -> (bool, bool) {
         let (index, missing) = {
             let state = self.lock();
-            let Some(gather) = state.gather.as_ref() else { return false };
+            let Some(gather) = state.gather.as_ref() else { return (false, false) };
             (gather.target().index_of(addr), gather.missing())
         };
-        let Some(index) = index else { return false };
+        let Some(index) = index else { return (false, false) };
         let complete = self.on_outcome(reactor, finish, index, Outcome::Lost(Arc::clone(ended)));
-        complete || self.lock().gather.as_ref().is_some_and(|gather| gather.missing() < missing)
+        let waited = complete || self.lock().gather.as_ref().is_some_and(|gather| gather.missing() < missing);
+        (waited, complete)
     }
 }
 
@@ -157,11 +203,13 @@ impl Call {
 pub(crate) struct Calls {
     next: AtomicU64,
     shards: [Mutex<HashMap<CallId, Arc<Call>>>; SHARDS],
+    /// Calls with combined replies that have failed: their receivers are still to be told.
+    fallen: Mutex<Vec<Arc<Call>>>,
 }
 
 impl Default for Calls {
     fn default() -> Self {
-        Self { next: AtomicU64::new(1), shards: Default::default() }
+        Self { next: AtomicU64::new(1), shards: Default::default(), fallen: Mutex::default() }
     }
 }
 
@@ -186,13 +234,49 @@ impl Calls {
 
     /// One outcome for one call; late ones are dropped.
     pub(crate) fn on_outcome(&self, reactor: &Reactor, id: CallId, index: usize, outcome: Outcome) {
-        let Some(call) = self.shard(id).get(&id).cloned() else { return };
-        call.on_outcome(reactor, || self.close(id), index, outcome);
+        self.offer(reactor, id, index, outcome);
+    }
+
+    /// As [`Calls::on_outcome`]; false if nobody waits for the call.
+    pub(crate) fn offer(&self, reactor: &Reactor, id: CallId, index: usize, outcome: Outcome) -> bool {
+        let Some(call) = self.shard(id).get(&id).cloned() else { return false };
+        let failed = call.reduced().is_some() && !matches!(&outcome, Outcome::Replied(reply) if is_value(reply));
+        if call.on_outcome(reactor, || self.close(id), index, outcome) && failed {
+            self.fall(&call);
+        }
+        true
+    }
+
+    /// Completes a call to one; false (and the outcome is dropped) if it was complete.
+    pub(crate) fn complete(&self, reactor: &Reactor, call: &Call, outcome: Outcome) -> bool {
+        call.on_outcome(reactor, || self.close(call.id), 0, outcome)
+    }
+
+    fn fall(&self, call: &Arc<Call>) {
+        self.fallen.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(call));
+    }
+
+    /// Calls with combined replies that have failed since the last time.
+    pub(crate) fn take_fallen(&self) -> Vec<Arc<Call>> {
+        std::mem::take(&mut *self.fallen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Nobody can look at the call any more: what still comes for it is dropped.
+    pub(crate) fn abandon(&self, call: &Call) {
+        self.close(call.id);
     }
 
     /// A proc has ended: every call that waits for it has its answer. Returns how many did.
     pub(crate) fn on_down(&self, reactor: &Reactor, addr: ProcAddr, ended: &Arc<Ended>) -> usize {
-        self.all().into_iter().filter(|call| call.on_down(reactor, || self.close(call.id), addr, ended)).count()
+        let mut lost = 0;
+        for call in self.all() {
+            let (waited, complete) = call.on_down(reactor, || self.close(call.id), addr, ended);
+            lost += usize::from(waited);
+            if complete && call.reduced().is_some() {
+                self.fall(&call);
+            }
+        }
+        lost
     }
 
     /// Wakes whoever waits for a call of this process: there is something to be told apart from outcomes.

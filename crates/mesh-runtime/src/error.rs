@@ -24,6 +24,9 @@ pub enum RuntimeError {
     /// Nothing with this address was ever known here.
     #[error("no process {0} is known here")]
     NoSuchProc(ProcAddr),
+    /// A port's receiver is gone, or has what it takes.
+    #[error("nothing can be sent to this port any more: {0}")]
+    PortClosed(String),
     /// The queue towards a process is full, and the sender asked not to wait.
     #[error("{queued} bytes are queued towards process {addr}, above its budget of {budget}")]
     Full {

@@ -12,6 +12,7 @@ mod inbox;
 mod link;
 mod message;
 mod nursery;
+mod ports;
 pub mod reactor;
 mod runtime;
 mod shm;
@@ -25,7 +26,8 @@ pub use error::RuntimeError;
 pub use inbox::{Inbox, LoopWaker};
 pub use message::Message;
 pub use nursery::NurserySpec;
-pub use runtime::{Counts, Options, Outgoing, Runtime, Waited};
+pub use ports::{Mailbox, Outlet, Receive, Way};
+pub use runtime::{Counts, Options, Outgoing, Runtime, Said, Waited};
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};
 

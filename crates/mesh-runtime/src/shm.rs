@@ -365,11 +365,11 @@ impl Mapped {
                 counted.populate(offset, len);
             }
             let (data, chunk, turn) = (counted.at(offset), at.chunk as usize, at.turn);
-            return Ok(SharedPart { data, len, chunk, turn, counted, _private: None });
+            return Ok(SharedPart { data, len, chunk, turn, reader: std::process::id(), counted, _private: None });
         }
         let private = Mapping::new(&entry.fd, at.offset, len, MapFlags::PRIVATE)?;
         let (data, chunk, turn) = (private.at(0), at.chunk as usize, at.turn);
-        Ok(SharedPart { data, len, chunk, turn, counted, _private: Some(private) })
+        Ok(SharedPart { data, len, chunk, turn, reader: std::process::id(), counted, _private: Some(private) })
     }
 
     /// Forgets mappings that nobody uses, the longest unused first, once there are many.
@@ -396,6 +396,8 @@ pub struct SharedPart {
     len: usize,
     chunk: usize,
     turn: u32,
+    /// The process that counts as its holder; a forked copy of it does not, and must not count down.
+    reader: u32,
     counted: Arc<Mapping>,
     _private: Option<Mapping>,
 }
@@ -424,7 +426,9 @@ impl SharedPart {
 
 impl Drop for SharedPart {
     fn drop(&mut self) {
-        count_down(self.counted.holders(self.chunk), self.turn);
+        if self.reader == std::process::id() {
+            count_down(self.counted.holders(self.chunk), self.turn);
+        }
     }
 }
 

@@ -24,6 +24,7 @@ def test_defaults():
         "shm_budget": 0,
         "shm_threshold": 64 * 1024,
         "log_level": "WARNING",
+        "post_mortem": False,
     }
 
 
@@ -59,6 +60,7 @@ def test_shm_budget_of_zero_is_a_quarter_of_memory():
         ("shm_threshold", 10**400),
         ("log_level", "LOUD"),
         ("log_level", 10),
+        ("post_mortem", 1),
     ],
 )
 def test_wrong_type_or_range_names_setting_value_and_source(name, value):
@@ -87,7 +89,7 @@ def test_unknown_name_names_the_nearest():
         SettingsError, match=r"^configure\(\): no setting is called 'spin'; did you mean 'spin_us'\?$"
     ):
         configure(spin=1)
-    with pytest.raises(SettingsError, match=r"no setting is called 'zzz'; there are: spin_us, .*log_level$"):
+    with pytest.raises(SettingsError, match=r"no setting is called 'zzz'; there are: spin_us, .*log_level, .*post_mortem"):
         configure(zzz=1)
 
 
@@ -113,6 +115,8 @@ def test_error_travels():
         ("MESH_SHM_BUDGET", "5 MiB", "shm_budget", 5 * 1024**2),
         ("MESH_LOG_LEVEL", "debug", "log_level", "DEBUG"),
         ("MESH_LOG_LEVEL", "", "log_level", "WARNING"),
+        ("MESH_POST_MORTEM", "1", "post_mortem", True),
+        ("MESH_POST_MORTEM", "Off", "post_mortem", False),
     ],
 )
 def test_variables(variable, text, name, value):
@@ -131,6 +135,7 @@ def test_variables(variable, text, name, value):
             "link_budget must be a number of bytes (for example 65536, 64KiB, 256MiB), not 'lots'",
         ),
         ("MESH_LINK_BUDGET", "1.5GiB", "link_budget must be a number of bytes"),
+        ("MESH_POST_MORTEM", "maybe", "post_mortem must be 1 or 0, not 'maybe'"),
         ("MESH_LINK_BUDGET", "1", "link_budget must be between 65,536 and"),
         (
             "MESH_LOG_LEVEL",

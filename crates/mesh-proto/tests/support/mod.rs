@@ -15,7 +15,7 @@ pub(crate) fn config(cases: u32, seed: u64) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..ProptestConfig::default() }
 }
 
-pub(crate) const KINDS: [Kind; 15] = [
+pub(crate) const KINDS: &[Kind] = &[
     Kind::Hello,
     Kind::Spawn,
     Kind::Call,
@@ -31,6 +31,9 @@ pub(crate) const KINDS: [Kind; 15] = [
     Kind::Gathered,
     Kind::StopProcs,
     Kind::Failure,
+    Kind::Post,
+    Kind::Closed,
+    Kind::Partial,
 ];
 
 pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {

@@ -26,8 +26,17 @@ impl Runtime {
                 if reply.is_torn() {
                     return; // The notice of its sender's end follows, and is the answer.
                 }
-                self.calls.on_outcome(&self.reactor, header.call, index, Outcome::Replied(reply));
+                let failed = header.kind == Kind::Undeliverable || header.flags & flags::ERROR != 0;
+                if !self.calls.offer(&self.reactor, header.call, index, Outcome::Replied(reply)) {
+                    if header.flags & flags::MORE != 0 {
+                        self.refuse_post(&header, "the caller no longer waits for this call");
+                    }
+                } else if failed {
+                    self.forget_fallen();
+                }
             }
+            Kind::Post => self.on_post(frame),
+            Kind::Closed => self.on_closed(&frame),
             Kind::Call | Kind::Tell | Kind::StopActor => {
                 let inbox = read(&self.inboxes).get(&header.actor).cloned();
                 let message = Message::new(frame, &self.memory);
@@ -44,7 +53,7 @@ impl Runtime {
                 write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor)));
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
-            Kind::StopProc | Kind::Cancel => {
+            Kind::StopProc | Kind::Cancel | Kind::Partial => {
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::Down => {
@@ -52,6 +61,8 @@ impl Runtime {
                     self.memory.on_death(addr, ended.pid);
                     let ended = Arc::new(ended);
                     let lost = self.calls.on_down(&self.reactor, addr, &ended);
+                    self.forget_fallen();
+                    self.ports.on_down(addr);
                     if header.flags & flags::DEAD == 0 {
                         self.notice_down(addr, &ended, lost);
                     }

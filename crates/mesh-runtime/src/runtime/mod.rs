@@ -3,13 +3,16 @@
 //! - this file: what it is made of, its procs, its end;
 //! - `outgoing`: messages from here to their receivers;
 //! - `incoming`: messages that arrive, and the inboxes they arrive in;
+//! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
 mod incoming;
 mod outgoing;
+mod ports;
 mod waiting;
 
 pub use outgoing::Outgoing;
+pub use ports::Said;
 pub use waiting::Waited;
 
 use crate::agent::{self, Agent, NURSERY_TOKENS, SpawnSpec};
@@ -18,6 +21,7 @@ use crate::calls::{Call, Calls, Outcome};
 use crate::error::RuntimeError;
 use crate::inbox::Inbox;
 use crate::link::Link;
+use crate::ports::Ports;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
 use crate::wait::Waiter;
@@ -61,6 +65,8 @@ pub struct Counts {
     pub actors: usize,
     /// Procs of this host.
     pub procs: usize,
+    /// Ports that this process receives at, and that it has in hand to send to.
+    pub ports: usize,
     /// Bytes of shared memory that this process owns.
     pub shm_bytes: usize,
 }
@@ -72,6 +78,7 @@ pub struct Runtime {
     pub(crate) reactor: Reactor,
     pub(crate) board: Arc<Board>,
     pub(crate) calls: Calls,
+    pub(crate) ports: Ports,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
     pub(crate) started: Instant,
@@ -146,6 +153,7 @@ impl Runtime {
             reactor: Reactor::new()?,
             board: Arc::new(board),
             calls: Calls::default(),
+            ports: Ports::default(),
             memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
             agent: Mutex::default(),
             started: Instant::now(),
@@ -207,7 +215,14 @@ impl Runtime {
         let links = read(&self.links).len();
         let actors = read(&self.inboxes).len();
         let procs = lock(&self.agent).len();
-        Counts { links, calls: self.calls.len(), actors, procs, shm_bytes: self.memory.bytes() }
+        Counts {
+            links,
+            calls: self.calls.len(),
+            actors,
+            procs,
+            ports: self.ports.len(),
+            shm_bytes: self.memory.bytes(),
+        }
     }
 
     /// Marks the runtime as copied into a forked child, where nothing of it works.
@@ -215,10 +230,19 @@ impl Runtime {
         self.forked.store(true, Ordering::SeqCst);
     }
 
-    fn usable(&self) -> Result<(), RuntimeError> {
+    /// Refuses a forked copy.
+    ///
+    /// # Errors
+    /// In a copy: what it sends would be taken for the original's.
+    pub fn original(&self) -> Result<(), RuntimeError> {
         if self.forked.load(Ordering::Relaxed) {
             return Err(RuntimeError::Forked { pid: std::process::id(), owner: self.pid });
         }
+        Ok(())
+    }
+
+    fn usable(&self) -> Result<(), RuntimeError> {
+        self.original()?;
         if self.closed.load(Ordering::Relaxed) {
             return Err(RuntimeError::Closed);
         }
@@ -330,6 +354,12 @@ impl Runtime {
             // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
             up.wait_end(limit);
         }
+    }
+
+    /// The meshes of procs that this controller owns and that have not all ended, with their sizes.
+    pub fn live(&self) -> Vec<(MeshId, usize)> {
+        let live = self.own_meshes().into_iter();
+        live.filter_map(|mesh| read(&self.router).mesh_len(mesh).map(|n| (mesh, n))).collect()
     }
 
     /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Whoever

@@ -1,5 +1,6 @@
 //! Messages out: composed, taken one step on their way, or brought back to whoever sent them.
 
+use super::ports::is_for_port;
 use super::{Runtime, lock, read};
 use crate::agent;
 use crate::calls::{Call, Outcome};
@@ -52,7 +53,7 @@ impl Runtime {
         (parts, marks)
     }
 
-    fn compose(&self, out: &Outgoing<'_>, call: CallId) -> Frame {
+    pub(super) fn compose(&self, out: &Outgoing<'_>, call: CallId) -> Frame {
         let dst = match out.target {
             Target::One(addr) => *addr,
             Target::Many(mesh, _) => ProcAddr { mesh: *mesh, rank: 0 },
@@ -79,6 +80,20 @@ impl Runtime {
     pub fn call(&self, out: &Outgoing<'_>, stream: bool) -> Result<(Arc<Call>, usize), RuntimeError> {
         self.usable()?;
         let call = self.open(out.target.clone(), stream)?;
+        let mut frame = self.compose(out, call.id);
+        frame.header.flags |= if stream { flags::STREAM } else { 0 };
+        let queued = self.dispatch(frame, None);
+        Ok((call, queued))
+    }
+
+    /// As [`Runtime::call`], but one reply answers for all: its receivers combine theirs on the way up.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn call_reduced(&self, out: &Outgoing<'_>) -> Result<(Arc<Call>, usize), RuntimeError> {
+        self.usable()?;
+        let call = self.open(out.target.clone(), false)?;
+        call.mark_reduced(out.target.clone(), out.actor);
         let queued = self.dispatch(self.compose(out, call.id), None);
         Ok((call, queued))
     }
@@ -143,7 +158,9 @@ impl Runtime {
             return false;
         }
         let out = Outgoing { kind: Kind::Cancel, target, actor, name: b"", payload: b"", buffers: &[] };
-        self.dispatch(self.compose(&out, call.id), None);
+        let mut frame = self.compose(&out, call.id);
+        frame.header.flags |= call.reduced().map_or(0, |_| flags::TREE);
+        self.dispatch(frame, None);
         true
     }
 
@@ -209,8 +226,8 @@ impl Runtime {
                 agent.family.asked(src, dst.mesh);
                 agent.family.actor_stopped(dst, header.actor);
             }
-            Kind::Call => lock(&self.agent).family.asked(src, dst.mesh),
-            _ if header.flags & flags::SHARED != 0 => lock(&self.agent).family.asked(src, dst.mesh),
+            Kind::Call | Kind::Post => lock(&self.agent).family.asked(src, dst.mesh),
+            _ if header.flags & (flags::SHARED | flags::MORE) != 0 => lock(&self.agent).family.asked(src, dst.mesh),
             _ => {}
         }
     }
@@ -221,11 +238,16 @@ impl Runtime {
         if header.flags & flags::SHARED != 0 {
             self.memory.let_go(frame);
         }
+        if is_for_port(&header) {
+            self.refuse_post(&header, "the process that received there has ended");
+            return;
+        }
         if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor) {
             return;
         }
         if header.src == self.me {
             self.calls.on_outcome(&self.reactor, header.call, header.index as usize, outcome);
+            self.forget_fallen();
             return;
         }
         if let Outcome::Lost(ended) = &outcome

@@ -3,7 +3,7 @@
 use crate::door;
 use crate::inbox::{PyMessage, PyWaker};
 use mesh_proto::{ActorId, Ended, Exit, Kind, Target, flags};
-use mesh_runtime::{Call, Outcome, Runtime, Waited};
+use mesh_runtime::{Call, Mailbox, Outcome, Receive, Runtime, Waited};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +53,17 @@ pub(crate) struct PyCall {
     pub(crate) call: Arc<Call>,
     pub(crate) target: Arc<Target>,
     pub(crate) actor: ActorId,
+    /// Where the one value comes from, if this is a wait for a port rather than a call.
+    pub(crate) port: Option<(Arc<Mailbox>, Arc<Receive>)>,
+}
+
+impl Drop for PyCall {
+    fn drop(&mut self) {
+        match &self.port {
+            Some((mailbox, receive)) => mailbox.give_up(receive),
+            None => self.runtime.abandon(&self.call),
+        }
+    }
 }
 
 /// A reply as Python sees it: a message, a loss, or None for a call that was cancelled.
@@ -79,6 +90,7 @@ impl PyCall {
     /// Waits until all outcomes are there (or, with `seen`, more than so many); false if `timeout` came first.
     #[pyo3(signature = (timeout=None, seen=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>, seen: Option<usize>) -> PyResult<bool> {
+        door::enter(py);
         if self.call.is_done() || seen.is_some_and(|seen| self.call.arrived() > seen) {
             return Ok(true);
         }
@@ -96,7 +108,7 @@ impl PyCall {
     /// Waits as long as looking again is cheaper than sleeping; true if the call has progressed.
     #[pyo3(signature = (seen=None))]
     fn look(&self, py: Python<'_>, seen: Option<usize>) -> bool {
-        py.detach(|| self.runtime.wait_call(&self.call, seen, None, true, false)) == Waited::Ready
+        door::outside(py, || self.runtime.wait_call(&self.call, seen, None, true, false)) == Waited::Ready
     }
 
     /// All outcomes in the order of the target; once only.
@@ -113,6 +125,14 @@ impl PyCall {
         }
     }
 
+    /// As `nth`, and lets go of it: it cannot be had again.
+    fn take_nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
+        match self.call.take_nth(n) {
+            Some((index, one)) => Ok(Some((index, outcome(py, &self.runtime, one)?))),
+            None => Ok(None),
+        }
+    }
+
     /// Has a loop's waker told `token` when the call is complete (or, streamed, has more than `seen` outcomes).
     #[pyo3(signature = (waker, token, seen=usize::MAX))]
     fn tell(&self, waker: &PyWaker, token: u64, seen: usize) {
@@ -121,7 +141,10 @@ impl PyCall {
 
     /// Gives up waiting; false if the call was complete.
     fn cancel(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.runtime.cancel(&self.call, &self.target, self.actor))
+        if let Some((mailbox, receive)) = &self.port {
+            return mailbox.cancel(receive);
+        }
+        door::outside(py, || self.runtime.cancel(&self.call, &self.target, self.actor))
     }
 
     /// Makes outcomes complete that were given to no one: how many receivers there are.
@@ -143,6 +166,8 @@ pub(crate) fn kind_name(kind: Kind) -> &'static str {
         Kind::Undeliverable => "undeliverable",
         Kind::Down => "down",
         Kind::Failure => "failure",
+        Kind::Post => "post",
+        Kind::Partial => "partial",
         _ => "other",
     }
 }

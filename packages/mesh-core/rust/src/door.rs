@@ -5,13 +5,15 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 /// The Python class that stands for an error: its name in `mesh_core._errors`.
 fn class_of(error: &RuntimeError) -> &'static str {
     match error {
         RuntimeError::Full { .. } => "MailboxFull",
-        RuntimeError::NoSuchProc(_) => "Undeliverable",
+        RuntimeError::NoSuchProc(_) | RuntimeError::PortClosed(_) => "Undeliverable",
         RuntimeError::Nursery { .. } => "SpawnError",
         RuntimeError::Os { errno, .. } if *errno == Errno::MFILE => "SpawnError",
         _ => "MeshError",
@@ -31,8 +33,70 @@ pub(crate) fn raise(py: Python<'_>, error: &RuntimeError) -> PyErr {
 }
 
 /// Leaves the interpreter for `body`; the one way out.
+pub(crate) fn outside<T: Send>(py: Python<'_>, body: impl FnOnce() -> T + Send) -> T {
+    py.detach(|| {
+        let out = body();
+        stay_out();
+        out
+    })
+}
+
+/// Leaves the interpreter for what may fail.
 pub(crate) fn leave<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T, RuntimeError> + Send) -> PyResult<T> {
-    py.detach(body).map_err(|error| raise(py, &error))
+    outside(py, body).map_err(|error| raise(py, &error))
+}
+
+// EXIT-1: a thread that is under way here when the interpreter ends does not come back into it. The interpreter ends
+// such threads by unwinding their stacks, which aborts the whole process where there are frames of Rust. Threads of
+// the script that call or wait while it ends are held until the process is gone instead, as any blocked daemon thread.
+
+const RUNNING: u8 = 0;
+const ENDING: u8 = 1;
+const ENDED: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(RUNNING);
+/// Should the end not come by then (it may wait for something that a held thread has), the held go on, to an error.
+static UNTIL: OnceLock<Instant> = OnceLock::new();
+
+thread_local! {
+    /// Works for actors of this process: their last messages are handled while the runtime closes.
+    static SERVES: Cell<bool> = const { Cell::new(false) };
+    /// Ends the interpreter.
+    static ENDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Called by the threads of actors wherever they wait for messages.
+pub(crate) fn serves() {
+    SERVES.set(true);
+}
+
+/// Holds a thread that has nowhere to return to. Not to be called inside the interpreter.
+fn stay_out() {
+    let state = STATE.load(Ordering::Relaxed);
+    if state == RUNNING || ENDS.get() || (state == ENDING && SERVES.get()) {
+        return;
+    }
+    if let Some(left) = UNTIL.get().and_then(|until| until.checked_duration_since(Instant::now())) {
+        std::thread::sleep(left);
+    }
+}
+
+/// The same for a thread that is inside the interpreter, before it does anything here.
+pub(crate) fn enter(py: Python<'_>) {
+    if STATE.load(Ordering::Relaxed) != RUNNING {
+        py.detach(stay_out);
+    }
+}
+
+/// The calling thread ends the interpreter: no other that comes here returns, for at most `limit` seconds. Threads of
+/// actors do until `done`.
+#[pyfunction]
+pub(crate) fn begin_exit(limit: f64, done: bool) -> PyResult<()> {
+    let limit = duration(limit)?.min(Duration::from_secs(3600));
+    ENDS.set(true);
+    let _ = UNTIL.set(Instant::now() + limit);
+    STATE.store(if done { ENDED } else { ENDING }, Ordering::SeqCst);
+    Ok(())
 }
 
 /// Seconds as Python gives them, as a deadline; none for "for ever".
@@ -82,13 +146,13 @@ pub(crate) fn wait(
     let main = is_main(py)?;
     if !main {
         loop {
-            match py.detach(|| step(false, false)) {
+            match outside(py, || step(false, false)) {
                 Waited::Alarm => alarmed(py)?,
                 waited => return Ok(waited == Waited::Ready),
             }
         }
     }
-    if py.detach(|| step(true, false)) == Waited::Ready {
+    if outside(py, || step(true, false)) == Waited::Ready {
         return Ok(true);
     }
     let set = SET_WAKEUP_FD
@@ -98,7 +162,7 @@ pub(crate) fn wait(
         let before: i32 = set.call1(py, (own,))?.extract(py)?;
         runtime.signal_fd(if before == own { -1 } else { before });
         // A signal before this point is handled here, a later one wakes the wait.
-        let waited = py.check_signals().map(|()| py.detach(|| step(false, true)));
+        let waited = py.check_signals().map(|()| outside(py, || step(false, true)));
         set.call1(py, (before,))?;
         let waited = waited?;
         py.check_signals()?;

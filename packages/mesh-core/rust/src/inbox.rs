@@ -3,9 +3,10 @@
 use crate::call::{PyLost, is_error, kind_name};
 use crate::door;
 use crate::part::PyPart;
+use crate::port::PyOutlet;
 use crate::runtime::Payload;
-use mesh_proto::flags;
-use mesh_runtime::{Inbox, LoopWaker, Message, PartData, Runtime};
+use mesh_proto::{ProcAddr, flags};
+use mesh_runtime::{Inbox, LoopWaker, Message, PartData, Runtime, Way};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString};
@@ -27,7 +28,8 @@ impl PyWaker {
     }
 
     /// Everything that became ready since the last time.
-    fn drain(&self) -> Vec<u64> {
+    fn drain(&self, py: Python<'_>) -> Vec<u64> {
+        door::enter(py);
         self.0.drain()
     }
 
@@ -138,6 +140,18 @@ impl PyMessage {
         Some((addr.mesh, addr.rank, PyLost(Arc::new(ended)), self.message().header().call))
     }
 
+    /// Whether it is the end of a port rather than an answer.
+    #[getter]
+    fn is_end(&self) -> bool {
+        self.message().header().flags & flags::END != 0
+    }
+
+    /// Whether it is about a call whose replies are combined on the way up.
+    #[getter]
+    fn is_tree(&self) -> bool {
+        self.message().header().flags & flags::TREE != 0
+    }
+
     /// The payload and its out-of-band buffers, undecoded.
     fn raw<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyList>)> {
         let (payload, rest) = self.message().open().map_err(|error| door::raise(py, &error))?;
@@ -164,11 +178,28 @@ impl PyMessage {
     /// Answers with `value`.
     fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         if self.message().header().call != 0 {
+            self.runtime.original().map_err(|error| door::raise(py, &error))?;
             let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
             payload.send(py, |bytes, buffers| {
                 self.runtime.reply(self.message().header(), 0, bytes, buffers);
             });
         }
+        Ok(())
+    }
+
+    /// The port by which this call can be answered: later, often, from elsewhere.
+    fn outlet(&self) -> PyOutlet {
+        let header = self.message().header();
+        let stream = header.flags & flags::STREAM != 0;
+        let way = Way::Response { call: header.call, actor: header.actor, index: header.index, stream };
+        PyOutlet(self.runtime.outlet(header.src, way, true))
+    }
+
+    /// Sends this rank's share of a combined reply to the rank above it.
+    fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, mesh: u64, rank: u32) -> PyResult<()> {
+        let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
+        let parent = ProcAddr { mesh, rank };
+        payload.send(py, |bytes, buffers| self.runtime.pass_on(self.message().header(), parent, bytes, buffers));
         Ok(())
     }
 
@@ -181,6 +212,7 @@ impl PyMessage {
         buffers: &Bound<'_, PyAny>,
         dead: bool,
     ) -> PyResult<()> {
+        self.runtime.original().map_err(|error| door::raise(py, &error))?;
         let payload = Payload::new(data.clone(), buffers)?;
         let bits = if dead { flags::ERROR | flags::DEAD } else { flags::ERROR };
         payload.send(py, |bytes, buffers| {
@@ -212,7 +244,8 @@ impl PyInbox {
     /// The next messages, waiting for the first; empty once the inbox is closed.
     fn take(&self, py: Python<'_>, limit: usize) -> Vec<PyMessage> {
         if self.inbox.is_empty() {
-            py.detach(|| self.runtime.wait_inbox(&self.inbox));
+            door::serves();
+            door::outside(py, || self.runtime.wait_inbox(&self.inbox));
         }
         self.burst(limit)
     }

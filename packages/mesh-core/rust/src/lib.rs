@@ -4,6 +4,7 @@ mod call;
 mod door;
 mod inbox;
 mod part;
+mod port;
 mod runtime;
 mod topology;
 
@@ -26,7 +27,10 @@ mod _native {
         m.add_class::<inbox::PyMessage>()?;
         m.add_class::<inbox::PyWaker>()?;
         m.add_class::<part::PyPart>()?;
+        m.add_class::<port::PyMailbox>()?;
+        m.add_class::<port::PyOutlet>()?;
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
+        m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
         Ok(())
     }
 }

@@ -1,8 +1,9 @@
 //! The runtime object, and sending.
 
 use crate::call::PyCall;
-use crate::door::{deadline, duration, leave, raise};
+use crate::door::{self, deadline, duration, leave, outside, raise};
 use crate::inbox::{PyInbox, PyWaker};
+use crate::port::{PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
 use mesh_proto::{ActorId, Kind, ProcAddr, Target};
@@ -82,7 +83,7 @@ impl<'py> Payload<'py> {
             .map(|slice| if slice.is_empty() { &[][..] } else { slice })
             .collect();
         if buffers.iter().map(|b| b.len()).sum::<usize>() >= LARGE {
-            py.detach(|| send(envelope, &buffers))
+            outside(py, || send(envelope, &buffers))
         } else {
             send(envelope, &buffers)
         }
@@ -121,6 +122,8 @@ pub(crate) struct PySender {
     name: Vec<u8>,
     kind: Kind,
     block: bool,
+    /// Whether the receivers combine their replies on the way up.
+    reduce: bool,
 }
 
 impl PySender {
@@ -133,7 +136,7 @@ impl PySender {
         if queued <= self.runtime.link_budget() || !self.block {
             return Ok(());
         }
-        while !py.detach(|| self.runtime.wait_room(&self.target, Duration::from_millis(100))) {
+        while !outside(py, || self.runtime.wait_room(&self.target, Duration::from_millis(100))) {
             py.check_signals()?;
         }
         Ok(())
@@ -145,19 +148,30 @@ impl PySender {
     /// Sends `value` and returns the call that waits for the replies.
     #[pyo3(signature = (value, stream=false))]
     fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool) -> PyResult<PyCall> {
+        door::enter(py);
         let payload = Payload::dump(value)?;
         if !self.block {
             self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
         }
         let (call, queued) = payload
-            .send(py, |bytes, buffers| self.runtime.call(&self.outgoing(self.kind, bytes, buffers), stream))
+            .send(py, |bytes, buffers| {
+                let out = self.outgoing(self.kind, bytes, buffers);
+                if self.reduce { self.runtime.call_reduced(&out) } else { self.runtime.call(&out, stream) }
+            })
             .map_err(|error| raise(py, &error))?;
         self.hold_back(py, queued)?;
-        Ok(PyCall { runtime: Arc::clone(&self.runtime), call, target: Arc::clone(&self.target), actor: self.actor })
+        Ok(PyCall {
+            runtime: Arc::clone(&self.runtime),
+            call,
+            target: Arc::clone(&self.target),
+            actor: self.actor,
+            port: None,
+        })
     }
 
     /// Sends `value`; nobody waits.
     fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        door::enter(py);
         let payload = Payload::dump(value)?;
         if !self.block {
             self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
@@ -231,8 +245,9 @@ impl PyRuntime {
     /// The way to an endpoint.
     #[pyo3(signature = (target, actor, name, kind="call", block=true))]
     fn sender(&self, target: &PyTarget, actor: u64, name: &str, kind: &str, block: bool) -> PyResult<PySender> {
+        let reduce = kind == "reduce";
         let kind = match kind {
-            "call" => Kind::Call,
+            "call" | "reduce" => Kind::Call,
             "spawn" => Kind::Spawn,
             "stop_actor" => Kind::StopActor,
             "failure" => Kind::Failure,
@@ -258,7 +273,7 @@ impl PyRuntime {
                 "an endpoint's name and its mesh's labels are at most 65,535 bytes long",
             ));
         }
-        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block })
+        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block, reduce })
     }
 
     /// Makes a mesh of processes; the call completes as they come up.
@@ -285,7 +300,7 @@ impl PyRuntime {
         let region = region.inner();
         let call = leave(py, || self.0.spawn_procs(mesh, region, &spec))?;
         let target = Arc::new(Target::Many(mesh, region.clone()));
-        Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0 })
+        Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0, port: None })
     }
 
     /// Asks a mesh of processes to end, kills what has not after `within` seconds; completes when all have ended.
@@ -294,7 +309,7 @@ impl PyRuntime {
         let region = region.inner();
         let call = leave(py, || self.0.stop_procs(mesh, region, within))?;
         let target = Arc::new(Target::Many(mesh, region.clone()));
-        Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0 })
+        Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0, port: None })
     }
 
     /// Waits as the event loop of this process's actors does: for `waker`, for one of the descriptors in the set
@@ -302,7 +317,8 @@ impl PyRuntime {
     #[pyo3(signature = (waker, watched, timeout=None))]
     fn wait_loop(&self, py: Python<'_>, waker: &PyWaker, watched: i32, timeout: Option<f64>) -> PyResult<()> {
         let until = deadline(timeout)?;
-        py.detach(|| {
+        door::serves();
+        outside(py, || {
             // SAFETY: the caller, a selector, keeps its own set open while it waits on it.
             let watched = unsafe { BorrowedFd::borrow_raw(watched) };
             self.0.wait_loop(&waker.0, watched, until);
@@ -313,6 +329,18 @@ impl PyRuntime {
     /// A process's pid, as far as it is known here.
     fn pid_of(&self, mesh: u64, rank: u32) -> Option<u32> {
         self.0.pid_of(ProcAddr { mesh, rank })
+    }
+
+    /// Opens a port that is received at here.
+    #[pyo3(signature = (once=false))]
+    fn open_port(&self, py: Python<'_>, once: bool) -> PyResult<PyMailbox> {
+        let mailbox = self.0.open_port(once).map_err(|error| raise(py, &error))?;
+        Ok(PyMailbox::new(&self.0, mailbox))
+    }
+
+    /// The sending end of a port that came from another process.
+    fn outlet(&self, address: PyAddress) -> PyOutlet {
+        PyOutlet::from_address(&self.0, address)
     }
 
     /// The inbox of the process itself.
@@ -350,17 +378,22 @@ impl PyRuntime {
         self.0.close_inbox(actor);
     }
 
+    /// The meshes of processes that this one has spawned and that have not all ended, with their sizes.
+    fn live_meshes(&self) -> Vec<(u64, usize)> {
+        self.0.live()
+    }
+
     /// Says that this worker ends in order, and writes out what still waits.
     fn goodbye(&self, py: Python<'_>, limit: f64) -> PyResult<()> {
         let limit = duration(limit)?;
-        py.detach(|| self.0.goodbye(limit));
+        outside(py, || self.0.goodbye(limit));
         Ok(())
     }
 
     /// Ends the runtime and everything that it owns.
     fn close(&self, py: Python<'_>, within: f64) -> PyResult<()> {
         let within = duration(within)?.min(Duration::from_secs(3600));
-        py.detach(|| self.0.close(within));
+        outside(py, || self.0.close(within));
         Ok(())
     }
 
@@ -377,6 +410,7 @@ impl PyRuntime {
         out.set_item("calls", counts.calls)?;
         out.set_item("actors", counts.actors)?;
         out.set_item("procs", counts.procs)?;
+        out.set_item("ports", counts.ports)?;
         out.set_item("shm_bytes", counts.shm_bytes)?;
         Ok(out)
     }

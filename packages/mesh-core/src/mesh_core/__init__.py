@@ -32,6 +32,7 @@ from mesh_core._endpoint import endpoint
 from mesh_core._errors import (
     ActorError,
     ActorTimeout,
+    ChannelClosed,
     MailboxFull,
     MeshError,
     PluginError,
@@ -49,16 +50,22 @@ from mesh_core._procs import ProcMesh
 from mesh_core._values import ValueMesh
 
 if TYPE_CHECKING:
+    from mesh_core._accumulator import Accumulator
     from mesh_core._controllers import get_or_spawn_controller
     from mesh_core._failure import MeshFailure
+    from mesh_core._ports import Channel, Port, PortReceiver
+    from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
     from mesh_core._supervision import set_fault_handler
 
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorError",
     "ActorMesh",
     "ActorTimeout",
+    "Channel",
+    "ChannelClosed",
     "Context",
     "Endpoint",
     "Extent",
@@ -71,6 +78,8 @@ __all__ = [
     "PluginError",
     "PluginLoadError",
     "Point",
+    "Port",
+    "PortReceiver",
     "ProcMesh",
     "Region",
     "SerializationError",
@@ -84,6 +93,7 @@ __all__ = [
     "Undeliverable",
     "ValueMesh",
     "__version__",
+    "as_endpoint",
     "configure",
     "configured",
     "context",
@@ -93,6 +103,7 @@ __all__ = [
     "endpoint",
     "get_or_spawn_controller",
     "proc_mesh",
+    "send",
     "set_fault_handler",
     "shutdown",
     "this_host",
@@ -101,6 +112,12 @@ __all__ = [
 
 # Dataclasses take longer to import than all the rest, and most programs never name these.
 _LATER = {
+    "Accumulator": "mesh_core._accumulator",
+    "Channel": "mesh_core._ports",
+    "Port": "mesh_core._ports",
+    "PortReceiver": "mesh_core._ports",
+    "as_endpoint": "mesh_core._send",
+    "send": "mesh_core._send",
     "get_or_spawn_controller": "mesh_core._controllers",
     "MeshFailure": "mesh_core._failure",
     "Settings": "mesh_core._settings",

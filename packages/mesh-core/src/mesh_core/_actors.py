@@ -56,6 +56,10 @@ class ActorMesh(Mesh, Generic[T]):
         if interface is None:
             raise AttributeError(name)
         arity = interface.endpoints.get(name)
+        if arity is None and name in interface.plain:
+            from mesh_core._send import NotAnEndpoint
+
+            return NotAnEndpoint(self, name)  # type: ignore[return-value]  # says what to do when it is used as one
         if arity is None:
             known = sorted(interface.endpoints)
             raise AttributeError(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
     from mesh_core._endpoint import Arity
     from mesh_core._native import Call, Message, Region, Sender
+    from mesh_core._reduce import ReducedEndpoint
+    from mesh_core._reducers import Reducer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,11 +80,12 @@ class Endpoint(Generic[P, R]):
         self._one = len(mesh._view) == 1
         self._busy: dict[int, deque[Call]] | None = None
 
-    def _sender(self, view: Region) -> Sender:
+    def _sender(self, view: Region, mark: str = "", kind: str = "call") -> Sender:
         mesh = self._mesh
         one = len(view) == 1
         target = Target.one(mesh._procs_id, view.rank_at(0)) if one else Target.many(mesh._procs_id, view)
-        return mesh._process.runtime.sender(target, mesh._actor_id, self._name, block=self._block)
+        name = mark + self._arity.mark + self._name
+        return mesh._process.runtime.sender(target, mesh._actor_id, name, kind, self._block)
 
     def _what(self) -> str:
         return f"{self._who.name}.{self._name}"
@@ -176,7 +179,11 @@ class Endpoint(Generic[P, R]):
         self._senders.tell((args, kwargs))
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
-        """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``."""
+        """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``.
+
+        An endpoint with an explicit response port may send any number of results; the stream ends when every rank has
+        closed its port, or let go of it. Nothing else is cancelled if you leave the loop early; see ``Stream.cancel``.
+        """
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
         call = self._senders.call((args, kwargs), stream=True)
@@ -192,16 +199,32 @@ class Endpoint(Generic[P, R]):
 
             return StreamFuture(n, self._mesh._process, call, finish, self._what, self._limit)
 
-        return Stream(call, make)
+        return Stream(call, make, open_ended=self._arity.port)
 
-    def with_options(self, *, timeout: float | None = None, block: bool = True) -> Endpoint[P, R]:
+    @overload
+    def with_options(self, *, timeout: float | None = None, block: bool = True) -> Endpoint[P, R]: ...
+    @overload
+    def with_options(
+        self, *, reduce: Reducer, timeout: float | None = None, block: bool = True
+    ) -> ReducedEndpoint[P, R]: ...
+    def with_options(
+        self, *, timeout: float | None = None, block: bool = True, reduce: Reducer | None = None
+    ) -> Endpoint[P, R]:
         """The same endpoint with a deadline for its calls, or refusing (``block=False``) instead of waiting to send.
 
         A call that has not finished after ``timeout`` seconds raises :class:`ActorTimeout` where it is waited for, and
         is cancelled where it runs. With ``block=False`` a receiver that lags too far behind is :class:`MailboxFull`.
+
+        With ``reduce`` a ``call`` gives one value: the results of all ranks, combined on the way here by the ranks
+        themselves. It is ``"sum"``, ``"mean"``, ``"concat"``, or a function of two results, which has to be associative;
+        the order of ranks is kept.
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"a call's timeout is a positive number of seconds, not {timeout!r}")
+        if reduce is not None:
+            from mesh_core._reduce import ReducedEndpoint
+
+            return ReducedEndpoint(self._mesh, self._name, self._arity, timeout, block, reduce=reduce)
         return Endpoint(self._mesh, self._name, self._arity, timeout, block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -131,6 +131,18 @@ def current_instance() -> Instance | None:
     return None if now is None else now.actor_instance
 
 
+def current_place() -> tuple[int, str] | None:
+    """Where the running actor stands in the slice that was messaged, as messages carry it: its rank, and the shape."""
+    now = _current.get()
+    if now is None:
+        return None
+    message = now._message
+    if message is not None:
+        return message.index, message.shape
+    rank = now.actor_instance.rank
+    return rank.rank, ",".join(f"{label}={size}" for label, size in rank.extent.items())
+
+
 def context() -> Context:
     """Say which actor runs, and for which message. Only inside actors.
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from types import FunctionType, MethodType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 if TYPE_CHECKING:
     import inspect
 
     from mesh_core._adverbs import Endpoint
+    from mesh_core._ports import Port
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,8 +35,10 @@ class Arity:
         "bare",
         "keywords",
         "least",
+        "mark",
         "most",
         "names",
+        "port",
         "required_keywords",
         "text",
         "variadic_keywords",
@@ -46,6 +60,10 @@ class Arity:
             p.name for p in params if p.kind is p.KEYWORD_ONLY and p.default is p.empty
         )
         self.variadic_keywords = any(p.kind is p.VAR_KEYWORD for p in params)
+        self.port = False
+        """Whether the endpoint answers by a port, and so perhaps often."""
+        self.mark = ""
+        """What its name begins with in messages; see ``_unmarked``."""
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Say whether such a call would bind; the usual ones in a few comparisons."""
@@ -86,7 +104,12 @@ class EndpointProperty(Generic[P, R]):
     any messages. On a mesh it is an :class:`Endpoint`, which says by its adverbs how to call.
     """
 
-    def __init__(self, function: Callable[..., Any], *, concurrent: bool) -> None:
+    respond: Callable[..., Any] | None = None
+    """What answers a call in place of the endpoint's result: ``respond(hosted, message, args, kwargs)``."""
+
+    def __init__(
+        self, function: Callable[..., Any], *, concurrent: bool, explicit_response_port: bool = False
+    ) -> None:
         import inspect
 
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
@@ -98,7 +121,12 @@ class EndpointProperty(Generic[P, R]):
                 "write it with 'async def', or leave concurrent out"
             )
         self.concurrent = concurrent
-        self.arity = Arity(inspect.signature(function), skip=1)
+        self.arity = Arity(inspect.signature(function), skip=2 if explicit_response_port else 1)
+        if explicit_response_port:
+            from mesh_core._respond import by_port
+
+            self.arity.port = True
+            self.respond = by_port(self)
 
     if TYPE_CHECKING:
 
@@ -120,6 +148,11 @@ if TYPE_CHECKING:
         @overload
         def __call__(self, function: Callable[Concatenate[Any, P], R]) -> EndpointProperty[P, R]: ...
 
+    class _PortEndpointDecorator(Protocol):
+        def __call__(
+            self, function: Callable[Concatenate[Any, Port[R], P], Any]
+        ) -> EndpointProperty[P, R]: ...
+
 
 @overload
 def endpoint(function: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
@@ -127,11 +160,18 @@ def endpoint(function: Callable[Concatenate[Any, P], Awaitable[R]], /) -> Endpoi
 def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
 @overload
 def endpoint(*, concurrent: bool = False) -> _EndpointDecorator: ...
-def endpoint(function: Any = None, /, *, concurrent: bool = False) -> Any:
+@overload
+def endpoint(
+    *, explicit_response_port: Literal[True], concurrent: bool = False
+) -> _PortEndpointDecorator: ...
+def endpoint(
+    function: Any = None, /, *, concurrent: bool = False, explicit_response_port: bool = False
+) -> Any:
     """Mark a method of an :class:`Actor` as callable from elsewhere.
 
     Sync methods and coroutines mix freely in one actor. Messages are handled one at a time, in order;
-    ``@endpoint(concurrent=True)`` lets a coroutine run while others do.
+    ``@endpoint(concurrent=True)`` lets a coroutine run while others do. With ``explicit_response_port=True`` the first
+    argument is the :class:`Port` of the call: what is sent there is the answer, now or later, from here or elsewhere.
 
     >>> from mesh_core import Actor, endpoint
     >>> class Counter(Actor):
@@ -145,26 +185,58 @@ def endpoint(function: Any = None, /, *, concurrent: bool = False) -> Any:
     3
     """
     if function is None:
-        return functools.partial(EndpointProperty, concurrent=concurrent)
+        return functools.partial(
+            EndpointProperty, concurrent=concurrent, explicit_response_port=explicit_response_port
+        )
     if not callable(function):
         raise TypeError(f"@endpoint marks a method, not {type(function).__name__}")
-    return EndpointProperty(function, concurrent=concurrent)
+    return EndpointProperty(function, concurrent=concurrent, explicit_response_port=explicit_response_port)
 
 
 class Interface:
     """What a caller has to know of an actor class: its name, and its endpoints' names and arguments."""
 
-    __slots__ = ("class_name", "endpoints")
+    __slots__ = ("_cls", "_plain", "class_name", "endpoints")
 
-    def __init__(self, class_name: str, endpoints: dict[str, Arity]) -> None:
+    def __init__(self, class_name: str, endpoints: dict[str, Arity], cls: type | None = None) -> None:
         self.class_name = class_name
         self.endpoints = endpoints
+        self._cls = cls
+        self._plain: tuple[str, ...] | None = None
 
-    def __getstate__(self) -> tuple[str, dict[str, Arity]]:
-        return self.class_name, self.endpoints
+    @property
+    def plain(self) -> tuple[str, ...]:
+        """The names of its other methods, which ``as_endpoint`` can make callable."""
+        if self._plain is None:
+            self._plain = () if self._cls is None else plain_methods(self._cls)
+        return self._plain
 
-    def __setstate__(self, state: tuple[str, dict[str, Arity]]) -> None:
-        self.class_name, self.endpoints = state
+    def signature(self, name: str) -> inspect.Signature | None:
+        """The arguments of such a method; only where the class is at hand."""
+        import inspect
+
+        return None if self._cls is None else inspect.signature(getattr(self._cls, name))
+
+    def __getstate__(self) -> tuple[str, dict[str, Arity], tuple[str, ...]]:
+        return self.class_name, self.endpoints, self.plain
+
+    def __setstate__(self, state: tuple[str, dict[str, Arity], tuple[str, ...]]) -> None:
+        self.class_name, self.endpoints, self._plain = state
+        self._cls = None
+
+
+def plain_methods(cls: type) -> tuple[str, ...]:
+    """The names of an actor class's public methods that are no endpoints."""
+    from mesh_core._actor import Actor
+
+    found = {
+        name
+        for base in cls.__mro__
+        if issubclass(base, Actor) and base is not Actor
+        for name in vars(base)
+        if not name.startswith("_") and isinstance(getattr(cls, name), FunctionType)
+    }
+    return tuple(sorted(found))
 
 
 def table_of(cls: type) -> dict[str, EndpointProperty[..., Any]]:

@@ -259,6 +259,10 @@ class Undeliverable(MeshError, ConnectionError):
         """Why, in words."""
 
 
+class ChannelClosed(MeshError, EOFError):
+    """Nothing can be received from a channel any more: it was closed, or took one value and has had it."""
+
+
 class AuthenticationError(MeshError, PermissionError):
     """A peer could not prove that it belongs to the job."""
 

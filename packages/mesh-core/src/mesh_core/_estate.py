@@ -83,16 +83,17 @@ class Estate:
         errors = [mesh._ready.unseen() for mesh in meshes if mesh._ready is not None]
         return [error for error in errors if isinstance(error, ActorError)]
 
+    def boots(self, procs_id: int) -> bool:
+        """Say whether these processes run a bootstrap."""
+        procs = self._holdings.get(procs_id)
+        return procs is not None and getattr(procs.mesh, "_boots", False)
+
     def struck(self, procs_id: int, rank: int) -> list[Holding]:
         """Which meshes a process's death has struck, told once.
 
         Where actors were lost their meshes are named, and not their processes' mesh as well: one death is one failure
         to an owner of one mesh of actors. A policy hears of what it was given for, whatever else there is.
         """
-        ready = procs.mesh._ready if (procs := self._holdings.get(procs_id)) is not None else None
-        if ready is not None and isinstance(ready.failure(), ActorError):
-            # Its bootstrap has raised: a process that ends for that is no failure of its own.
-            return []
         with self._lock:
             found = [
                 each for each in self._holdings.values() if each.procs_id == procs_id and each.holds(rank)

@@ -125,6 +125,9 @@ class Future(Generic[R]):
             # The value first: other threads look at the state without the lock.
             try:
                 self._value = self._finish(self._call)
+            except KeyboardInterrupt:
+                self._value, self._state = _interrupted(self._what()), _FAILED
+                raise
             except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
                 self._value = error
                 self._state = _FAILED
@@ -155,12 +158,9 @@ class Future(Generic[R]):
 
     def unseen(self) -> BaseException | None:
         """The error that is there and that nobody has been told of."""
-        return self.failure() if self._state == _PENDING else None
-
-    def failure(self) -> BaseException | None:
-        """The error, if there is one by now."""
-        if self._state == _PENDING and self._arrived():
-            self._settle()
+        if self._state != _PENDING or not self._arrived():
+            return None
+        self._settle()
         return self._value if self._state == _FAILED else None
 
     def done(self) -> bool:
@@ -195,6 +195,7 @@ class Future(Generic[R]):
             if self._deadline is None:
                 await self._arrive()
             else:
+                self._process.bridge()  # explains itself where there is no such loop
                 async with asyncio.timeout(self._deadline - time.monotonic()):
                     await self._arrive()
         except TimeoutError:
@@ -281,6 +282,25 @@ class StreamFuture(Future[R]):
     async def _arrive(self) -> None:
         await self._process.bridge().wait(self._call, self._n)
 
+    # For streams whose length is not known: wait, and say whether the stream has ended instead. A deadline that
+    # passes meanwhile is the future's to raise.
+
+    def _is_last(self) -> bool:
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        return self._wait(left) and self._call.arrived() <= self._n
+
+    async def _is_last_async(self) -> bool:
+        if not self._arrived():
+            import asyncio
+
+            left = None if self._deadline is None else self._deadline - time.monotonic()
+            try:
+                async with asyncio.timeout(left):
+                    await self._arrive()
+            except TimeoutError:
+                return False
+        return self._call.arrived() <= self._n
+
 
 class Stream(Generic[R]):
     """The results of a call to many, in the order in which they arrive.
@@ -289,25 +309,44 @@ class Stream(Generic[R]):
     ``async for``, which gives futures to be awaited.
     """
 
-    __slots__ = ("_call", "_make")
+    __slots__ = ("_call", "_make", "_open_ended")
 
-    def __init__(self, call: Call, make: Callable[[int], StreamFuture[R]]) -> None:
+    def __init__(self, call: Call, make: Callable[[int], StreamFuture[R]], open_ended: bool = False) -> None:
         self._call = call
         self._make = make
+        self._open_ended = open_ended
+        """Whether each rank may give any number of results, which is known only when the last has come."""
 
     def __len__(self) -> int:
         return len(self._call)
 
     def __iter__(self) -> Iterator[Future[R]]:
+        if self._open_ended:
+            return self._each()
         return (self._make(n) for n in range(len(self._call)))
 
     async def __aiter__(self) -> AsyncIterator[Future[R]]:
-        for n in range(len(self._call)):
-            yield self._make(n)
+        n = 0
+        while n < len(self._call) or self._open_ended:
+            future = self._make(n)
+            if self._open_ended and await future._is_last_async():
+                return
+            yield future
+            n += 1
+
+    def _each(self) -> Iterator[Future[R]]:
+        n = 0
+        while not (future := self._make(n))._is_last():
+            yield future
+            n += 1
 
     def cancel(self) -> bool:
         """Give up what has not arrived yet."""
         return self._call.cancel()
+
+
+def _interrupted(what: str) -> MeshError:
+    return MeshError(f"the result of {what} was being rebuilt when Ctrl-C came, and is lost; call again")
 
 
 def not_here() -> MeshError:

@@ -27,6 +27,7 @@ from mesh_core._endpoint import EndpointProperty
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._failure import MeshFailure
 from mesh_core._nearest import did_you_mean
+from mesh_core._respond import MARKS, marked
 from mesh_core._serialize import explain_load_failure
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class Hosted:
                 assert self._cls is not None
                 self.object = self._cls(*self._args, **self._kwargs)
             except BaseException as error:  # noqa: BLE001 - it is the spawner's to hear
+                self._examine(error)
                 self.broken = error
         self._args, self._kwargs = (), {}
         if spawned is None:
@@ -164,7 +166,7 @@ class Hosted:
     def _handle_all(self, burst: list[Message]) -> list[Message] | None:
         """Handle messages up to the first that is the loop's; what is left is returned, ``None`` after the last."""
         for index, message in enumerate(burst):
-            spec = self.table.get(message.name)
+            spec = self.table.get(message.name) or self._unmarked(message)
             if spec is not None and not spec.is_async and not self._skipped and self.broken is None:
                 self._run(message, spec)
             elif message.kind == "stop_actor":
@@ -186,7 +188,10 @@ class Hosted:
         args = None
         try:
             args, kwargs = message.load()
-            message.reply(spec.function(self.object, *args, **kwargs))
+            if spec.respond is None:
+                message.reply(spec.function(self.object, *args, **kwargs))
+            else:
+                spec.respond(self, message, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             if args is None:
                 self._refuse(message, _unreadable(error))
@@ -287,7 +292,7 @@ class Hosted:
     async def _work(self, burst: list[Message]) -> None:
         while burst or (burst := self.inbox.take_nowait(_BURST)):
             for index, message in enumerate(burst):
-                spec = self.table.get(message.name)
+                spec = self.table.get(message.name) or self._unmarked(message)
                 mine = self._abandoned or message.kind == "failure" or (spec is not None and spec.is_async)
                 if self._thread and not mine:
                     self._hand_back(burst[index:])
@@ -326,7 +331,10 @@ class Hosted:
         args = None
         try:
             args, kwargs = message.load()
-            message.reply(await spec.function(self.object, *args, **kwargs))
+            if spec.respond is None:
+                message.reply(await spec.function(self.object, *args, **kwargs))
+            else:
+                await spec.respond(self, message, args, kwargs)
         except asyncio.CancelledError as error:
             if self.broken is not None or message.call:
                 self._refuse(message, error if self.broken is None else self.broken)
@@ -497,6 +505,12 @@ class Hosted:
         if self._skipped and len(self.inbox) == 0 and not self._starting:
             self._skipped.clear()
 
+    def _unmarked(self, message: Message) -> EndpointProperty[..., Any] | None:
+        """The endpoint of a call that is to be answered in another way than by its result; see ``_respond``."""
+        if message.name[:1] not in MARKS or self._cls is None:
+            return None
+        return marked(self.table, self._cls, message.name, threaded=self._thread)
+
     def _refused(self, message: Message, spec: EndpointProperty[..., Any] | None) -> bool:
         if self.broken is not None:
             # Of a failure the owner was told, once, and not with every message that nobody waits for.
@@ -512,8 +526,13 @@ class Hosted:
             return True
         return False
 
+    def _examine(self, error: BaseException) -> None:
+        if self.stage.process.settings.post_mortem:
+            self.stage.breakpoints.examine(error)
+
     def _failed(self, message: Message, error: BaseException) -> None:
         """An endpoint has raised: its caller's to hear, or, where nobody waits, the owner's."""
+        self._examine(error)
         if message.call:
             self.stage.reply_error(message, error, self.instance.name)
         else:
@@ -533,6 +552,7 @@ class Hosted:
             self.stage.loop.call_soon_threadsafe(_answer, answer, None, None)
         self.stage.process.runtime.close_inbox(self.instance.actor_id)
         if error is not None:
+            self._examine(error)
             self.stage.reply_error(message, error, self.instance.name)
         elif message.call:
             message.reply(None)

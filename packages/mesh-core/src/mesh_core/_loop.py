@@ -46,10 +46,10 @@ class ActorSelector(selectors.EpollSelector):
 
 
 class Bridge:
-    """One event loop's end of the runtime."""
+    """One event loop's end of the runtime; the loop keeps it, as its reader."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
+        self.loop = weakref.ref(loop)
         self._waker = Waker()
         self._tokens = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[None]] = {}
@@ -63,7 +63,7 @@ class Bridge:
 
     def alarm(self) -> None:
         """Have whatever waits here raise the failure that has come to the script; called from any thread."""
-        loop = self._loop()
+        loop = self.loop()
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody waits there
                 loop.call_soon_threadsafe(self._on_alarm)
@@ -80,7 +80,7 @@ class Bridge:
     async def wait(self, call: Call, seen: int = _ALL) -> None:
         """Return once the call is complete; a streamed one, once it has more than ``seen`` outcomes."""
         # With nothing else to run, looking for the answer a moment beats going to sleep.
-        if not self._waiting and getattr(self._loop(), "_ready", True) == _NOTHING and call.look(seen):
+        if not self._waiting and getattr(self.loop(), "_ready", True) == _NOTHING and call.look(seen):
             return
         token = next(self._tokens)
         waiting = asyncio.get_running_loop().create_future()

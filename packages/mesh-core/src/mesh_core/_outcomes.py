@@ -48,6 +48,8 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
     if isinstance(outcome, Lost):
         return _lost(outcome, index, who)
     if outcome.kind == "undeliverable":
+        if outcome.is_end:
+            return _unanswered(index, who)
         return Undeliverable(
             f"the message to actor {who.name!r} on rank {who.point(index).rank} came back: {outcome.name}; "
             "spawn the actor anew to go on"
@@ -74,6 +76,19 @@ def value_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Any:
     if error is not None:
         raise error
     return load(outcome)  # type: ignore[arg-type]  # an outcome without an error is a message
+
+
+def _unanswered(index: int, who: Addressee) -> MeshError:
+    from mesh_core._errors import ActorError
+
+    point = who.point(index)
+    return ActorError(
+        "the endpoint let go of the port of this call without an answer; send one, or an exception",
+        actor=who.name,
+        rank=point.rank,
+        point=point,
+        host=who.host,
+    )
 
 
 def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:

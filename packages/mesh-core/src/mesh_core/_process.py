@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,6 @@ from mesh_core._estate import Estates, Holding
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from mesh_core._estate import Policy
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
     from mesh_core._native import Region, Runtime
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
+    from mesh_core._substitutes import Substitutes
     from mesh_core._supervision import Faults
+
+
+# How long a thread that calls at the interpreter's end is held, for the end to come.
+_GRACE = 10.0
 
 
 class Identity:
@@ -58,13 +64,14 @@ class Process:
         self.settling = threading.RLock()
         """Held while a finished call becomes a value; unpickling may run code that waits for another call."""
         self._lock = threading.Lock()
-        self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bridge] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By the loop's id: a loop keeps its bridge, which may keep tasks of the loop, and with them the loop.
+        self._bridges: weakref.WeakValueDictionary[int, Bridge] = weakref.WeakValueDictionary()
         self._blobs: weakref.WeakKeyDictionary[type, tuple[bytes, list[memoryview]]] = (
             weakref.WeakKeyDictionary()
         )
         self._stage: Stage | None = None
+        self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
+        """The controller's pid, and what it runs; a worker is told of its own."""
         self._names: dict[str, int] = {}
         self.estates = Estates()
         self._faults: Faults | None = None
@@ -87,12 +94,18 @@ class Process:
         """The running event loop's end of the runtime."""
         import asyncio
 
-        loop = asyncio.get_running_loop()
-        bridge = self._bridges.get(loop)
-        if bridge is None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise MeshError(
+                "a future can be awaited in an asyncio event loop only, and none runs in this thread. With trio or "
+                "another library wait in a thread, as in 'await trio.to_thread.run_sync(future.get)', or use asyncio"
+            ) from None
+        bridge = self._bridges.get(id(loop))
+        if bridge is None or bridge.loop() is not loop:
             from mesh_core._loop import Bridge
 
-            bridge = self._bridges[loop] = Bridge(loop)
+            bridge = self._bridges[id(loop)] = Bridge(loop)
         return bridge
 
     @property
@@ -118,15 +131,17 @@ class Process:
     def alarm_loops(self) -> None:
         """Have what event loops wait for raise a failure."""
         actors = None if self._stage is None else self._stage.loop
-        for loop, bridge in list(self._bridges.items()):
-            if loop is not actors:
+        for bridge in list(self._bridges.values()):
+            if actors is None or bridge.loop() is not actors:
                 bridge.alarm()
 
     def class_blob(self, cls: type) -> bytes:
         """An actor class as bytes, made once per class: it travels with every spawn."""
         found = self._blobs.get(cls)
         if found is None:
-            data, buffers = dumps(cls, root=f"the actor class {cls.__qualname__}")
+            from mesh_core._debug._sources import with_sources
+
+            data, buffers = dumps(with_sources(cls), root=f"the actor class {cls.__qualname__}")
             found = self._blobs[cls] = (data, buffers)
         if found[1]:
             raise MeshError(
@@ -180,30 +195,61 @@ class Process:
         if not self.in_charge:
             return
         limit = self.settings.stop_timeout if within is None else within
-        if self._stage is not None:
-            self._stage.stop_actors(limit)
-        self.closed = True
-        self.runtime.close(limit)
-        if self._stage is not None:
-            self._stage.end_thread(limit)
-        if self._faults is not None:
-            self._faults.end()
-        # Its descriptors close with the last mesh that refers to it.
-        if _HOLDER.process is self:
-            _HOLDER.process = None
+        try:
+            if self._stage is not None:
+                self._stage.stop_actors(limit)
+            self.closed = True
+            self._stop_all(limit)
+        except BaseException:
+            # Ctrl-C, again: whoever is still stopping is killed.
+            self.closed = True
+            self._stop_all(0.0)
+            raise
+        finally:
+            self.runtime.close(limit)
+            if self._stage is not None:
+                self._stage.end_thread(limit)
+            if self._faults is not None:
+                self._faults.end()
+            if self.identity.mesh_id == 0:
+                from mesh_core._debug._places import forget_job
+
+                forget_job(self.pid)
+            # Its descriptors close with the last mesh that refers to it.
+            if _HOLDER.process is self:
+                _HOLDER.process = None
+
+    def _stop_all(self, limit: float) -> None:
+        """Stop the processes that this one has spawned, where a signal can end the wait."""
+        runtime = self.runtime
+        until = time.monotonic() + limit + 1.0
+        calls = [
+            runtime.stop_procs(mesh, _native.Region.whole(_native.Extent(["procs"], [size])), limit)
+            for mesh, size in runtime.live_meshes()
+        ]
+        for call in calls:
+            # What fails meanwhile is reported at the end, and does not hold it up.
+            while not call.done():
+                try:
+                    if not call.wait(max(0.0, until - time.monotonic())):
+                        break
+                except SupervisionError as failure:
+                    if failure.failure is not None:
+                        self.faults.unhear(failure.failure)
 
 
 class _Holder:
     """The one pointer to this process's :class:`Process`."""
 
-    __slots__ = ("fault_handler", "leaving", "lock", "process")
+    __slots__ = ("fault_handler", "leaves", "lock", "process", "substitutes")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.process: Process | None = None
         self.fault_handler: Callable[[MeshFailure], object] | None = None
-        self.leaving = False
-        """Whether the interpreter's end has been arranged for."""
+        self.leaves = False
+        """Whether the interpreter's end calls :func:`_leave`."""
+        self.substitutes: Substitutes | None = None
 
 
 _HOLDER = _Holder()
@@ -212,6 +258,15 @@ _HOLDER = _Holder()
 def holder() -> _Holder:
     """What stays when a :class:`Process` goes."""
     return _HOLDER
+
+
+def substitutes() -> Substitutes:
+    """The actor classes that are spawned as others here."""
+    if _HOLDER.substitutes is None:
+        from mesh_core._substitutes import Substitutes
+
+        _HOLDER.substitutes = Substitutes()
+    return _HOLDER.substitutes
 
 
 def _runtime_options(settings: Settings) -> dict[str, Any]:
@@ -268,16 +323,32 @@ def current() -> Process:
                 mesh_id=0, mesh_name="controller", region=region, rank=0, host=socket.gethostname()
             )
             process = _install(Process(runtime, identity))
-            if not _HOLDER.leaving:
-                _HOLDER.leaving = True
+            if not _HOLDER.leaves:
                 atexit.register(_leave)
+                _HOLDER.leaves = True
         return process
 
 
 def _leave() -> None:
-    from mesh_core._supervision import leave
+    """Stop everything at the interpreter's end; EXIT-1 in ``door.rs`` says what becomes of threads that call meanwhile."""
+    process = _HOLDER.process
+    unheard: list[str] = []
+    try:
+        _native.begin_exit(_GRACE if process is None else process.settings.stop_timeout + _GRACE, done=False)
+        if process is not None and process.in_charge:
+            from mesh_core._supervision import stop_and_report
 
-    leave()
+            unheard = stop_and_report(process)
+    except KeyboardInterrupt:
+        # It wants the end, and hurries it.
+        if process is not None:
+            process.shutdown(0.0)
+    finally:
+        _native.begin_exit(_GRACE, done=True)
+    if unheard:
+        from mesh_core._supervision import leave_with
+
+        leave_with(unheard)
 
 
 def shutdown() -> None:

@@ -56,6 +56,7 @@ class ProcMesh(Mesh):
         self._root = root
         self._view = view
         self._ready = ready
+        self._boots = False
 
     @property
     def name(self) -> str:
@@ -101,6 +102,7 @@ class ProcMesh(Mesh):
         owner = current_instance()
         owner_id = 0 if owner is None else owner.actor_id
         self._process.check_owner(owner_id)
+        cls = _process.substitutes().of(cls)
         table = table_of(cls)
         taken = sorted(RESERVED & set(table))
         if taken:
@@ -109,7 +111,7 @@ class ProcMesh(Mesh):
             )
         self._check_constructor(cls, args, kwargs)
         process = self._process
-        interface = Interface(cls.__qualname__, {key: value.arity for key, value in table.items()})
+        interface = Interface(cls.__qualname__, {key: value.arity for key, value in table.items()}, cls)
         actor_id = process.runtime.new_id()
         blob = process.class_blob(cls)
         sender = process.runtime.sender(self._target(), actor_id, name, "spawn")
@@ -329,6 +331,8 @@ def spawn(
         "cwd": here,
         "settings": process.settings.as_dict(),
         "bind": proc_bind,
+        "substitutes": _process.substitutes().tell(),
+        "job": process.job,
         "python": _interpreter(python) if fresh else None,
     }
     encoded = json.dumps(config).encode()
@@ -363,6 +367,7 @@ def spawn(
     who = Addressee(shown, process.identity.host, region, region, mesh)
     ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {shown!r}")
     if bootstrap is not None:
+        mesh._boots = True
         sender = process.runtime.sender(mesh._target(), process.runtime.new_id(), "@bootstrap", "spawn")
         ready = Future(
             process,

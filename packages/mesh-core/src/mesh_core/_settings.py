@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 from mesh_core._errors import MeshError
 from mesh_core._nearest import did_you_mean, nearest
@@ -100,10 +101,34 @@ class _Choice:
         return text
 
 
+_SWITCH_WORDS: Final[Mapping[str, bool]] = MappingProxyType(
+    dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """On or off."""
+
+    def check(self, value: object) -> bool:
+        """Return the value if it is a bool, or raise ``ValueError``."""
+        if not isinstance(value, bool):
+            raise ValueError(f"must be True or False, not {value!r}")
+        return value
+
+    def parse(self, text: str) -> object:
+        """Read a variable's text: ``1`` or ``0``, and the words that others write for them."""
+        word = text.lower()
+        if word not in _SWITCH_WORDS:
+            raise ValueError(f"must be 1 or 0, not {text!r}")
+        return _SWITCH_WORDS[word]
+
+
 _SECONDS: Final = _Number(float, 0.0, 86_400.0, "seconds")
+_Rule: TypeAlias = _Number | _Choice | _Switch
 
 
-def _setting(default: Any, rule: _Number | _Choice) -> Any:
+def _setting(default: Any, rule: _Rule) -> Any:
     return field(default=default, metadata={"rule": rule})
 
 
@@ -139,6 +164,9 @@ class Settings:
 
     log_level: str = _setting("WARNING", _Choice(LOG_LEVELS))
     """What Mesh and ``self.logger`` of actors log: DEBUG, INFO, WARNING, ERROR or CRITICAL and above."""
+
+    post_mortem: bool = _setting(False, _Switch())
+    """Whether an actor stops for ``mesh debug`` where its endpoint has raised, before the caller hears of it."""
 
     def __post_init__(self) -> None:
         for name, rule in _rules().items():
@@ -219,11 +247,11 @@ class Settings:
         return asdict(self)
 
 
-def _rules() -> dict[str, _Number | _Choice]:
+def _rules() -> dict[str, _Rule]:
     return {each.name: each.metadata["rule"] for each in fields(Settings)}
 
 
-def _checked(rule: _Number | _Choice, name: str, value: object, source: str) -> int | float | str:
+def _checked(rule: _Rule, name: str, value: object, source: str) -> int | float | str:
     try:
         return rule.check(value)
     except ValueError as error:

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _logging
 from mesh_core._context import Instance, parse_shape
+from mesh_core._debug._hook import Breakpoints
 from mesh_core._endpoint import EndpointProperty, table_of
 from mesh_core._errors import MeshError
 from mesh_core._hosted import Hosted
 from mesh_core._loop import ActorSelector
 from mesh_core._native import Extent, Point, Waker
+from mesh_core._reduce import Reductions
 from mesh_core._serialize import explain_load_failure, loads
 from mesh_core._supervision import named
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
 
 _SYSTEM = 0
+BOOTSTRAP_FAILED = 78
+"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
 # What children may take of the time that their owner has: it has something left to clean up.
 _CHILDREN_FIRST = 0.8
 
@@ -62,6 +66,9 @@ class Stage:
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
+        self.reductions: Reductions | None = None
+        """Replies that are combined here on their way up; made when one first is."""
+        self.breakpoints = Breakpoints(process, everywhere=process.identity.mesh_id != 0)
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those of actors with sync endpoints."""
 
@@ -81,6 +88,7 @@ class Stage:
 
     def start_thread(self) -> None:
         """Run the loop in a thread of its own: this process's main thread belongs to a script."""
+        self.breakpoints.install()
         self._thread = threading.Thread(target=self.run, name="mesh-actors", daemon=True)
         self._thread.start()
 
@@ -88,6 +96,7 @@ class Stage:
         """End the thread that :meth:`start_thread` started, and wait for the actors', once the runtime is closed."""
         if self._thread is None:
             return
+        self.breakpoints.uninstall()
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self.loop.call_soon_threadsafe(self.loop.stop)
         until = time.monotonic() + limit
@@ -153,7 +162,13 @@ class Stage:
             return
         if kind == "spawn":
             self._spawn(message)
+        elif kind == "partial":
+            Reductions.of(self).on_partial(message)
         elif kind == "cancel":
+            if message.is_tree:
+                Reductions.of(self).forget(message)
+                if message.is_end:
+                    return
             actor = self.actors.get(message.actor)
             if actor is not None:
                 actor.cancel((message.src, message.call))
@@ -236,7 +251,7 @@ class Stage:
             message.load()()
         except BaseException as error:  # noqa: BLE001 - reported, then the process ends
             self.reply_error(message, error, self.process.identity.mesh_name)
-            self._exit_code = 1
+            self._exit_code = BOOTSTRAP_FAILED
             self.loop.stop()
         else:
             message.reply(None)
@@ -291,22 +306,30 @@ class Stage:
 
     def reply_error(self, message: Message, error: BaseException, name: str, *, dead: bool = False) -> None:
         """Tell the caller what went wrong; where nobody waits, the log."""
+        if os.getpid() != self.process.pid:
+            from mesh_core._worker import end_copy
+
+            end_copy(error)
         me = self.process.identity
         if message.call == 0:
-            import logging
-            import traceback
-
-            text = "".join(traceback.format_exception(error))
-            logging.getLogger("mesh").error(
-                "actor %r on %s (pid %d) raised in %s, which nobody waits for:\n%s",
-                name,
-                me.proc_id,
-                os.getpid(),
-                message.name,
-                text,
-            )
+            self.log_failure(message, error, name)
             return
         from mesh_core._exceptions import encode_exception
 
         data, buffers = encode_exception(error, actor=name, rank=me.rank, host=me.host, pid=os.getpid())
         message.reply_error(data, buffers, dead=dead)
+
+    def log_failure(self, message: Message, error: BaseException, name: str) -> None:
+        """Write down what went wrong where nobody waits to hear of it."""
+        import logging
+        import traceback
+
+        text = "".join(traceback.format_exception(error))
+        logging.getLogger("mesh").error(
+            "actor %r on %s (pid %d) raised in %s, which nobody waits for:\n%s",
+            name,
+            self.process.identity.proc_id,
+            os.getpid(),
+            message.name,
+            text,
+        )

@@ -176,6 +176,12 @@ class Faults:
                 self._raised_in.add(threading.get_ident())
             self._process.alarmed = bool(self._due)
 
+    def unhear(self, failure: MeshFailure) -> None:
+        """Take back :meth:`hear`: it was raised where nobody of the script's was to hear it."""
+        with self._lock:
+            self._heard.discard(failure._key)
+            self._pending[failure._key] = failure
+
     def take(self) -> SupervisionError | None:
         """The error that a waiting call of the script is to raise in this thread."""
         me = threading.get_ident()
@@ -211,6 +217,8 @@ class Faults:
         procs_id, rank, lost, calls = down
         if lost.orderly:
             return []
+        if lost.exitcode == _BOOTSTRAP_FAILED and any(e.boots(procs_id) for _, e in self._process.estates.all()):
+            return []
         return [
             (owner, holding, failure_of(holding, rank, lost), calls > 0)
             for owner, estate in self._process.estates.all()
@@ -241,6 +249,8 @@ class Faults:
         self.pass_on(owner.owner, dataclasses.replace(failure, chain=(*failure.chain, owner.describe())))
 
 
+# As in _stage, which a controller need not import.
+_BOOTSTRAP_FAILED = 78
 _NOBODY: Key = (0, 0, 0)
 
 
@@ -291,27 +301,27 @@ def alarm() -> BaseException | None:
     return _process.current().faults.take() if current_instance() is None else None
 
 
-def leave() -> None:
-    """The script's end: stop everything, and report what nobody has heard of (SUP-2)."""
-    process = _process.holder().process
-    if process is None or not process.in_charge:
-        return
+def stop_and_report(process: Process) -> list[str]:
+    """Stop everything at the script's end; returns what nobody has heard of (SUP-2)."""
     broken = [str(error) for error in process.estates.of(0).broken()]
     process.shutdown()
-    left = [failure.report() for failure in process.faults.unheard()] + broken
-    if left:
-        import atexit
-        import gc
-        import io
+    return [failure.report() for failure in process.faults.unheard()] + broken
 
-        for report in left:
-            sys.stderr.write(f"mesh: nobody has handled this failure:\n{report}\n")
-        # Every other handler first: this process ends here, as there is no other way to its exit status any more.
-        atexit._run_exitfuncs()
-        for stream in [each for each in gc.get_objects() if isinstance(each, io.IOBase)]:
-            with contextlib.suppress(Exception):  # closed, or in no state to be written
-                stream.flush()
-        os._exit(1)
+
+def leave_with(unheard: list[str]) -> None:
+    """End the process with status 1, as failures were left that nobody has heard of (SUP-2)."""
+    import atexit
+    import gc
+    import io
+
+    for report in unheard:
+        sys.stderr.write(f"mesh: nobody has handled this failure:\n{report}\n")
+    # Every other handler first: this process ends here, as there is no other way to its exit status any more.
+    atexit._run_exitfuncs()
+    for stream in [each for each in gc.get_objects() if isinstance(each, io.IOBase)]:
+        with contextlib.suppress(Exception):  # closed, or in no state to be written
+            stream.flush()
+    os._exit(1)
 
 
 def set_fault_handler(

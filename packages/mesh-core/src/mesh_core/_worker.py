@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from mesh_core import _process
 from mesh_core._native import Extent, Region
@@ -33,9 +33,13 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
     )
+    if config["substitutes"]:
+        _process.substitutes().hear(config["substitutes"])
+    process.job = tuple(config["job"])
     from mesh_core._stage import Stage
 
     stage = Stage(process)
+    stage.breakpoints.install()
     process.adopt_stage(stage)
     status = stage.run()
     atexit._run_exitfuncs()
@@ -49,6 +53,26 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
 def leave(status: int) -> None:
     """End the process without what the interpreter does at its end: threads of actors may be anywhere."""
     os._exit(status)
+
+
+def end_copy(error: BaseException) -> NoReturn:
+    """End a child that an endpoint has forked, and that came out of the endpoint: it must not go on as the worker."""
+    status = 1
+    try:
+        code = error.code if isinstance(error, SystemExit) else error
+        if code is None or isinstance(code, int):
+            status = code or 0
+        else:
+            import traceback
+
+            sys.stderr.write(
+                f"{code}\n" if isinstance(code, str) else "".join(traceback.format_exception(error))
+            )
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    finally:
+        os._exit(status & 0xFF)
 
 
 def main_exec() -> None:

@@ -7,12 +7,15 @@ from mesh_core.plugins import Check, Command, CommandPlugin, DoctorCheck, hookim
 
 @hookimpl
 def mesh_register_commands() -> Iterable[CommandPlugin]:
-    """`mesh plugins` and `mesh doctor`."""
+    """`mesh plugins`, `mesh doctor` and `mesh debug`."""
     yield CommandPlugin(
         name="plugins",
         api_version=1,
         create=_plugins,
         summary="list the plugins of this environment, and what keeps any from working",
+    )
+    yield CommandPlugin(
+        name="debug", api_version=1, create=_debug, summary="debug actors that are stopped at a breakpoint"
     )
     yield CommandPlugin(
         name="doctor", api_version=1, create=_doctor, summary="check that this machine is ready for Mesh"
@@ -45,6 +48,12 @@ def _plugins() -> Command:
     from mesh_core.cli._plugins import PluginsCommand
 
     return PluginsCommand()
+
+
+def _debug() -> Command:
+    from mesh_core.cli._debug import DebugCommand
+
+    return DebugCommand()
 
 
 def _doctor() -> Command:

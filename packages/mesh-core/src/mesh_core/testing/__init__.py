@@ -7,6 +7,23 @@
 ...     distribution = "mesh-core"
 """
 
+from mesh_core.testing._clock import FakeClock, Timer
+from mesh_core.testing._fakes import FakeJob, FakeLauncher, MemoryTransport, installed_plugins
+from mesh_core.testing._local import local_procs
+from mesh_core.testing._patch import mock_actor, patch_actor
 from mesh_core.testing._plugins import CommandPluginConformance, DoctorCheckConformance, PluginConformance
 
-__all__ = ["CommandPluginConformance", "DoctorCheckConformance", "PluginConformance"]
+__all__ = [
+    "CommandPluginConformance",
+    "DoctorCheckConformance",
+    "FakeClock",
+    "FakeJob",
+    "FakeLauncher",
+    "MemoryTransport",
+    "PluginConformance",
+    "Timer",
+    "installed_plugins",
+    "local_procs",
+    "mock_actor",
+    "patch_actor",
+]

@@ -1,0 +1,387 @@
+//! Ports: where values for one receiver arrive, and what their senders hold.
+//!
+//! PRT-1: a value that has arrived is handed out once, in the order of arrival; one that nobody looked at, because the
+//! receive was given up, is the next one again.
+//! PRT-2: a sender whose receiver is gone hears of it: at once where that is known, else with the answer to what it sent.
+
+use crate::calls::{Call, Calls, Outcome};
+use crate::message::Message;
+use crate::reactor::Reactor;
+use crate::runtime::Runtime;
+use mesh_proto::{ActorId, CallId, ProcAddr, Target};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One wait for one value.
+#[derive(Debug)]
+pub struct Receive {
+    /// Completes with the value; cancelled where none can come any more.
+    pub call: Arc<Call>,
+    /// The value's place in the order of arrival, once it is there.
+    place: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Values that nobody waits for, by their place in the order of arrival.
+    values: BTreeMap<u64, Arc<Message>>,
+    waiting: VecDeque<Arc<Receive>>,
+    next: u64,
+    /// No more is taken in; what is there can still be had.
+    shut: bool,
+}
+
+/// What became of a value at a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// It is in.
+    In,
+    /// It is in, and the port takes no more.
+    Last,
+    /// The port takes no more.
+    Refused,
+}
+
+/// The receiving end of a port, as the runtime finds it.
+#[derive(Debug)]
+pub(crate) struct Inlet {
+    pub(crate) id: u64,
+    once: bool,
+    queue: Mutex<Queue>,
+}
+
+impl Inlet {
+    pub(crate) fn new(id: u64, once: bool) -> Self {
+        Self { id, once, queue: Mutex::default() }
+    }
+
+    /// Takes a value in, or drops it where it takes no more.
+    pub(crate) fn push(&self, reactor: &Reactor, calls: &Calls, message: Message) -> Taken {
+        let mut queue = lock(&self.queue);
+        if queue.shut {
+            return Taken::Refused;
+        }
+        let place = queue.next;
+        queue.next += 1;
+        queue.values.insert(place, Arc::new(message));
+        queue.shut = self.once;
+        match_up(&mut queue, reactor, calls);
+        if self.once { Taken::Last } else { Taken::In }
+    }
+
+    /// Has `receive` completed by the next value.
+    pub(crate) fn receive(&self, reactor: &Reactor, calls: &Calls, receive: &Arc<Receive>) {
+        let mut queue = lock(&self.queue);
+        queue.waiting.push_back(Arc::clone(receive));
+        match_up(&mut queue, reactor, calls);
+    }
+
+    /// Nobody waits for `receive` any more. The value, if it had come, is the next one again (PRT-1).
+    fn give_up(&self, reactor: &Reactor, calls: &Calls, receive: &Arc<Receive>) {
+        calls.cancel(reactor, &receive.call);
+        let mut queue = lock(&self.queue);
+        queue.waiting.retain(|one| !Arc::ptr_eq(one, receive));
+        if let Some(Outcome::Replied(message)) = receive.call.take_outcomes().and_then(|all| all.into_iter().next()) {
+            queue.values.insert(receive.place.load(Ordering::SeqCst), message);
+            match_up(&mut queue, reactor, calls);
+        }
+    }
+
+    /// Takes no more in; what nobody has received comes back.
+    pub(crate) fn close(&self, reactor: &Reactor, calls: &Calls) -> Vec<Arc<Message>> {
+        let mut queue = lock(&self.queue);
+        queue.shut = true;
+        let left = std::mem::take(&mut queue.values).into_values().collect();
+        match_up(&mut queue, reactor, calls);
+        left
+    }
+
+    fn is_over(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.shut && queue.values.is_empty()
+    }
+
+    fn len(&self) -> usize {
+        lock(&self.queue).values.len()
+    }
+}
+
+/// Hands values to those who wait. Under the queue's lock, so that both keep their order.
+fn match_up(queue: &mut Queue, reactor: &Reactor, calls: &Calls) {
+    while let Some(receive) = queue.waiting.pop_front() {
+        if receive.call.is_done() {
+            continue; // Given up meanwhile.
+        }
+        let Some((place, message)) = queue.values.pop_first() else {
+            if queue.shut {
+                calls.cancel(reactor, &receive.call);
+                continue;
+            }
+            queue.waiting.push_front(receive);
+            return;
+        };
+        receive.place.store(place, Ordering::SeqCst);
+        if !calls.complete(reactor, &receive.call, Outcome::Replied(Arc::clone(&message))) {
+            // Given up just now.
+            queue.values.insert(place, message);
+        }
+    }
+}
+
+/// What a sender knows of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Address {
+    pub(crate) owner: ProcAddr,
+    /// The port's id, or the caller's number of the call.
+    pub(crate) id: u64,
+    /// For a call, which of its receivers answers.
+    pub(crate) index: u32,
+    pub(crate) response: bool,
+}
+
+/// One port, for all who send to it in this process.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    closed: AtomicBool,
+    why: Mutex<String>,
+    /// A port for one message has had it.
+    pub(crate) used: AtomicBool,
+    /// Somebody else may answer too.
+    pub(crate) handed_on: AtomicBool,
+    /// Its end has been told.
+    pub(crate) ended: AtomicBool,
+}
+
+impl Known {
+    fn close(&self, why: &str) {
+        let mut text = lock(&self.why);
+        if text.is_empty() {
+            why.clone_into(&mut text);
+        }
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn closed(&self) -> Option<String> {
+        self.closed.load(Ordering::SeqCst).then(|| lock(&self.why).clone())
+    }
+}
+
+/// All ports of a process: those it receives at, and those it sends to.
+#[derive(Debug, Default)]
+pub(crate) struct Ports {
+    inlets: Mutex<HashMap<u64, Arc<Inlet>>>,
+    outlets: Mutex<HashMap<Address, Weak<Known>>>,
+}
+
+impl Ports {
+    pub(crate) fn len(&self) -> usize {
+        let inlets = lock(&self.inlets).len();
+        inlets + lock(&self.outlets).len()
+    }
+
+    pub(crate) fn open(&self, inlet: &Arc<Inlet>) {
+        lock(&self.inlets).insert(inlet.id, Arc::clone(inlet));
+    }
+
+    pub(crate) fn inlet(&self, id: u64) -> Option<Arc<Inlet>> {
+        lock(&self.inlets).get(&id).cloned()
+    }
+
+    pub(crate) fn shut(&self, id: u64) {
+        lock(&self.inlets).remove(&id);
+    }
+
+    pub(crate) fn known(&self, address: Address) -> Arc<Known> {
+        let mut outlets = lock(&self.outlets);
+        if let Some(known) = outlets.get(&address).and_then(Weak::upgrade) {
+            return known;
+        }
+        let known = Arc::new(Known::default());
+        outlets.insert(address, Arc::downgrade(&known));
+        known
+    }
+
+    fn let_go(&self, address: &Address, known: &Arc<Known>) {
+        let mut outlets = lock(&self.outlets);
+        // Under the lock nobody else can get hold of it meanwhile.
+        if Arc::strong_count(known) == 1 {
+            outlets.remove(address);
+        }
+    }
+
+    pub(crate) fn on_closed(&self, address: &Address, why: &str) {
+        let known = lock(&self.outlets).get(address).and_then(Weak::upgrade);
+        if let Some(known) = known {
+            known.close(why);
+        }
+    }
+
+    /// A process has ended, and with it whoever received there.
+    pub(crate) fn on_down(&self, addr: ProcAddr) {
+        let hit: Vec<Arc<Known>> = lock(&self.outlets)
+            .iter()
+            .filter(|(address, _)| address.owner == addr)
+            .filter_map(|(_, known)| known.upgrade())
+            .collect();
+        for known in hit {
+            known.close("the process that received there has ended");
+        }
+    }
+}
+
+/// The receiving end of a port. With the last reference to it the port is closed.
+#[derive(Debug)]
+pub struct Mailbox {
+    pub(crate) runtime: Arc<Runtime>,
+    pub(crate) inlet: Arc<Inlet>,
+}
+
+impl Mailbox {
+    /// The port's id.
+    pub fn id(&self) -> u64 {
+        self.inlet.id
+    }
+
+    /// Begins to wait for the next value.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn receive(&self) -> Result<Arc<Receive>, crate::RuntimeError> {
+        let call = self.runtime.open_receive()?;
+        let receive = Arc::new(Receive { call, place: AtomicU64::new(0) });
+        self.inlet.receive(&self.runtime.reactor, &self.runtime.calls, &receive);
+        Ok(receive)
+    }
+
+    /// Ends the wait; false if the value had come.
+    pub fn cancel(&self, receive: &Receive) -> bool {
+        self.runtime.calls.cancel(&self.runtime.reactor, &receive.call)
+    }
+
+    /// Nobody is going to look at `receive` any more.
+    pub fn give_up(&self, receive: &Arc<Receive>) {
+        self.inlet.give_up(&self.runtime.reactor, &self.runtime.calls, receive);
+    }
+
+    /// Takes no more in, and drops what nobody has received.
+    pub fn close(&self) {
+        self.runtime.close_port(&self.inlet);
+    }
+
+    /// Whether nothing can be received any more.
+    pub fn is_over(&self) -> bool {
+        self.inlet.is_over()
+    }
+
+    /// Values that have come and were not received.
+    pub fn len(&self) -> usize {
+        self.inlet.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Where a port leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To a channel's receiver.
+    Channel {
+        /// The port's id.
+        id: u64,
+        /// Whether it takes one message only.
+        once: bool,
+    },
+    /// To whoever waits for a call; 0 for nobody.
+    Response {
+        /// The caller's number of the call.
+        call: CallId,
+        /// The actor that was called.
+        actor: ActorId,
+        /// The answering rank's place in the target.
+        index: u32,
+        /// Whether the caller takes as many values as come.
+        stream: bool,
+    },
+}
+
+/// The sending end of a port.
+#[derive(Debug)]
+pub struct Outlet {
+    pub(crate) runtime: Arc<Runtime>,
+    pub(crate) owner: ProcAddr,
+    pub(crate) way: Way,
+    pub(crate) known: Arc<Known>,
+    /// Made for the endpoint itself: should nobody else have got it, its end is the end of the call.
+    pub(crate) first: bool,
+}
+
+impl Outlet {
+    /// Who receives.
+    pub fn owner(&self) -> ProcAddr {
+        self.owner
+    }
+
+    /// Where it leads.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// Whether it takes one message only.
+    pub(crate) fn is_single(&self) -> bool {
+        match self.way {
+            Way::Channel { once, .. } => once,
+            Way::Response { stream, .. } => !stream,
+        }
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        match self.way {
+            Way::Channel { id, .. } => Address { owner: self.owner, id, index: 0, response: false },
+            Way::Response { call, index, .. } => Address { owner: self.owner, id: call, index, response: true },
+        }
+    }
+
+    /// Somebody in another process may send too from now on.
+    pub fn hand_on(&self) {
+        self.known.handed_on.store(true, Ordering::SeqCst);
+    }
+
+    /// Bytes that may wait for the receiver before its senders do.
+    pub fn budget(&self) -> usize {
+        self.runtime.link_budget()
+    }
+
+    /// Waits a moment for the queue towards the receiver to be within budget; true once it is.
+    pub fn wait_room(&self, limit: Duration) -> bool {
+        self.runtime.wait_room(&Target::One(self.owner), limit)
+    }
+
+    /// Whether a message would still be sent.
+    pub fn is_open(&self) -> bool {
+        self.known.closed().is_none() && !(self.is_single() && self.known.used.load(Ordering::SeqCst))
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        if self.first && !self.known.handed_on.load(Ordering::SeqCst) {
+            self.end();
+        }
+        self.runtime.ports.let_go(&self.address(), &self.known);
+    }
+}

@@ -1,0 +1,211 @@
+//! Values for ports on their way, and the notice that nobody listens there any more.
+
+use super::Runtime;
+use crate::calls::Call;
+use crate::error::RuntimeError;
+use crate::message::Message;
+use crate::ports::{Address, Inlet, Mailbox, Outlet, Taken, Way};
+use crate::runtime::Outgoing;
+use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, Target, flags};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Whether a message's sender holds a port, and wants to hear if nobody listens there.
+pub(super) fn is_for_port(header: &Header) -> bool {
+    header.kind == Kind::Post || header.kind == Kind::Reply && header.flags & flags::MORE != 0
+}
+
+fn address_of(header: &Header) -> Address {
+    let response = header.kind != Kind::Post;
+    Address {
+        owner: header.dst,
+        id: if response { header.call } else { header.actor },
+        index: if response { header.index } else { 0 },
+        response,
+    }
+}
+
+impl Runtime {
+    /// Opens a port that is received at here.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn open_port(self: &Arc<Self>, once: bool) -> Result<Mailbox, RuntimeError> {
+        self.usable()?;
+        let inlet = Arc::new(Inlet::new(self.new_id(), once));
+        self.ports.open(&inlet);
+        Ok(Mailbox { runtime: Arc::clone(self), inlet })
+    }
+
+    pub(crate) fn open_receive(&self) -> Result<Arc<Call>, RuntimeError> {
+        self.open(Target::One(self.me), false)
+    }
+
+    pub(crate) fn close_port(&self, inlet: &Inlet) {
+        self.ports.shut(inlet.id);
+        let left = inlet.close(&self.reactor, &self.calls);
+        if self.usable().is_ok() {
+            for message in left {
+                self.refuse_post(message.header(), "its receiver was closed before it came to a message");
+            }
+        }
+    }
+
+    /// The sending end of a port; `first` for the one that an endpoint gets.
+    pub fn outlet(self: &Arc<Self>, owner: ProcAddr, way: Way, first: bool) -> Outlet {
+        let mut outlet = Outlet { runtime: Arc::clone(self), owner, way, known: Arc::default(), first };
+        outlet.known = self.ports.known(outlet.address());
+        outlet
+    }
+
+    pub(super) fn on_post(&self, frame: Frame) {
+        let header = frame.header;
+        let message = Message::new(frame, &self.memory);
+        if message.is_torn() {
+            return; // Its sender is dead, and nobody is to hear of it.
+        }
+        let inlet = self.ports.inlet(header.actor);
+        match inlet.map_or(Taken::Refused, |inlet| inlet.push(&self.reactor, &self.calls, message)) {
+            Taken::In => {}
+            Taken::Last => self.ports.shut(header.actor),
+            Taken::Refused => self.refuse_post(&header, "its receiver is closed"),
+        }
+    }
+
+    /// Tells a port's sender that nobody listens there any more.
+    pub(super) fn refuse_post(&self, header: &Header, why: &str) {
+        let address = address_of(header);
+        if header.src == self.me {
+            self.ports.on_closed(&address, why);
+            return;
+        }
+        let mut back = Header::new(Kind::Closed, self.me, header.src);
+        back.actor = address.id;
+        back.index = address.index;
+        back.flags = if address.response { flags::MORE } else { 0 };
+        let mut owner = [0; 12];
+        owner[..8].copy_from_slice(&address.owner.mesh.to_le_bytes());
+        owner[8..].copy_from_slice(&address.owner.rank.to_le_bytes());
+        self.dispatch(Frame::build_plain(back, None, why.as_bytes(), &owner), None);
+    }
+
+    pub(super) fn on_closed(&self, frame: &Frame) {
+        let Ok(parts) = frame.parts() else { return };
+        let Some(Part::Inline(raw)) = parts.first() else { return };
+        let Some((mesh, rank)) = raw.split_first_chunk::<8>() else { return };
+        let Ok(rank) = <[u8; 4]>::try_from(rank) else { return };
+        let owner = ProcAddr { mesh: u64::from_le_bytes(*mesh), rank: u32::from_le_bytes(rank) };
+        let header = &frame.header;
+        let response = header.flags & flags::MORE != 0;
+        let address = Address { owner, id: header.actor, index: header.index, response };
+        self.ports.on_closed(&address, &String::from_utf8_lossy(frame.name()));
+    }
+
+    /// Calls with combined replies have failed: their receivers drop what they have gathered for them.
+    pub(crate) fn forget_fallen(&self) {
+        for call in self.calls.take_fallen() {
+            let Some((target, actor)) = call.reduced() else { continue };
+            let out = Outgoing { kind: Kind::Cancel, target, actor: *actor, name: b"", payload: b"", buffers: &[] };
+            let mut frame = self.compose(&out, call.id);
+            frame.header.flags |= flags::TREE | flags::END;
+            self.dispatch(frame, None);
+        }
+    }
+
+    /// Nobody can look at the call any more. A stream may go on for ever: it ends here, and its senders hear so.
+    pub fn abandon(&self, call: &Call) {
+        if call.is_stream() && !call.is_done() {
+            self.calls.abandon(call);
+        }
+    }
+
+    /// Sends a rank's share of a combined reply to the rank above it. `to` is the call that it answers.
+    pub fn pass_on(&self, to: &Header, parent: ProcAddr, payload: &[u8], buffers: &[&[u8]]) {
+        let target = Target::One(parent);
+        let name = format!("{}.{}", to.src.mesh, to.src.rank);
+        let out =
+            Outgoing { kind: Kind::Partial, target: &target, actor: to.actor, name: name.as_bytes(), payload, buffers };
+        let mut frame = self.compose(&out, to.call);
+        frame.header.index = to.index;
+        self.dispatch(frame, None);
+    }
+}
+
+/// What a value says beside itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Said<'a> {
+    /// The payload is an encoded exception.
+    pub error: bool,
+    /// The sender's rank, and the shape of the mesh that it is a rank of.
+    pub place: Option<(u32, &'a [u8])>,
+}
+
+impl Outlet {
+    /// Sends a value. Returns how many bytes now wait for the receiver.
+    ///
+    /// # Errors
+    /// If the receiver is known to be gone or to take no more, or the runtime is closed.
+    pub fn send(&self, said: Said<'_>, payload: &[u8], buffers: &[&[u8]]) -> Result<usize, RuntimeError> {
+        let runtime = &self.runtime;
+        runtime.usable()?;
+        if let Way::Response { call: 0, .. } = self.way {
+            return Ok(0); // Nobody waits.
+        }
+        if let Some(why) = self.known.closed() {
+            return Err(RuntimeError::PortClosed(why));
+        }
+        if self.is_single() && self.known.used.swap(true, Ordering::SeqCst) {
+            let why = match self.way {
+                Way::Channel { .. } => "it takes one message, and has had it",
+                Way::Response { .. } => "the call has been answered already",
+            };
+            return Err(RuntimeError::PortClosed(why.to_owned()));
+        }
+        let target = Target::One(self.owner);
+        let out = Outgoing { kind: Kind::Post, target: &target, actor: 0, name: b"", payload, buffers };
+        let mut frame = match self.way {
+            Way::Channel { id, .. } => {
+                let mut name = Vec::new();
+                if let Some((_, shape)) = said.place {
+                    name.extend_from_slice(b"ranked\0");
+                    name.extend_from_slice(shape);
+                }
+                let mut frame = runtime.compose(&Outgoing { actor: id, name: &name, ..out }, 0);
+                frame.header.index = said.place.map_or(0, |(rank, _)| rank);
+                frame
+            }
+            Way::Response { call, actor, index, .. } => {
+                let mut frame = runtime.compose(&Outgoing { kind: Kind::Reply, actor, ..out }, call);
+                frame.header.index = index;
+                if said.error {
+                    self.known.ended.store(true, Ordering::SeqCst);
+                } else {
+                    frame.header.flags |= flags::MORE;
+                }
+                frame
+            }
+        };
+        frame.header.flags |= if said.error { flags::ERROR } else { 0 };
+        let queued = runtime.dispatch(frame, None);
+        // The receiver may be here, or this process may know that it is not.
+        match self.known.closed() {
+            Some(why) => Err(RuntimeError::PortClosed(why)),
+            None => Ok(queued),
+        }
+    }
+
+    /// Says that no more comes this way: the end of a stream, or of the hope for an answer.
+    pub fn end(&self) {
+        let Way::Response { call, actor, index, stream } = self.way else { return };
+        let answered = !stream && self.known.used.load(Ordering::SeqCst);
+        if call == 0 || answered || self.runtime.usable().is_err() || self.known.ended.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let mut header = Header::new(Kind::Undeliverable, self.runtime.me, self.owner);
+        header.call = call;
+        header.actor = actor;
+        header.index = index;
+        header.flags = flags::END;
+        self.runtime.dispatch(Frame::build(header, None, b"", &[]), None);
+    }
+}

@@ -1,0 +1,156 @@
+//! Ports: what sends to them and what receives.
+
+use crate::call::PyCall;
+use crate::door::raise;
+use crate::runtime::Payload;
+use mesh_proto::{ProcAddr, Target};
+use mesh_runtime::{Mailbox, Outlet, Runtime, RuntimeError, Said, Way};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The receiving end of a port.
+#[pyclass(name = "Mailbox", module = "mesh_core._native", frozen)]
+pub(crate) struct PyMailbox {
+    runtime: Arc<Runtime>,
+    mailbox: Arc<Mailbox>,
+    target: Arc<Target>,
+}
+
+impl PyMailbox {
+    pub(crate) fn new(runtime: &Arc<Runtime>, mailbox: Mailbox) -> Self {
+        let target = Arc::new(Target::One(runtime.me()));
+        Self { runtime: Arc::clone(runtime), mailbox: Arc::new(mailbox), target }
+    }
+}
+
+#[pymethods]
+impl PyMailbox {
+    /// The sending end.
+    fn outlet(&self, once: bool) -> PyOutlet {
+        let way = Way::Channel { id: self.mailbox.id(), once };
+        PyOutlet(self.runtime.outlet(self.runtime.me(), way, false))
+    }
+
+    /// Begins to wait for the next value.
+    fn receive(&self, py: Python<'_>) -> PyResult<PyCall> {
+        let receive = self.mailbox.receive().map_err(|error| raise(py, &error))?;
+        Ok(PyCall {
+            runtime: Arc::clone(&self.runtime),
+            call: Arc::clone(&receive.call),
+            target: Arc::clone(&self.target),
+            actor: 0,
+            port: Some((Arc::clone(&self.mailbox), receive)),
+        })
+    }
+
+    /// Takes no more in, and drops what nobody has received.
+    fn close(&self) {
+        self.mailbox.close();
+    }
+
+    /// Whether nothing can be received any more.
+    #[getter]
+    fn is_over(&self) -> bool {
+        self.mailbox.is_over()
+    }
+
+    fn __len__(&self) -> usize {
+        self.mailbox.len()
+    }
+}
+
+/// A port as it travels: its owner's mesh and rank, then what `Way` holds.
+#[derive(FromPyObject, IntoPyObject)]
+pub(crate) enum PyAddress {
+    Channel(u64, u32, u64, bool),
+    Response(u64, u32, u64, u64, u32, bool),
+}
+
+/// The sending end of a port.
+#[pyclass(name = "Outlet", module = "mesh_core._native", frozen)]
+pub(crate) struct PyOutlet(pub(crate) Outlet);
+
+impl PyOutlet {
+    pub(crate) fn from_address(runtime: &Arc<Runtime>, address: PyAddress) -> Self {
+        let (mesh, rank, way) = match address {
+            PyAddress::Channel(mesh, rank, id, once) => (mesh, rank, Way::Channel { id, once }),
+            PyAddress::Response(mesh, rank, call, actor, index, stream) => {
+                (mesh, rank, Way::Response { call, actor, index, stream })
+            }
+        };
+        Self(runtime.outlet(ProcAddr { mesh, rank }, way, false))
+    }
+
+    fn post(&self, py: Python<'_>, payload: &Payload<'_>, said: Said<'_>) -> PyResult<()> {
+        let queued = payload
+            .send(py, |bytes, buffers| self.0.send(said, bytes, buffers))
+            .map_err(|error: RuntimeError| raise(py, &error))?;
+        // A sender that outruns the receiver waits here, where Ctrl-C still works.
+        while queued > self.0.budget() && !py.detach(|| self.0.wait_room(Duration::from_millis(100))) {
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl PyOutlet {
+    /// Sends a value, with the sender's rank and the shape of its mesh if `place` is given.
+    #[pyo3(signature = (value, place=None))]
+    fn send(&self, py: Python<'_>, value: &Bound<'_, PyAny>, place: Option<(u32, String)>) -> PyResult<()> {
+        let payload = Payload::dump_as(value, "the value")?;
+        let place = place.as_ref().map(|(rank, shape)| (*rank, shape.as_bytes()));
+        self.post(py, &payload, Said { error: false, place })
+    }
+
+    /// Sends an exception that was encoded before.
+    #[pyo3(signature = (data, buffers, place=None))]
+    fn send_error(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyBytes>,
+        buffers: &Bound<'_, PyAny>,
+        place: Option<(u32, String)>,
+    ) -> PyResult<()> {
+        let payload = Payload::new(data.clone(), buffers)?;
+        let place = place.as_ref().map(|(rank, shape)| (*rank, shape.as_bytes()));
+        self.post(py, &payload, Said { error: true, place })
+    }
+
+    /// Says that no more comes: the end of a stream.
+    fn end(&self) {
+        self.0.end();
+    }
+
+    /// Whether a message would still be sent.
+    #[getter]
+    fn is_open(&self) -> bool {
+        self.0.is_open()
+    }
+
+    /// Whether it is the port of a call, rather than of a channel.
+    #[getter]
+    fn is_response(&self) -> bool {
+        matches!(self.0.way(), Way::Response { .. })
+    }
+
+    /// Whether anybody waits at the other end at all.
+    #[getter]
+    fn is_awaited(&self) -> bool {
+        !matches!(self.0.way(), Way::Response { call: 0, .. })
+    }
+
+    /// What another process makes the same port of. From here on the end of this one is not the end of all.
+    fn hand_on(&self) -> PyAddress {
+        self.0.hand_on();
+        let owner = self.0.owner();
+        match self.0.way() {
+            Way::Channel { id, once } => PyAddress::Channel(owner.mesh, owner.rank, id, once),
+            Way::Response { call, actor, index, stream } => {
+                PyAddress::Response(owner.mesh, owner.rank, call, actor, index, stream)
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+"""Breakpoints in actors: the stopped thread waits at a local socket for ``mesh debug``.
+
+``_hook`` is what ``breakpoint()`` calls, ``_session`` one stopped thread, ``_pdb`` the debugger in it, ``_server`` the
+thread that answers while others are stopped, ``_places`` where the sockets lie, ``_wire`` what is said through them,
+``_client`` the other end. Nothing but ``_hook`` is imported before something stops.
+
+* DBG-1: only the thread that has reached the breakpoint stops.
+* DBG-2: a socket lies in a folder that is its owner's alone, and each end checks that the other is the same user.
+* DBG-3: a socket exists only while something is stopped; what a killed process has left is removed by whoever lists.
+* DBG-4: nobody being attached never lets a stopped thread go on, and never keeps one that goes on.
+"""

@@ -1,0 +1,83 @@
+"""What is said through a debugger's socket: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import threading
+from typing import Any
+
+_LINE_LIMIT = 1 << 20
+# An end that has stopped reading (Ctrl-Z) is as good as gone.
+_SEND_LIMIT = struct.pack("ll", 5, 0)
+
+Told = dict[str, Any]
+
+
+class Garbled(ValueError):
+    """The other end does not speak this."""
+
+
+class Wire:
+    """One end of a connection.
+
+    >>> here, there = map(Wire, socket.socketpair())
+    >>> here.tell(line="p loss")
+    True
+    >>> there.hear()
+    [{'line': 'p loss'}]
+    >>> here.close(); there.close()
+    """
+
+    def __init__(self, peer: socket.socket) -> None:
+        peer.settimeout(None)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
+        self.peer = peer
+        self._read = b""
+        # A stopped thread and the one that answers write to the same connection.
+        self._lock = threading.Lock()
+
+    def tell(self, **told: Any) -> bool:
+        """Send an object; says whether the other end is still there to take it."""
+        try:
+            with self._lock:
+                self.peer.sendall(json.dumps(told).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def hear(self, limit: float | None = None) -> list[Told] | None:
+        """Wait for the next objects; ``None`` once the other end is gone. ``TimeoutError`` after ``limit`` seconds."""
+        poll = select.poll()
+        poll.register(self.peer, select.POLLIN)
+        while True:
+            if limit is not None and not poll.poll(limit * 1000):
+                raise TimeoutError("no answer")
+            told = self.take()
+            if told is None or told:
+                return told
+
+    def take(self) -> list[Told] | None:
+        """What has come: whole objects, none yet, or ``None`` once the other end is gone."""
+        try:
+            more = self.peer.recv(65536)
+        except OSError:
+            more = b""
+        if not more:
+            return None
+        *lines, self._read = (self._read + more).split(b"\n")
+        if len(self._read) > _LINE_LIMIT:
+            raise Garbled("a line is too long")
+        try:
+            told = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError) as error:
+            raise Garbled(str(error)) from None
+        if not all(isinstance(each, dict) for each in told):
+            raise Garbled("not an object")
+        return told
+
+    def close(self) -> None:
+        """End the connection."""
+        self.peer.close()

@@ -1,0 +1,177 @@
+"""How an endpoint is answered, where its result is not simply the reply.
+
+A message names its endpoint, and marks before the name say what else is wanted:
+
+====== =====================================================================
+``.``  a plain method, made callable by ``as_endpoint``
+``!``  the same, which is given the port of the call
+``>``  the first argument is a port, and the result is to be sent there
+``+``  the first argument is a plan: the result is combined with other ranks'
+====== =====================================================================
+
+``marked`` turns such a name into an endpoint once; it is then in the actor's table like any other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mesh_core._endpoint import EndpointProperty
+    from mesh_core._hosted import Hosted
+    from mesh_core._native import Message
+
+    Spec = EndpointProperty[..., Any]
+    Table = dict[str, Spec]
+
+# An empty name, of a stop, begins with none of them.
+MARKS = (".", "!", ">", "+")
+
+
+def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None:
+    """The endpoint that a marked name means, kept in ``table``; ``None`` if the class has nothing of that name."""
+    mark, rest = name[0], name[1:]
+    if mark in ".!":
+        spec = _plain(cls, rest, port=mark == "!", threaded=threaded)
+    else:
+        base = table.get(rest)
+        if base is None and rest[:1] in MARKS:
+            base = marked(table, cls, rest, threaded=threaded)
+        spec = (
+            None
+            if base is None
+            else _answering(base, _to_port(base) if mark == ">" else _to_rank_above(base))
+        )
+    if spec is not None:
+        table[name] = spec
+    return spec
+
+
+def _plain(cls: type, name: str, *, port: bool, threaded: bool) -> Spec | None:
+    from mesh_core._endpoint import EndpointProperty, plain_methods
+
+    if name not in plain_methods(cls):
+        return None
+    function: Callable[..., Any] = getattr(cls, name)
+    if not threaded and not inspect.iscoroutinefunction(function):
+        # An actor of coroutines has no thread: the loop calls it, as its coroutines would.
+        plain = function
+
+        async def function(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return plain(self, *args, **kwargs)
+
+    return EndpointProperty(function, concurrent=False, explicit_response_port=port)
+
+
+def _answering(base: Spec, respond: Callable[..., Any]) -> Spec:
+    from mesh_core._endpoint import EndpointProperty
+
+    spec: Spec = EndpointProperty(base.function, concurrent=base.concurrent)
+    spec.respond = respond
+    return spec
+
+
+def by_port(spec: Spec) -> Callable[..., Any]:
+    """Give the endpoint the port of its call, by which it answers."""
+    function = spec.function
+
+    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        from mesh_core._ports import Port
+
+        port: Port[Any] = Port(message.outlet())
+        try:
+            function(hosted.object, port, *args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+            _failed(hosted, message, port, error)
+
+    async def respond_async(
+        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        from mesh_core._ports import Port
+
+        port: Port[Any] = Port(message.outlet())
+        try:
+            await function(hosted.object, port, *args, **kwargs)
+        except BaseException as error:
+            _failed(hosted, message, port, error)
+            if not isinstance(error, Exception):
+                raise
+
+    return respond_async if spec.is_async else respond
+
+
+def _failed(hosted: Hosted, message: Message, port: Any, error: BaseException) -> None:
+    """An endpoint raised that answers by a port: its caller hears, or, if that has its answer, the log."""
+    from mesh_core._errors import Undeliverable
+
+    if port._outlet.is_awaited and port._outlet.is_open:
+        try:
+            port.exception(error)
+        except Undeliverable:
+            pass
+        else:
+            return
+    elif isinstance(error, Undeliverable) and not port._outlet.is_open:
+        # It went on answering until it was told that nobody listens.
+        return
+    hosted.stage.log_failure(message, error, hosted.instance.name)
+
+
+def _to_port(base: Spec) -> Callable[..., Any]:
+    """Send what the endpoint returns, or raises, to a port that came along."""
+    function = base.function
+    if base.arity.port:
+        # It answers by a port anyway; this is the one.
+        def hand_over(hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return function(hosted.object, *args, **kwargs)
+
+        return hand_over
+
+    def respond(hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        port, *rest = args
+        try:
+            value = function(hosted.object, *rest, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
+            port._fail(error, True)
+        else:
+            port._answer(value)
+
+    async def respond_async(
+        hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        port, *rest = args
+        try:
+            value = await function(hosted.object, *rest, **kwargs)
+        except BaseException as error:
+            port._fail(error, True)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            port._answer(value)
+
+    return respond_async if base.is_async else respond
+
+
+def _to_rank_above(base: Spec) -> Callable[..., Any]:
+    """Combine what the endpoint returns with the results of other ranks."""
+    function = base.function
+
+    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        from mesh_core._reduce import Reductions
+
+        plan, *rest = args
+        value = function(hosted.object, *rest, **kwargs)
+        Reductions.of(hosted.stage).contribute(message, hosted.instance.name, plan, value)
+
+    async def respond_async(
+        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        from mesh_core._reduce import Reductions
+
+        plan, *rest = args
+        value = await function(hosted.object, *rest, **kwargs)
+        Reductions.of(hosted.stage).contribute(message, hosted.instance.name, plan, value)
+
+    return respond_async if base.is_async else respond

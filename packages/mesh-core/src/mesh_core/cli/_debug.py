@@ -1,0 +1,223 @@
+"""``mesh debug``."""
+
+import contextlib
+import json
+import sys
+import time
+from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from mesh_core._debug._attached import Attached
+from mesh_core._debug._client import Answer, Cast, Found, Stop, find
+from mesh_core._debug._selection import Selection, names
+from mesh_core._errors import MeshError
+from mesh_core.cli import _exit
+from mesh_core.cli._table import aligned
+
+_HELP: Final = """\
+list                  what is stopped, and where
+attach WHICH          be at the debugger of one: n, s, p, w, u, d, ll, b, c, interact ...; h there explains
+cast WHICH COMMAND    give one command to many, and see their answers
+continue [WHICH]      let them go on; without WHICH all
+quit                  leave; what is stopped stays so
+
+WHICH is a number of the list, the name of a mesh, coordinates, or all: 2, trainers, gpus=0:4, trainers,gpus=3
+"""
+
+
+class DebugCommand:
+    """List what is stopped at breakpoints, and debug it: one alone, or many at once."""
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Declare the subcommands; without one it asks for them."""
+        parser.add_argument("--job", type=int, metavar="PID", help="only the job whose script has this pid")
+        parser.set_defaults(do=None, json=False)
+        commands = parser.add_subparsers(metavar="COMMAND")
+        for name, summary in (
+            ("list", "show what is stopped, and where"),
+            ("attach", "be at the debugger of one"),
+            ("cast", "give one command to many, and show their answers"),
+            ("continue", "let them go on"),
+        ):
+            each = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+            each.set_defaults(do=name)
+            each.add_argument("--job", type=int, metavar="PID", default=SUPPRESS, help=SUPPRESS)
+            if name == "list":
+                each.add_argument("--json", action="store_true", help="print JSON instead of a table")
+            elif name == "cast":
+                each.add_argument("which", help="all, a number of the list, a mesh, or coordinates: gpus=0:4")
+                each.add_argument("command", nargs=REMAINDER, help="what to give to the debuggers: p loss")
+            else:
+                each.add_argument("which", nargs="+" if name == "attach" else "*", help="as for cast")
+
+    def run(self, args: Namespace) -> int:
+        """Carry out one command, or those that are typed."""
+        desk = Desk(args.job)
+        if args.do is None:
+            return desk.serve()
+        if args.do == "list":
+            desk.show(as_json=args.json)
+        elif args.do == "attach":
+            desk.attach(" ".join(args.which))
+        elif args.do == "cast":
+            desk.cast(args.which, " ".join(args.command))
+        else:
+            desk.continue_(" ".join(args.which))
+        return _exit.OK
+
+
+class Desk:
+    """What the user does to the jobs' stopped actors."""
+
+    def __init__(self, job: int | None) -> None:
+        self._job = job
+        self._listed: list[Stop] | None = None
+        """What the numbers in the user's commands mean."""
+
+    # At the prompt.
+
+    def serve(self) -> int:
+        """Carry out what is typed until the user leaves."""
+        if sys.stdin.isatty():
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 - gives input() its editing and history
+        self._carry_out("list")
+        while True:
+            try:
+                line = input("mesh debug> ")
+            except KeyboardInterrupt:
+                print()
+                continue
+            except EOFError:
+                print()
+                return _exit.OK
+            if line.strip() in ("quit", "q", "exit"):
+                return _exit.OK
+            self._carry_out(line)
+
+    def _carry_out(self, line: str) -> None:
+        word, _, rest = line.strip().partition(" ")
+        which, _, command = rest.strip().partition(" ")
+        commands: dict[str, Callable[[], None]] = {
+            "list": self.show,
+            "attach": lambda: self.attach(rest),
+            "cast": lambda: self.cast(which, command),
+            "continue": lambda: self.continue_(rest),
+            "help": lambda: print(_HELP, end=""),
+        }
+        if not word:
+            return
+        short = {"l": "list", "a": "attach", "c": "continue", "h": "help", "?": "help"}
+        known = commands.get(short.get(word, word))
+        try:
+            if known is None:
+                raise MeshError(f"no command is called {word!r}; there are {', '.join(commands)} and quit")
+            known()
+        except (MeshError, OSError) as error:
+            print(f"mesh: {error}")
+        except KeyboardInterrupt:
+            print()
+
+    # The commands.
+
+    def show(self, *, as_json: bool = False) -> None:
+        """Show what is stopped."""
+        found = find(self._job)
+        self._listed = found.stops
+        print(_as_json(found) if as_json else _as_table(found))
+
+    def attach(self, which: str) -> None:
+        """Be at one debugger."""
+        found = self._pick(which) if which else self._stops()
+        if not found:
+            raise MeshError("nothing is stopped")
+        if len(found) > 1:
+            raise MeshError(
+                f"attach takes one, and {which or 'that'} means {len(found)}: {names(found)}; cast reaches many"
+            )
+        Attached(found[0]).run()
+
+    def cast(self, which: str, command: str) -> None:
+        """Give one command to many."""
+        if not which or not command.strip():
+            raise MeshError("cast takes whom and what: cast gpus=0:4 p loss")
+        _show(Cast(self._pick(which), command).collect(_waiting))
+
+    def continue_(self, which: str) -> None:
+        """Let some go on."""
+        _show(Cast(self._pick(which or "all"), "continue").collect(_waiting))
+
+    def _stops(self) -> list[Stop]:
+        return find(self._job).stops
+
+    def _pick(self, which: str) -> list[Stop]:
+        selection = Selection.parse(which)
+        # Numbers are those of the list that the user has seen; anything else means what is stopped now.
+        if selection.numbers and self._listed is not None:
+            return selection.pick(self._listed)
+        return selection.pick(self._stops())
+
+
+def _waiting(count: int) -> None:
+    print(f"\rwaiting for {count} (Ctrl-C gives up) ", end="", file=sys.stderr, flush=True)
+
+
+def _show(answers: list[Answer]) -> None:
+    groups: dict[str, list[Stop]] = {}
+    for answer in answers:
+        groups.setdefault(answer.text, []).append(answer.stop)
+    for text, stops in groups.items():
+        count = f" ({len(stops)} alike)" if len(stops) > 1 else ""
+        print(f"{names(stops)}{count}:")
+        for line in text.splitlines() or ["(nothing)"]:
+            print(f"  {line}")
+
+
+def _as_json(found: Found) -> str:
+    stops = [
+        {
+            "number": number,
+            "job": stop.job,
+            "script": stop.script,
+            "pid": stop.pid,
+            **{key: value for key, value in stop.about.items() if key not in ("id", "banner")},
+        }
+        for number, stop in enumerate(found.stops)
+    ]
+    return json.dumps({"schema": 1, "stops": stops, "silent": found.silent}, indent=2)
+
+
+def _as_table(found: Found) -> str:
+    notes = [
+        f"process {Path(path).stem} of job {Path(path).parent.name} has something stopped and does not answer"
+        for path in found.silent
+    ]
+    if not found.stops:
+        return "\n".join(["nothing is stopped", *notes])
+    rows = [("#", "JOB", "MESH", "RANK", "COORDINATES", "AT", "IN", "FOR", "WHY")]
+    for number, stop in enumerate(found.stops):
+        about = stop.about
+        why = about["why"] if about["state"] == "stopped" else "running"
+        rows.append(
+            (
+                str(number),
+                f"{Path(stop.script).name or 'python'} ({stop.job})",
+                stop.mesh,
+                str(about["rank"]),
+                ",".join(f"{label}={index}" for label, index in stop.coordinates.items()) or "-",
+                f"{about['file']}:{about['line']}",
+                about["function"],
+                _age(time.time() - about["since"]),
+                why + (" (attached)" if about["attached"] else ""),
+            )
+        )
+    return "\n".join([aligned(rows), *notes])
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

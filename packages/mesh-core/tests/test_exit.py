@@ -1,0 +1,545 @@
+"""However a script ends, it ends cleanly: its own exit status, no traceback but its own, no process, no hang."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_processes import Script, Watch, family, inherited_path
+
+pytestmark = pytest.mark.slow
+
+START = """
+import asyncio, atexit, contextlib, os, signal, sys, threading, time
+from mesh_core import *
+from core_samples import Coroutines, Echo, Gate
+
+procs = this_host().spawn_procs({"gpus": 2})
+echo = procs.spawn("echo", Echo)
+held = procs.spawn("held", Coroutines)
+assert echo.echo.call(1).get(timeout=30).values() == [1, 1]
+print("up", flush=True)
+sys.stdin.readline()
+"""
+
+
+class Ended:
+    """A script that has ended, and nothing of it is left."""
+
+    def __init__(self, run: Script, watch: Watch) -> None:
+        out, self.err = run.finish()
+        self.status = run.process.returncode
+        self.lines = out.splitlines()
+        assert watch.wait() == [], "a process outlives its script"
+        # What the interpreter, Rust and asyncio say of what they could not end.
+        for ugly in ("Exception ignored", "panicked", "FATAL", "Fatal", "was never", "Task was destroyed"):
+            assert ugly not in self.err, self.err
+
+
+def begin(run: Script) -> Watch:
+    """Wait until the script is up, and let it go on."""
+    assert run.line() == "up"
+    watch = run.watch()
+    run.say("")
+    return watch
+
+
+@pytest.fixture
+def ended(script: Any) -> Any:
+    """Run a script to its end."""
+
+    def run(source: str) -> Ended:
+        started = script(START + textwrap.dedent(source) + "\nprint('end', flush=True)\n")
+        return Ended(started, begin(started))
+
+    return run
+
+
+# The script's own ways out.
+
+
+ENDINGS = {
+    "the last line": ("pass", 0, ""),
+    "sys.exit": ("sys.exit(4)", 4, ""),
+    "an exception": ("raise ValueError('mine')", 1, "ValueError: mine"),
+    "os._exit": ("os._exit(3)", 3, ""),
+    "sys.exit with calls under way": ("held.hold.call(); echo.echo.call(2); sys.exit(4)", 4, ""),
+    "an exception in a with block": ("with procs: raise ValueError('mine')", 1, "ValueError: mine"),
+    "sys.exit in a callback of the loop": (
+        """
+        async def main():
+            asyncio.get_running_loop().call_later(0.01, sys.exit, 5)
+            await held.hold.call()
+        asyncio.run(main())
+        """,
+        5,
+        "",
+    ),
+    "tasks that still await": (
+        """
+        async def main():
+            tasks = [held.hold.call().as_asyncio() for _ in range(3)]
+            async for first in held.hold.stream():
+                break
+            await asyncio.sleep(0)
+        asyncio.run(main())
+        """,
+        0,
+        "",
+    ),
+    "a failure that nobody handles": (
+        """
+        os.kill(procs.pids[0], signal.SIGKILL)
+        held.slice(gpus=0).hold.call_one().get(timeout=30)
+        """,
+        1,
+        "killed by signal 9",
+    ),
+    "an error that nobody handles": ("echo.fail.call(KeyError('k')).get()", 1, "KeyError"),
+    "after a shutdown of its own": ("shutdown()", 0, ""),
+    "actors in the script's own process": (
+        """
+        configure(stop_timeout=0.5)
+        here = this_proc().spawn("here", Gate)
+        here.block.broadcast()
+        this_proc().spawn("there", Coroutines).hold.call()
+        assert this_proc().spawn("echo", Echo).echo.call_one(1).get(timeout=30) == 1
+        """,
+        0,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_ending(ended: Any, ending: str) -> None:
+    source, status, said = ENDINGS[ending]
+    done = ended(source)
+    assert done.status == status, done.err
+    assert (done.lines == ["end"]) == (status == 0)
+    if said:
+        assert said in done.err
+        assert done.err.count("Traceback (most recent call last)") - done.err.count("remote") <= 1
+    else:
+        assert done.err == ""
+
+
+def test_callbacks_at_exit(ended: Any) -> None:
+    """Those that were registered later run earlier, and can still call; the others are told."""
+    done = ended(
+        """
+        def late():
+            print(echo.echo.call(2).get(timeout=30).values())
+        atexit.register(late)
+        """
+    )
+    assert (done.status, done.err, done.lines) == (0, "", ["end", "[2, 2]"])
+
+
+def test_callbacks_at_exit_from_before_the_first_use(script: Any) -> None:
+    run = script(
+        """
+        import atexit, threading
+        from mesh_core import MeshError, this_host
+        from core_samples import Echo
+
+        def early():
+            for use in (lambda: echo.echo.call(1), procs.stop):
+                try:
+                    use()
+                except MeshError as error:
+                    print("shut down" in str(error))
+
+        atexit.register(early)
+        procs = this_host().spawn_procs()
+        echo = procs.spawn("echo", Echo)
+        echo.echo.call(1).get()
+        """
+    )
+    out, err = run.finish()
+    assert (run.process.returncode, err, out.splitlines()) == (0, "", ["True", "True"])
+
+
+# Threads.
+
+
+def test_a_thread_that_outlives_the_main_one(ended: Any) -> None:
+    done = ended(
+        """
+        def work():
+            threading.main_thread().join()
+            print(echo.echo.call(2).get(timeout=30).values())
+        threading.Thread(target=work).start()
+        """
+    )
+    assert (done.status, done.err, done.lines) == (0, "", ["end", "[2, 2]"])
+
+
+@pytest.mark.parametrize("swallow", [False, True], ids=["plain", "swallowing errors"])
+@pytest.mark.parametrize("seed", range(3))
+def test_daemon_threads_that_never_stop_calling(ended: Any, swallow: bool, seed: int) -> None:
+    """EXIT-1: they are held where they are. Before, they died of errors, or took the process with them."""
+    done = ended(
+        f"""
+        def forever(work):
+            while True:
+                try:
+                    work()
+                except MeshError:
+                    if not {swallow}:
+                        raise
+
+        async def ask():
+            await echo.echo_async.call(1)
+
+        for work in (lambda: echo.echo.call(1).get(), lambda: asyncio.run(ask()), lambda: echo.echo.broadcast(1)):
+            threading.Thread(target=forever, args=[work], daemon=True).start()
+        threading.Event().wait({random.Random(seed).random() * 0.1})
+        """
+    )
+    assert (done.status, done.err, done.lines) == (0, "", ["end"])
+
+
+def test_a_daemon_thread_that_holds_a_lock_does_not_hold_the_end(ended: Any) -> None:
+    """A callback at exit waits for what a thread has that is in a call: the thread goes on, if late."""
+    done = ended(
+        """
+        from mesh_core import _process
+        _process._GRACE = 0.2
+        configure(stop_timeout=0.2)
+        lock, begun = threading.Lock(), threading.Event()
+
+        def work():
+            with lock, contextlib.suppress(MeshError):
+                begun.set()
+                held.hold.call().get()
+
+        threading.Thread(target=work, daemon=True).start()
+        begun.wait()
+        # Behind Mesh's own, which is what was registered before.
+        atexit.unregister(_process._leave)
+        atexit.register(lambda: print(lock.acquire(timeout=30)))
+        atexit.register(_process._leave)
+        """
+    )
+    assert (done.status, done.err, done.lines) == (0, "", ["end", "True"])
+
+
+# Other processes.
+
+
+def test_a_forked_child_that_exits(ended: Any) -> None:
+    done = ended(
+        """
+        sys.stdout.flush()
+        for use in (lambda: None, lambda: echo.echo.call(1), procs.stop, this_host().spawn_procs, shutdown):
+            pid = os.fork()
+            if pid == 0:
+                with contextlib.suppress(MeshError):
+                    use()
+                sys.exit(6)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        print(echo.echo.call(2).get(timeout=30).values())
+        """
+    )
+    assert (done.status, done.err, done.lines) == (0, "", ["6"] * 5 + ["[2, 2]", "end"])
+
+
+def test_a_forked_child_frees_nothing_of_its_parents(script: Any) -> None:
+    """SHM-3: a copy of a process holds no chunk; what it drops is still in use."""
+    run = script(
+        """
+        import os, pickle
+        from mesh_core import this_host
+        from core_samples import Echo
+
+        class Raw:
+            def __init__(self, part):
+                self.part = memoryview(part)
+
+            def __reduce_ex__(self, protocol):
+                return Raw, (pickle.PickleBuffer(self.part),)
+
+        with this_host().spawn_procs() as procs:
+            echo = procs.spawn("echo", Echo)
+            kept = echo.echo.call_one(Raw(b"a" * (1 << 20))).get()
+            pid = os.fork()
+            if pid == 0:
+                del kept
+                os._exit(0)
+            os.waitpid(pid, 0)
+            for _ in range(20):
+                echo.echo.call_one(Raw(b"b" * (1 << 20))).get()
+            print(bytes(kept.part[:3]), bytes(kept.part[-3:]))
+        """
+    )
+    out, err = run.finish()
+    assert (out, err) == ("b'aaa' b'aaa'\n", "")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_child_that_an_endpoint_forks_does_not_go_on_as_the_worker(ended: Any, kind: str) -> None:
+    """It would answer in the worker's place, on the worker's own link."""
+    done = ended(
+        f"""
+        def fork(end):
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                if end == "raise":
+                    raise ValueError("mine")
+                if end == "exit":
+                    sys.exit(6)
+                return "from the child"
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+        class Forks(Actor):
+            @endpoint
+            {"async " if kind == "async" else ""}def fork(self, end):
+                return fork(end)
+
+        forks = procs.slice(gpus=0).spawn("forks", Forks)
+        print([forks.fork.call_one(end).get(timeout=30) for end in ("exit", "raise", "return", "exit")])
+        print(echo.echo.call(2).get(timeout=30).values())
+        """
+    )
+    assert (done.status, done.lines) == (0, ["[6, 1, 1, 6]", "[2, 2]", "end"])
+    assert "ValueError: mine" in done.err and "is a fork of process" in done.err
+
+
+def test_what_is_interrupted_while_it_is_rebuilt(script: Any) -> None:
+    """Ctrl-C is not the call's outcome: it is raised once."""
+    run = script(
+        """
+        import os, signal
+        from mesh_core import MeshError, this_host
+        from core_samples import Echo
+
+        class Slow:
+            def __init__(self, pid):
+                self.pid = pid
+
+            def __setstate__(self, state):
+                vars(self).update(state)
+                if os.getpid() == self.pid:
+                    signal.raise_signal(signal.SIGINT)
+
+        with this_host().spawn_procs() as procs:
+            future = procs.spawn("echo", Echo).echo.call_one(Slow(os.getpid()))
+            for _ in range(2):
+                try:
+                    future.get(timeout=30)
+                except (KeyboardInterrupt, MeshError) as error:
+                    print(type(error).__name__, error)
+        """
+    )
+    out, err = run.finish()
+    assert err == ""
+    first, second = out.splitlines()
+    assert first.startswith("KeyboardInterrupt")
+    assert (
+        second
+        == "MeshError the result of echo.echo was being rebuilt when Ctrl-C came, and is lost; call again"
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing(script: Any, method: str) -> None:
+    run = script(
+        f"""
+        import multiprocessing
+        from mesh_core import this_host
+        from core_samples import Echo
+
+        def use(queue):
+            with this_host().spawn_procs() as procs:
+                queue.put(procs.spawn("echo", Echo).echo.call_one(5).get(timeout=30))
+
+        def plain(queue):
+            queue.put(5)
+
+        if __name__ == "__main__":
+            with this_host().spawn_procs() as procs:
+                echo = procs.spawn("echo", Echo)
+                echo.echo.call_one(1).get()
+                context = multiprocessing.get_context({method!r})
+                queue = context.Queue()
+                # A forked copy of a process that uses Mesh cannot use it.
+                child = context.Process(target=plain if {method!r} == "fork" else use, args=[queue])
+                child.start()
+                print(queue.get(timeout=30))
+                child.join()
+                print(child.exitcode, echo.echo.call_one(2).get(timeout=30))
+        """
+    )
+    out, err = run.finish()
+    assert (run.process.returncode, err, out.splitlines()) == (0, "", ["5", "0 2"])
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_the_workers_too(script: Any, number: int) -> None:
+    run = script(START + "held.hold.call().get()")
+    watch = begin(run)
+    run.process.send_signal(number)
+    assert Ended(run, watch).status == -number
+
+
+def test_ctrl_c_is_raised_once_and_the_script_goes_on(script: Any) -> None:
+    """Like a terminal's, it goes to the whole process group; the workers do not hear of it."""
+    run = script(
+        "import os; os.setpgid(0, 0)"
+        + START
+        + textwrap.dedent(
+            """
+            async def wait():
+                print("waits", flush=True)
+                await held.hold.call()
+
+            def block():
+                print("waits", flush=True)
+                held.hold.call().get()
+
+            def stream():
+                print("waits", flush=True)
+                for future in held.hold.stream():
+                    future.get()
+
+            for use in (block, lambda: asyncio.run(wait()), stream):
+                try:
+                    use()
+                except KeyboardInterrupt:
+                    print(echo.echo.call(2).get(timeout=30).values(), flush=True)
+            """
+        )
+    )
+    watch = begin(run)
+    for _ in range(3):
+        assert run.line() == "waits"
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.line() == "[2, 2]"
+    done = Ended(run, watch)
+    assert (done.status, done.err) == (0, "")
+
+
+def test_another_ctrl_c_hurries_the_end(script: Any, tmp_path: Path) -> None:
+    """While the script's end waits for a worker that does not stop, Ctrl-C has that one killed at once."""
+    fifo = tmp_path / "stopping"
+    os.mkfifo(fifo)
+    run = script(
+        """
+        import sys
+        from mesh_core import Actor, configure, endpoint, this_host
+        from core_samples import Gate
+
+        class Tells(Actor):
+            @endpoint
+            async def ping(self):
+                pass
+
+            def __cleanup__(self, exc):
+                open(FIFO, "w").close()
+
+        FIFO = sys.argv[1]
+        configure(stop_timeout=600)
+        procs = this_host().spawn_procs()
+        gate, tells = procs.spawn("gate", Gate), procs.spawn("tells", Tells)
+        tells.ping.call_one().get()
+        gate.initialized.get()
+        gate.block.broadcast()
+        print("up", flush=True)
+        sys.stdin.readline()
+        sys.exit(7)
+        """,
+        str(fifo),
+    )
+    watch = begin(run)
+    fifo.open().close()  # until the worker has been asked to stop
+    run.process.send_signal(signal.SIGINT)
+    done = Ended(run, watch)
+    assert (done.status, done.err) == (7, "")
+
+
+VICTIM = """
+import asyncio, sys
+from mesh_core import this_host
+from core_samples import Echo
+
+def use():
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        echo = procs.spawn("echo", Echo)
+        echo.echo.call(bytearray(200_000)).get()
+        asyncio.run(ask(echo))
+
+async def ask(echo):
+    await asyncio.gather(*(echo.echo_async.call(n) for n in range(5)))
+    async for future in echo.echo.stream(1):
+        await future
+
+print("up", flush=True)
+try:
+    while True:
+        use()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    if sys.argv[1] == "raise":
+        raise
+    use()
+    print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int) -> None:
+    """During a spawn, a call, a wait, a stop, the end; once or twice."""
+    chance = random.Random(seed)
+    mode = chance.choice(["raise", "go on"])
+    twice = chance.random() < 0.5
+    path = tmp_path / "victim.py"
+    path.write_text(VICTIM)
+    before = set(family())
+    with subprocess.Popen(
+        [sys.executable, str(path), mode],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *inherited_path()]),
+            "MESH_STOP_TIMEOUT": "2",
+        },
+    ) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "up\n"
+        # The moment is the test; whatever it hits must end well.
+        threading.Event().wait(chance.random() * 0.6)
+        watch = Watch(set(family(victim.pid)))
+        os.killpg(victim.pid, signal.SIGINT)
+        if twice:
+            threading.Event().wait(chance.random() * 0.05)
+            os.killpg(victim.pid, signal.SIGINT)
+        try:
+            out, err = victim.communicate(timeout=40)
+        except subprocess.TimeoutExpired:
+            os.killpg(victim.pid, signal.SIGABRT)
+            raise
+    assert watch.wait() == []
+    assert set(family()) <= before
+    if mode == "raise" or (twice and "went on" not in out):
+        assert victim.returncode == -signal.SIGINT, err
+    else:
+        assert victim.returncode == 0, err
+        assert out.splitlines() == ["interrupted", "went on"]
+    for ugly in ("Exception ignored", "panicked", "FATAL", "Error:", "was never"):
+        assert ugly not in err, err

@@ -1,0 +1,291 @@
+"""`mesh_core.testing`: the clock, the plugins that work in memory, processes for a test."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_samples import Echo
+
+import mesh_core.testing
+from mesh_core import PluginError, PluginLoadError, configured
+from mesh_core._settings import current_settings
+from mesh_core.plugins import (
+    COMMANDS,
+    LAUNCHERS,
+    TRANSPORTS,
+    CommandPlugin,
+    Plugin,
+    PluginManager,
+    ProbeResult,
+    TransportPlugin,
+)
+from mesh_core.testing import (
+    CommandPluginConformance,
+    FakeClock,
+    FakeLauncher,
+    MemoryTransport,
+    PluginConformance,
+    installed_plugins,
+    local_procs,
+)
+
+
+def test_every_public_name_is_documented(page: Any) -> None:
+    text = page("docs/reference/testing.md")
+    for name in mesh_core.testing.__all__:
+        assert f"`{name}" in text, f"docs/reference/testing.md does not mention {name}"
+        assert (getattr(mesh_core.testing, name).__doc__ or "").strip()
+
+
+# The clock.
+
+
+def test_time_passes_when_told() -> None:
+    clock = FakeClock(10)
+    assert (clock(), clock.now) == (10.0, 10.0)
+    assert clock.advance(0) == 10.0
+    assert clock.advance(2.5) == 12.5
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match="0 and more"):
+            clock.advance(wrong)
+
+
+def test_timers_fire_in_the_order_of_their_times_each_at_its_own() -> None:
+    clock, fired = FakeClock(), []
+    for name, at in (("c", 3), ("a", 1), ("b", 2), ("a2", 1)):
+        clock.call_later(at, lambda name=name: fired.append((name, clock())))
+    dropped = clock.call_later(2, lambda: fired.append(("never", clock())))
+    late = clock.call_later(9, lambda: None)
+    dropped.cancel()
+    assert clock.waiting == 5
+    clock.advance(5)
+    assert fired == [("a", 1), ("a2", 1), ("b", 2), ("c", 3)]
+    late.cancel()
+    assert clock.waiting == 0
+    assert clock.call_later(0, lambda: fired.append(("now", clock()))) and fired[-1] == ("now", 5.0)
+
+
+def test_a_timer_that_sets_another() -> None:
+    clock, fired = FakeClock(), []
+
+    def tick() -> None:
+        fired.append(clock())
+        clock.call_later(1, tick)
+
+    clock.call_later(1, tick)
+    clock.advance(3.5)
+    assert fired == [1, 2, 3]
+    assert clock.now == 3.5
+
+
+def test_sleeping_threads() -> None:
+    clock, woken = FakeClock(), []
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        woken.append(seconds)
+
+    threads = [threading.Thread(target=sleep, args=[n]) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    clock.wait_until_waiting(2)
+    clock.advance(1.5)
+    threads[0].join(30)
+    assert woken == [1]
+    clock.advance(1)
+    threads[1].join(30)
+    assert woken == [1, 2]
+    clock.sleep(0)
+    with pytest.raises(TimeoutError, match="fewer than 1"):
+        clock.wait_until_waiting(1, limit=0.01)
+
+
+def test_sleeping_coroutines() -> None:
+    clock = FakeClock()
+
+    async def sleep(seconds: float) -> float:
+        await clock.sleep_async(seconds)
+        return clock.now
+
+    async def main() -> list[float]:
+        tasks = [asyncio.ensure_future(sleep(n)) for n in (0, 1, 2)]
+        given_up = asyncio.ensure_future(sleep(3))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        assert clock.waiting == 2
+        clock.advance(5)
+        return await asyncio.gather(*tasks)
+
+    assert asyncio.run(main()) == [0, 5, 5]
+
+
+def test_a_timeout_by_the_clock() -> None:
+    clock = FakeClock()
+
+    async def late() -> None:
+        async with clock.timeout(5):
+            clock.advance(5)
+            await asyncio.Event().wait()
+
+    async def main() -> str:
+        async with clock.timeout(5):
+            clock.advance(4)
+        with pytest.raises(TimeoutError):
+            await late()
+        assert clock.waiting == 0
+        return "done"
+
+    assert asyncio.run(main()) == "done"
+
+
+# Plugins that work in memory.
+
+
+class TestMemoryTransport(PluginConformance):
+    """It is a plugin like any other while it is installed."""
+
+    plugin: Plugin = MemoryTransport().plugin
+    distribution = "mesh-test-plugins"
+
+    @pytest.fixture(autouse=True)
+    def installed(self) -> Any:
+        with installed_plugins(self.plugin):
+            yield
+
+
+class TestFakeLauncher(TestMemoryTransport):
+    plugin = FakeLauncher().plugin
+
+
+class TestFakeLauncherThatCannot(TestMemoryTransport):
+    plugin = FakeLauncher(
+        "absent", unavailable=ProbeResult.no("no cluster here", remedy="ask for one")
+    ).plugin
+
+
+class Greet:
+    def configure(self, parser: Any) -> None:
+        parser.add_argument("--name", help="whom to greet")
+
+    def run(self, args: Any) -> int:
+        return 0
+
+
+class TestACommandOfATest(CommandPluginConformance):
+    plugin = CommandPlugin(name="greet", api_version=1, create=Greet, summary="say hello")
+    distribution = "greeter"
+
+    @pytest.fixture(autouse=True)
+    def installed(self) -> Any:
+        with installed_plugins(self.plugin, distribution="greeter"):
+            yield
+
+
+def test_installed_plugins_are_found_by_name_and_gone_afterwards() -> None:
+    transport, launcher = MemoryTransport(), FakeLauncher()
+    modules = set(sys.modules)
+    before = len(sys.meta_path)
+    with installed_plugins(transport.plugin, launcher.plugin, FakeLauncher("other").plugin):
+        manager = PluginManager()
+        assert manager.get(TRANSPORTS, "memory").create() is transport
+        assert manager.get(LAUNCHERS, "fake").create(queue="q") is launcher
+        assert {"fake", "other"} <= set(manager.names(LAUNCHERS))
+        assert manager.origin(LAUNCHERS, "fake") == "mesh-test-plugins 0.0"
+    assert "fake" not in PluginManager().names(LAUNCHERS)
+    assert set(sys.modules) == modules and len(sys.meta_path) == before
+    with pytest.raises(PluginError, match="no transport is called 'memory'"):
+        PluginManager().get(TRANSPORTS, "memory")
+
+
+def test_two_that_offer_one_name() -> None:
+    with (
+        installed_plugins(MemoryTransport().plugin, distribution="one"),
+        installed_plugins(MemoryTransport().plugin, distribution="two"),
+        pytest.raises(PluginLoadError, match=r"both one 0\.0 and two 0\.0 offer it"),
+    ):
+        PluginManager().get(TRANSPORTS, "memory")
+
+
+def test_only_descriptors_are_installed() -> None:
+    with pytest.raises(TypeError, match="takes descriptors"), installed_plugins(FakeLauncher()):  # type: ignore[arg-type]
+        pass
+    assert COMMANDS.word == "command"
+
+
+def test_a_transport_in_memory() -> None:
+    transport = MemoryTransport()
+    assert isinstance(transport.plugin, TransportPlugin)
+    memory = bytearray(b"0123456789")
+    handle = transport.register(memory)
+    assert transport.size(handle) == 10
+    got = bytearray(3)
+    assert transport.read_into(handle, got, offset=4) == 3
+    assert got == b"456"
+    assert transport.write_from(handle, b"xy", offset=8) == 2
+    assert memory == b"01234567xy"
+    with pytest.raises(IndexError, match="bytes 8 to 11 are outside of memory of 10 bytes"):
+        transport.read_into(handle, got, offset=8)
+    transport.fail_next(ConnectionError("unplugged"))
+    with pytest.raises(ConnectionError, match="unplugged"):
+        transport.write_from(handle, b"z")
+    assert memory[0] == ord("0")
+    transport.drop(handle)
+    transport.drop(handle)
+    with pytest.raises(ConnectionError, match="was dropped"):
+        transport.read_into(handle, got)
+    with pytest.raises(ConnectionError, match="was dropped"):
+        transport.size(handle)
+    assert transport.operations == [
+        "register",
+        "read_into",
+        "write_from",
+        "read_into",
+        "write_from",
+        "drop",
+        "drop",
+        "read_into",
+    ]
+
+
+def test_a_job_of_the_fake_launcher() -> None:
+    launcher = FakeLauncher()
+    launcher.plugin.create(queue="short")
+    with launcher.launch(hosts=2, queue="long", time=5) as job:
+        assert (job.state(), job.host_names, job.options) == (
+            "running",
+            ["fake-0", "fake-1"],
+            {"queue": "long", "time": 5},
+        )
+        job.scale(3)
+        assert len(job.host_names) == 3
+    job.stop()
+    assert (job.state(), job.host_names) == ("stopped", [])
+    assert job.logs() == ["launched 2 hosts", "scaled to 3 hosts", "stopped"]
+    with pytest.raises(RuntimeError, match="stopped cannot be scaled"):
+        job.scale(1)
+    broken = launcher.launch()
+    broken.fail("out of nodes")
+    assert (broken.state(), broken.logs()[-1]) == ("failed", "failed: out of nodes")
+    assert launcher.jobs == [job, broken]
+    with pytest.raises(ValueError, match="at least one host"):
+        launcher.launch(hosts=0)
+
+
+# Processes for a test.
+
+
+def test_local_procs_are_up_and_gone_afterwards(runtime: None) -> None:
+    with configured(stop_timeout=9), local_procs(2, label="gpus", env={"FOR_A_TEST": "1"}) as procs:
+        assert current_settings().stop_timeout == 2
+        pids = procs.pids
+        assert all(pids) and procs.sizes == {"gpus": 2}
+        assert procs.spawn("echo", Echo).echo.call(1).get(timeout=30).values() == [1, 1]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with local_procs() as procs:
+        assert (len(procs), procs.sizes) == (1, {})
