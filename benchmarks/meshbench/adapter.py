@@ -75,6 +75,15 @@ class MeshSystem(ActorSystem, Protocol):
     def busy_pingpong(self, rounds: int) -> float:
         """Round trips per second, in all, of pairs of processes that call each other back and forth."""
 
+    def log_rate(self, seconds: float) -> float:
+        """Lines per second that two processes print and this one shows, printing as fast as they can."""
+
+    def calls_beside_lines(self, seconds: float, rate: float, shown: bool) -> list[float]:
+        """Seconds of round trips to one process while two others print `rate` lines per second.
+
+        Not `shown`, they print the same to /dev/null: what is left is what the printing itself takes from the cores.
+        """
+
 
 def load(name: str) -> Any:
     """Import the adapter module `name` and make its `System`.

@@ -24,6 +24,7 @@ ONLY_MESH = ("mesh",)
 TENSOR_BYTES = 64 << 20
 IDLE_PROCS = 32
 IDLE_SECONDS = 3.0
+LINES_PER_SECOND = 100_000
 _SETTLE_SECONDS = 1.0
 """Idle figures are taken after this, so that what starting up left behind has run out."""
 
@@ -107,6 +108,9 @@ FIGURES: Mapping[str, Figure] = {
     "busy_pingpong": Figure(
         "round trips/s, twice as many calling pairs as cores", "1/s", more_is_better=True
     ),
+    "log_rate": Figure("lines of 2 procs that are shown, at most", "1/s", more_is_better=True),
+    "log_call": Figure("one call, round trip, beside 100,000 lines/s that are shown", "µs"),
+    "log_call_null": Figure("the same, the lines printed to /dev/null", "µs"),
 }
 """All figures, in the order of the table. Samples are in these units."""
 
@@ -251,6 +255,14 @@ def _busy_pingpong(system: Any, scale: Scale) -> Samples:
     return {"busy_pingpong": [system.busy_pingpong(scale.of(2000, 300))]}
 
 
+def _logs(system: Any, scale: Scale) -> Samples:
+    seconds = scale.of(3, 1)
+    rate = system.log_rate(seconds)
+    null = system.calls_beside_lines(seconds, LINES_PER_SECOND, False)
+    shown = system.calls_beside_lines(seconds, LINES_PER_SECOND, True)
+    return {"log_rate": [rate], "log_call": _micro(shown), "log_call_null": _micro(null)}
+
+
 ITEMS: Mapping[str, Item] = {
     "call_sync": Item(FLOOR, _call_sync, ("call_sync",)),
     "call_async": Item(SYSTEMS, _call_async, ("call_async",)),
@@ -284,5 +296,6 @@ ITEMS: Mapping[str, Item] = {
     ),
     "busy_work": Item(SPINNING, _busy_work, ("busy_work",)),
     "busy_pingpong": Item(SPINNING, _busy_pingpong, ("busy_pingpong",)),
+    "logs": Item(ONLY_MESH, _logs, ("log_rate", "log_call", "log_call_null")),
 }
 """All work, in the order in which it is done."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
+from contextlib import redirect_stdout
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -56,6 +59,24 @@ class Echo(Actor):
         for _ in range(rounds):
             peer.echo.call_one(PAYLOAD).get()
         return rounds
+
+
+class Printer(Actor):
+    """Prints at a rate."""
+
+    @endpoint
+    def print_lines(self, seconds: float, rate: float, shown: bool) -> float:
+        """Print for `seconds` seconds, at most `rate` lines a second; return how many a second it became."""
+        out = sys.stdout if shown else Path(os.devnull).open("w", buffering=1)  # noqa: SIM115 - ends with the process
+        start, count = perf_counter(), 0
+        while (passed := perf_counter() - start) < seconds:
+            if count >= passed * rate:
+                time.sleep(0.001)
+                continue
+            for _ in range(20):
+                print(f"step {count}: loss 0.123, as long a line as people print", file=out)
+                count += 1
+        return count / (perf_counter() - start)
 
 
 class AsyncEcho(Actor):
@@ -192,6 +213,37 @@ class System:
         taken = self._rally(pairs, rounds)
         self.close()
         return pairs * rounds / taken
+
+    def log_rate(self, seconds: float) -> float:
+        """Two processes print as fast as they can; what is shown goes nowhere."""
+        self.start(2)
+        printers = self._procs.spawn("printers", Printer)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            start = perf_counter()
+            rates = printers.print_lines.call(seconds, 1e9, True).get(timeout=_TIMEOUT).values()
+            lasted = perf_counter() - start
+            self.close()
+            taken = perf_counter() - start
+        return sum(rates) * lasted / taken
+
+    def calls_beside_lines(self, seconds: float, rate: float, shown: bool) -> list[float]:
+        """Two processes print, a third answers."""
+        self.start(1)
+        call = self._one.echo.call_one
+        procs = this_host().spawn_procs(per_host={"gpus": 2})
+        printers = procs.spawn("printers", Printer)
+        printers.print_lines.call(0.01, rate / 2, shown).get(timeout=_TIMEOUT)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            printing = printers.print_lines.call(seconds, rate / 2, shown)
+            taken = []
+            while not printing.done():
+                taken += sample(200, lambda: call(PAYLOAD).get(), warm_up=0)
+            reached = sum(printing.get(timeout=_TIMEOUT).values())
+            procs.stop().get(timeout=_TIMEOUT)
+            self.close()
+        if reached < 0.8 * rate:
+            raise RuntimeError(f"only {reached:,.0f} of {rate:,.0f} lines a second were printed")
+        return taken
 
     def _rally(self, pairs: int, rounds: int) -> float:
         start = perf_counter()

@@ -5,6 +5,7 @@
 //! - [`Gather`]: many replies becoming one.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
 //! - [`Family`]: who owns whom, and what a death entails.
+//! - [`logs`]: what procs print becoming what is shown.
 //!
 //! Nothing here reads a clock, a socket or the environment; time is passed in where it matters.
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ mod frame;
 mod gather;
 mod ids;
 mod lifecycle;
+pub mod logs;
 mod router;
 
 pub use decode::{Decoder, READ_CHUNK};

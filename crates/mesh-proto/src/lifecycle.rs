@@ -33,6 +33,8 @@ pub struct Ended {
     pub orderly: bool,
     /// What is known beyond the status, for people.
     pub reason: String,
+    /// The last lines of its stderr; whoever tells of the end adds them.
+    pub stderr_tail: Vec<String>,
 }
 
 /// What happens to a proc, as seen by its host agent.
@@ -212,6 +214,6 @@ impl Lifecycle {
         let exit = self.exit.unwrap_or(Exit::Unknown);
         let reason = why.or_else(|| self.link_closed.take()).unwrap_or_default();
         let orderly = self.orderly && (self.killed || matches!(exit, Exit::Code(0) | Exit::Unknown));
-        Actions { kill: false, notice: Some(Ended { pid: self.pid, exit, orderly, reason }) }
+        Actions { kill: false, notice: Some(Ended { pid: self.pid, exit, orderly, reason, stderr_tail: Vec::new() }) }
     }
 }

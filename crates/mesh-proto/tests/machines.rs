@@ -13,7 +13,13 @@ use std::time::Duration;
 use support::{config, region};
 
 fn ended(reason: &str) -> Arc<Ended> {
-    Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: false, reason: reason.to_owned() })
+    Arc::new(Ended {
+        pid: None,
+        exit: Exit::Unknown,
+        orderly: false,
+        reason: reason.to_owned(),
+        stderr_tail: Vec::new(),
+    })
 }
 
 // Gathering.
@@ -356,7 +362,13 @@ fn makers_do_not_meet_also_across_threads() {
 #[test]
 fn ended_meshes_are_remembered_but_not_for_ever() {
     let mut router = Router::agent(ProcAddr::CONTROLLER);
-    let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason: "closed".to_owned() });
+    let ended = Arc::new(Ended {
+        pid: None,
+        exit: Exit::Unknown,
+        orderly: true,
+        reason: "closed".to_owned(),
+        stderr_tail: Vec::new(),
+    });
     for mesh in 1..=5000 {
         router.add_mesh(mesh, [0]);
         router.close(ProcAddr { mesh, rank: 0 }, &ended);

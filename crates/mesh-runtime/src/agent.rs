@@ -6,7 +6,7 @@
 use crate::calls::Outcome;
 use crate::error::RuntimeError;
 use crate::link::Link;
-use crate::nursery::{Nursery, NurserySpec, Report};
+use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds};
 use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
 use mesh_proto::{
@@ -14,7 +14,6 @@ use mesh_proto::{
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,7 +53,7 @@ struct Order {
     exec: bool,
     seat: u32,
     config: Bytes,
-    socket: OwnedFd,
+    worker: WorkerFds,
 }
 
 #[derive(Debug)]
@@ -131,7 +130,8 @@ impl Runtime {
         spec: &SpawnSpec,
         ready: (ProcAddr, CallId),
     ) -> Result<(), RuntimeError> {
-        room_for(2 * u64::from(n))?;
+        // A link and two pipes for each, both ends until the worker has its own.
+        room_for(6 * u64::from(n))?;
         let mut orders = Vec::with_capacity(n as usize);
         let mut fresh = Vec::with_capacity(n as usize);
         let mut agent = lock(&self.agent);
@@ -144,7 +144,9 @@ impl Runtime {
             agent.next_link += 1;
             fresh.push(Arc::new(Link::new(id, addr, ours)));
             let seat = agent.seat();
-            orders.push(Order { addr, exec: spec.exec, seat, config: spec.config.clone(), socket: theirs });
+            let (out, err) = self.logs()?.open(addr)?;
+            let worker = WorkerFds { link: theirs, out, err };
+            orders.push(Order { addr, exec: spec.exec, seat, config: spec.config.clone(), worker });
         }
         for link in &fresh {
             link.register(&self.reactor)?;
@@ -186,7 +188,7 @@ impl Runtime {
 
     fn place(&self, nursery: &Nursery, orders: Vec<Order>) {
         for order in orders {
-            nursery.spawn(&self.reactor, order.exec, order.addr, order.seat, &order.config, order.socket);
+            nursery.spawn(&self.reactor, order.exec, order.addr, order.seat, &order.config, order.worker);
         }
     }
 
@@ -229,7 +231,8 @@ impl Runtime {
         {
             nursery.kill(&self.reactor, addr);
         }
-        if let Some(ended) = actions.notice {
+        if let Some(mut ended) = actions.notice {
+            ended.stderr_tail = self.last_words(addr);
             self.board.clear(seat);
             self.on_ended(addr, seat, Arc::new(ended));
         }
@@ -436,7 +439,8 @@ pub(crate) fn down_frame(me: ProcAddr, to: ProcAddr, addr: ProcAddr, ended: &End
     fixed.extend_from_slice(&value.to_le_bytes());
     fixed.extend_from_slice(&ended.pid.unwrap_or(0).to_le_bytes());
     fixed.extend_from_slice(ended.reason.as_bytes());
-    Frame::build(header, None, b"", &[Part::Inline(fixed.into())])
+    let tail = Part::Inline(ended.stderr_tail.join("\n").into());
+    Frame::build(header, None, b"", &[Part::Inline(fixed.into()), tail])
 }
 
 /// What `down_frame` says.
@@ -456,6 +460,10 @@ pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
         exit,
         orderly: fixed[1] != 0,
         reason: String::from_utf8_lossy(&raw[10..]).into_owned(),
+        stderr_tail: match parts.get(1) {
+            Some(Part::Inline(tail)) => String::from_utf8_lossy(tail).lines().map(str::to_owned).collect(),
+            _ => Vec::new(),
+        },
     };
     Some((ProcAddr { mesh: frame.header.actor, rank: frame.header.index }, ended))
 }
@@ -523,5 +531,10 @@ pub(crate) mod request {
 }
 
 pub(crate) fn lost(reason: String) -> Outcome {
-    Outcome::Lost(Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason }))
+    Outcome::Lost(Arc::new(Ended { orderly: true, ..unmade(reason) }))
+}
+
+/// The end of a proc that never was.
+pub(crate) fn unmade(reason: String) -> Ended {
+    Ended { pid: None, exit: Exit::Unknown, orderly: false, reason, stderr_tail: Vec::new() }
 }

@@ -10,12 +10,14 @@ mod copy;
 mod error;
 mod inbox;
 mod link;
+mod logs;
 mod message;
 mod nursery;
 mod ports;
 pub mod reactor;
 mod runtime;
 mod shm;
+mod stdio;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -24,12 +26,14 @@ pub use agent::SpawnSpec;
 pub use calls::{Call, Outcome};
 pub use error::RuntimeError;
 pub use inbox::{Inbox, LoopWaker};
+pub use logs::Logs;
 pub use message::Message;
 pub use nursery::NurserySpec;
 pub use ports::{Mailbox, Outlet, Receive, Way};
 pub use runtime::{Counts, Options, Outgoing, Runtime, Said, Waited};
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};
+pub use stdio::{flush_stdio, line_buffer_stdio};
 
 /// Has the kernel kill this process when its parent ends; at once if its parent is not `parent` any more.
 pub fn die_with_parent(parent: u32) {

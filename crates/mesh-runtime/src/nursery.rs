@@ -1,7 +1,7 @@
 //! The agent's end of a nursery: the process that forks workers.
 //!
 //! ```text
-//! to it    op u8 | mesh u64 | rank u32 | seat u32 | config bytes      (spawn carries the worker's socket)
+//! to it    op u8 | mesh u64 | rank u32 | seat u32 | config bytes      (spawn carries the worker's socket, stdout, stderr)
 //! from it  op u8 | mesh u64 | rank u32 | pid u32 | status i32 | text
 //! ```
 //! One message is one packet of a sequenced-packet socket.
@@ -52,7 +52,16 @@ pub(crate) enum Report {
     Closed,
 }
 
-type Packet = (Vec<u8>, Option<OwnedFd>);
+/// What a worker is born with.
+#[derive(Debug)]
+pub(crate) struct WorkerFds {
+    pub(crate) link: OwnedFd,
+    /// Its stdout and stderr.
+    pub(crate) out: OwnedFd,
+    pub(crate) err: OwnedFd,
+}
+
+type Packet = (Vec<u8>, Option<WorkerFds>);
 
 #[derive(Debug)]
 pub(crate) struct Nursery {
@@ -72,6 +81,9 @@ impl Nursery {
         let program = spec.argv.first().cloned().unwrap_or_default();
         // Duplicates without the close-on-exec flag would leak into whatever another thread starts meanwhile; so the
         // child itself clears the flag between fork and exec.
+        // Not under the numbers of stdin, stdout and stderr, which are free where the script was started without them.
+        let above = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(RuntimeError::os("fcntl"));
+        let (theirs, board) = (above(theirs.as_fd())?, above(board)?);
         let inherit = [theirs.as_raw_fd(), board.as_raw_fd()];
         let mut command = Command::new(&program);
         command
@@ -107,7 +119,7 @@ impl Nursery {
         reactor.add(self.socket.as_fd(), self.token)
     }
 
-    /// Asks for a worker that gets `socket`.
+    /// Asks for a worker that gets these descriptors.
     pub(crate) fn spawn(
         &self,
         reactor: &Reactor,
@@ -115,10 +127,10 @@ impl Nursery {
         addr: ProcAddr,
         seat: u32,
         config: &[u8],
-        socket: OwnedFd,
+        worker: WorkerFds,
     ) {
         let op = if exec { OP_EXEC } else { OP_FORK };
-        self.post(reactor, packet(op, addr, seat, config), Some(socket));
+        self.post(reactor, packet(op, addr, seat, config), Some(worker));
     }
 
     /// Kills a worker. The nursery does it, because it alone knows that the process was not reaped yet.
@@ -126,18 +138,18 @@ impl Nursery {
         self.post(reactor, packet(OP_KILL, addr, 0, &[]), None);
     }
 
-    fn post(&self, reactor: &Reactor, bytes: Vec<u8>, fd: Option<OwnedFd>) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back((bytes, fd));
+    fn post(&self, reactor: &Reactor, bytes: Vec<u8>, fds: Option<WorkerFds>) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back((bytes, fds));
         self.flush(reactor);
     }
 
     /// Sends what waits, as far as the socket takes it.
     pub(crate) fn flush(&self, reactor: &Reactor) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some((bytes, fd)) = waiting.front() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        while let Some((bytes, worker)) = waiting.front() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            let fds = fd.as_ref().map(|fd| [fd.as_fd()]);
+            let fds = worker.as_ref().map(|fds| [fds.link.as_fd(), fds.out.as_fd(), fds.err.as_fd()]);
             if let Some(fds) = &fds {
                 ancillary.push(SendAncillaryMessage::ScmRights(fds));
             }

@@ -23,7 +23,8 @@ def test_defaults():
         "link_budget": 256 * 1024**2,
         "shm_budget": 0,
         "shm_threshold": 64 * 1024,
-        "log_level": "WARNING",
+        "log_level": "INFO",
+        "log_window": 3.0,
         "post_mortem": False,
     }
 
@@ -89,7 +90,9 @@ def test_unknown_name_names_the_nearest():
         SettingsError, match=r"^configure\(\): no setting is called 'spin'; did you mean 'spin_us'\?$"
     ):
         configure(spin=1)
-    with pytest.raises(SettingsError, match=r"no setting is called 'zzz'; there are: spin_us, .*log_level, .*post_mortem"):
+    with pytest.raises(
+        SettingsError, match=r"no setting is called 'zzz'; there are: spin_us, .*log_level, .*post_mortem"
+    ):
         configure(zzz=1)
 
 
@@ -114,7 +117,7 @@ def test_error_travels():
         ("MESH_SHM_THRESHOLD", "32k", "shm_threshold", 32 * 1024),
         ("MESH_SHM_BUDGET", "5 MiB", "shm_budget", 5 * 1024**2),
         ("MESH_LOG_LEVEL", "debug", "log_level", "DEBUG"),
-        ("MESH_LOG_LEVEL", "", "log_level", "WARNING"),
+        ("MESH_LOG_LEVEL", "", "log_level", "INFO"),
         ("MESH_POST_MORTEM", "1", "post_mortem", True),
         ("MESH_POST_MORTEM", "Off", "post_mortem", False),
     ],

@@ -6,7 +6,7 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
-use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, MeshId, ProcAddr, Route, flags};
+use mesh_proto::{ActorId, Ended, Event, Frame, Header, Kind, MeshId, ProcAddr, Route, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl Runtime {
             Kind::SpawnProcs => {
                 let Some((mesh, n, spec)) = agent::request::decode(&frame) else { return };
                 if let Err(error) = self.make_procs(mesh, n, &spec, (header.src, header.call)) {
-                    let ended = Ended { pid: None, exit: Exit::Unknown, orderly: false, reason: error.to_string() };
+                    let ended = agent::unmade(error.to_string());
                     for rank in 0..n {
                         let frame = agent::down_frame(self.me, header.src, ProcAddr { mesh, rank }, &ended);
                         self.dispatch(frame, None);
@@ -129,8 +129,7 @@ impl Runtime {
 
     /// Tells a proc which of the first `n` ranks of a mesh have ended already: it waits for the end of all.
     fn tell_ended(&self, to: ProcAddr, mesh: MeshId, n: u32) {
-        let long_ago =
-            || Ended { pid: None, exit: Exit::Unknown, orderly: true, reason: "it ended long ago".to_owned() };
+        let long_ago = || Ended { orderly: true, ..agent::unmade("it ended long ago".to_owned()) };
         for rank in 0..n.min(MOST_PROCS) {
             let addr = ProcAddr { mesh, rank };
             let route = read(&self.router).route(addr);

@@ -21,6 +21,7 @@ use crate::calls::{Call, Calls, Outcome};
 use crate::error::RuntimeError;
 use crate::inbox::Inbox;
 use crate::link::Link;
+use crate::logs::Logs;
 use crate::ports::Ports;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
@@ -32,7 +33,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -81,6 +82,8 @@ pub struct Runtime {
     pub(crate) ports: Ports,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
+    /// What the procs of this host print; made with the first of them.
+    logs: OnceLock<Arc<Logs>>,
     pub(crate) started: Instant,
     pid: u32,
     options: Options,
@@ -156,6 +159,7 @@ impl Runtime {
             ports: Ports::default(),
             memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
             agent: Mutex::default(),
+            logs: OnceLock::new(),
             started: Instant::now(),
             pid: std::process::id(),
             options,
@@ -314,6 +318,24 @@ impl Runtime {
         Ok(call)
     }
 
+    /// What the procs of this host print.
+    ///
+    /// # Errors
+    /// If descriptors or threads run out.
+    pub fn logs(&self) -> Result<Arc<Logs>, RuntimeError> {
+        if let Some(logs) = self.logs.get() {
+            return Ok(Arc::clone(logs));
+        }
+        let made = Logs::start(self.started)?;
+        // Another thread may have been first; then this one ends unused.
+        Ok(Arc::clone(self.logs.get_or_init(|| made)))
+    }
+
+    /// The last lines on stderr of a proc that has ended.
+    pub(crate) fn last_words(&self, addr: ProcAddr) -> Vec<String> {
+        self.logs.get().map(|logs| logs.ended(addr)).unwrap_or_default()
+    }
+
     pub(crate) fn add_links(&self, mesh: MeshId, fresh: &[Arc<Link>]) {
         write(&self.links).extend(fresh.iter().map(|link| (link.id, Arc::clone(link))));
         write(&self.router).add_mesh(mesh, fresh.iter().map(|link| link.id));
@@ -391,7 +413,7 @@ impl Runtime {
         }
         self.close_nurseries(within);
         let reason = "the runtime has been shut down".to_owned();
-        let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason });
+        let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason, stderr_tail: Vec::new() });
         self.calls.fail_all(&self.reactor, &ended);
         let inboxes: Vec<ActorId> = read(&self.inboxes).keys().copied().collect();
         for actor in inboxes {
@@ -412,6 +434,9 @@ impl Runtime {
         }
         // One that the I/O thread was starting just then.
         self.close_nurseries(within);
+        if let Some(logs) = self.logs.get() {
+            logs.close();
+        }
         self.board.leave();
     }
 }

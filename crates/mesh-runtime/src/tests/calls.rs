@@ -22,7 +22,13 @@ fn message(call: u64) -> Message {
 }
 
 fn ended() -> Arc<Ended> {
-    Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason: "closed".to_owned() })
+    Arc::new(Ended {
+        pid: None,
+        exit: Exit::Unknown,
+        orderly: true,
+        reason: "closed".to_owned(),
+        stderr_tail: Vec::new(),
+    })
 }
 
 #[test]

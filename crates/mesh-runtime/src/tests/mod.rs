@@ -4,6 +4,7 @@
 
 mod calls;
 mod link;
+mod logs;
 mod pair;
 mod shm;
 

@@ -44,6 +44,11 @@ impl PyLost {
     fn reason(&self) -> &str {
         &self.0.reason
     }
+
+    #[getter]
+    fn stderr_tail(&self) -> Vec<String> {
+        self.0.stderr_tail.clone()
+    }
 }
 
 /// A call from its sending to its last reply.

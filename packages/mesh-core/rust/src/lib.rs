@@ -3,6 +3,7 @@
 mod call;
 mod door;
 mod inbox;
+mod logs;
 mod part;
 mod port;
 mod runtime;
@@ -31,6 +32,9 @@ mod _native {
         m.add_class::<port::PyOutlet>()?;
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
+        m.add_class::<logs::PyLogs>()?;
+        m.add_function(wrap_pyfunction!(logs::line_buffer_stdio, m)?)?;
+        m.add_function(wrap_pyfunction!(logs::flush_stdio, m)?)?;
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use crate::call::PyCall;
 use crate::door::{self, deadline, duration, leave, outside, raise};
 use crate::inbox::{PyInbox, PyWaker};
+use crate::logs::PyLogs;
 use crate::port::{PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
@@ -400,6 +401,11 @@ impl PyRuntime {
     /// Says that this is a copy in a forked child.
     fn mark_forked(&self) {
         self.0.mark_forked();
+    }
+
+    /// What the processes of this host print; only the controller has any.
+    fn logs(&self, py: Python<'_>) -> PyResult<PyLogs> {
+        leave(py, || self.0.logs()).map(PyLogs)
     }
 
     /// What waits and what lives here.

@@ -1,9 +1,12 @@
-"""The ``mesh`` logger of a process: Mesh's own messages, and those of actors' ``self.logger`` below it."""
+"""Where log records go: the ``mesh`` logger's in a controller, everybody's in a worker."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TextIO
+
+from mesh_core._streams import LineStream
 
 
 class _Fallback(logging.StreamHandler[TextIO]):
@@ -15,11 +18,51 @@ class _Fallback(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
+class _ToController(logging.Handler):
+    """Sends a worker's records to the controller, each with its level.
+
+    It is logging's last resort, not a handler of some logger: programs that set up their own, with
+    ``logging.basicConfig`` say, find everything as they expect it, and have it all.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record to stderr."""
+        try:
+            text = self.format(record)
+            stream = sys.__stderr__
+            if isinstance(stream, LineStream):
+                stream.record(text.rstrip("\n") + "\n", record.levelno)
+        except Exception:  # noqa: BLE001 - as every handler does
+            self.handleError(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Name the logger only where it says more than the actor, who stands before the line already."""
+        own = record.name in ("root", "mesh") or record.name.startswith("mesh.")
+        self.formatter = logging.Formatter(
+            "%(levelname)s %(message)s" if own else "%(levelname)s %(name)s: %(message)s"
+        )
+        return super().format(record)
+
+
 def set_up(level: str, where: str) -> None:
     """Log from ``level`` on, with ``where`` saying which process it was."""
     logger = logging.getLogger("mesh")
+    if isinstance(logging.lastResort, _ToController):
+        return
     logger.setLevel(level)
     if not any(isinstance(handler, _Fallback) for handler in logger.handlers):
         handler = _Fallback()
         handler.setFormatter(logging.Formatter(f"{where} %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
+
+
+def set_up_worker(level: str) -> None:
+    """Send a worker's records to the controller, from ``level`` on unless a preloaded module has set up its own."""
+    logging.lastResort = _ToController()
+    if not logging.getLogger().handlers:
+        logging.getLogger().setLevel(level)
+
+
+def set_level(level: int) -> None:
+    """Set what a worker sends."""
+    logging.getLogger().setLevel(level)

@@ -24,7 +24,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from mesh_core import _worker
+from mesh_core import _streams, _worker
 from mesh_core._native import die_with_parent
 
 _ORDER = struct.Struct("<BQII")
@@ -40,10 +40,12 @@ _SURVIVE_FORKS = frozenset({"numpy", "scipy", "torch", "pandas", "sklearn"})
 _SHARED = (
     "asyncio",
     "cloudpickle",
+    "faulthandler",
     "inspect",
     "logging",
     "mesh_core._exceptions",
     "mesh_core._failure",
+    "mesh_core._logging",
     "mesh_core._stage",
 )
 
@@ -60,6 +62,8 @@ class _Order(NamedTuple):
     addr: _Addr
     seat: int
     link: int
+    out: int
+    err: int
     config: bytes
     fresh: bool
 
@@ -108,7 +112,7 @@ class Nursery:
 
     def _receive(self) -> None:
         try:
-            packet, fds, _, _ = socket.recv_fds(self._control, _PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+            packet, fds, _, _ = socket.recv_fds(self._control, _PACKET, 3, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -124,18 +128,22 @@ class Nursery:
                 os.kill(pid, signal.SIGKILL)
             return
         addr = (mesh, rank)
-        link = fds[0]
+        link, out, err = fds
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(link)
+            for fd in fds:
+                os.close(fd)
             self.report(
                 _FAILED, addr, text=f"fork failed: {error.strerror}; see 'mesh doctor' for the limits"
             )
             return
         if pid == 0:
-            self._become(_Order(addr, seat, link, packet[_ORDER.size :], op == _EXEC or self.only_exec))
-        os.close(link)
+            self._become(
+                _Order(addr, seat, link, out, err, packet[_ORDER.size :], op == _EXEC or self.only_exec)
+            )
+        for fd in fds:
+            os.close(fd)
         watch = os.pidfd_open(pid)
         self._children[watch] = (pid, addr)
         self._pids[addr] = pid
@@ -163,6 +171,10 @@ class Nursery:
                 os.close(watch)
             self._children.clear()
             told = json.loads(order.config)
+            for pipe, fd in ((order.out, 1), (order.err, 2)):
+                os.dup2(pipe, fd)
+                os.close(pipe)
+            _streams.introduce(told, order.addr[1])
             if order.fresh:
                 self._exec(told, order, parent)
             atexit._clear()
@@ -212,6 +224,10 @@ def main(preload: list[str], control: int, board: int) -> NoReturn:
     """Entry of a nursery; its agent starts it with these arguments."""
     os.set_inheritable(control, False)
     os.set_inheritable(board, False)
+    # Where the script was started without stdout or stderr: their numbers are not to be taken by anything else.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     nursery = Nursery(control, board)
     for name in _SHARED:

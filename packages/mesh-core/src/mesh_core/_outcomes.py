@@ -95,7 +95,8 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     point = who.point(index)
     if lost.pid is None and lost.exitcode is None and lost.signal is None and not lost.orderly:
         return SpawnError(
-            f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}"
+            f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}",
+            stderr_tail="\n".join(lost.stderr_tail),
         )
     if lost.orderly:
         # A process that was asked to stop closes its link in passing, which is not the reason.
@@ -107,7 +108,6 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
 
     failure = MeshFailure(
         mesh=who.mesh,
-        stderr_tail=tuple(getattr(lost, "stderr_tail", ())),
         reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
         _key=(who.mesh._procs_id, who.view.rank_at(index), 0),
         mesh_name=who.name,
@@ -117,6 +117,7 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         pid=lost.pid,
         exitcode=lost.exitcode,
         signal=lost.signal,
+        stderr_tail=tuple(lost.stderr_tail),
         since=time.time(),
     )
     return SupervisionError(failure=failure)

@@ -19,6 +19,7 @@ from mesh_core._serialize import dumps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mesh_core._console import Console
     from mesh_core._estate import Policy
     from mesh_core._failure import MeshFailure
     from mesh_core._loop import Bridge
@@ -72,6 +73,7 @@ class Process:
         self._stage: Stage | None = None
         self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
         """The controller's pid, and what it runs; a worker is told of its own."""
+        self._console: Console | None = None
         self._names: dict[str, int] = {}
         self.estates = Estates()
         self._faults: Faults | None = None
@@ -186,6 +188,19 @@ class Process:
                 self._stage.start_thread()
             return self._stage
 
+    def open_console(self) -> None:
+        """Show what workers print; only the controller does, from its first spawn on."""
+        with self._lock:
+            if self._console is None and self.identity.mesh_id == 0:
+                from mesh_core._console import Console
+
+                self._console = Console(self.runtime.logs())
+
+    def flush_console(self) -> None:
+        """Show what workers have printed so far."""
+        if self._console is not None and self.in_charge:
+            self._console.flush()
+
     def adopt_stage(self, stage: Stage) -> None:
         """Take the stage that a worker's main thread runs."""
         self._stage = stage
@@ -211,6 +226,8 @@ class Process:
                 self._stage.end_thread(limit)
             if self._faults is not None:
                 self._faults.end()
+            if self._console is not None:
+                self._console.end()
             if self.identity.mesh_id == 0:
                 from mesh_core._debug._places import forget_job
 

@@ -31,6 +31,9 @@ T = TypeVar("T")
 # What a worker is told travels in one packet of a Unix socket.
 _CONFIG_LIMIT = 120_000
 
+# A process whose event loop is busy longer than this logs by its new level once it gets to it.
+_TOLD_S = 1.0
+
 
 class ProcMesh(Mesh):
     """Processes, on which actors are spawned; made by :meth:`HostMesh.spawn_procs`.
@@ -176,6 +179,44 @@ class ProcMesh(Mesh):
             for rank in self._view
         ]
 
+    def logging_option(
+        self,
+        stream_to_client: bool = True,
+        aggregate_window_sec: float | None = 3.0,
+        level: int = 20,  # logging.INFO
+    ) -> None:
+        """Say what is done with what these processes print and log; for the whole mesh, and for what comes from now on.
+
+        Without ``stream_to_client`` nothing is shown (the last lines of stderr still are part of a failure). Similar
+        lines of several ranks within ``aggregate_window_sec`` seconds are shown as one; with ``None`` every line is shown
+        as it is. Records of :mod:`logging` below ``level`` are left out.
+
+        >>> import logging
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
+        ...     procs.logging_option(aggregate_window_sec=None, level=logging.WARNING)
+        """
+        from mesh_core import _streams
+
+        window = 0.0 if aggregate_window_sec is None else aggregate_window_sec
+        if isinstance(window, bool) or not isinstance(window, (int, float)) or not 0.0 <= window <= 86_400.0:
+            raise ValueError(
+                f"aggregate_window_sec is a number of seconds up to a day, or None, not {aggregate_window_sec!r}"
+            )
+        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 1000:
+            raise ValueError(f"level is a number such as logging.INFO, not {level!r}")
+        if self._procs_id == 0:
+            raise ValueError("the controller's own output is not gathered: it is the script's")
+        runtime = self._process.runtime
+        here = self._process.identity.mesh_id == 0
+        set_options = runtime.logs().set if here else _streams.set_options
+        set_options(self._procs_id, bool(stream_to_client), round(window * 1000), level)
+        target = Target.many(self._procs_id, self._root)
+        told = runtime.sender(target, runtime.new_id(), "@logging", "spawn").call(level)
+        if self._ready is None or self._ready.done():
+            # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
+            told.wait(_TOLD_S)
+
     def stop(self, reason: str = "") -> Future[None]:
         """Stop the processes, after what was sent to them before; those that take too long are killed."""
         if len(self._view) != len(self._root):
@@ -193,7 +234,7 @@ class ProcMesh(Mesh):
         process.estates.drop(self._procs_id)
         what = f"the stop of {self._name!r} {reason}".rstrip()
         call = process.runtime.stop_procs(self._procs_id, self._root, process.settings.stop_timeout)
-        return Future(process, call, _nothing, lambda: what)
+        return Future(process, call, lambda _: process.flush_console(), lambda: what)
 
     def __enter__(self) -> Self:
         return self
@@ -249,10 +290,6 @@ def _is_actor(cls: type) -> bool:
     from mesh_core._actor import Actor
 
     return issubclass(cls, Actor) and cls is not Actor
-
-
-def _nothing(call: Call) -> None:
-    """However the processes ended: they are gone."""
 
 
 def _all_well(call: Call, who: Addressee) -> None:
@@ -317,6 +354,7 @@ def spawn(
     owner_id = 0 if owner is None else owner.actor_id
     process.check_owner(owner_id)
     region = Region.whole(extent)
+    process.open_console()
     mesh_id = process.runtime.new_id()
     shown = name or process.unique_name("procs")
     inherited = dict(os.environ)
@@ -390,6 +428,13 @@ def _all_up(call: Call, who: Addressee) -> None:
     for index, outcome in enumerate(call.outcomes()):
         error = error_of(outcome, index, who)
         if isinstance(outcome, Lost) and not outcome.orderly and not isinstance(error, SpawnError):
-            raise SpawnError(f"a process of {who.name!r} died while it started: {error}") from error
+            raise SpawnError(
+                f"a process of {who.name!r} died while it started: {error}",
+                host=who.host,
+                pid=outcome.pid,
+                exitcode=outcome.exitcode,
+                signal=outcome.signal,
+                stderr_tail="\n".join(outcome.stderr_tail),
+            ) from error
         if error is not None:
             raise error

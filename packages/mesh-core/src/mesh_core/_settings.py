@@ -162,8 +162,11 @@ class Settings:
     shm_threshold: int = _setting(64 * KIB, _Number(int, 1, 2**62, "bytes"))
     """Parts of a message from this size on travel through shared memory between processes of one host."""
 
-    log_level: str = _setting("WARNING", _Choice(LOG_LEVELS))
-    """What Mesh and ``self.logger`` of actors log: DEBUG, INFO, WARNING, ERROR or CRITICAL and above."""
+    log_level: str = _setting("INFO", _Choice(LOG_LEVELS))
+    """What workers' logging and Mesh's own shows: DEBUG, INFO, WARNING, ERROR or CRITICAL and above."""
+
+    log_window: float = _setting(3.0, _SECONDS)
+    """How long similar lines of several workers are counted and shown as one, in seconds; 0 shows every line."""
 
     post_mortem: bool = _setting(False, _Switch())
     """Whether an actor stops for ``mesh debug`` where its endpoint has raised, before the caller hears of it."""

@@ -188,6 +188,11 @@ class Stage:
         if message.name == "@bootstrap":
             self._bootstrap(message)
             return
+        if message.name == "@logging":
+            _logging.set_level(message.load())
+            message.reply(None)
+            self.process.runtime.close_inbox(message.actor)
+            return
         me = self.process.identity
         extent = parse_shape(message.shape)
         name = message.name

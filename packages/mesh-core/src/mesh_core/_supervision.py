@@ -217,7 +217,9 @@ class Faults:
         procs_id, rank, lost, calls = down
         if lost.orderly:
             return []
-        if lost.exitcode == _BOOTSTRAP_FAILED and any(e.boots(procs_id) for _, e in self._process.estates.all()):
+        if lost.exitcode == _BOOTSTRAP_FAILED and any(
+            e.boots(procs_id) for _, e in self._process.estates.all()
+        ):
             return []
         return [
             (owner, holding, failure_of(holding, rank, lost), calls > 0)
@@ -267,7 +269,7 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
         pid=lost.pid,
         exitcode=lost.exitcode,
         signal=lost.signal,
-        stderr_tail=tuple(getattr(lost, "stderr_tail", ())),
+        stderr_tail=tuple(lost.stderr_tail),
         reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
         since=time.time(),
         _key=(holding.procs_id, rank, 0),

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from mesh_core import _process
+from mesh_core import _process, _streams
 from mesh_core._native import Extent, Region
 from mesh_core._settings import configure
 
@@ -18,6 +18,7 @@ _GOODBYE_S = 5.0
 
 def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, board: int) -> int:
     """Be the worker that ``config`` describes until told to stop; returns the exit status."""
+    _streams.install()
     # Before any module of the user's is imported.
     os.environ.clear()
     os.environ.update(config["env"])
@@ -36,8 +37,10 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
     if config["substitutes"]:
         _process.substitutes().hear(config["substitutes"])
     process.job = tuple(config["job"])
+    from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage
 
+    set_up_worker(process.settings.log_level)
     stage = Stage(process)
     stage.breakpoints.install()
     process.adopt_stage(stage)
@@ -52,6 +55,7 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
 
 def leave(status: int) -> None:
     """End the process without what the interpreter does at its end: threads of actors may be anywhere."""
+    _streams.finish()
     os._exit(status)
 
 

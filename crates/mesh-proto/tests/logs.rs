@@ -1,0 +1,338 @@
+//! What processes print: taps and the aggregator, with random lines, ranks, pieces and times.
+
+#![expect(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use mesh_proto::logs::{Aggregator, Chunk, Found, Line, LogOptions, Stream, TAIL_LINES, Tap};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const WINDOW: Duration = Duration::from_secs(3);
+const OPTIONS: LogOptions = LogOptions { shown: true, window: WINDOW, level: 20 };
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn line<'a>(rank: u32, point: &'a str, text: &'a str) -> Line<'a> {
+    let (name, host) = (b"t".as_slice(), b"".as_slice());
+    Line { stream: Stream::Out, level: 0, name, rank, point: point.as_bytes(), host, text: text.as_bytes() }
+}
+
+fn mesh_of(procs: u32) -> Aggregator {
+    let mut aggregator = Aggregator::new(OPTIONS);
+    aggregator.introduce(1, procs, OPTIONS);
+    aggregator
+}
+
+fn say(aggregator: &mut Aggregator, rank: u32, text: &str, now: Duration) {
+    aggregator.line(1, &line(rank, &format!("gpus={rank}"), text), now);
+}
+
+fn text(chunks: Vec<Chunk>) -> Vec<String> {
+    let all: Vec<u8> = chunks.into_iter().flat_map(|chunk| chunk.text).collect();
+    String::from_utf8(all).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// `[t gpus=0-2,5 x4] step 1` as its ranks and its text; fails on anything else.
+fn parse(shown: &str) -> (Vec<u32>, String) {
+    let (label, text) = shown.strip_prefix("[t gpus=").unwrap().split_once("] ").unwrap();
+    let (list, count) = label.split_once(" x").unwrap_or((label, "1"));
+    let mut ranks = Vec::new();
+    for run in list.split(',') {
+        let (from, to) = run.split_once('-').unwrap_or((run, run));
+        ranks.extend(from.parse::<u32>().unwrap()..=to.parse().unwrap());
+    }
+    assert_eq!(ranks.len(), count.parse::<usize>().unwrap(), "{shown}");
+    (ranks, text.to_owned())
+}
+
+#[test]
+fn the_first_is_shown_soon_and_the_rest_at_the_windows_end() {
+    let mut aggregator = mesh_of(8);
+    for (rank, at) in [(3, 0), (0, 20), (1, 90), (2, 500), (7, 2000)] {
+        aggregator.tick(ms(at));
+        say(&mut aggregator, rank, &format!("loss is 0.{rank}"), ms(at));
+        if at == 90 {
+            assert_eq!(aggregator.deadline(), Some(ms(100)));
+            assert!(aggregator.take().is_empty());
+        }
+    }
+    assert_eq!(text(aggregator.take()), ["[t gpus=0-1,3 x3] loss is 0.3"]);
+    assert_eq!(aggregator.deadline(), Some(ms(3000)));
+    aggregator.tick(ms(2999));
+    assert!(aggregator.take().is_empty());
+    aggregator.tick(ms(3000));
+    assert_eq!(text(aggregator.take()), ["[t gpus=2,7 x2] loss is 0.2"]);
+    assert_eq!(aggregator.deadline(), None);
+}
+
+#[test]
+fn one_process_alone_does_not_wait() {
+    let mut aggregator = mesh_of(1);
+    aggregator.line(1, &line(0, "", "hello"), ms(0));
+    aggregator.line(1, &line(0, "", "hello"), ms(1));
+    aggregator.line(1, &line(0, "", ""), ms(1));
+    assert_eq!(text(aggregator.take()), ["[t] hello", "[t] hello", "[t]"]);
+    assert_eq!(aggregator.deadline(), None);
+}
+
+#[test]
+fn levels_streams_and_hosts() {
+    let mut aggregator = mesh_of(1);
+    for (level, stream, host) in [
+        (0, Stream::Out, "a"),
+        (10, Stream::Err, "a"),
+        (20, Stream::Err, "a"),
+        (0, Stream::Err, "b"),
+        (0, Stream::Out, "a"),
+    ] {
+        let said = Line { level, stream, host: host.as_bytes(), ..line(0, "gpus=0", "x") };
+        aggregator.line(1, &said, ms(0));
+    }
+    let chunks = aggregator.take();
+    let shown: Vec<(Stream, &str)> =
+        chunks.iter().map(|chunk| (chunk.stream, std::str::from_utf8(&chunk.text).unwrap())).collect();
+    assert_eq!(
+        shown,
+        [
+            (Stream::Out, "[t gpus=0] x\n"),
+            (Stream::Err, "[t gpus=0] x\n[t gpus=0 on b] x\n"),
+            (Stream::Out, "[t gpus=0 on a] x\n"),
+        ]
+    );
+    aggregator.set(1, LogOptions { shown: false, ..OPTIONS });
+    say(&mut aggregator, 0, "x", ms(0));
+    assert!(aggregator.take().is_empty());
+}
+
+#[test]
+fn ranks_of_several_dimensions_are_numbers() {
+    let mut aggregator = mesh_of(4);
+    for rank in 0..3 {
+        aggregator.line(1, &line(rank, &format!("hosts={},gpus={}", rank / 2, rank % 2), "x"), ms(0));
+    }
+    aggregator.line(1, &line(3, "hosts=1,gpus=1", "y"), ms(0));
+    aggregator.flush();
+    assert_eq!(text(aggregator.take()), ["[t 0-2 x3] x", "[t hosts=1,gpus=1] y"]);
+}
+
+#[test]
+fn memory_is_bounded() {
+    let mut aggregator = mesh_of(2);
+    let words: Vec<String> = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"].map(str::to_owned).into();
+    let mut shown = 0;
+    for n in 0..40_000_usize {
+        let text: Vec<&str> = format!("{n:05}").bytes().map(|d| words[usize::from(d - b'0')].as_str()).collect();
+        say(&mut aggregator, 0, &text.concat(), ms(0));
+        shown += aggregator.take().iter().map(|c| c.text.iter().filter(|b| **b == b'\n').count()).sum::<usize>();
+    }
+    // LOG-3: all but the newest have been shown, before their time.
+    assert!(shown >= 40_000 - 8192, "{shown}");
+    aggregator.flush();
+    assert_eq!(shown + text(aggregator.take()).len(), 40_000);
+}
+
+proptest! {
+    /// LOG-2 and completeness: every line of every rank is shown or counted, once, with one that is similar; what a
+    /// rank says first is never counted after what it says later.
+    #[test]
+    fn every_line_is_counted_once(
+        said in prop::collection::vec((0..5_u32, 0..3_usize, 0..100_u32, 0..900_u64), 0..80),
+        flush_at in prop::option::of(0..80_usize),
+    ) {
+        let kinds = ["step", "loss is", "epoch"];
+        let mut aggregator = mesh_of(5);
+        let mut now = ms(0);
+        let mut expected: BTreeMap<(u32, &str), usize> = BTreeMap::new();
+        let mut shown = Vec::new();
+        for (at, (rank, kind, number, pause)) in said.iter().enumerate() {
+            now += ms(*pause);
+            aggregator.tick(now);
+            say(&mut aggregator, *rank, &format!("{} {number}", kinds[*kind]), now);
+            *expected.entry((*rank, kinds[*kind])).or_default() += 1;
+            if flush_at == Some(at) {
+                aggregator.flush();
+                prop_assert_eq!(aggregator.deadline(), None);
+            }
+            shown.extend(text(aggregator.take()));
+            // Nothing waits longer than the window.
+            prop_assert!(aggregator.deadline().is_none_or(|at| at > now && at <= now + WINDOW));
+        }
+        aggregator.tick(now + WINDOW);
+        prop_assert_eq!(aggregator.deadline(), None);
+        shown.extend(text(aggregator.take()));
+        let mut seen: BTreeMap<(u32, &str), usize> = BTreeMap::new();
+        for line in &shown {
+            let (ranks, text) = parse(line);
+            let kind = kinds.into_iter().find(|kind| text.starts_with(kind)).unwrap();
+            let mut distinct = ranks.clone();
+            distinct.dedup();
+            prop_assert_eq!(&distinct, &ranks);
+            for rank in ranks {
+                *seen.entry((rank, kind)).or_default() += 1;
+            }
+        }
+        prop_assert_eq!(seen, expected);
+    }
+
+    /// LOG-1: what one rank alone says comes whole and in order, whatever the others do.
+    #[test]
+    fn a_rank_alone_keeps_its_order(pauses in prop::collection::vec(0..500_u64, 1..60), ranks in 1..9_u32) {
+        let mut aggregator = mesh_of(ranks);
+        let mut now = ms(0);
+        for (n, pause) in pauses.iter().enumerate() {
+            now += ms(*pause);
+            aggregator.tick(now);
+            say(&mut aggregator, 0, &format!("line {n}"), now);
+        }
+        aggregator.forget(1);
+        let expected: Vec<String> = (0..pauses.len()).map(|n| format!("[t gpus=0] line {n}")).collect();
+        prop_assert_eq!(text(aggregator.take()), expected);
+    }
+
+    /// Lines do not depend on the pieces in which their bytes were read.
+    #[test]
+    fn a_tap_is_blind_to_how_it_is_fed(
+        lines in prop::collection::vec("[a-z\\x1e\\x1f\r ]{0,12}", 0..20),
+        cuts in prop::collection::vec(1..9_usize, 1..40),
+        end in any::<bool>(),
+    ) {
+        let mut bytes = lines.join("\n").into_bytes();
+        if end {
+            bytes.push(b'\n');
+        }
+        let found = |pieces: &mut dyn Iterator<Item = &[u8]>| {
+            let mut tap = Tap::new(0);
+            let mut out = Vec::new();
+            let mut take = |found: Found<'_>| if let Found::Line(line) = found { out.push(line.text.to_vec()) };
+            for piece in pieces {
+                tap.feed(Stream::Err, piece, ms(0), &mut take);
+            }
+            tap.end(&mut take);
+            (out, tap.tail())
+        };
+        let mut rest = bytes.as_slice();
+        let mut pieces = Vec::new();
+        for cut in cuts.iter().cycle() {
+            if rest.is_empty() {
+                break;
+            }
+            let (piece, after) = rest.split_at((*cut).min(rest.len()));
+            pieces.push(piece);
+            rest = after;
+        }
+        let whole = found(&mut std::iter::once(bytes.as_slice()));
+        prop_assert_eq!(&found(&mut pieces.into_iter()), &whole);
+        prop_assert!(whole.1.len() <= TAIL_LINES);
+    }
+
+    /// Garbage is shown as it is, and never more than was written.
+    #[test]
+    fn garbage_is_a_line(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let mut tap = Tap::new(0);
+        let mut total = 0;
+        let mut take = |found: Found<'_>| if let Found::Line(line) = found { total += line.text.len() };
+        tap.feed(Stream::Out, &bytes, ms(0), &mut take);
+        tap.tick(ms(5000), &mut take);
+        tap.end(&mut take);
+        prop_assert!(total <= bytes.len());
+    }
+}
+
+fn lines_of(tap: &mut Tap, bytes: &[u8], now: Duration) -> Vec<(String, u32, String)> {
+    let mut out = Vec::new();
+    let utf8 = |raw: &[u8]| String::from_utf8(raw.to_vec()).unwrap();
+    tap.feed(Stream::Out, bytes, now, &mut |found| {
+        if let Found::Line(line) = found {
+            out.push((utf8(line.name), line.level, utf8(line.text)));
+        }
+    });
+    out
+}
+
+#[test]
+fn marks_say_who_and_what() {
+    let mut tap = Tap::new(7);
+    let mut options = None;
+    tap.feed(Stream::Err, b"\x1eIps\x1f7\x1fgpus=7\x1fb1\x1f8\x1f3000\x1f20\x1f\n", ms(0), &mut |found| {
+        if let Found::Introduced(procs, found) = found {
+            options = Some((procs, found));
+        }
+    });
+    assert_eq!(options, Some((8, OPTIONS)));
+    let shown = |name: &str, level, text: &str| (name.to_owned(), level, text.to_owned());
+    assert_eq!(
+        lines_of(&mut tap, b"raw\n\x1eL0\x1ft\x1f2\x1fgpus=2\x1fa\x1fb\n\x1eL30\x1f\x1f\x1f\x1flogged\n", ms(0)),
+        [shown("ps", 0, "raw"), shown("t", 0, "a\x1fb"), shown("ps", 30, "logged")]
+    );
+    // Begun lines of two threads; a mark that is none.
+    assert_eq!(lines_of(&mut tap, b"\x1eF1\x1ft\x1f2\x1f\x1fa\n\x1eF2\x1ft\x1f2\x1f\x1fc\n", ms(0)), []);
+    assert_eq!(
+        lines_of(&mut tap, b"\x1eC1\x1ft\x1f2\x1f\x1fb\n\x1eL\x1f\n\x1eC2\x1ft\x1f2\x1f\x1fd\n", ms(10)),
+        [shown("t", 0, "ab"), shown("ps", 0, "\x1eL\x1f"), shown("t", 0, "cd")]
+    );
+    let mut set = None;
+    tap.feed(Stream::Err, b"\x1eO99\x1f0\x1f0\x1f30\x1f\n", ms(0), &mut |found| {
+        if let Found::Options(mesh, found) = found {
+            set = Some((mesh, found));
+        }
+    });
+    assert_eq!(set, Some((99, LogOptions { shown: false, window: ms(0), level: 30 })));
+}
+
+#[test]
+fn a_begun_line_is_shown_after_a_while() {
+    let mut tap = Tap::new(0);
+    assert_eq!(lines_of(&mut tap, b"Continue? ", ms(0)), []);
+    assert_eq!(lines_of(&mut tap, b"\x1eF1\x1ft\x1f2\x1f\x1f10%\n", ms(0)).len(), 1);
+    let mut tap = Tap::new(0);
+    lines_of(&mut tap, b"Continue? ", ms(0));
+    assert_eq!(tap.deadline(), Some(ms(1000)));
+    let mut out = Vec::new();
+    tap.tick(ms(999), &mut |_| panic!("too early"));
+    tap.tick(ms(1000), &mut |found| out.push(format!("{found:?}")));
+    assert_eq!(out.len(), 1);
+    assert_eq!(tap.deadline(), None);
+    // A mark that is being written is not torn.
+    lines_of(&mut tap, b"\x1eL0\x1ft", ms(2000));
+    assert_eq!(tap.deadline(), None);
+    tap.flush(&mut |_| panic!("it is not complete"));
+    assert_eq!(lines_of(&mut tap, b"\x1f2\x1f\x1fa\n", ms(9000)), [("t".to_owned(), 0, "a".to_owned())]);
+}
+
+#[test]
+fn a_progress_bar_shows_a_state_now_and_then() {
+    let mut tap = Tap::new(0);
+    let mut shown = Vec::new();
+    for tenth in 0..123 {
+        let fragment = format!("\x1eF1\x1ft\x1f0\x1f\x1f\r{tenth}%\n");
+        tap.tick(ms(tenth * 100), &mut |found| {
+            if let Found::Line(line) = found {
+                shown.push(String::from_utf8(line.text.to_vec()).unwrap());
+            }
+        });
+        lines_of(&mut tap, fragment.as_bytes(), ms(tenth * 100));
+    }
+    tap.feed(Stream::Out, b"\x1eC1\x1ft\x1f0\x1f\x1f\rdone\n", ms(12_300), &mut |found| {
+        if let Found::Line(line) = found {
+            shown.push(String::from_utf8(line.text.to_vec()).unwrap());
+        }
+    });
+    assert_eq!(shown, ["49%", "99%", "done"]);
+}
+
+#[test]
+fn a_line_without_an_end_comes_in_pieces() {
+    let mut tap = Tap::new(0);
+    let mut total = 0;
+    for n in 0..100 {
+        total += lines_of(&mut tap, &[b'x'; 10_000], ms(n)).iter().map(|(_, _, text)| text.len()).sum::<usize>();
+    }
+    tap.end(&mut |found| {
+        if let Found::Line(line) = found {
+            total += line.text.len();
+        }
+    });
+    assert_eq!(total, 1_000_000);
+}

@@ -1,0 +1,126 @@
+//! The thread that reads what procs print, with pipes that the tests write to.
+
+use crate::logs::Logs;
+use mesh_proto::ProcAddr;
+use mesh_proto::logs::{LogOptions, Stream};
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn started() -> Arc<Logs> {
+    let logs = Logs::start(Instant::now()).unwrap();
+    logs.watch();
+    logs
+}
+
+fn open(logs: &Logs, mesh: u64) -> (ProcAddr, File, File) {
+    let addr = ProcAddr { mesh, rank: 0 };
+    let (out, err) = logs.open(addr).unwrap();
+    (addr, out.into(), err.into())
+}
+
+/// Takes what there is until the end, as a thread of its own does.
+fn show(logs: &Arc<Logs>) -> std::thread::JoinHandle<Vec<u8>> {
+    let logs = Arc::clone(logs);
+    std::thread::spawn(move || {
+        let mut shown = Vec::new();
+        while let Some(chunks) = logs.next() {
+            shown.extend(chunks.into_iter().flat_map(|chunk| chunk.text));
+        }
+        shown
+    })
+}
+
+#[test]
+fn a_flush_waits_until_what_was_written_is_shown() {
+    let logs = started();
+    let (_, mut out, mut err) = open(&logs, 1);
+    out.write_all(b"one\nbegun").unwrap();
+    // Nobody shows anything yet.
+    assert!(!logs.flush(Duration::from_millis(20)));
+    let first: Vec<u8> = logs.next().unwrap().into_iter().flat_map(|chunk| chunk.text).collect();
+    assert_eq!(first, b"[procs rank=0] one\n[procs rank=0] begun\n");
+    let shower = show(&logs);
+    err.write_all(b"two\n").unwrap();
+    assert!(logs.flush(LONG));
+    logs.close();
+    assert_eq!(shower.join().unwrap(), b"[procs rank=0] two\n");
+    assert!(logs.flush(Duration::ZERO), "after the end there is nothing to wait for");
+    assert!(err.write_all(b"three\n").is_err(), "nobody reads any more");
+}
+
+#[test]
+fn the_last_words_are_read_before_the_end_is_told() {
+    let logs = started();
+    let (addr, out, mut err) = open(&logs, 1);
+    // LOG-5: while a child of it still holds the other pipe open.
+    err.write_all(b"first\nlast\nwithout an end").unwrap();
+    drop(err);
+    assert_eq!(logs.ended(addr), ["first", "last", "without an end"]);
+    assert_eq!(logs.ended(addr), [""; 0]);
+    let shower = show(&logs);
+    drop(out);
+    logs.close();
+    let shown = String::from_utf8(shower.join().unwrap()).unwrap();
+    assert_eq!(shown.lines().last(), Some("[procs rank=0] without an end"));
+}
+
+#[test]
+fn those_who_print_wait_when_nobody_looks_and_nothing_is_lost() {
+    let logs = started();
+    let (_, mut out, _err) = open(&logs, 1);
+    let line = [b'x'; 999];
+    let lines = 20_000;
+    let writer = std::thread::spawn(move || {
+        for _ in 0..lines {
+            out.write_all(&line).unwrap();
+            out.write_all(b"\n").unwrap();
+        }
+    });
+    // LOG-4: the queue is full, and then the pipe.
+    while logs.flush(Duration::from_millis(50)) {}
+    assert!(!writer.is_finished());
+    // Deaths and options go on meanwhile.
+    let (other, _, mut err) = open(&logs, 2);
+    err.write_all(b"bye\n").unwrap();
+    assert_eq!(logs.ended(other), ["bye"]);
+    logs.set(2, LogOptions { shown: false, window: Duration::ZERO, level: 0 });
+    let shower = show(&logs);
+    writer.join().unwrap();
+    assert!(logs.flush(LONG));
+    logs.close();
+    let shown = shower.join().unwrap();
+    assert_eq!(shown.iter().filter(|byte| **byte == b'\n').count(), lines + 1);
+}
+
+#[test]
+fn without_anybody_to_show_them_lines_are_dropped() {
+    let logs = Logs::start(Instant::now()).unwrap();
+    let (addr, mut out, mut err) = open(&logs, 1);
+    for _ in 0..100_000 {
+        out.write_all(b"a line that nobody sees, and that fills no queue\n").unwrap();
+    }
+    err.write_all(b"kept\n").unwrap();
+    assert_eq!(logs.ended(addr), ["kept"]);
+    assert!(logs.flush(LONG));
+    logs.close();
+    assert!(logs.next().is_none());
+}
+
+#[test]
+fn streams_keep_apart() {
+    let logs = started();
+    let (_, mut out, mut err) = open(&logs, 1);
+    out.write_all(b"a\n").unwrap();
+    err.write_all(b"b\n").unwrap();
+    logs.close();
+    let mut shown: Vec<(Stream, Vec<u8>)> =
+        logs.next().unwrap().into_iter().map(|chunk| (chunk.stream, chunk.text)).collect();
+    shown.sort_by_key(|(stream, _)| *stream as u8);
+    let expected = [(Stream::Out, b"[procs rank=0] a\n".to_vec()), (Stream::Err, b"[procs rank=0] b\n".to_vec())];
+    assert_eq!(shown, expected);
+    assert!(logs.next().is_none());
+}
