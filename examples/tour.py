@@ -1,11 +1,11 @@
-"""Every way to call an actor, in one file: adverbs, slices, futures, options, errors. Needs nothing but mesh-core."""
+"""Every way to call an actor, in one file: adverbs, slices, futures, ports, errors, owners. Needs mesh-core alone."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 
-from mesh_core import Actor, ActorTimeout, MeshError, SupervisionError, current_rank, endpoint, this_host
+from mesh_core import Actor, Channel, MeshError, MeshFailure, current_rank, endpoint, send, this_host
 
 
 class Counter(Actor):
@@ -25,18 +25,27 @@ class Counter(Actor):
 
     @endpoint
     async def sleep(self, seconds: float) -> str:
-        await asyncio.sleep(seconds)
-        return "slept"
+        return await asyncio.sleep(seconds, "slept")
 
     @endpoint
     def leave(self) -> None:
         os._exit(3)
 
 
-async def from_asyncio(counters: Counter) -> list[str]:
-    """Futures are awaitable, as often as wanted, and can be turned into asyncio's own."""
-    futures = [counters.slice(gpus=0, hosts=host).sleep.call_one(0.01) for host in range(2)]
-    return await asyncio.gather(*(future.as_asyncio() for future in futures))
+class Owner(Actor):
+    @endpoint(concurrent=True)
+    async def lose_one(self) -> MeshFailure:
+        self.heard: asyncio.Future[MeshFailure] = asyncio.Future()
+        this_host().spawn_procs().spawn("mine", Counter, 0).leave.broadcast()
+        return await self.heard
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.heard.set_result(failure)
+        return True  # handled: nobody else hears of it
+
+
+async def nap(counters: Counter) -> list[str]:
+    return (await counters.sleep.call(0.01)).values()
 
 
 def main() -> None:
@@ -63,27 +72,27 @@ def main() -> None:
         # Futures: send first, wait later.
         futures = [row.add.call(1) for _ in range(3)]
         print("pipelined", [future.get(timeout=30).values() for future in futures])
-        print("asyncio  ", asyncio.run(from_asyncio(counters)))
-        given_up = counters.sleep.call(60.0)
-        print("cancel   ", given_up.cancel())
+        print("asyncio  ", asyncio.run(nap(row)))
+        print("cancel   ", counters.sleep.call(60.0).cancel())
 
-        # Errors: an exception comes with its own type.
-        try:
-            counters.add.call(-1).get(timeout=30)
-        except ValueError as error:
-            print("error    ", type(error).__name__, "says:", str(error).splitlines()[0])
-        try:
-            counters.sleep.with_options(timeout=0.05).call(60.0).get()
-        except ActorTimeout as late:
-            print("deadline ", late)
+        # Errors: an exception comes with its own type. `get` raises what `exception` returns.
+        error = counters.add.call(-1).exception(timeout=30)
+        print("error    ", isinstance(error, ValueError), type(error).__name__, str(error).splitlines()[0])
+        print("deadline ", counters.sleep.with_options(timeout=0.05).call(60.0).exception())
 
-        # A process that ends is an error for those who wait for it, and for nobody else.
-        try:
-            counters.slice(hosts=1, gpus=1).leave.call_one().get(timeout=30)
-        except SupervisionError as error:
-            print("failure  ", str(error).splitlines()[0])
-        outcomes = counters.add.call(0).get(timeout=30, return_exceptions=True)
-        print("outcomes ", ["dead" if isinstance(each, MeshError) else each for each in outcomes.values()])
+        # Ports: what is sent to one arrives where it was opened. Combined replies are one value.
+        port, answers = Channel[int].open()
+        send(counters.add, (0,), port=port)
+        print("ports    ", sorted(answers.recv().get(timeout=30) for _ in range(4)))
+        print("reduce   ", counters.add.with_options(reduce="sum").call(0).get(timeout=30))
+
+        # A process that ends is an error for those who wait for it, and for its owner: here the script, there an actor.
+        counters.slice(hosts=1, gpus=1).leave.broadcast()
+        outcomes = counters.add.call(0).get(timeout=30, return_exceptions=True).values()
+        print("outcomes ", ["dead" if isinstance(each, MeshError) else each for each in outcomes])
+        print("failure  ", str(outcomes[3]).splitlines()[0])
+        owner = procs.slice(hosts=0, gpus=0).spawn("owner", Owner)
+        print("owner    ", owner.lose_one.call_one().get(timeout=30).headline())
 
 
 if __name__ == "__main__":

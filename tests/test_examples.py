@@ -13,19 +13,28 @@ import workspace
 
 EXAMPLES = workspace.ROOT / "examples"
 LONGEST = 100
-TESTED = {"tour", "ping_pong", "parameter_server"}
+TESTED = {
+    "crawler",
+    "ddp",
+    "generators_trainer",
+    "parameter_server",
+    "philosophers",
+    "ping_pong",
+    "supervision",
+    "tour",
+}
 ELSEWHERE = {"demo"}
 
 pytestmark = pytest.mark.slow
 
 
-def run_example(name: str) -> list[str]:
+def run_example(name: str, *arguments: str, within: float = 50) -> list[str]:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=within,
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,10 +68,13 @@ def test_tour():
     assert said["pipelined"] == "[[112, 112], [113, 113], [114, 114]]"
     assert said["asyncio"] == "['slept', 'slept']"
     assert said["cancel"] == "True"
-    assert said["error"] == "ActorError[ValueError] says: cannot count down by 1"
+    assert said["error"] == "True ActorError[ValueError] cannot count down by 1"
     assert "deadline of 0.05 s" in said["deadline"]
     assert re.match(r"rank 3 \(hosts=1, gpus=1\) of mesh 'counters' died .* status 3$", said["failure"])
     assert said["outcomes"] == "[116, 111, 114, 'dead']"
+    assert said["ports"] == "[111, 114, 114, 116]"
+    assert said["reduce"] == "455"
+    assert re.match(r"rank 0 of mesh 'mine' died .* status 3$", said["owner"])
 
 
 def test_ping_pong():
@@ -79,6 +91,52 @@ def test_parameter_server():
     numbers = re.fullmatch(r"distance to the truth: (\S+) before, (\S+) after", distance)
     assert numbers is not None
     assert float(numbers[2]) < float(numbers[1]) / 100
+
+
+def test_crawler():
+    *crawlers, together = run_example("crawler")
+    counts = [re.fullmatch(r"crawler (\d): (\d+) pages", line) for line in crawlers]
+    assert [count and count[1] for count in counts] == ["0", "1", "2", "3"]
+    assert sum(int(count[2]) for count in counts if count) == 200
+    assert together == "together: 200 requests for 200 pages"
+
+
+def test_philosophers():
+    *reports, forks = run_example("philosophers")
+    names = ["Arendt", "Buber", "Confucius", "Diotima", "Epicurus"]
+    assert [line.split(" and ")[0] for line in reports] == [f"{name} has eaten 20 times" for name in names]
+    assert forks == "forks were used [40, 40, 40, 40, 40] times"
+
+
+def test_generators_trainer():
+    *generators, machines = run_example("generators_trainer")
+    sent = [re.fullmatch(r"generator \d sent (\d+) batches", line) for line in generators]
+    assert sum(int(count[1]) for count in sent if count) == 150
+    chosen = [int(number) for number in re.findall(r"(\d+)%", machines)]
+    assert len(chosen) == 4
+    assert chosen[2] > 90
+
+
+def test_supervision():
+    lost, added_up = run_example("supervision", "--seconds", "3")
+    workers = re.fullmatch(r"lost (\d+) workers: (.*)", lost)
+    assert workers is not None
+    ways = dict(reversed(way.split(" by ")) for way in workers[2].split(", "))
+    assert set(ways) <= {"exception", "exit", "signal"}
+    assert sum(map(int, ways.values())) == int(workers[1]) > 0
+    assert re.fullmatch(r"added up \d+ blocks, and the sum is right", added_up)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the ranks train with PyTorch")
+@pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
+def test_ddp():
+    *steps, agree = run_example("ddp", within=150)
+    for line in steps:
+        losses = re.fullmatch(r"step .\d: loss (\S+) on one process, (\S+) on 2", line)
+        assert losses is not None
+        assert float(losses[1]) == pytest.approx(float(losses[2]), abs=2e-4)
+    assert len(steps) == 4
+    assert agree == "the losses agree: True"
 
 
 # What runs the notebook's cells, and prints their output. Not in the test's own process: it leaves threads behind.
