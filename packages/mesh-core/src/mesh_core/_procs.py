@@ -200,7 +200,8 @@ class ProcMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
-            stopped, failed = self.stop(), None
+            stopped = self.stop()
+            failed: BaseException | None = None
             while not stopped.done():
                 try:
                     stopped.get()
@@ -218,7 +219,8 @@ class ProcMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
-            stopped, failed = self.stop(), None
+            stopped = self.stop()
+            failed: BaseException | None = None
             while not stopped.done():
                 try:
                     await stopped
