@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mesh_core import ProcMesh, shutdown, this_host, this_proc
+from mesh_core import ProcMesh, set_fault_handler, shutdown, this_host, this_proc
 
 # Workers have the same path, and import the tests' actors from here.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -129,6 +129,14 @@ def runtime() -> Iterator[None]:
     left = after.left_since(before)
     assert not left, f"left behind by shutdown(): {left}"
     assert after.nurseries == before.nurseries
+
+
+@pytest.fixture
+def fault_tolerant() -> Iterator[None]:
+    """What nobody has handled is nothing to stop for: without a handler the next call that waits would raise it."""
+    before = set_fault_handler(lambda failure: None)
+    yield
+    set_fault_handler(before)
 
 
 @pytest.fixture(scope="module")

@@ -11,20 +11,17 @@ import pytest
 from core_processes import Watch, family
 from core_samples import Caller, Coroutines, Echo, Gate, exit_now
 
-from mesh_core import MeshError, ProcMesh, SupervisionError, set_fault_handler, this_host
+from mesh_core import MeshError, ProcMesh, SupervisionError, this_host
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
 @pytest.fixture
-def own(runtime: None) -> Any:
+def own(runtime: None, fault_tolerant: None) -> Any:
     """Four processes that a test may do anything to."""
-    # What the calls of a test have not raised would be, by the next one that waits; see test_supervision.py.
-    before = set_fault_handler(lambda failure: None)
     with this_host().spawn_procs(per_host={"gpus": 4}, name="mortal") as procs:
         procs.initialized.get()
         yield procs
-    set_fault_handler(before)
 
 
 def kill(procs: ProcMesh, rank: int, number: int = signal.SIGKILL) -> int:

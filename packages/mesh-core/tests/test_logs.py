@@ -285,18 +285,6 @@ def redirected() -> str:
     return caught.getvalue()
 
 
-def test_what_nobody_waits_for_is_logged(one: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    one.fail.broadcast(ValueError("no batch"))
-    one.echo.call_one(1).get()
-    flush(one)
-    shown = lines(capfd.readouterr().err)
-    assert re.fullmatch(
-        r"\[one\] ERROR actor 'one' on single\[0\] \(pid \d+\) raised in fail, which nobody waits for:",
-        shown[0],
-    )
-    assert shown[-1] == "[one] ValueError: no batch"
-
-
 class Logging(Echo):
     """Logs on every level."""
 
@@ -381,6 +369,7 @@ def test_only_the_last_lines_are_kept(one: Any, capfd: pytest.CaptureFixture[str
     assert lines(capfd.readouterr().err) == [f"[one] {n}" for n in range(1000)]
 
 
+@pytest.mark.usefixtures("fault_tolerant")
 def test_another_worker_hears_the_last_words_too(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 2}, name="two") as procs:
         victim = procs.slice(gpus=0).spawn("victim", Echo)

@@ -142,12 +142,15 @@ class Faults:
         if holding is None or holding.policy is None:
             return False
         try:
-            return bool(_now(holding.policy(failure)))
+            handled = bool(_now(holding.policy(failure)))
         except BaseException:
             logging.getLogger("mesh").exception(
                 "the policy of %r raised; the failure is passed on", holding.mesh
             )
             return False
+        if handled:
+            self._process.journal.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
+        return handled
 
     def _at_root(self, failure: MeshFailure, *, told: bool) -> None:
         handler = _process.holder().fault_handler
@@ -159,7 +162,9 @@ class Faults:
                     "the fault handler raised; the failure counts as unhandled"
                 )
             else:
+                self._process.journal.failed(failure, handled=True, by="the fault handler")
                 return
+        self._process.journal.failed(failure, handled=False, by="the script")
         key = failure._key
         with self._lock:
             if key in self._heard:
@@ -258,12 +263,16 @@ class Faults:
                 if inspect.isawaitable(verdict):
                     verdict = await verdict
                 if verdict:
+                    self._process.journal.failed(
+                        failure, handled=True, by=f"the policy of {holding.mesh.name!r}"
+                    )
                     return
             verdict = await owner.supervise(failure)
         except BaseException as error:  # noqa: BLE001 - it is the owner's own failure now
             owner.fail(error, because=failure)
             return
         if verdict:
+            self._process.journal.failed(failure, handled=True, by=owner.describe())
             return
         self.pass_on(owner.owner, dataclasses.replace(failure, chain=(*failure.chain, owner.describe())))
 
