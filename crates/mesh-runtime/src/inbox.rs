@@ -1,7 +1,7 @@
 //! What waits for an actor, and how an event loop is told.
 
+use crate::gauge::Gauge;
 use crate::message::Message;
-use crate::meter::Meter;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use mesh_proto::ActorId;
@@ -105,12 +105,12 @@ pub struct Inbox {
     len: AtomicUsize,
     closed: AtomicBool,
     /// What the actor does and has done, for whoever looks from outside.
-    pub meter: Meter,
+    pub gauge: Gauge,
 }
 
 impl Inbox {
-    pub(crate) fn new(actor: ActorId, meter: Meter) -> Self {
-        Self { actor, queue: Mutex::default(), len: AtomicUsize::new(0), closed: AtomicBool::new(false), meter }
+    pub(crate) fn new(actor: ActorId, gauge: Gauge) -> Self {
+        Self { actor, queue: Mutex::default(), len: AtomicUsize::new(0), closed: AtomicBool::new(false), gauge }
     }
 
     /// How many messages wait and their bytes, how many have come and their bytes.

@@ -16,11 +16,11 @@
 //! Answers are JSON: they are made for people and read seldom.
 
 use crate::error::RuntimeError;
+use crate::gauge::Running;
 use crate::inbox::LoopWaker;
 use crate::journal::Entries;
 use crate::link::Link;
 use crate::message::Message;
-use crate::meter::Running;
 use crate::runtime::{Runtime, lock};
 use crate::wait::Waiter;
 use crate::{Waited, dump::Dumper};
@@ -162,27 +162,27 @@ impl Runtime {
             self.started.elapsed().as_secs_f64(),
             counts.calls,
             counts.shm_bytes,
-            self.system_inbox().meter.thread(),
+            self.system_inbox().gauge.thread(),
         );
         list(&mut out, self.all_inboxes(), |out, inbox| {
-            let meter = &inbox.meter;
-            let reading = meter.read();
+            let gauge = &inbox.gauge;
+            let reading = gauge.read();
             let (length, queued, received, bytes) = inbox.flow();
             let _ = write!(out, r#"{{"id":{},"title":"#, inbox.actor);
-            quoted(out, &String::from_utf8_lossy(&meter.title));
+            quoted(out, &String::from_utf8_lossy(&gauge.title));
             out.push_str(r#","class":"#);
-            quoted(out, meter.class());
+            quoted(out, gauge.class());
             let _ = write!(
                 out,
                 concat!(
                     r#","rank":{},"owner":{},"thread":{},"up":{},"age":{},"queue":{},"queue_bytes":{},"received":{},"#,
                     r#""bytes":{},"handled":{},"failed":{},"rate":{},"mean":{},"longest":{},"running":"#
                 ),
-                meter.rank,
-                addr(meter.owner),
-                meter.thread(),
-                meter.is_up(),
-                meter.born.elapsed().as_secs_f64(),
+                gauge.rank,
+                addr(gauge.owner),
+                gauge.thread(),
+                gauge.is_up(),
+                gauge.born.elapsed().as_secs_f64(),
                 length,
                 queued,
                 received,
@@ -219,14 +219,14 @@ impl Runtime {
     }
 
     fn threads(&self) -> String {
-        let (pid, on_loop) = (std::process::id(), self.system_inbox().meter.thread());
+        let (pid, on_loop) = (std::process::id(), self.system_inbox().gauge.thread());
         let mut out = format!(r#"{{"pid":{pid},"loop":{on_loop},"actors":"#);
         let now = Instant::now();
-        let actors = self.all_inboxes().into_iter().map(|inbox| (inbox.meter.read().running, inbox));
-        let of_interest = actors.filter(|(running, inbox)| inbox.meter.thread() != 0 || !running.is_empty());
+        let actors = self.all_inboxes().into_iter().map(|inbox| (inbox.gauge.read().running, inbox));
+        let of_interest = actors.filter(|(running, inbox)| inbox.gauge.thread() != 0 || !running.is_empty());
         list(&mut out, of_interest, |out, (running, inbox)| {
-            let _ = write!(out, "[{},", inbox.meter.thread());
-            quoted(out, &endpoint(&inbox.meter.title));
+            let _ = write!(out, "[{},", inbox.gauge.thread());
+            quoted(out, &endpoint(&inbox.gauge.title));
             out.push(',');
             list(out, &running, |out, one| write_running(out, one, now));
             out.push(']');
@@ -318,9 +318,9 @@ impl Runtime {
     /// An actor of this process: it was made, could not be made, or has stopped.
     pub(crate) fn note_actor(&self, kind: &str, inbox: &crate::Inbox, failure: bool) {
         if failure || self.is_watched() {
-            let title = String::from_utf8_lossy(&inbox.meter.title);
+            let title = String::from_utf8_lossy(&inbox.gauge.title);
             let note = Note::new(kind, self.me).number("actor", inbox.actor).text("actor_title", &title);
-            self.note(note.text("class", inbox.meter.class()).number("rank", inbox.meter.rank), failure);
+            self.note(note.text("class", inbox.gauge.class()).number("rank", inbox.gauge.rank), failure);
         }
     }
 
@@ -328,7 +328,7 @@ impl Runtime {
     pub(crate) fn on_constructed(&self, actor: ActorId, failed: bool) {
         let Some(inbox) = self.inbox(actor) else { return };
         if !failed {
-            inbox.meter.set_up();
+            inbox.gauge.set_up();
         }
         self.note_actor(if failed { "actor_failed" } else { "actor_created" }, &inbox, failed);
     }

@@ -3,10 +3,10 @@
 use super::{Runtime, lock, read, write};
 use crate::agent;
 use crate::calls::Outcome;
+use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
-use crate::meter::Meter;
 use mesh_proto::{ActorId, Ended, Event, Frame, Header, Kind, MeshId, ProcAddr, Route, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,8 +51,8 @@ impl Runtime {
                 }
             }
             Kind::Spawn => {
-                let meter = Meter::new(Some(&frame));
-                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor, meter)));
+                let gauge = Gauge::new(Some(&frame));
+                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor, gauge)));
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel | Kind::Partial => {
@@ -124,7 +124,7 @@ impl Runtime {
             return None;
         }
         let inbox = Arc::clone(
-            write(&self.inboxes).entry(actor).or_insert_with(|| Arc::new(Inbox::new(actor, Meter::new(None)))),
+            write(&self.inboxes).entry(actor).or_insert_with(|| Arc::new(Inbox::new(actor, Gauge::new(None)))),
         );
         let mut header = Header::new(Kind::Tell, self.me, self.me);
         header.actor = actor;

@@ -19,11 +19,11 @@ use crate::agent::{self, Agent, NURSERY_TOKENS, SpawnSpec};
 use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
 use crate::error::RuntimeError;
+use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::inspect::Inspection;
 use crate::link::Link;
 use crate::logs::Logs;
-use crate::meter::Meter;
 use crate::ports::Ports;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
@@ -171,8 +171,8 @@ impl Runtime {
             router: RwLock::new(router),
             links: RwLock::default(),
             inboxes: RwLock::default(),
-            system: Arc::new(Inbox::new(0, Meter::new(None))),
-            notices: Arc::new(Inbox::new(0, Meter::new(None))),
+            system: Arc::new(Inbox::new(0, Gauge::new(None))),
+            notices: Arc::new(Inbox::new(0, Gauge::new(None))),
             alarms: AtomicU64::new(0),
             alarmed: AtomicBool::new(false),
             ids: IdMaker::new(u64::from_ne_bytes(seed)),

@@ -109,7 +109,7 @@ fn closing_fails_what_waits_and_nothing_else() {
 #[test]
 fn an_inbox_keeps_order_and_gives_back_what_is_left() {
     let reactor = Reactor::new().unwrap();
-    let inbox = Inbox::new(5, crate::Meter::new(None));
+    let inbox = Inbox::new(5, crate::Gauge::new(None));
     for call in 1..=10 {
         assert!(inbox.push(&reactor, message(call)));
     }
@@ -126,7 +126,7 @@ fn an_inbox_keeps_order_and_gives_back_what_is_left() {
 #[test]
 fn a_loop_is_told_once_a_burst_also_where_a_thread_waited_before() {
     let reactor = Reactor::new().unwrap();
-    let inbox = Inbox::new(5, crate::Meter::new(None));
+    let inbox = Inbox::new(5, crate::Gauge::new(None));
     // A thread got ready to wait, found something, and left its name behind.
     inbox.expect();
     let waker = Arc::new(LoopWaker::new().unwrap());
@@ -148,7 +148,7 @@ fn a_loop_is_told_once_a_burst_also_where_a_thread_waited_before() {
 fn messages_are_lost_nowhere_between_pushing_and_closing() {
     let reactor = Reactor::new().unwrap();
     for _ in 0..200 {
-        let inbox = Inbox::new(1, crate::Meter::new(None));
+        let inbox = Inbox::new(1, crate::Gauge::new(None));
         let (pushed, got) = std::thread::scope(|scope| {
             let (inbox, reactor) = (&inbox, &reactor);
             let push = scope.spawn(move || (0..50).filter(|call| inbox.push(reactor, message(*call))).count());

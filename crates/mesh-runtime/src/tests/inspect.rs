@@ -2,7 +2,7 @@
 
 use super::{options, soon};
 use crate::calls::Outcome;
-use crate::{Meter, Outgoing, Runtime, Waited};
+use crate::{Gauge, Outgoing, Runtime, Waited};
 use mesh_proto::{Kind, ProcAddr, Target};
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,9 +41,9 @@ fn what_waits_and_what_runs_is_told() {
         runtime.tell(&out(Kind::Tell, &here, b"step\0gpus=2\0trace")).unwrap();
     }
     let taken = inbox.take(1);
-    let serial = inbox.meter.begin(taken[0].name_bytes(), taken[0].header().src);
-    inbox.meter.describe("Trainer");
-    inbox.meter.worked_by(99);
+    let serial = inbox.gauge.begin(taken[0].name_bytes(), taken[0].header().src);
+    inbox.gauge.describe("Trainer");
+    inbox.gauge.worked_by(99);
     let told = ask(&runtime, b"state").unwrap();
     for part in [
         r#""title":"tra\"iners\u0000gpus=2""#,
@@ -55,7 +55,7 @@ fn what_waits_and_what_runs_is_told() {
     ] {
         assert!(told.contains(part), "no {part} in {told}");
     }
-    inbox.meter.end(serial, true);
+    inbox.gauge.end(serial, true);
     assert!(ask(&runtime, b"state").unwrap().contains(r#""handled":1,"failed":1"#));
     runtime.close(Duration::ZERO);
 }
@@ -94,17 +94,17 @@ fn actors_tell_of_themselves_only_while_somebody_watches() {
 
 #[test]
 fn a_meter_of_many_threads_loses_nothing() {
-    let meter = Meter::new(None);
+    let gauge = Gauge::new(None);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for n in 0..1000 {
-                    let serial = meter.begin(bytes::Bytes::from_static(b"step"), ProcAddr::CONTROLLER);
-                    meter.end(serial, n % 2 == 0);
+                    let serial = gauge.begin(bytes::Bytes::from_static(b"step"), ProcAddr::CONTROLLER);
+                    gauge.end(serial, n % 2 == 0);
                 }
             });
         }
     });
-    let reading = meter.read();
+    let reading = gauge.read();
     assert_eq!((reading.handled, reading.failed, reading.running.len()), (4000, 2000, 0));
 }

@@ -52,7 +52,7 @@ pub(crate) struct PyMessage {
     held: Held,
     /// Whose message it is, while it is an actor's to handle.
     inbox: Option<Arc<Inbox>>,
-    /// The meter's number of its handling; 0 before and after.
+    /// The gauge's number of its handling; 0 before and after.
     begun: AtomicU64,
 }
 
@@ -85,7 +85,7 @@ impl PyMessage {
             && matches!(header.kind, Kind::Call | Kind::Tell)
             && self.begun.load(Ordering::Relaxed) == 0
         {
-            self.begun.store(inbox.meter.begin(self.message().name_bytes(), header.src), Ordering::Relaxed);
+            self.begun.store(inbox.gauge.begin(self.message().name_bytes(), header.src), Ordering::Relaxed);
         }
     }
 
@@ -95,7 +95,7 @@ impl PyMessage {
         if serial != 0
             && let Some(inbox) = &self.inbox
         {
-            inbox.meter.end(serial, failed);
+            inbox.gauge.end(serial, failed);
         }
     }
 
@@ -328,12 +328,12 @@ impl PyInbox {
 
     /// Says what the actor is, for whoever looks from outside.
     fn describe(&self, class_name: &str) {
-        self.inbox.meter.describe(class_name);
+        self.inbox.gauge.describe(class_name);
     }
 
     /// Says which thread works for the actor (or, for the process's own inbox, runs its loop).
     fn worked_by(&self, thread: u64) {
-        self.inbox.meter.worked_by(thread);
+        self.inbox.gauge.worked_by(thread);
     }
 
     /// Tells no loop any more.

@@ -1,6 +1,6 @@
 //! What an actor has done and does just now: figures that anyone may read while the actor itself is stuck.
 //!
-//! MTR-1: an actor's thread takes the meter's lock for a few dozen nanoseconds when it begins and when it ends a message,
+//! GAU-1: an actor's thread takes the gauge's lock for a few dozen nanoseconds when it begins and when it ends a message,
 //! and never while it runs Python; so the reader, who has to answer for a stuck process, never waits for one.
 
 use bytes::Bytes;
@@ -50,7 +50,7 @@ pub(crate) struct Reading {
 
 /// One actor's figures, in its inbox.
 #[derive(Debug)]
-pub struct Meter {
+pub struct Gauge {
     work: Mutex<Work>,
     /// The name field of the spawn: the actor's name, and the shape of its mesh.
     pub(crate) title: Box<[u8]>,
@@ -63,7 +63,7 @@ pub struct Meter {
     up: AtomicBool,
 }
 
-impl Meter {
+impl Gauge {
     /// Of an actor that a frame has asked for; of the process itself without one.
     pub(crate) fn new(spawn: Option<&Frame>) -> Self {
         let (title, rank, owner) = match spawn {
@@ -172,17 +172,17 @@ mod tests {
 
     #[test]
     fn what_runs_is_seen_until_it_ends_once() {
-        let meter = Meter::new(None);
-        let first = meter.begin(Bytes::from_static(b"step"), ProcAddr { mesh: 7, rank: 1 });
-        let second = meter.begin(Bytes::from_static(b"serve"), ProcAddr::CONTROLLER);
-        let names: Vec<_> = meter.read().running.iter().map(|one| one.name.clone()).collect();
+        let gauge = Gauge::new(None);
+        let first = gauge.begin(Bytes::from_static(b"step"), ProcAddr { mesh: 7, rank: 1 });
+        let second = gauge.begin(Bytes::from_static(b"serve"), ProcAddr::CONTROLLER);
+        let names: Vec<_> = gauge.read().running.iter().map(|one| one.name.clone()).collect();
         assert_eq!(names, [&b"step"[..], b"serve"]);
-        meter.end(first, false);
-        meter.end(first, true);
-        let reading = meter.read();
+        gauge.end(first, false);
+        gauge.end(first, true);
+        let reading = gauge.read();
         assert_eq!((reading.handled, reading.failed, reading.running.len()), (1, 0, 1));
-        meter.end(second, true);
-        let reading = meter.read();
+        gauge.end(second, true);
+        let reading = gauge.read();
         assert_eq!((reading.handled, reading.failed, reading.running.len()), (2, 1, 0));
         assert!(reading.longest >= reading.mean);
         assert!(reading.rate > 0.0);
