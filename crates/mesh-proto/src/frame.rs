@@ -31,6 +31,12 @@ pub mod flags {
     pub const DEAD: u16 = 4;
     /// Some parts are in shared memory, and whoever drops the frame has to give them back.
     pub const SHARED: u16 = 8;
+    /// The sender counts the message, and wants its bytes back when it was handled (see [`crate::Meter`]).
+    pub const CHARGED: u16 = 1 << 15;
+    /// Of a credit: the mailbox is gone.
+    pub const LAST: u16 = 1 << 14;
+    /// Of a credit: a sender asks for what it has not heard of yet.
+    pub const QUESTION: u16 = 1 << 13;
 }
 
 /// What a frame is for.
@@ -65,13 +71,15 @@ pub enum Kind {
     Gathered = 13,
     /// An owner lets go of a mesh of procs: stop them all by a deadline.
     StopProcs = 14,
+    /// A mailbox gives bytes back to a sender, or is asked to.
+    Credit = 17,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Down, Gathered, Goodbye, Hello, Reply, Spawn, SpawnProcs, StopActor, StopProc, StopProcs,
-            Tell, Undeliverable,
+            Call, Cancel, Credit, Down, Gathered, Goodbye, Hello, Reply, Spawn, SpawnProcs, StopActor, StopProc,
+            StopProcs, Tell, Undeliverable,
         };
         Ok(match byte {
             1 => Hello,
@@ -88,6 +96,7 @@ impl Kind {
             12 => Cancel,
             13 => Gathered,
             14 => StopProcs,
+            17 => Credit,
             other => return Err(FrameError::Kind(other)),
         })
     }
@@ -120,6 +129,8 @@ pub struct Header {
     pub name_len: u16,
     /// Bytes of the cast's region; 0 where one proc is meant.
     pub target_len: u16,
+    /// So many milliseconds after the sender sent it nobody wants the answer any more; 0 for no such time.
+    pub deadline_ms: u32,
 }
 
 impl Header {
@@ -139,6 +150,7 @@ impl Header {
             index: 0,
             name_len: 0,
             target_len: 0,
+            deadline_ms: 0,
         }
     }
 
@@ -162,6 +174,7 @@ impl Header {
         out[60..64].copy_from_slice(&self.index.to_le_bytes());
         out[64..66].copy_from_slice(&self.name_len.to_le_bytes());
         out[66..68].copy_from_slice(&self.target_len.to_le_bytes());
+        out[68..72].copy_from_slice(&self.deadline_ms.to_le_bytes());
         out
     }
 
@@ -190,6 +203,7 @@ impl Header {
             index: u32_at(raw, 60),
             name_len: u16_at(raw, 64),
             target_len: u16_at(raw, 66),
+            deadline_ms: u32_at(raw, 68),
         };
         if header.body_len > MAX_BODY {
             return Err(FrameError::TooLong(header.body_len));
@@ -467,6 +481,23 @@ impl Frame {
             return Err(FrameError::Trailing((self.body.len() - at) as u64));
         }
         Ok(parts)
+    }
+
+    /// What the frame counts against its receiver's budget: its header, name and parts, wherever these lie. The same at
+    /// both ends, and for a cast the same for each receiver.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        let fixed = u64::from(self.header.target_len) + 8 * u64::from(self.header.parts);
+        let plain = (HEADER_LEN as u64 + self.body.len() as u64).saturating_sub(fixed);
+        if self.header.flags & flags::SHARED == 0 {
+            return plain;
+        }
+        let shared = self.parts().unwrap_or_default().into_iter().filter_map(|part| match part {
+            Part::Shared { len, .. } => Some(len),
+            Part::Inline(_) => None,
+        });
+        // The length of the memory in place of that of the reference to it.
+        shared.fold(plain, |sum, len| sum.saturating_sub(SHARED_LEN as u64).saturating_add(len))
     }
 
     /// Bytes that the frame takes on a link.

@@ -2,6 +2,7 @@
 //!
 //! - [`Header`], [`Frame`], [`Decoder`]: the bytes on a link.
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
+//! - [`Meter`], [`Ledger`]: how much may be under way to one mailbox.
 //! - [`Gather`]: many replies becoming one.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
 //!
@@ -10,6 +11,7 @@
 
 mod decode;
 mod error;
+mod flow;
 mod frame;
 mod gather;
 mod ids;
@@ -18,6 +20,7 @@ mod router;
 
 pub use decode::{Decoder, READ_CHUNK};
 pub use error::FrameError;
+pub use flow::{Admission, Credit, INITIAL_WINDOW, Ledger, Meter};
 pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, Part, SharedRef, Target, flags};
 pub use gather::{Gather, Outcome};
 pub use ids::{ActorId, CallId, IdMaker, MeshId, ProcAddr};

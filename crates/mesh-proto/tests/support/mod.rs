@@ -15,7 +15,7 @@ pub(crate) fn config(cases: u32, seed: u64) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..ProptestConfig::default() }
 }
 
-pub(crate) const KINDS: [Kind; 14] = [
+pub(crate) const KINDS: [Kind; 15] = [
     Kind::Hello,
     Kind::Spawn,
     Kind::Call,
@@ -30,6 +30,7 @@ pub(crate) const KINDS: [Kind; 14] = [
     Kind::Cancel,
     Kind::Gathered,
     Kind::StopProcs,
+    Kind::Credit,
 ];
 
 pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {
@@ -37,10 +38,10 @@ pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {
 }
 
 pub(crate) fn header() -> impl Strategy<Value = Header> {
-    let numbers = (any::<u16>(), any::<u64>(), any::<u64>(), any::<u32>());
+    let numbers = (any::<u16>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>());
     (prop::sample::select(KINDS.to_vec()), addr(), addr(), numbers).prop_map(|(kind, src, dst, numbers)| {
         let mut header = Header::new(kind, src, dst);
-        (header.flags, header.actor, header.call, header.index) = numbers;
+        (header.flags, header.actor, header.call, header.index, header.deadline_ms) = numbers;
         header
     })
 }
