@@ -13,6 +13,8 @@ use mesh_topology::{Region, Wire};
 
 /// Length of the fixed header.
 pub const HEADER_LEN: usize = 72;
+/// What a message costs a process that keeps it, beside its bytes: a flood of empty ones fills memory too.
+pub const MESSAGE_COST: u64 = 256;
 /// A frame's body may not be longer than this; a peer that says otherwise is not ours.
 pub const MAX_BODY: u64 = 1 << 40;
 
@@ -483,12 +485,12 @@ impl Frame {
         Ok(parts)
     }
 
-    /// What the frame counts against its receiver's budget: its header, name and parts, wherever these lie. The same at
-    /// both ends, and for a cast the same for each receiver.
+    /// What the frame counts against its receiver's budget: its name and parts, wherever these lie, and
+    /// [`MESSAGE_COST`]. The same at both ends, and for a cast the same for each receiver.
     #[must_use]
     pub fn cost(&self) -> u64 {
         let fixed = u64::from(self.header.target_len) + 8 * u64::from(self.header.parts);
-        let plain = (HEADER_LEN as u64 + self.body.len() as u64).saturating_sub(fixed);
+        let plain = (MESSAGE_COST + self.body.len() as u64).saturating_sub(fixed);
         if self.header.flags & flags::SHARED == 0 {
             return plain;
         }

@@ -21,7 +21,7 @@ mod router;
 pub use decode::{Decoder, READ_CHUNK};
 pub use error::FrameError;
 pub use flow::{Admission, Credit, INITIAL_WINDOW, Ledger, Meter};
-pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, Part, SharedRef, Target, flags};
+pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Part, SharedRef, Target, flags};
 pub use gather::{Gather, Outcome};
 pub use ids::{ActorId, CallId, IdMaker, MeshId, ProcAddr};
 pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};

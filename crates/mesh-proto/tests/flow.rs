@@ -4,7 +4,9 @@
 
 mod support;
 
-use mesh_proto::{Admission, Credit, Frame, Header, INITIAL_WINDOW, Ledger, Meter, Part, ProcAddr, SharedRef, flags};
+use mesh_proto::{
+    Admission, Credit, Frame, Header, INITIAL_WINDOW, Ledger, MESSAGE_COST, Meter, Part, ProcAddr, SharedRef, flags,
+};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use support::config;
@@ -284,7 +286,7 @@ proptest! {
         header.flags = if shared { flags::SHARED } else { 0 };
         let region = mesh_topology::Region::whole(&mesh_topology::Extent::new([("procs", 3)]).unwrap());
         let frame = Frame::build(header, Some(&region), b"name", &parts);
-        prop_assert_eq!(frame.cost(), 72 + 4 + lens.iter().sum::<u64>());
+        prop_assert_eq!(frame.cost(), MESSAGE_COST + 4 + lens.iter().sum::<u64>());
         prop_assert_eq!(frame.for_one(addr(1), 1).cost(), frame.cost());
     }
 }

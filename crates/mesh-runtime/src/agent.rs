@@ -241,6 +241,7 @@ impl Runtime {
             link.close(&self.reactor);
         }
         self.memory.on_death(addr, ended.pid);
+        self.meters.end(&self.reactor, Some(addr));
         let (listeners, orphans): (Vec<LinkId>, HashSet<MeshId>) = {
             let mut agent = lock(&self.agent);
             agent.procs.remove(&addr);

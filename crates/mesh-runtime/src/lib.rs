@@ -11,6 +11,7 @@ mod error;
 mod inbox;
 mod link;
 mod message;
+mod meter;
 mod nursery;
 pub mod reactor;
 mod runtime;
@@ -24,8 +25,9 @@ pub use calls::{Call, Outcome};
 pub use error::RuntimeError;
 pub use inbox::{Inbox, LoopWaker};
 pub use message::Message;
+pub use meter::Meter;
 pub use nursery::NurserySpec;
-pub use runtime::{Counts, Options, Outgoing, Runtime, Waited};
+pub use runtime::{Counts, Options, Outgoing, Runtime, Terms, Waited};
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};
 

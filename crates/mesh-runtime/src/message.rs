@@ -1,10 +1,12 @@
 //! A frame that has reached its receiver.
 
 use crate::error::RuntimeError;
+use crate::meter::{Charge, Mailbox};
 use crate::shm::{Memory, PartData, SharedPart};
 use mesh_proto::{Frame, Header, Part, flags};
 use rustix::io::Errno;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A delivered frame. It owns the shared memory that it refers to: read or not, the memory goes back to its owner
 /// when the last of it is dropped (SHM-3).
@@ -13,6 +15,10 @@ pub struct Message {
     frame: Frame,
     /// The shared parts, mapped on arrival: later their owner may be gone, and its memory with it.
     shared: Mutex<Option<Result<Vec<SharedPart>, RuntimeError>>>,
+    /// Gives the message's bytes back to its sender when it is dropped, if that counts them.
+    charge: Option<Charge>,
+    /// When nobody wants the answer any more.
+    due: Option<Instant>,
 }
 
 fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> {
@@ -29,7 +35,28 @@ fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> 
 impl Message {
     pub(crate) fn new(frame: Frame, memory: &Memory) -> Self {
         let shared = (frame.header.flags & flags::SHARED != 0).then(|| map(&frame, memory));
-        Self { frame, shared: Mutex::new(shared) }
+        let due = match frame.header.deadline_ms {
+            0 => None,
+            ms => Instant::now().checked_add(Duration::from_millis(u64::from(ms))),
+        };
+        Self { frame, shared: Mutex::new(shared), charge: None, due }
+    }
+
+    /// Accounts for the message in the mailbox that it is put into, if its sender does.
+    pub(crate) fn charge_to(&mut self, mailbox: &Arc<Mailbox>) {
+        if self.frame.header.flags & flags::CHARGED != 0 {
+            self.charge = Some(mailbox.charge(self.frame.header.src, self.frame.cost()));
+        }
+    }
+
+    /// What it counts against its mailbox's budget.
+    pub(crate) fn cost(&self) -> u64 {
+        self.charge.as_ref().map_or(0, Charge::cost)
+    }
+
+    /// When nobody wants the answer any more: its deadline, counted from its arrival.
+    pub fn due(&self) -> Option<Instant> {
+        self.due
     }
 
     /// Whether its sender died before this process could map what it shares.

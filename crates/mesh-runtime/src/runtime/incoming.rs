@@ -6,9 +6,10 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
-use mesh_proto::{ActorId, Ended, Event, Exit, Frame, Header, Kind, LinkId, ProcAddr};
-use std::sync::Arc;
+use crate::meter::Mailbox;
+use mesh_proto::{ActorId, Credit, Ended, Event, Exit, Frame, Header, Kind, LinkId, ProcAddr, flags};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 impl Runtime {
@@ -31,18 +32,30 @@ impl Runtime {
                     None => true,
                 };
                 if refused {
+                    self.refuse(&header);
                     self.undeliverable(&header, "the actor has stopped, or was never spawned there");
                 }
             }
             Kind::Spawn => {
-                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor)));
+                let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
+                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::of(mailbox)));
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel => {
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
+            Kind::Credit => {
+                if header.flags & flags::QUESTION == 0 {
+                    self.meters.on_credit(&self.reactor, header.src, header.actor, Credit::read(&header));
+                } else if let Some(inbox) = self.inbox(header.actor) {
+                    inbox.mailbox().on_question(header.src);
+                } else {
+                    self.dispatch(Credit::LAST.frame(header.actor, self.me, header.src), None);
+                }
+            }
             Kind::Down => {
                 if let Some((addr, ended)) = agent::read_down(&frame) {
+                    self.meters.end(&self.reactor, Some(addr));
                     self.memory.on_death(addr, ended.pid);
                     self.calls.on_down(&self.reactor, addr, &Arc::new(ended));
                 }

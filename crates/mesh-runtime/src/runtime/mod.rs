@@ -9,7 +9,7 @@ mod incoming;
 mod outgoing;
 mod waiting;
 
-pub use outgoing::Outgoing;
+pub use outgoing::{Outgoing, Terms};
 pub use waiting::Waited;
 
 use crate::agent::{self, Agent, NURSERY_TOKENS, SpawnSpec};
@@ -18,6 +18,7 @@ use crate::calls::{Call, Calls, Outcome};
 use crate::error::RuntimeError;
 use crate::inbox::Inbox;
 use crate::link::Link;
+use crate::meter::Meters;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
 use crate::wait::Waiter;
@@ -28,7 +29,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,8 @@ pub struct Options {
     pub spin: Duration,
     /// Bytes that may wait for one process before its senders do.
     pub link_budget: usize,
+    /// Bytes that may wait in one mailbox before its senders do.
+    pub mailbox_budget: u64,
     /// Bytes of shared memory that this process may own.
     pub shm_budget: usize,
     /// Parts of this length and more travel through shared memory.
@@ -63,6 +66,8 @@ pub struct Counts {
     pub procs: usize,
     /// Bytes of shared memory that this process owns.
     pub shm_bytes: usize,
+    /// Mailboxes that this process has sent to, and keeps count of.
+    pub meters: usize,
 }
 
 /// See the module.
@@ -75,6 +80,9 @@ pub struct Runtime {
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
     pub(crate) started: Instant,
+    pub(crate) meters: Meters,
+    /// Itself, for the mailboxes that send credits on their own.
+    this: Weak<Self>,
     pid: u32,
     options: Options,
     router: RwLock<Router>,
@@ -96,6 +104,7 @@ pub struct Runtime {
     loop_fd: AtomicI32,
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
+    loop_thread: Mutex<Option<std::thread::ThreadId>>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -137,14 +146,17 @@ impl Runtime {
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
             .map_err(RuntimeError::os("getrandom"))?;
         let signal = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(RuntimeError::os("pipe"))?;
-        let runtime = Arc::new(Self {
+        let reactor = Reactor::new()?;
+        let runtime = Arc::new_cyclic(|this| Self {
             me,
-            reactor: Reactor::new()?,
+            reactor,
             board: Arc::new(board),
             calls: Calls::default(),
             memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
             agent: Mutex::default(),
             started: Instant::now(),
+            meters: Meters::default(),
+            this: Weak::clone(this),
             pid: std::process::id(),
             options,
             router: RwLock::new(router),
@@ -163,6 +175,7 @@ impl Runtime {
             loop_fd: AtomicI32::new(-1),
             loop_ready: AtomicBool::new(false),
             loop_waiter: Mutex::new(None),
+            loop_thread: Mutex::new(None),
         });
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
         let for_io = Arc::clone(&runtime);
@@ -201,7 +214,14 @@ impl Runtime {
         let links = read(&self.links).len();
         let actors = read(&self.inboxes).len();
         let procs = lock(&self.agent).len();
-        Counts { links, calls: self.calls.len(), actors, procs, shm_bytes: self.memory.bytes() }
+        Counts {
+            links,
+            calls: self.calls.len(),
+            actors,
+            procs,
+            shm_bytes: self.memory.bytes(),
+            meters: self.meters.len(),
+        }
     }
 
     /// Marks the runtime as copied into a forked child, where nothing of it works.
@@ -351,6 +371,7 @@ impl Runtime {
         let reason = "the runtime has been shut down".to_owned();
         let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason });
         self.calls.fail_all(&self.reactor, &ended);
+        self.meters.end(&self.reactor, None);
         let inboxes: Vec<ActorId> = read(&self.inboxes).keys().copied().collect();
         for actor in inboxes {
             self.close_inbox(actor);

@@ -5,7 +5,7 @@ use crate::agent;
 use crate::calls::{Call, Outcome};
 use crate::error::RuntimeError;
 use bytes::Bytes;
-use mesh_proto::{ActorId, CallId, Frame, Header, Kind, LinkId, Part, ProcAddr, Route, Target, flags};
+use mesh_proto::{ActorId, CallId, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, ProcAddr, Route, Target, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -28,6 +28,31 @@ pub struct Outgoing<'a> {
     pub payload: &'a [u8],
     /// Out-of-band buffers.
     pub buffers: &'a [&'a [u8]],
+}
+
+impl Outgoing<'_> {
+    /// What the message counts against its receivers' budgets; the same that its frame will (`Frame::cost`).
+    pub fn cost(&self) -> u64 {
+        let bytes: usize = self.buffers.iter().map(|buffer| buffer.len()).sum();
+        MESSAGE_COST + (self.name.len() + self.payload.len() + bytes) as u64
+    }
+}
+
+/// On what terms a message is sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    /// It was counted ([`Runtime::admit_all`]), and its bytes are to be given back.
+    pub charged: bool,
+    /// So many milliseconds from now nobody wants the answer any more; 0 for no such time.
+    pub deadline_ms: u32,
+}
+
+impl Terms {
+    fn mark(self, mut frame: Frame) -> Frame {
+        frame.header.flags |= if self.charged { flags::CHARGED } else { 0 };
+        frame.header.deadline_ms = self.deadline_ms;
+        frame
+    }
 }
 
 impl Runtime {
@@ -77,9 +102,17 @@ impl Runtime {
     /// # Errors
     /// If the runtime is closed.
     pub fn call(&self, out: &Outgoing<'_>, stream: bool) -> Result<(Arc<Call>, usize), RuntimeError> {
+        self.call_on(out, stream, Terms::default())
+    }
+
+    /// [`Runtime::call`] on these terms.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn call_on(&self, out: &Outgoing<'_>, stream: bool, terms: Terms) -> Result<(Arc<Call>, usize), RuntimeError> {
         self.usable()?;
         let call = self.open(out.target.clone(), stream)?;
-        let queued = self.dispatch(self.compose(out, call.id), None);
+        let queued = self.dispatch(terms.mark(self.compose(out, call.id)), None);
         Ok((call, queued))
     }
 
@@ -88,8 +121,16 @@ impl Runtime {
     /// # Errors
     /// If the runtime is closed.
     pub fn tell(&self, out: &Outgoing<'_>) -> Result<usize, RuntimeError> {
+        self.tell_on(out, Terms::default())
+    }
+
+    /// [`Runtime::tell`] on these terms.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn tell_on(&self, out: &Outgoing<'_>, terms: Terms) -> Result<usize, RuntimeError> {
         self.usable()?;
-        Ok(self.dispatch(self.compose(out, 0), None))
+        Ok(self.dispatch(terms.mark(self.compose(out, 0)), None))
     }
 
     /// Answers a call.
@@ -174,7 +215,7 @@ impl Runtime {
     fn dispatch_one(&self, frame: Frame, from: Option<LinkId>) -> usize {
         if let Some(from) = from
             && (matches!(frame.header.kind, Kind::Call | Kind::Spawn | Kind::StopActor)
-                || frame.header.flags & flags::SHARED != 0)
+                || frame.header.flags & (flags::SHARED | flags::CHARGED) != 0)
         {
             // Before the route is looked up: a death in between is then told one way or the other.
             lock(&self.agent).interest(frame.header.dst.mesh, from);
@@ -204,6 +245,7 @@ impl Runtime {
         if header.flags & flags::SHARED != 0 {
             self.memory.let_go(frame);
         }
+        self.refuse(&frame.header);
         if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor) {
             return;
         }
