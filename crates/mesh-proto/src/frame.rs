@@ -332,6 +332,16 @@ impl Target {
         }
     }
 
+    /// The procs that it names, in order.
+    pub fn procs(&self) -> Box<dyn Iterator<Item = ProcAddr> + '_> {
+        match self {
+            Self::One(addr) => Box::new(std::iter::once(*addr)),
+            Self::Many(mesh, region) => Box::new(
+                region.iter().map(|rank| ProcAddr { mesh: *mesh, rank: u32::try_from(rank).unwrap_or(u32::MAX) }),
+            ),
+        }
+    }
+
     /// Whether it names nobody.
     #[must_use]
     pub fn is_empty(&self) -> bool {

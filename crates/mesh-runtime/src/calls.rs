@@ -74,6 +74,11 @@ impl Call {
         self.lock().outcomes.take()
     }
 
+    /// Places in the target that have no outcome yet.
+    pub fn missing(&self) -> Vec<usize> {
+        self.lock().gather.as_ref().map(|gather| gather.missing_places().collect()).unwrap_or_default()
+    }
+
     /// A stream's `n`th outcome, in order of arrival, with its place in the target.
     pub fn nth(&self, n: usize) -> Option<(usize, Outcome)> {
         self.lock().order.get(n).cloned()

@@ -15,8 +15,9 @@ pub struct Message {
     frame: Frame,
     /// The shared parts, mapped on arrival: later their owner may be gone, and its memory with it.
     shared: Mutex<Option<Result<Vec<SharedPart>, RuntimeError>>>,
-    /// Gives the message's bytes back to its sender when it is dropped, if that counts them.
-    charge: Option<Charge>,
+    /// Gives the message's bytes back to its sender when it was handled, or is dropped, if that counts them.
+    charge: Mutex<Option<Charge>>,
+    cost: u64,
     /// When nobody wants the answer any more.
     due: Option<Instant>,
 }
@@ -39,19 +40,27 @@ impl Message {
             0 => None,
             ms => Instant::now().checked_add(Duration::from_millis(u64::from(ms))),
         };
-        Self { frame, shared: Mutex::new(shared), charge: None, due }
+        Self { frame, shared: Mutex::new(shared), charge: Mutex::new(None), cost: 0, due }
     }
 
     /// Accounts for the message in the mailbox that it is put into, if its sender does.
     pub(crate) fn charge_to(&mut self, mailbox: &Arc<Mailbox>) {
         if self.frame.header.flags & flags::CHARGED != 0 {
-            self.charge = Some(mailbox.charge(self.frame.header.src, self.frame.cost()));
+            self.cost = self.frame.cost();
+            let charge = mailbox.charge(self.frame.header.src, self.cost);
+            *self.charge.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(charge);
         }
     }
 
     /// What it counts against its mailbox's budget.
     pub(crate) fn cost(&self) -> u64 {
-        self.charge.as_ref().map_or(0, Charge::cost)
+        self.cost
+    }
+
+    /// The message was handled: its sender may send as much again, whoever still holds on to this object.
+    pub fn done(&self) {
+        let charge = self.charge.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(charge);
     }
 
     /// When nobody wants the answer any more: its deadline, counted from its arrival.

@@ -209,12 +209,6 @@ pub(crate) struct Charge {
     cost: u64,
 }
 
-impl Charge {
-    pub(crate) fn cost(&self) -> u64 {
-        self.cost
-    }
-}
-
 impl Drop for Charge {
     fn drop(&mut self) {
         lock(&self.mailbox.ledger).on_handled(self.sender, self.cost, self.mailbox.tell());

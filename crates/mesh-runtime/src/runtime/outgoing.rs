@@ -152,7 +152,7 @@ impl Runtime {
     /// [`RuntimeError::Full`], naming it.
     pub fn admit(&self, target: &Target) -> Result<(), RuntimeError> {
         let budget = self.options.link_budget;
-        for addr in receivers(target) {
+        for addr in target.procs() {
             if let Some(link) = self.link_of(addr) {
                 let queued = link.queued();
                 if queued > budget {
@@ -171,7 +171,7 @@ impl Runtime {
     /// Waits a moment for the queues towards `target` to be within budget; true once they are.
     pub fn wait_room(&self, target: &Target, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        receivers(target).all(|addr| {
+        target.procs().all(|addr| {
             self.link_of(addr).is_none_or(|link| {
                 link.wait_room(self.options.link_budget, end.saturating_duration_since(Instant::now()))
             })
@@ -206,7 +206,7 @@ impl Runtime {
             return 0;
         }
         let mut most = 0;
-        for (index, addr) in (0..).zip(receivers(&target)) {
+        for (index, addr) in (0..).zip(target.procs()) {
             most = most.max(self.dispatch_one(frame.for_one(addr, index), from));
         }
         most
@@ -272,14 +272,5 @@ impl Runtime {
         back.index = header.index;
         back.actor = header.actor;
         self.dispatch(Frame::build(back, None, why.as_bytes(), &[]), None);
-    }
-}
-
-fn receivers(target: &Target) -> Box<dyn Iterator<Item = ProcAddr> + '_> {
-    match target {
-        Target::One(addr) => Box::new(std::iter::once(*addr)),
-        Target::Many(mesh, region) => {
-            Box::new(region.iter().map(|rank| ProcAddr { mesh: *mesh, rank: u32::try_from(rank).unwrap_or(u32::MAX) }))
-        }
     }
 }

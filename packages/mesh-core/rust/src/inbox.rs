@@ -2,6 +2,7 @@
 
 use crate::call::{is_error, kind_name};
 use crate::door;
+use crate::flow::left;
 use crate::part::PyPart;
 use crate::runtime::Payload;
 use mesh_proto::flags;
@@ -120,6 +121,12 @@ impl PyMessage {
         self.message().header().index
     }
 
+    /// How many seconds the caller still waits; negative once it does not, none if it set no limit.
+    #[getter]
+    fn left(&self) -> Option<f64> {
+        self.message().due().map(left)
+    }
+
     /// Whether the payload is an encoded exception.
     #[getter]
     fn is_error(&self) -> bool {
@@ -155,8 +162,15 @@ impl PyMessage {
         }
     }
 
+    /// Says that the message was handled, where no answer does.
+    fn done(&self) {
+        self.message().done();
+    }
+
     /// Answers with `value`.
     fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        // Before the answer: whoever gets it may want to send the next message at once.
+        self.message().done();
         if self.message().header().call != 0 {
             let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
             payload.send(py, |bytes, buffers| {
@@ -175,6 +189,7 @@ impl PyMessage {
         buffers: &Bound<'_, PyAny>,
         dead: bool,
     ) -> PyResult<()> {
+        self.message().done();
         let payload = Payload::new(data.clone(), buffers)?;
         let bits = if dead { flags::ERROR | flags::DEAD } else { flags::ERROR };
         payload.send(py, |bytes, buffers| {

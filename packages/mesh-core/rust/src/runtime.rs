@@ -2,11 +2,12 @@
 
 use crate::call::PyCall;
 use crate::door::{deadline, duration, leave, raise};
+use crate::flow::{Gate, millis};
 use crate::inbox::{PyInbox, PyWaker};
 use crate::topology::PyRegion;
 use bytes::Bytes;
 use mesh_proto::{ActorId, Kind, ProcAddr, Target};
-use mesh_runtime::{NurserySpec, Options, Outgoing, Runtime, SpawnSpec};
+use mesh_runtime::{NurserySpec, Options, Outgoing, Runtime, SpawnSpec, Terms};
 use mesh_topology::Wire;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -16,7 +17,7 @@ use pyo3::types::{PyBytes, PyDict};
 use std::ffi::OsString;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Messages with this much out of band are copied outside the interpreter.
 const LARGE: usize = 256 * 1024;
@@ -70,6 +71,11 @@ impl<'py> Payload<'py> {
         Self::new(envelope, &buffers)
     }
 
+    /// How many bytes it has.
+    pub(crate) fn len(&self) -> usize {
+        self.envelope.as_bytes().len() + self.buffers.iter().map(|buffer| buffer.len_bytes()).sum::<usize>()
+    }
+
     /// Hands the bytes to `send`, outside the interpreter if there are many.
     pub(crate) fn send<T: Send>(&self, py: Python<'py>, send: impl FnOnce(&[u8], &[&[u8]]) -> T + Send) -> T {
         let envelope = self.envelope.as_bytes();
@@ -121,6 +127,7 @@ pub(crate) struct PySender {
     name: Vec<u8>,
     kind: Kind,
     block: bool,
+    gate: Gate,
 }
 
 impl PySender {
@@ -128,7 +135,19 @@ impl PySender {
         Outgoing { kind, target: &self.target, actor: self.actor, name: &self.name, payload, buffers }
     }
 
-    /// A sender that outruns a receiver waits here, where Ctrl-C still works.
+    /// Counts the message against its receivers' budgets; a sender that outruns one of them waits here.
+    fn admit(&self, py: Python<'_>, payload: &Payload<'_>, until: Option<Instant>) -> PyResult<Terms> {
+        if !self.block {
+            self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
+        }
+        // Spawns and stops are not an actor's messages, and never wait behind them.
+        let bytes = self.name.len() + payload.len();
+        let charged =
+            self.kind == Kind::Call && self.gate.pass(py, &self.runtime, &self.target, bytes, self.block, until)?;
+        Ok(Terms { charged, deadline_ms: until.map_or(0, millis) })
+    }
+
+    /// A sender that outruns a link waits here, where Ctrl-C still works.
     fn hold_back(&self, py: Python<'_>, queued: usize) -> PyResult<()> {
         if queued <= self.runtime.link_budget() || !self.block {
             return Ok(());
@@ -142,15 +161,13 @@ impl PySender {
 
 #[pymethods]
 impl PySender {
-    /// Sends `value` and returns the call that waits for the replies.
-    #[pyo3(signature = (value, stream=false))]
-    fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool) -> PyResult<PyCall> {
+    /// Sends `value` and returns the call that waits for the replies; after `limit` seconds nobody wants them.
+    #[pyo3(signature = (value, stream=false, limit=None))]
+    fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool, limit: Option<f64>) -> PyResult<PyCall> {
         let payload = Payload::dump(value)?;
-        if !self.block {
-            self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
-        }
+        let terms = self.admit(py, &payload, deadline(limit)?)?;
         let (call, queued) = payload
-            .send(py, |bytes, buffers| self.runtime.call(&self.outgoing(self.kind, bytes, buffers), stream))
+            .send(py, |bytes, buffers| self.runtime.call_on(&self.outgoing(self.kind, bytes, buffers), stream, terms))
             .map_err(|error| raise(py, &error))?;
         self.hold_back(py, queued)?;
         Ok(PyCall { runtime: Arc::clone(&self.runtime), call, target: Arc::clone(&self.target), actor: self.actor })
@@ -159,11 +176,9 @@ impl PySender {
     /// Sends `value`; nobody waits.
     fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let payload = Payload::dump(value)?;
-        if !self.block {
-            self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
-        }
+        let terms = self.admit(py, &payload, None)?;
         let queued = payload
-            .send(py, |bytes, buffers| self.runtime.tell(&self.outgoing(Kind::Tell, bytes, buffers)))
+            .send(py, |bytes, buffers| self.runtime.tell_on(&self.outgoing(Kind::Tell, bytes, buffers), terms))
             .map_err(|error| raise(py, &error))?;
         self.hold_back(py, queued)
     }
@@ -173,29 +188,36 @@ impl PySender {
 #[pyclass(name = "Runtime", module = "mesh_core._native", frozen)]
 pub(crate) struct PyRuntime(Arc<Runtime>);
 
-fn options(spin_us: f64, link_budget: usize, shm_budget: usize, shm_threshold: usize) -> PyResult<Options> {
-    Ok(Options { spin: duration(spin_us * 1e-6)?, link_budget, shm_budget, shm_threshold })
+fn options(
+    spin_us: f64,
+    link_budget: usize,
+    mailbox_budget: u64,
+    shm_budget: usize,
+    shm_threshold: usize,
+) -> PyResult<Options> {
+    Ok(Options { spin: duration(spin_us * 1e-6)?, link_budget, mailbox_budget, shm_budget, shm_threshold })
 }
 
 #[pymethods]
 impl PyRuntime {
     /// The runtime of a process that runs a script.
     #[staticmethod]
-    #[pyo3(signature = (*, spin_us, link_budget, shm_budget, shm_threshold))]
+    #[pyo3(signature = (*, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
     fn controller(
         py: Python<'_>,
         spin_us: f64,
         link_budget: usize,
+        mailbox_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, shm_budget, shm_threshold)?;
+        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold)?;
         leave(py, || Runtime::controller(options)).map(Self)
     }
 
     /// The runtime of a worker. It owns the two descriptors from here on.
     #[staticmethod]
-    #[pyo3(signature = (*, mesh, rank, link, board, seat, spin_us, link_budget, shm_budget, shm_threshold))]
+    #[pyo3(signature = (*, mesh, rank, link, board, seat, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn worker(
         py: Python<'_>,
@@ -206,10 +228,11 @@ impl PyRuntime {
         seat: u32,
         spin_us: f64,
         link_budget: usize,
+        mailbox_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, shm_budget, shm_threshold)?;
+        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold)?;
         // SAFETY: the caller, a worker's first lines, gives away descriptors that it alone knows of.
         let (link, board) = unsafe { (OwnedFd::from_raw_fd(link), OwnedFd::from_raw_fd(board)) };
         leave(py, || Runtime::worker(ProcAddr { mesh, rank }, link, board, seat, options)).map(Self)
@@ -228,8 +251,16 @@ impl PyRuntime {
     }
 
     /// The way to an endpoint.
-    #[pyo3(signature = (target, actor, name, kind="call", block=true))]
-    fn sender(&self, target: &PyTarget, actor: u64, name: &str, kind: &str, block: bool) -> PyResult<PySender> {
+    #[pyo3(signature = (target, actor, name, kind="call", block=true, who=None))]
+    fn sender(
+        &self,
+        target: &PyTarget,
+        actor: u64,
+        name: &str,
+        kind: &str,
+        block: bool,
+        who: Option<Py<PyAny>>,
+    ) -> PyResult<PySender> {
         let kind = match kind {
             "call" => Kind::Call,
             "spawn" => Kind::Spawn,
@@ -256,7 +287,8 @@ impl PyRuntime {
                 "an endpoint's name and its mesh's labels are at most 65,535 bytes long",
             ));
         }
-        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block })
+        let gate = Gate::new(actor, who);
+        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block, gate })
     }
 
     /// Makes a mesh of processes; the call completes as they come up.
@@ -356,6 +388,7 @@ impl PyRuntime {
         out.set_item("actors", counts.actors)?;
         out.set_item("procs", counts.procs)?;
         out.set_item("shm_bytes", counts.shm_bytes)?;
+        out.set_item("meters", counts.meters)?;
         Ok(out)
     }
 }

@@ -82,7 +82,7 @@ class Endpoint(Generic[P, R]):
         mesh = self._mesh
         one = len(view) == 1
         target = Target.one(mesh._procs_id, view.rank_at(0)) if one else Target.many(mesh._procs_id, view)
-        return mesh._process.runtime.sender(target, mesh._actor_id, self._name, block=self._block)
+        return mesh._process.runtime.sender(target, mesh._actor_id, self._name, block=self._block, who=self._who)
 
     def _what(self) -> str:
         return f"{self._who.name}.{self._name}"

@@ -150,6 +150,7 @@ def _runtime_options(settings: Settings) -> dict[str, Any]:
     return {
         "spin_us": settings.spin_us,
         "link_budget": settings.link_budget,
+        "mailbox_budget": settings.mailbox_budget,
         "shm_budget": settings.shm_bytes,
         "shm_threshold": settings.shm_threshold,
     }

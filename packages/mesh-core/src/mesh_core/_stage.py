@@ -229,6 +229,7 @@ class Stage:
         """Tell the caller what went wrong; where nobody waits, the log."""
         me = self.process.identity
         if message.call == 0:
+            message.done()
             import logging
             import traceback
 
