@@ -60,20 +60,10 @@ def pss(*pids: int) -> int:
 
 
 def pids(procs: ProcMesh) -> list[int]:
-    echo = procs.spawn("pids", Pids)
+    echo = procs.spawn("pids", Producer)
     found = echo.pid.call().get(timeout=30).values()
     echo.stop().get(timeout=30)
     return list(found)
-
-
-class Pids(Producer):
-    """Tells its process."""
-
-    from mesh_core import endpoint as _endpoint
-
-    @_endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
 
 @pytest.mark.parametrize("size", [100, 10_000, MIB // 2])
@@ -92,10 +82,9 @@ def test_a_mailbox_that_nobody_empties_holds_its_budget(procs: ProcMesh, slow: A
 
 
 def test_the_error_has_fields(slow: Any) -> None:
-    note = slow.note.with_options(block=False)
+    fill(slow, bytes(100_000))
     with pytest.raises(MailboxFull) as caught:
-        for _ in range(1000):
-            note.call_one(bytes(100_000))
+        slow.note.with_options(block=False).call_one(bytes(MIB))
     assert (caught.value.actor, caught.value.rank) == ("slow", 0)
     assert caught.value.budget
     assert INITIAL <= caught.value.budget <= BUDGET
@@ -225,7 +214,7 @@ def test_a_dead_process_holds_nobody_back() -> None:
 def test_a_deadline_ends_the_wait_for_room(slow: Any) -> None:
     fill(slow, bytes(100_000))
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match="'slow' on rank 0 lags behind.*not sent within its deadline"):
+    with pytest.raises(TimeoutError, match=r"'slow' on rank 0 lags behind.*not sent within its deadline"):
         slow.note.with_options(timeout=0.05).call_one(bytes(2 * MIB))
     assert time.monotonic() - began < 10
 
@@ -249,7 +238,7 @@ def test_an_actor_does_not_wait_for_itself(procs: ProcMesh) -> None:
 
 
 def test_answers_are_never_held_back(procs: ProcMesh) -> None:
-    echo = procs.spawn("echo", Pids)
+    echo = procs.spawn("echo", Producer)
     futures = [echo.pid.call() for _ in range(3_000)]
     assert all(len(future.get(timeout=60)) == 2 for future in futures)
     echo.stop().get(timeout=30)
@@ -280,5 +269,3 @@ def test_ctrl_c_ends_the_wait(script: Callable[..., Script]) -> None:
     assert run.line() == "interrupted"
     run.finish()
     assert run.process.returncode == 0
-
-

@@ -3,6 +3,7 @@
 use crate::door;
 use mesh_proto::{ActorId, MESSAGE_COST, Target};
 use mesh_runtime::{Meter, Runtime, Waited};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -19,6 +20,11 @@ pub(crate) struct Gate {
 impl Gate {
     pub(crate) fn new(actor: ActorId, who: Option<Py<PyAny>>) -> Self {
         Self { actor, who, meters: OnceLock::new() }
+    }
+
+    /// Shows the garbage collector what is held: whom errors are to name refers back to the sender.
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.who)
     }
 
     /// Counts a message of so many bytes, or waits until there is room for it, at most until `until`.
@@ -60,8 +66,12 @@ impl Gate {
         if !block || local {
             let place = (meter.outstanding(), meter.window(), cost);
             let refusal = flow.getattr("refusal")?;
-            let on_loop = local && runtime.on_loop_thread();
-            let refused = refusal.call1((&self.who, self.actor, index, place, block, on_loop))?;
+            let how = match block {
+                false => "refuse",
+                true if runtime.on_loop_thread() => "loop",
+                true => "thread",
+            };
+            let refused = refusal.call1((&self.who, self.actor, index, place, how))?;
             if !refused.is_none() {
                 return Err(PyErr::from_value(refused));
             }

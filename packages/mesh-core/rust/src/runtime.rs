@@ -11,6 +11,7 @@ use mesh_runtime::{NurserySpec, Options, Outgoing, Runtime, SpawnSpec, Terms};
 use mesh_topology::Wire;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict};
@@ -161,6 +162,10 @@ impl PySender {
 
 #[pymethods]
 impl PySender {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.gate.traverse(&visit)
+    }
+
     /// Sends `value` and returns the call that waits for the replies; after `limit` seconds nobody wants them.
     #[pyo3(signature = (value, stream=false, limit=None))]
     fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool, limit: Option<f64>) -> PyResult<PyCall> {

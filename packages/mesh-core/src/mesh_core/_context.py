@@ -82,6 +82,12 @@ def current_instance() -> Instance | None:
     return None if now is None else now.actor_instance
 
 
+def current_message() -> Message | None:
+    """The message that is being handled, if one is."""
+    now = _current.get()
+    return None if now is None else now._message
+
+
 def context() -> Context:
     """Say which actor runs, and for which message. Only inside actors.
 

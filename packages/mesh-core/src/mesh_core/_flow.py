@@ -28,22 +28,21 @@ def _said(who: Addressee | None, index: int, place: Place) -> tuple[str, dict[st
     ), where
 
 
-def refusal(
-    who: Addressee | None, actor: int, index: int, place: Place, block: bool, on_loop: bool
-) -> MailboxFull | None:
+def refusal(who: Addressee | None, actor: int, index: int, place: Place, how: str) -> MailboxFull | None:
     """Say why a message has to be refused; ``None`` if its sender may wait.
 
-    Nobody may wait who would keep the receiver from working: the loop's thread for an actor of the same process, and an
-    actor for itself.
+    ``how`` is ``"refuse"`` if the sender asked for that, and else where it would wait: on the thread of the ``"loop"``
+    that the receiver needs, or on some other ``"thread"`` of the receiver's process. Nobody may wait who would keep the
+    receiver from working: that loop, and an actor for itself.
     """
-    if block and not on_loop:
+    if how == "thread":
         me = current_instance()
         if me is None or me.actor_id != actor:
             return None
     said, where = _said(who, index, place)
-    if not block:
+    if how == "refuse":
         said += "; it was not sent, since block=False. Try again later, or send less at a time"
-    elif on_loop:
+    elif how == "loop":
         said += (
             "; it was not sent, since waiting here would stop the event loop that this process's actors run on, and with "
             "it the receiver. Await the calls that are under way before sending more"

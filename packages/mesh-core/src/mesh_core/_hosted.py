@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _context
 from mesh_core._context import Context, Instance
 from mesh_core._endpoint import EndpointProperty
-from mesh_core._errors import MeshError
+from mesh_core._errors import ActorTimeout, MeshError
 from mesh_core._nearest import did_you_mean
 from mesh_core._serialize import explain_load_failure
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mesh_core._stage import Stage
 
 _BURST = 256
+_EXPIRED = "the call's deadline has passed"
 
 CallKey = tuple[tuple[int, int], int]
 """A call's caller and its number there."""
@@ -39,6 +40,7 @@ class Hosted:
         "_args",
         "_cls",
         "_handed_back",
+        "_ident",
         "_kwargs",
         "_loops",
         "_runner",
@@ -85,6 +87,7 @@ class Hosted:
         self._running: dict[CallKey, asyncio.Task[Any]] = {}
         self._skipped: set[CallKey] = set()
         self._starting: set[Message] = set()
+        self._ident = 0
         self._thread = any(not spec.is_async for spec in self.table.values())
         self._loops = not self._thread
         """Whether the loop takes from the inbox just now, rather than the actor's thread."""
@@ -120,6 +123,7 @@ class Hosted:
     # On a thread of its own.
 
     def _serve(self) -> None:
+        self._ident = threading.get_ident()
         self._construct()
         burst = self.inbox.take(_BURST)
         while burst:
@@ -151,6 +155,8 @@ class Hosted:
         return []
 
     def _run(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
+        if message.left is not None and self._too_late(message):
+            return
         _context.enter(Context(self.instance, message))
         args = None
         try:
@@ -235,6 +241,11 @@ class Hosted:
         key = (message.src, message.call)
         task = asyncio.current_task()
         assert task is not None
+        limit = None
+        if (left := message.left) is not None:
+            if self._too_late(message):
+                return
+            limit = self.stage.loop.call_later(left, task.cancel, _EXPIRED)
         _context.enter(Context(self.instance, message))
         if message.call:
             self._running[key] = task
@@ -243,13 +254,15 @@ class Hosted:
             args, kwargs = message.load()
             message.reply(await spec.function(self.object, *args, **kwargs))
         except asyncio.CancelledError as error:
-            self._failed(message, error)
+            self._failed(message, _expired(message) if _EXPIRED in error.args else error)
             # The call was cancelled, not the actor: its runner goes on with the next message.
             if task.cancelling():
                 task.uncancel()
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             self._failed(message, error if args is not None else _unreadable(error))
         finally:
+            if limit is not None:
+                limit.cancel()
             self._running.pop(key, None)
 
     async def _stop_async(self, message: Message) -> None:
@@ -273,6 +286,27 @@ class Hosted:
             running.cancel()
         else:
             self._skipped.add(key)
+
+    def _too_late(self, message: Message) -> bool:
+        """Answer a message whose deadline has passed; whoever called has given up."""
+        self.stage.process.deadlines = True
+        if (message.left or 0.0) > 0:
+            return False
+        self._failed(message, _expired(message))
+        return True
+
+    def is_thread(self, ident: int) -> bool:
+        """Whether this is the actor's own thread, which handles a message whenever it runs anything."""
+        return self._thread and self._ident == ident
+
+    def is_handled_by(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether this is the task in which the actor handles one message after the other."""
+        return task is not None and self._runner is task
+
+    def needs_loop(self, endpoint: str) -> bool:
+        """Whether the process's loop has to run for that endpoint to be called."""
+        spec = self.table.get(endpoint)
+        return self._loops or (spec is not None and spec.is_async)
 
     def _given_up(self, message: Message) -> bool:
         if self._skipped:
@@ -311,6 +345,12 @@ class Hosted:
         elif message.call:
             message.reply(None)
         self.stage.loop.call_soon_threadsafe(self.stage.forget, self)
+
+
+def _expired(message: Message) -> ActorTimeout:
+    return ActorTimeout(
+        f"the deadline of {message.name} passed before it had returned; it was not run to its end"
+    )
 
 
 def _unreadable(error: BaseException) -> BaseException:

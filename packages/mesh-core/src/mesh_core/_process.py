@@ -59,6 +59,8 @@ class Process:
             weakref.WeakKeyDictionary()
         )
         self._stage: Stage | None = None
+        self.deadlines = False
+        """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
         self._names: dict[str, int] = {}
 
     @property
@@ -113,6 +115,11 @@ class Process:
                 self._stage = Stage(self)
                 self._stage.start_thread()
             return self._stage
+
+    @property
+    def own_stage(self) -> Stage | None:
+        """Where actors of this process live, if it has any."""
+        return self._stage
 
     def adopt_stage(self, stage: Stage) -> None:
         """Take the stage that a worker's main thread runs."""

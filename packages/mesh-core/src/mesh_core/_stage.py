@@ -53,6 +53,8 @@ class Stage:
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
+        self.ident = 0
+        """The thread that runs the loop."""
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those of actors with sync endpoints."""
 
@@ -93,6 +95,7 @@ class Stage:
     def run(self) -> int:
         """Serve until the process is told to stop; returns its exit status."""
         asyncio.set_event_loop(self.loop)
+        self.ident = threading.get_ident()
         self.loop.add_reader(self.waker.fileno(), self._on_ready)
         self._system.attach(self.waker, _SYSTEM)
         with self._signals():
