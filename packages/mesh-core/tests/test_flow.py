@@ -59,6 +59,19 @@ def pss(*pids: int) -> int:
     return total
 
 
+def fill_to_the_brim(slow: Any) -> None:
+    """Fill the whole budget: the small window that every sender begins with, and what it grows to."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        fill(slow, bytes(100_000))
+        try:
+            slow.note.with_options(block=False).broadcast(bytes(100_000))
+        except MailboxFull as error:
+            if error.budget == BUDGET:
+                return
+    raise AssertionError("the window has not grown to the budget")
+
+
 def pids(procs: ProcMesh) -> list[int]:
     echo = procs.spawn("pids", Producer)
     found = echo.pid.call().get(timeout=30).values()
@@ -82,12 +95,11 @@ def test_a_mailbox_that_nobody_empties_holds_its_budget(procs: ProcMesh, slow: A
 
 
 def test_the_error_has_fields(slow: Any) -> None:
-    fill(slow, bytes(100_000))
+    fill_to_the_brim(slow)
     with pytest.raises(MailboxFull) as caught:
         slow.note.with_options(block=False).call_one(bytes(MIB))
     assert (caught.value.actor, caught.value.rank) == ("slow", 0)
-    assert caught.value.budget
-    assert INITIAL <= caught.value.budget <= BUDGET
+    assert caught.value.budget == BUDGET
 
 
 def test_a_gigabyte_of_broadcasts_is_held_back(procs: ProcMesh, slow: Any) -> None:
@@ -212,7 +224,7 @@ def test_a_dead_process_holds_nobody_back() -> None:
 
 
 def test_a_deadline_ends_the_wait_for_room(slow: Any) -> None:
-    fill(slow, bytes(100_000))
+    fill_to_the_brim(slow)
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"'slow' on rank 0 lags behind.*not sent within its deadline"):
         slow.note.with_options(timeout=0.05).call_one(bytes(2 * MIB))

@@ -38,6 +38,7 @@ impl PyWaker {
     }
 }
 
+#[expect(clippy::large_enum_variant, reason = "the usual one is large, and boxing it would cost every message")]
 enum Held {
     Own(Message),
     Shared(Arc<Message>),

@@ -188,7 +188,7 @@ class Endpoint(Generic[P, R]):
                 if arrived is None and deadline is not None and time.monotonic() >= deadline:
                     # The first that was waited for in vain has given up the call for all of them.
                     raise ActorTimeout(
-                        f"{self._what()} did not finish within its deadline of {limit:.6g} s; it was cancelled",
+                        f"{self._what()} did not finish within its deadline of {round(limit or 0.0, 6)} s; it was cancelled",
                         actor=self._who.name,
                         host=self._who.host,
                         timeout=limit,

@@ -115,7 +115,7 @@ class Future(Generic[R]):
         if self._call.cancel():
             self._state = _FAILED
             self._value = ActorTimeout(
-                f"{self._what()} did not finish within its deadline of {self._limit:.6g} s; it was cancelled{said}",
+                f"{self._what()} did not finish within its deadline of {round(self._limit or 0.0, 6)} s; it was cancelled{said}",
                 timeout=self._limit,
                 **fields,
             )

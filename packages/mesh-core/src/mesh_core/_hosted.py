@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mesh_core._stage import Stage
 
 _BURST = 256
+_GRACE_S = 0.1
+"""A caller that waits keeps its deadline itself, and can say more about it; this process does where none waits."""
 _EXPIRED = "the call's deadline has passed"
 
 CallKey = tuple[tuple[int, int], int]
@@ -245,7 +247,7 @@ class Hosted:
         if (left := message.left) is not None:
             if self._too_late(message):
                 return
-            limit = self.stage.loop.call_later(left, task.cancel, _EXPIRED)
+            limit = self.stage.loop.call_later(left + _GRACE_S, task.cancel, _EXPIRED)
         _context.enter(Context(self.instance, message))
         if message.call:
             self._running[key] = task
