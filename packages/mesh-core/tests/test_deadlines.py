@@ -163,6 +163,16 @@ def test_a_stream_has_one_deadline(workers: Any) -> None:
     workers.until.call("cancelled i").get(timeout=30)
 
 
+def test_a_stream_may_be_read_from_its_end(workers: Any) -> None:
+    async def backwards() -> list[Any]:
+        futures = [future async for future in workers.left.stream()]
+        return [await future for future in reversed(futures)]
+
+    for _ in range(30):
+        assert [future.get(timeout=20) for future in reversed(list(workers.left.stream()))] == [None] * 4
+        assert asyncio.run(backwards()) == [None] * 4
+
+
 def test_a_sync_endpoint_runs_to_its_end_unheard(workers: Any, blocker: Any) -> None:
     running = blocker.block.call_one("running")
     skipped = blocker.block.call_one("skipped")

@@ -86,7 +86,7 @@ def test_a_mailbox_that_nobody_empties_holds_its_budget(procs: ProcMesh, slow: A
     sent, said = fill(slow, bytearray(size))
     grown = pss(*everybody) - before
     assert sent * size <= BUDGET + INITIAL
-    assert sent * (size + 400) >= BUDGET / 4
+    assert sent * (size + 400) >= INITIAL / 2
     assert grown <= 2 * BUDGET + SLACK
     assert "actor 'slow' on rank 0 lags behind" in said
     assert "block=False" in said
@@ -140,6 +140,10 @@ def test_a_process_that_is_stopped_costs_little(procs: ProcMesh, slow: Any) -> N
     everybody = [os.getpid(), *pids(procs)]
     before = pss(*everybody)
     os.kill(everybody[1], signal.SIGSTOP)
+    until = time.monotonic() + 30
+    while Path(f"/proc/{everybody[1]}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < until
+        time.sleep(0)
     try:
         small, _ = fill(slow, bytes(10_000))
         assert small * 10_000 <= INITIAL
@@ -267,8 +271,8 @@ def test_ctrl_c_ends_the_wait(script: Callable[..., Script]) -> None:
             with this_host().spawn_procs() as procs:
                 slow = procs.spawn("slow", Slow)
                 fill(slow, bytes(50_000))
-                print("full")
                 try:
+                    print("full")
                     while True:
                         slow.note.broadcast(bytes(50_000))
                 except KeyboardInterrupt:
