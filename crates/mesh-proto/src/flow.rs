@@ -18,6 +18,7 @@
 
 use crate::{ActorId, Frame, Header, Kind, ProcAddr, flags};
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// What every sender may have under way before it has heard from the mailbox.
 pub const INITIAL_WINDOW: u64 = 1 << 20;
@@ -160,6 +161,33 @@ impl Meter {
     }
 }
 
+/// A quick one: addresses are made of random numbers, by members of the job.
+#[derive(Clone, Copy, Debug, Default)]
+struct AddrHasher(u64);
+
+impl Hasher for AddrHasher {
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(u64::from(word));
+    }
+}
+
+/// With so many senders those are forgotten that have nothing here; they may come back.
+const MANY: usize = 1024;
+
 #[derive(Clone, Copy, Debug)]
 struct Account {
     /// Arrived, and not handled.
@@ -173,7 +201,9 @@ struct Account {
 /// The receiver's half: what has arrived in one mailbox, from whom.
 #[derive(Debug)]
 pub struct Ledger {
-    accounts: HashMap<ProcAddr, Account>,
+    accounts: HashMap<ProcAddr, Account, BuildHasherDefault<AddrHasher>>,
+    /// Idle senders are looked for once there are so many: some of them have ended, and nobody says so.
+    sweep_at: usize,
     /// What every sender has without asking.
     base: u64,
     /// What is there for wider windows.
@@ -195,7 +225,7 @@ impl Ledger {
         let budget = (budget.clamp(UNIT, WIDEST) / UNIT) * UNIT;
         let base = budget.min(INITIAL_WINDOW);
         let pot = budget - base;
-        Self { accounts: HashMap::new(), base, pot, held: 0, wide: 0, taken: false, closed: false }
+        Self { accounts: HashMap::default(), sweep_at: MANY, base, pot, held: 0, wide: 0, taken: false, closed: false }
     }
 
     /// Bytes that have arrived and were not handled.
@@ -220,6 +250,9 @@ impl Ledger {
     pub fn on_arrived(&mut self, sender: ProcAddr, cost: u64, mut tell: impl FnMut(ProcAddr, Credit)) {
         if self.closed {
             return;
+        }
+        if self.accounts.len() >= self.sweep_at {
+            self.forget_idle(&mut tell);
         }
         let base = self.base;
         let account = self.accounts.entry(sender).or_insert_with(|| {
@@ -287,6 +320,21 @@ impl Ledger {
         }
         self.held = 0;
         self.wide = 0;
+    }
+
+    fn forget_idle(&mut self, tell: &mut impl FnMut(ProcAddr, Credit)) {
+        let base = self.base;
+        self.accounts.retain(|addr, account| {
+            if account.queued > 0 {
+                return true;
+            }
+            self.held -= account.holds(base);
+            self.wide -= usize::from(account.window > base);
+            account.window = base;
+            tell(*addr, account.say());
+            false
+        });
+        self.sweep_at = MANY.max(2 * self.accounts.len());
     }
 
     /// What each of `n` senders with wide windows has of the pot. It changes only where `n` passes a power of two, so

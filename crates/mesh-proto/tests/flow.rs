@@ -239,6 +239,19 @@ fn many_senders_share_one_budget() {
     }
 }
 
+/// Senders that have ended do not add up; those that live have all that was handled given back.
+#[test]
+fn idle_senders_are_forgotten_and_given_their_bytes_back() {
+    let mut ledger = Ledger::new(64 << 20);
+    let mut back = 0;
+    for who in 0..50_000 {
+        ledger.on_arrived(addr(who), 300, |_, credit| back += credit.handled);
+        ledger.on_handled(addr(who), 300, |_, credit| back += credit.handled);
+    }
+    assert!(ledger.senders() <= 1024, "{} senders are kept", ledger.senders());
+    assert_eq!(back, 300 * (50_000 - ledger.senders() as u64));
+}
+
 /// A budget that went to the first is shared with those who come later, once there is some of it to share.
 #[test]
 fn late_senders_get_their_share() {

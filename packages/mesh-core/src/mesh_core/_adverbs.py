@@ -209,7 +209,8 @@ class Endpoint(Generic[P, R]):
         """The same endpoint with a deadline for its calls, or refusing (``block=False``) instead of waiting to send.
 
         A call that has not finished after ``timeout`` seconds raises :class:`ActorTimeout` where it is waited for, and
-        is cancelled where it runs. With ``block=False`` a receiver that lags too far behind is :class:`MailboxFull`.
+        is cancelled where it runs; calls made while it is handled inherit what is left of the time. With
+        ``block=False`` a receiver that lags too far behind is :class:`MailboxFull`, and the message is not sent.
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"a call's timeout is a positive number of seconds, not {timeout!r}")

@@ -86,7 +86,7 @@ class Future(Generic[R]):
                 left = self._deadline - time.monotonic()
                 if timeout is None or left < timeout:
                     wait, last = left, True
-            if self._process.own_stage is not None and not self._arrived():
+            if self._process._stage is not None and not self._arrived():
                 self._refuse_wait(awaited=False)
             if not self._wait(wait):
                 if not last:
@@ -191,7 +191,7 @@ class Future(Generic[R]):
     async def _await_arrival(self) -> None:
         import asyncio
 
-        if self._process.own_stage is not None:
+        if self._process._stage is not None:
             self._refuse_wait(awaited=True)
         try:
             if self._deadline is None:

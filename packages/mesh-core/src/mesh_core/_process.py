@@ -116,11 +116,6 @@ class Process:
                 self._stage.start_thread()
             return self._stage
 
-    @property
-    def own_stage(self) -> Stage | None:
-        """Where actors of this process live, if it has any."""
-        return self._stage
-
     def adopt_stage(self, stage: Stage) -> None:
         """Take the stage that a worker's main thread runs."""
         self._stage = stage

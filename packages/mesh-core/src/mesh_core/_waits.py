@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def refused(process: Process, call: Call, owner: Any, what: str, *, awaited: bool) -> MeshError | None:
     """The error of a wait that cannot end; ``None`` for all others. Called where a process has actors of its own."""
-    stage = process.own_stage
+    stage = process._stage
     if stage is None or not call.is_local():
         return None
     actor = stage.actors.get(call.actor)
