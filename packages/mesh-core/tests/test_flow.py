@@ -179,9 +179,12 @@ def test_a_cast_waits_for_the_slowest(procs: ProcMesh, slow: Any) -> None:
     del slow
     everywhere = procs.spawn("everywhere", Slow)
     procs.slice(gpus=1).spawn("other", Valve).open.call_one().get(timeout=30)
-    sent, said = fill(everywhere, bytes(100_000))
+    sent, said = 0, ""
+    # Rank 1 takes all that comes, if not always at once.
+    while "on rank 0" not in said:
+        count, said = fill(everywhere, bytes(100_000))
+        sent += count
     assert sent * 100_000 <= BUDGET + INITIAL
-    assert "on rank 0" in said
     # It was sent to both or to neither.
     assert everywhere.slice(gpus=1).seen.call_one().get(timeout=60) == sent
     procs.slice(gpus=0).spawn("another", Valve).open.call_one().get(timeout=30)
