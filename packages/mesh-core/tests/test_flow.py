@@ -72,6 +72,15 @@ def fill_to_the_brim(slow: Any) -> None:
     raise AssertionError("the window has not grown to the budget")
 
 
+def stop(pid: int) -> None:
+    """Send SIGSTOP, and wait until it has taken effect."""
+    os.kill(pid, signal.SIGSTOP)
+    until = time.monotonic() + 30
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < until
+        time.sleep(0)
+
+
 def pids(procs: ProcMesh) -> list[int]:
     echo = procs.spawn("pids", Producer)
     found = echo.pid.call().get(timeout=30).values()
@@ -139,19 +148,25 @@ def test_a_message_larger_than_the_budget_goes_alone(slow: Any) -> None:
 def test_a_process_that_is_stopped_costs_little(procs: ProcMesh, slow: Any) -> None:
     everybody = [os.getpid(), *pids(procs)]
     before = pss(*everybody)
-    os.kill(everybody[1], signal.SIGSTOP)
-    until = time.monotonic() + 30
-    while Path(f"/proc/{everybody[1]}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < until
-        time.sleep(0)
+    producer = procs.slice(gpus=1).spawn("producer", Producer)
+    producer.initialized.get(timeout=30)
+    stop(everybody[1])
     try:
-        small, _ = fill(slow, bytes(10_000))
-        assert small * 10_000 <= INITIAL
-        assert pss(*everybody) - before <= INITIAL + SLACK
+        here, _ = fill(slow, bytes(10_000))
+        # What another worker sends to it lies with neither of them: it passes through this process.
+        there, _ = producer.fill.call_one(slow, 10_000).get(timeout=30)
+        for sent in (here, there):
+            assert sent * 10_000 <= INITIAL
+        assert pss(*everybody) - before <= 2 * INITIAL + SLACK
     finally:
         os.kill(everybody[1], signal.SIGCONT)
     slow.valve.open.call_one().get(timeout=30)
-    assert slow.seen.call_one().get(timeout=60) == small
+    flood = producer.flood.call_one(slow, 10, 1)
+    assert flood.get(timeout=30) == 1
+    producer.stop().get(timeout=30)
+    until = time.monotonic() + 30
+    while slow.seen.call_one().get(timeout=60) < here + there + 1:
+        assert time.monotonic() < until
 
 
 def test_worker_to_worker(procs: ProcMesh, slow: Any) -> None:
