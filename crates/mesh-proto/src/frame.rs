@@ -13,6 +13,8 @@ use mesh_topology::{Region, Wire};
 
 /// Length of the fixed header.
 pub const HEADER_LEN: usize = 72;
+/// What a message costs a process that keeps it, beside its bytes: a flood of empty ones fills memory too.
+pub const MESSAGE_COST: u64 = 256;
 /// A frame's body may not be longer than this; a peer that says otherwise is not ours.
 pub const MAX_BODY: u64 = 1 << 40;
 
@@ -39,6 +41,12 @@ pub mod flags {
     pub const STREAM: u16 = 1 << 10;
     /// About a call whose replies are combined on the way up.
     pub const TREE: u16 = 1 << 11;
+    /// The sender counts the message, and wants its bytes back when it was handled (see [`crate::Meter`]).
+    pub const CHARGED: u16 = 1 << 15;
+    /// Of a credit: the mailbox is gone.
+    pub const LAST: u16 = 1 << 14;
+    /// Of a credit: a sender asks for what it has not heard of yet.
+    pub const QUESTION: u16 = 1 << 13;
 }
 
 /// What a frame is for.
@@ -77,6 +85,8 @@ pub enum Kind {
     Post = 15,
     /// Nobody listens at a port any more: actor is its id, part 0 says whose it was.
     Closed = 16,
+    /// A mailbox gives bytes back to a sender, or is asked to.
+    Credit = 17,
     /// Asks a proc about itself, or tells the controller of an event; the name says which.
     Inspect = 18,
     /// An actor has failed while its proc lives on: for its owner, whose actor is named; part 0 is opaque here.
@@ -88,8 +98,8 @@ pub enum Kind {
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Closed, Down, Failure, Gathered, Goodbye, Hello, Inspect, Partial, Post, Reply, Spawn,
-            SpawnProcs, StopActor, StopProc, StopProcs, Tell, Undeliverable,
+            Call, Cancel, Closed, Credit, Down, Failure, Gathered, Goodbye, Hello, Inspect, Partial, Post, Reply,
+            Spawn, SpawnProcs, StopActor, StopProc, StopProcs, Tell, Undeliverable,
         };
         Ok(match byte {
             1 => Hello,
@@ -108,6 +118,7 @@ impl Kind {
             14 => StopProcs,
             15 => Post,
             16 => Closed,
+            17 => Credit,
             18 => Inspect,
             19 => Failure,
             20 => Partial,
@@ -143,6 +154,8 @@ pub struct Header {
     pub name_len: u16,
     /// Bytes of the cast's region; 0 where one proc is meant.
     pub target_len: u16,
+    /// So many milliseconds after the sender sent it nobody wants the answer any more; 0 for no such time.
+    pub deadline_ms: u32,
 }
 
 impl Header {
@@ -162,6 +175,7 @@ impl Header {
             index: 0,
             name_len: 0,
             target_len: 0,
+            deadline_ms: 0,
         }
     }
 
@@ -185,6 +199,7 @@ impl Header {
         out[60..64].copy_from_slice(&self.index.to_le_bytes());
         out[64..66].copy_from_slice(&self.name_len.to_le_bytes());
         out[66..68].copy_from_slice(&self.target_len.to_le_bytes());
+        out[68..72].copy_from_slice(&self.deadline_ms.to_le_bytes());
         out
     }
 
@@ -213,6 +228,7 @@ impl Header {
             index: u32_at(raw, 60),
             name_len: u16_at(raw, 64),
             target_len: u16_at(raw, 66),
+            deadline_ms: u32_at(raw, 68),
         };
         if header.body_len > MAX_BODY {
             return Err(FrameError::TooLong(header.body_len));
@@ -336,6 +352,16 @@ impl Target {
         match self {
             Self::One(_) => 1,
             Self::Many(_, region) => region.len(),
+        }
+    }
+
+    /// The procs that it names, in order.
+    pub fn procs(&self) -> Box<dyn Iterator<Item = ProcAddr> + '_> {
+        match self {
+            Self::One(addr) => Box::new(std::iter::once(*addr)),
+            Self::Many(mesh, region) => Box::new(
+                region.iter().map(|rank| ProcAddr { mesh: *mesh, rank: u32::try_from(rank).unwrap_or(u32::MAX) }),
+            ),
         }
     }
 
@@ -497,6 +523,23 @@ impl Frame {
             return Err(FrameError::Trailing((self.body.len() - at) as u64));
         }
         Ok(parts)
+    }
+
+    /// What the frame counts against its receiver's budget: its name and parts, wherever these lie, and
+    /// [`MESSAGE_COST`]. The same at both ends, and for a cast the same for each receiver.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        let fixed = u64::from(self.header.target_len) + 8 * u64::from(self.header.parts);
+        let plain = (MESSAGE_COST + self.body.len() as u64).saturating_sub(fixed);
+        if self.header.flags & flags::SHARED == 0 {
+            return plain;
+        }
+        let shared = self.parts().unwrap_or_default().into_iter().filter_map(|part| match part {
+            Part::Shared { len, .. } => Some(len),
+            Part::Inline(_) => None,
+        });
+        // The length of the memory in place of that of the reference to it.
+        shared.fold(plain, |sum, len| sum.saturating_sub(SHARED_LEN as u64).saturating_add(len))
     }
 
     /// Bytes that the frame takes on a link.

@@ -98,6 +98,11 @@ impl<R> Gather<R> {
         self.missing
     }
 
+    /// The places that have none yet.
+    pub fn missing_places(&self) -> impl Iterator<Item = usize> + '_ {
+        self.outcomes.iter().enumerate().filter(|(_, place)| place.is_none()).map(|(index, _)| index)
+    }
+
     /// Who was asked.
     #[must_use]
     pub fn target(&self) -> &Target {

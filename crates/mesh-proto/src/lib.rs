@@ -2,6 +2,7 @@
 //!
 //! - [`Header`], [`Frame`], [`Decoder`]: the bytes on a link.
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
+//! - [`Meter`], [`Ledger`]: how much may be under way to one mailbox.
 //! - [`Gather`]: many replies becoming one.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
 //! - [`Family`]: who owns whom, and what a death entails.
@@ -13,6 +14,7 @@
 mod decode;
 mod error;
 mod family;
+mod flow;
 mod frame;
 mod gather;
 mod ids;
@@ -23,7 +25,8 @@ mod router;
 pub use decode::{Decoder, READ_CHUNK};
 pub use error::FrameError;
 pub use family::{Aftermath, Family, Owned};
-pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, Part, SharedRef, Target, flags};
+pub use flow::{Admission, Credit, INITIAL_WINDOW, Ledger, Meter};
+pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Part, SharedRef, Target, flags};
 pub use gather::{Gather, Outcome};
 pub use ids::{ActorId, CallId, IdMaker, MeshId, ProcAddr};
 pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};

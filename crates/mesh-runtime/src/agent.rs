@@ -259,6 +259,7 @@ impl Runtime {
             link.close(&self.reactor);
         }
         self.memory.on_death(addr, ended.pid);
+        self.meters.end(&self.reactor, Some(addr));
         let (aftermath, title) = {
             let mut agent = lock(&self.agent);
             agent.procs.remove(&addr);

@@ -22,7 +22,8 @@ struct State {
     /// Places in the order in which their outcomes came; kept for streams only.
     order: Vec<(usize, Outcome)>,
     waiters: Vec<Arc<Waiter>>,
-    wakers: Vec<(Arc<LoopWaker>, u64)>,
+    /// With how many outcomes they have seen: they want to be told of more.
+    wakers: Vec<(Arc<LoopWaker>, u64, usize)>,
 }
 
 fn is_value(reply: &Message) -> bool {
@@ -100,6 +101,11 @@ impl Call {
         self.lock().outcomes.take()
     }
 
+    /// Places in the target that have no outcome yet.
+    pub fn missing(&self) -> Vec<usize> {
+        self.lock().gather.as_ref().map(|gather| gather.missing_places().collect()).unwrap_or_default()
+    }
+
     /// A stream's `n`th outcome, in order of arrival, with its place in the target.
     pub fn nth(&self, n: usize) -> Option<(usize, Outcome)> {
         self.lock().order.get(n).cloned()
@@ -134,7 +140,7 @@ impl Call {
             drop(state);
             waker.push(reactor, token);
         } else {
-            state.wakers.push((Arc::clone(waker), token));
+            state.wakers.push((Arc::clone(waker), token, seen));
         }
     }
 
@@ -156,13 +162,15 @@ impl Call {
         }
         self.arrived.store(state.order.len(), Ordering::SeqCst);
         if complete || state.order.len() > before {
-            let waiters = std::mem::take(&mut state.waiters);
-            let wakers = std::mem::take(&mut state.wakers);
+            // Who waits for a later outcome of a stream looks, and goes on waiting: it is to be woken again.
+            let waiters = if complete { std::mem::take(&mut state.waiters) } else { state.waiters.clone() };
+            let arrived = state.order.len();
+            let wakers: Vec<_> = state.wakers.extract_if(.., |(_, _, seen)| complete || arrived > *seen).collect();
             drop(state);
             for waiter in waiters {
                 waiter.notify(reactor);
             }
-            for (waker, token) in wakers {
+            for (waker, token, _) in wakers {
                 waker.push(reactor, token);
             }
         }

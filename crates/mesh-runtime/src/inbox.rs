@@ -2,6 +2,7 @@
 
 use crate::gauge::Gauge;
 use crate::message::Message;
+use crate::meter::Mailbox;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use mesh_proto::ActorId;
@@ -10,6 +11,9 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// So many bytes of messages are taken at once, or one message.
+const MOST_TAKEN: u64 = 256 * 1024;
 
 /// Tells an event loop that something is ready: one descriptor to watch, written once a burst.
 #[derive(Debug)]
@@ -106,11 +110,25 @@ pub struct Inbox {
     closed: AtomicBool,
     /// What the actor does and has done, for whoever looks from outside.
     pub gauge: Gauge,
+    mailbox: Arc<Mailbox>,
 }
 
 impl Inbox {
+    /// An inbox whose messages count against nobody's budget.
     pub(crate) fn new(actor: ActorId, gauge: Gauge) -> Self {
-        Self { actor, queue: Mutex::default(), len: AtomicUsize::new(0), closed: AtomicBool::new(false), gauge }
+        Self::of(Mailbox::new(actor, u64::MAX, std::sync::Weak::new()), gauge)
+    }
+
+    /// The inbox of a mailbox.
+    pub(crate) fn of(mailbox: Mailbox, gauge: Gauge) -> Self {
+        Self {
+            actor: mailbox.id(),
+            queue: Mutex::default(),
+            len: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            gauge,
+            mailbox: Arc::new(mailbox),
+        }
     }
 
     /// How many messages wait and their bytes, how many have come and their bytes.
@@ -118,6 +136,11 @@ impl Inbox {
         let queue = self.lock();
         let waiting = queue.messages.iter().map(|message| message.header().body_len).sum();
         (queue.messages.len(), waiting, queue.received, queue.bytes)
+    }
+
+    /// Its account with its senders.
+    pub(crate) fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -149,7 +172,8 @@ impl Inbox {
         self.put(reactor, message, true)
     }
 
-    fn put(&self, reactor: &Reactor, message: Message, first: bool) -> bool {
+    fn put(&self, reactor: &Reactor, mut message: Message, first: bool) -> bool {
+        message.charge_to(&self.mailbox);
         let mut queue = self.lock();
         if self.is_closed() {
             return false;
@@ -176,10 +200,17 @@ impl Inbox {
         true
     }
 
-    /// The next messages, at most `max`; none if nothing waits.
+    /// The next messages, at most `max`, and not many large ones at once: their senders hear of them when the whole
+    /// burst was handled. None if nothing waits.
     pub fn take(&self, max: usize) -> Vec<Message> {
         let mut queue = self.lock();
-        let n = max.min(queue.messages.len());
+        let mut bytes = 0_u64;
+        let fits = |message: &&Message| {
+            let before = bytes;
+            bytes = bytes.saturating_add(message.cost());
+            before < MOST_TAKEN
+        };
+        let n = queue.messages.iter().take(max).take_while(fits).count();
         let burst: Vec<Message> = queue.messages.drain(..n).collect();
         self.len.store(queue.messages.len(), Ordering::SeqCst);
         if queue.messages.is_empty() {
@@ -216,6 +247,7 @@ impl Inbox {
     pub(crate) fn close(&self, reactor: &Reactor) -> Vec<Message> {
         let mut queue = self.lock();
         self.closed.store(true, Ordering::SeqCst);
+        self.mailbox.close();
         self.len.store(0, Ordering::SeqCst);
         let left = queue.messages.drain(..).collect();
         if let Some(waiter) = queue.waiter.take() {

@@ -2,10 +2,12 @@
 
 use crate::agent::read_down;
 use crate::error::RuntimeError;
+use crate::meter::{Charge, Mailbox};
 use crate::shm::{Memory, PartData, SharedPart};
 use mesh_proto::{Ended, Frame, Header, Part, ProcAddr, flags};
 use rustix::io::Errno;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A delivered frame. It owns the shared memory that it refers to: read or not, the memory goes back to its owner
 /// when the last of it is dropped (SHM-3).
@@ -14,6 +16,11 @@ pub struct Message {
     frame: Frame,
     /// The shared parts, mapped on arrival: later their owner may be gone, and its memory with it.
     shared: Mutex<Option<Result<Vec<SharedPart>, RuntimeError>>>,
+    /// Gives the message's bytes back to its sender when it was handled, or is dropped, if that counts them.
+    charge: Mutex<Option<Charge>>,
+    cost: u64,
+    /// When nobody wants the answer any more.
+    due: Option<Instant>,
 }
 
 fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> {
@@ -30,7 +37,36 @@ fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> 
 impl Message {
     pub(crate) fn new(frame: Frame, memory: &Memory) -> Self {
         let shared = (frame.header.flags & flags::SHARED != 0).then(|| map(&frame, memory));
-        Self { frame, shared: Mutex::new(shared) }
+        let due = match frame.header.deadline_ms {
+            0 => None,
+            ms => Instant::now().checked_add(Duration::from_millis(u64::from(ms))),
+        };
+        Self { frame, shared: Mutex::new(shared), charge: Mutex::new(None), cost: 0, due }
+    }
+
+    /// Accounts for the message in the mailbox that it is put into, if its sender does.
+    pub(crate) fn charge_to(&mut self, mailbox: &Arc<Mailbox>) {
+        if self.frame.header.flags & flags::CHARGED != 0 {
+            self.cost = self.frame.cost();
+            let charge = mailbox.charge(self.frame.header.src, self.cost);
+            *self.charge.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(charge);
+        }
+    }
+
+    /// What it counts against its mailbox's budget.
+    pub(crate) fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// The message was handled: its sender may send as much again, whoever still holds on to this object.
+    pub fn done(&self) {
+        let charge = self.charge.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(charge);
+    }
+
+    /// When nobody wants the answer any more: its deadline, counted from its arrival.
+    pub fn due(&self) -> Option<Instant> {
+        self.due
     }
 
     /// Whether its sender died before this process could map what it shares.

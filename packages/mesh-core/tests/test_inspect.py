@@ -16,7 +16,17 @@ import pytest
 from core_processes import Watch
 from core_samples import Broken, Caller, Coroutines, Echo, Gate
 
-from mesh_core import Actor, MeshError, MeshFailure, ProcMesh, endpoint, inspect, this_host, this_proc
+from mesh_core import (
+    Actor,
+    MeshError,
+    MeshFailure,
+    ProcMesh,
+    SupervisionError,
+    endpoint,
+    inspect,
+    this_host,
+    this_proc,
+)
 from mesh_core.inspect import ActorState, Event, Events, ProcState, Snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -193,9 +203,9 @@ def test_concurrent_endpoints_are_all_seen(own: ProcMesh) -> None:
 def test_a_tell_that_raises_has_been_handled(own: ProcMesh) -> None:
     echo = own.slice(gpus=0).spawn("echo", Echo)
     echo.fail.broadcast(ValueError("nobody hears"))
-    echo.echo.call_one(1).get()
+    assert isinstance(echo.echo.call_one(1).exception(), SupervisionError)
     seen = actor(inspect.snapshot(), "echo")
-    assert (seen.handled, seen.failed, seen.running) == (2, 1, ())
+    assert (seen.handled, seen.failed, seen.running) == (1, 1, ())
 
 
 def test_a_cancelled_call_is_over(own: ProcMesh) -> None:

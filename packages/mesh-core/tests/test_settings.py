@@ -21,6 +21,7 @@ def test_defaults():
         "spawn_timeout": 60.0,
         "stop_timeout": 5.0,
         "link_budget": 256 * 1024**2,
+        "mailbox_budget": 64 * 1024**2,
         "shm_budget": 0,
         "shm_threshold": 64 * 1024,
         "log_level": "INFO",

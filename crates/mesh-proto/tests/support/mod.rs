@@ -34,6 +34,8 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::Post,
     Kind::Closed,
     Kind::Partial,
+    Kind::Credit,
+    Kind::Inspect,
 ];
 
 pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {
@@ -41,10 +43,10 @@ pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {
 }
 
 pub(crate) fn header() -> impl Strategy<Value = Header> {
-    let numbers = (any::<u16>(), any::<u64>(), any::<u64>(), any::<u32>());
+    let numbers = (any::<u16>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>());
     (prop::sample::select(KINDS.to_vec()), addr(), addr(), numbers).prop_map(|(kind, src, dst, numbers)| {
         let mut header = Header::new(kind, src, dst);
-        (header.flags, header.actor, header.call, header.index) = numbers;
+        (header.flags, header.actor, header.call, header.index, header.deadline_ms) = numbers;
         header
     })
 }

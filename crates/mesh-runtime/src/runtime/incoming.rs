@@ -7,9 +7,10 @@ use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
-use mesh_proto::{ActorId, Ended, Event, Frame, Header, Kind, MeshId, ProcAddr, Route, flags};
-use std::sync::Arc;
+use crate::meter::Mailbox;
+use mesh_proto::{ActorId, Credit, Ended, Event, Frame, Header, Kind, MeshId, ProcAddr, Route, flags};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The id of the actor that spawns what a job has one of each; known to every process.
@@ -47,19 +48,31 @@ impl Runtime {
                     None => true,
                 };
                 if refused {
+                    self.refuse(&header);
                     self.undeliverable(&header, "the actor has stopped, or was never spawned there");
                 }
             }
             Kind::Spawn => {
                 let gauge = Gauge::new(Some(&frame));
-                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::new(header.actor, gauge)));
+                let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
+                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::of(mailbox, gauge)));
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel | Kind::Partial => {
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
+            Kind::Credit => {
+                if header.flags & flags::QUESTION == 0 {
+                    self.meters.on_credit(&self.reactor, header.src, header.actor, Credit::read(&header));
+                } else if let Some(inbox) = self.inbox(header.actor) {
+                    inbox.mailbox().on_question(header.src);
+                } else {
+                    self.dispatch(Credit::LAST.frame(header.actor, self.me, header.src), None);
+                }
+            }
             Kind::Down => {
                 if let Some((addr, ended)) = agent::read_down(&frame) {
+                    self.meters.end(&self.reactor, Some(addr));
                     self.memory.on_death(addr, ended.pid);
                     let ended = Arc::new(ended);
                     let lost = self.calls.on_down(&self.reactor, addr, &ended);

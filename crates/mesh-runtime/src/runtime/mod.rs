@@ -11,7 +11,7 @@ mod outgoing;
 mod ports;
 mod waiting;
 
-pub use outgoing::Outgoing;
+pub use outgoing::{Outgoing, Terms};
 pub use ports::Said;
 pub use waiting::Waited;
 
@@ -24,6 +24,7 @@ use crate::inbox::Inbox;
 use crate::inspect::Inspection;
 use crate::link::Link;
 use crate::logs::Logs;
+use crate::meter::Meters;
 use crate::ports::Ports;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
@@ -35,7 +36,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,8 @@ pub struct Options {
     pub spin: Duration,
     /// Bytes that may wait for one process before its senders do.
     pub link_budget: usize,
+    /// Bytes that may wait in one mailbox before its senders do.
+    pub mailbox_budget: u64,
     /// Bytes of shared memory that this process may own.
     pub shm_budget: usize,
     /// Parts of this length and more travel through shared memory.
@@ -72,6 +75,8 @@ pub struct Counts {
     pub ports: usize,
     /// Bytes of shared memory that this process owns.
     pub shm_bytes: usize,
+    /// Mailboxes that this process has sent to, and keeps count of.
+    pub meters: usize,
 }
 
 /// See the module.
@@ -87,6 +92,9 @@ pub struct Runtime {
     /// What the procs of this host print; made with the first of them.
     logs: OnceLock<Arc<Logs>>,
     pub(crate) started: Instant,
+    pub(crate) meters: Meters,
+    /// Itself, for the mailboxes that send credits on their own.
+    this: Weak<Self>,
     pid: u32,
     options: Options,
     router: RwLock<Router>,
@@ -115,6 +123,7 @@ pub struct Runtime {
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
     pub(crate) inspection: Inspection,
+    loop_thread: Mutex<Option<std::thread::ThreadId>>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -156,9 +165,10 @@ impl Runtime {
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
             .map_err(RuntimeError::os("getrandom"))?;
         let signal = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(RuntimeError::os("pipe"))?;
-        let runtime = Arc::new(Self {
+        let reactor = Reactor::new()?;
+        let runtime = Arc::new_cyclic(|this| Self {
             me,
-            reactor: Reactor::new()?,
+            reactor,
             board: Arc::new(board),
             calls: Calls::default(),
             ports: Ports::default(),
@@ -166,6 +176,8 @@ impl Runtime {
             agent: Mutex::default(),
             logs: OnceLock::new(),
             started: Instant::now(),
+            meters: Meters::default(),
+            this: Weak::clone(this),
             pid: std::process::id(),
             options,
             router: RwLock::new(router),
@@ -188,6 +200,7 @@ impl Runtime {
             loop_ready: AtomicBool::new(false),
             loop_waiter: Mutex::new(None),
             inspection: Inspection::default(),
+            loop_thread: Mutex::new(None),
         });
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
         let for_io = Arc::clone(&runtime);
@@ -233,6 +246,7 @@ impl Runtime {
             procs,
             ports: self.ports.len(),
             shm_bytes: self.memory.bytes(),
+            meters: self.meters.len(),
         }
     }
 
@@ -435,6 +449,7 @@ impl Runtime {
         let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason, stderr_tail: Vec::new() });
         self.calls.fail_all(&self.reactor, &ended);
         self.inspection.journal.close(&self.reactor);
+        self.meters.end(&self.reactor, None);
         let inboxes: Vec<ActorId> = read(&self.inboxes).keys().copied().collect();
         for actor in inboxes {
             self.close_inbox(actor);

@@ -6,7 +6,7 @@ use crate::agent;
 use crate::calls::{Call, Outcome};
 use crate::error::RuntimeError;
 use bytes::Bytes;
-use mesh_proto::{ActorId, CallId, Frame, Header, Kind, LinkId, Part, ProcAddr, Route, Target, flags};
+use mesh_proto::{ActorId, CallId, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, ProcAddr, Route, Target, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -29,6 +29,31 @@ pub struct Outgoing<'a> {
     pub payload: &'a [u8],
     /// Out-of-band buffers.
     pub buffers: &'a [&'a [u8]],
+}
+
+impl Outgoing<'_> {
+    /// What the message counts against its receivers' budgets; the same that its frame will (`Frame::cost`).
+    pub fn cost(&self) -> u64 {
+        let bytes: usize = self.buffers.iter().map(|buffer| buffer.len()).sum();
+        MESSAGE_COST + (self.name.len() + self.payload.len() + bytes) as u64
+    }
+}
+
+/// On what terms a message is sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    /// It was counted ([`Runtime::admit_all`]), and its bytes are to be given back.
+    pub charged: bool,
+    /// So many milliseconds from now nobody wants the answer any more; 0 for no such time.
+    pub deadline_ms: u32,
+}
+
+impl Terms {
+    fn mark(self, mut frame: Frame) -> Frame {
+        frame.header.flags |= if self.charged { flags::CHARGED } else { 0 };
+        frame.header.deadline_ms = self.deadline_ms;
+        frame
+    }
 }
 
 impl Runtime {
@@ -78,23 +103,31 @@ impl Runtime {
     /// # Errors
     /// If the runtime is closed.
     pub fn call(&self, out: &Outgoing<'_>, stream: bool) -> Result<(Arc<Call>, usize), RuntimeError> {
+        self.call_on(out, stream, Terms::default())
+    }
+
+    /// [`Runtime::call`] on these terms.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn call_on(&self, out: &Outgoing<'_>, stream: bool, terms: Terms) -> Result<(Arc<Call>, usize), RuntimeError> {
         self.usable()?;
         let call = self.open(out.target.clone(), stream)?;
-        let mut frame = self.compose(out, call.id);
+        let mut frame = terms.mark(self.compose(out, call.id));
         frame.header.flags |= if stream { flags::STREAM } else { 0 };
         let queued = self.dispatch(frame, None);
         Ok((call, queued))
     }
 
-    /// As [`Runtime::call`], but one reply answers for all: its receivers combine theirs on the way up.
+    /// As [`Runtime::call_on`], but one reply answers for all: its receivers combine theirs on the way up.
     ///
     /// # Errors
     /// If the runtime is closed.
-    pub fn call_reduced(&self, out: &Outgoing<'_>) -> Result<(Arc<Call>, usize), RuntimeError> {
+    pub fn call_reduced(&self, out: &Outgoing<'_>, terms: Terms) -> Result<(Arc<Call>, usize), RuntimeError> {
         self.usable()?;
         let call = self.open(out.target.clone(), false)?;
         call.mark_reduced(out.target.clone(), out.actor);
-        let queued = self.dispatch(self.compose(out, call.id), None);
+        let queued = self.dispatch(terms.mark(self.compose(out, call.id)), None);
         Ok((call, queued))
     }
 
@@ -103,8 +136,16 @@ impl Runtime {
     /// # Errors
     /// If the runtime is closed.
     pub fn tell(&self, out: &Outgoing<'_>) -> Result<usize, RuntimeError> {
+        self.tell_on(out, Terms::default())
+    }
+
+    /// [`Runtime::tell`] on these terms.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn tell_on(&self, out: &Outgoing<'_>, terms: Terms) -> Result<usize, RuntimeError> {
         self.usable()?;
-        Ok(self.dispatch(self.compose(out, 0), None))
+        Ok(self.dispatch(terms.mark(self.compose(out, 0)), None))
     }
 
     /// Answers a call.
@@ -129,7 +170,7 @@ impl Runtime {
     /// [`RuntimeError::Full`], naming it.
     pub fn admit(&self, target: &Target) -> Result<(), RuntimeError> {
         let budget = self.options.link_budget;
-        for addr in receivers(target) {
+        for addr in target.procs() {
             if let Some(link) = self.link_of(addr) {
                 let queued = link.queued();
                 if queued > budget {
@@ -148,7 +189,7 @@ impl Runtime {
     /// Waits a moment for the queues towards `target` to be within budget; true once they are.
     pub fn wait_room(&self, target: &Target, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        receivers(target).all(|addr| {
+        target.procs().all(|addr| {
             self.link_of(addr).is_none_or(|link| {
                 link.wait_room(self.options.link_budget, end.saturating_duration_since(Instant::now()))
             })
@@ -185,7 +226,7 @@ impl Runtime {
             return 0;
         }
         let mut most = 0;
-        for (index, addr) in (0..).zip(receivers(&target)) {
+        for (index, addr) in (0..).zip(target.procs()) {
             most = most.max(self.dispatch_one(frame.for_one(addr, index), from));
         }
         most
@@ -230,7 +271,9 @@ impl Runtime {
                 agent.family.actor_stopped(dst, header.actor);
             }
             Kind::Call | Kind::Post | Kind::Inspect => lock(&self.agent).family.asked(src, dst.mesh),
-            _ if header.flags & (flags::SHARED | flags::MORE) != 0 => lock(&self.agent).family.asked(src, dst.mesh),
+            _ if header.flags & (flags::SHARED | flags::MORE | flags::CHARGED) != 0 => {
+                lock(&self.agent).family.asked(src, dst.mesh)
+            }
             _ => {}
         }
     }
@@ -241,6 +284,7 @@ impl Runtime {
         if header.flags & flags::SHARED != 0 {
             self.memory.let_go(frame);
         }
+        self.refuse(&frame.header);
         if is_for_port(&header) {
             self.refuse_post(&header, "the process that received there has ended");
             return;
@@ -275,14 +319,5 @@ impl Runtime {
         back.index = header.index;
         back.actor = header.actor;
         self.dispatch(Frame::build(back, None, why.as_bytes(), &[]), None);
-    }
-}
-
-fn receivers(target: &Target) -> Box<dyn Iterator<Item = ProcAddr> + '_> {
-    match target {
-        Target::One(addr) => Box::new(std::iter::once(*addr)),
-        Target::Many(mesh, region) => {
-            Box::new(region.iter().map(|rank| ProcAddr { mesh: *mesh, rank: u32::try_from(rank).unwrap_or(u32::MAX) }))
-        }
     }
 }

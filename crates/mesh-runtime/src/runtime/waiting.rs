@@ -3,6 +3,7 @@
 use super::{Runtime, TOKEN_LOOP, lock};
 use crate::calls::Call;
 use crate::inbox::{Inbox, LoopWaker};
+use crate::meter::Meter;
 use crate::wait::Waiter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -145,6 +146,38 @@ impl Runtime {
         self.signalled.swap(false, Ordering::SeqCst)
     }
 
+    /// Waits until a message of `cost` bytes is let through by a meter, or the meter has ended. As with
+    /// [`Runtime::wait_call`] only the main thread is `interruptible`.
+    pub fn wait_meter(&self, meter: &Meter, cost: u64, deadline: Option<Instant>, interruptible: bool) -> Waited {
+        if self.forked.load(Ordering::SeqCst) {
+            return Waited::Ready;
+        }
+        if interruptible {
+            *lock(&self.main) = Some(Waiter::current());
+        }
+        self.reactor.wait(self, &self.board, self.options.spin, deadline, false, &|| {
+            // Again each time: whoever changes the meter forgets those that it has woken.
+            meter.expect();
+            meter.has_room(cost) || interruptible && self.signalled.load(Ordering::SeqCst)
+        });
+        if interruptible {
+            *lock(&self.main) = None;
+        }
+        if meter.has_room(cost) {
+            Waited::Ready
+        } else if interruptible && self.signalled.swap(false, Ordering::SeqCst) {
+            Waited::Interrupted
+        } else {
+            Waited::NotYet
+        }
+    }
+
+    /// Whether the calling thread is that of the event loop of this process's actors, which may not wait for them.
+    pub fn on_loop_thread(&self) -> bool {
+        let me = std::thread::current().id();
+        lock(&self.loop_thread).is_some_and(|thread| thread == me)
+    }
+
     /// Where a signal handler is to write, and where such bytes are to go on to (-1 for nowhere).
     pub fn signal_fd(&self, forward: RawFd) -> RawFd {
         self.forward.store(forward, Ordering::SeqCst);
@@ -203,6 +236,7 @@ impl Runtime {
         self.loop_ready.store(false, Ordering::SeqCst);
         let me = Waiter::current();
         *lock(&self.loop_waiter) = Some(Arc::clone(&me));
+        *lock(&self.loop_thread) = Some(std::thread::current().id());
         waker.wait_here(true);
         let first = self.loop_fd.swap(watched.as_raw_fd(), Ordering::SeqCst) != watched.as_raw_fd();
         self.reactor.watch_once(watched, TOKEN_LOOP, first);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod calls;
+mod flow;
 mod inspect;
 mod link;
 mod logs;
@@ -22,7 +23,13 @@ pub(crate) fn soon() -> Option<Instant> {
 }
 
 pub(crate) fn options() -> Options {
-    Options { spin: Duration::ZERO, link_budget: 1 << 20, shm_budget: 256 << 20, shm_threshold: 64 * 1024 }
+    Options {
+        spin: Duration::ZERO,
+        link_budget: 1 << 20,
+        mailbox_budget: 4 << 20,
+        shm_budget: 256 << 20,
+        shm_threshold: 64 * 1024,
+    }
 }
 
 pub(crate) fn procs(n: usize) -> Region {

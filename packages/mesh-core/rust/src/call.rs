@@ -148,6 +148,22 @@ impl PyCall {
         self.runtime.tell_loop(&self.call, &waker.0, token, seen);
     }
 
+    /// Places in the target of those that have not answered.
+    fn missing(&self) -> Vec<usize> {
+        self.call.missing()
+    }
+
+    /// The actor that was called; 0 for none.
+    #[getter]
+    fn actor(&self) -> u64 {
+        self.actor
+    }
+
+    /// Whether an actor of this very process was called.
+    fn is_local(&self) -> bool {
+        self.target.index_of(self.runtime.me()).is_some()
+    }
+
     /// Gives up waiting; false if the call was complete.
     fn cancel(&self, py: Python<'_>) -> bool {
         if let Some((mailbox, receive)) = &self.port {

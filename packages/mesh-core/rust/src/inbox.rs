@@ -2,6 +2,7 @@
 
 use crate::call::{PyLost, is_error, kind_name};
 use crate::door;
+use crate::flow::left;
 use crate::part::PyPart;
 use crate::port::PyOutlet;
 use crate::runtime::Payload;
@@ -40,6 +41,7 @@ impl PyWaker {
     }
 }
 
+#[expect(clippy::large_enum_variant, reason = "the usual one is large, and boxing it would cost every message")]
 enum Held {
     Own(Message),
     Shared(Arc<Message>),
@@ -164,6 +166,12 @@ impl PyMessage {
         self.message().header().index
     }
 
+    /// How many seconds the caller still waits; negative once it does not, none if it set no limit.
+    #[getter]
+    fn left(&self) -> Option<f64> {
+        self.message().due().map(left)
+    }
+
     /// Whether the payload is an encoded exception.
     #[getter]
     fn is_error(&self) -> bool {
@@ -220,6 +228,8 @@ impl PyMessage {
 
     /// Answers with `value`.
     fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        // Before the answer: whoever gets it may want to send the next message at once.
+        self.message().done();
         if self.message().header().call != 0 {
             self.runtime.original().map_err(|error| door::raise(py, &error))?;
             let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
@@ -251,6 +261,7 @@ impl PyMessage {
 
     /// Nobody hears how it failed: the message counts as handled, and as failed.
     fn failed(&self) {
+        self.message().done();
         self.end(true);
     }
 
@@ -264,6 +275,7 @@ impl PyMessage {
         dead: bool,
     ) -> PyResult<()> {
         self.runtime.original().map_err(|error| door::raise(py, &error))?;
+        self.message().done();
         let payload = Payload::new(data.clone(), buffers)?;
         self.end(true);
         let bits = if dead { flags::ERROR | flags::DEAD } else { flags::ERROR };

@@ -2,6 +2,7 @@
 
 mod call;
 mod door;
+mod flow;
 mod inbox;
 mod inspect;
 mod lines;

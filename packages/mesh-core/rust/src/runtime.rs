@@ -2,23 +2,25 @@
 
 use crate::call::PyCall;
 use crate::door::{self, deadline, duration, leave, outside, raise};
+use crate::flow::{Gate, millis};
 use crate::inbox::{PyInbox, PyWaker};
 use crate::logs::PyLogs;
 use crate::port::{PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
 use mesh_proto::{ActorId, Kind, ProcAddr, Target};
-use mesh_runtime::{NurserySpec, Options, Outgoing, Runtime, SpawnSpec};
+use mesh_runtime::{NurserySpec, Options, Outgoing, Runtime, SpawnSpec, Terms};
 use mesh_topology::Wire;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict};
 use std::ffi::OsString;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Messages with this much out of band are copied outside the interpreter.
 const LARGE: usize = 256 * 1024;
@@ -70,6 +72,11 @@ impl<'py> Payload<'py> {
         let dumped = py.import("mesh_core._serialize")?.getattr("dumps")?.call((value,), Some(&named))?;
         let (envelope, buffers): (Bound<'py, PyBytes>, Bound<'py, PyAny>) = dumped.extract()?;
         Self::new(envelope, &buffers)
+    }
+
+    /// How many bytes it has.
+    pub(crate) fn len(&self) -> usize {
+        self.envelope.as_bytes().len() + self.buffers.iter().map(|buffer| buffer.len_bytes()).sum::<usize>()
     }
 
     /// Hands the bytes to `send`, outside the interpreter if there are many.
@@ -127,6 +134,7 @@ pub(crate) struct PySender {
     reduce: bool,
     /// Its calls note when they have finished, for a span.
     timed: bool,
+    gate: Gate,
 }
 
 impl PySender {
@@ -134,7 +142,19 @@ impl PySender {
         Outgoing { kind, target: &self.target, actor: self.actor, name: &self.name, payload, buffers }
     }
 
-    /// A sender that outruns a receiver waits here, where Ctrl-C still works.
+    /// Counts the message against its receivers' budgets; a sender that outruns one of them waits here.
+    fn admit(&self, py: Python<'_>, payload: &Payload<'_>, until: Option<Instant>) -> PyResult<Terms> {
+        if !self.block {
+            self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
+        }
+        // Spawns and stops are not an actor's messages, and never wait behind them.
+        let bytes = self.name.len() + payload.len();
+        let charged =
+            self.kind == Kind::Call && self.gate.pass(py, &self.runtime, &self.target, bytes, self.block, until)?;
+        Ok(Terms { charged, deadline_ms: until.map_or(0, millis) })
+    }
+
+    /// A sender that outruns a link waits here, where Ctrl-C still works.
     fn hold_back(&self, py: Python<'_>, queued: usize) -> PyResult<()> {
         if queued <= self.runtime.link_budget() || !self.block {
             return Ok(());
@@ -148,8 +168,12 @@ impl PySender {
 
 #[pymethods]
 impl PySender {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.gate.traverse(&visit)
+    }
+
     /// The same way, with a trace's context in every message.
-    fn traced(&self, context: &str) -> PyResult<Self> {
+    fn traced(&self, py: Python<'_>, context: &str) -> PyResult<Self> {
         let mut name = self.name.clone();
         if !name.contains(&0) {
             // A message to one actor has no shape; the context stands third all the same.
@@ -169,21 +193,24 @@ impl PySender {
             block: self.block,
             reduce: self.reduce,
             timed: true,
+            gate: self.gate.again(py),
         })
     }
 
-    /// Sends `value` and returns the call that waits for the replies.
-    #[pyo3(signature = (value, stream=false))]
-    fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool) -> PyResult<PyCall> {
+    /// Sends `value` and returns the call that waits for the replies; after `limit` seconds nobody wants them.
+    #[pyo3(signature = (value, stream=false, limit=None))]
+    fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool, limit: Option<f64>) -> PyResult<PyCall> {
         door::enter(py);
         let payload = Payload::dump(value)?;
-        if !self.block {
-            self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
-        }
+        let terms = self.admit(py, &payload, deadline(limit)?)?;
         let (call, queued) = payload
             .send(py, |bytes, buffers| {
                 let out = self.outgoing(self.kind, bytes, buffers);
-                if self.reduce { self.runtime.call_reduced(&out) } else { self.runtime.call(&out, stream) }
+                if self.reduce {
+                    self.runtime.call_reduced(&out, terms)
+                } else {
+                    self.runtime.call_on(&out, stream, terms)
+                }
             })
             .map_err(|error| raise(py, &error))?;
         if self.timed {
@@ -203,12 +230,10 @@ impl PySender {
     fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         door::enter(py);
         let payload = Payload::dump(value)?;
-        if !self.block {
-            self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
-        }
+        let terms = self.admit(py, &payload, None)?;
         let kind = if self.kind == Kind::Call { Kind::Tell } else { self.kind };
         let queued = payload
-            .send(py, |bytes, buffers| self.runtime.tell(&self.outgoing(kind, bytes, buffers)))
+            .send(py, |bytes, buffers| self.runtime.tell_on(&self.outgoing(kind, bytes, buffers), terms))
             .map_err(|error| raise(py, &error))?;
         self.hold_back(py, queued)
     }
@@ -224,29 +249,36 @@ impl PyRuntime {
     }
 }
 
-fn options(spin_us: f64, link_budget: usize, shm_budget: usize, shm_threshold: usize) -> PyResult<Options> {
-    Ok(Options { spin: duration(spin_us * 1e-6)?, link_budget, shm_budget, shm_threshold })
+fn options(
+    spin_us: f64,
+    link_budget: usize,
+    mailbox_budget: u64,
+    shm_budget: usize,
+    shm_threshold: usize,
+) -> PyResult<Options> {
+    Ok(Options { spin: duration(spin_us * 1e-6)?, link_budget, mailbox_budget, shm_budget, shm_threshold })
 }
 
 #[pymethods]
 impl PyRuntime {
     /// The runtime of a process that runs a script.
     #[staticmethod]
-    #[pyo3(signature = (*, spin_us, link_budget, shm_budget, shm_threshold))]
+    #[pyo3(signature = (*, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
     fn controller(
         py: Python<'_>,
         spin_us: f64,
         link_budget: usize,
+        mailbox_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, shm_budget, shm_threshold)?;
+        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold)?;
         leave(py, || Runtime::controller(options)).map(Self)
     }
 
     /// The runtime of a worker. It owns the two descriptors from here on.
     #[staticmethod]
-    #[pyo3(signature = (*, mesh, rank, link, board, seat, spin_us, link_budget, shm_budget, shm_threshold))]
+    #[pyo3(signature = (*, mesh, rank, link, board, seat, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn worker(
         py: Python<'_>,
@@ -257,10 +289,11 @@ impl PyRuntime {
         seat: u32,
         spin_us: f64,
         link_budget: usize,
+        mailbox_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, shm_budget, shm_threshold)?;
+        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold)?;
         // SAFETY: the caller, a worker's first lines, gives away descriptors that it alone knows of.
         let (link, board) = unsafe { (OwnedFd::from_raw_fd(link), OwnedFd::from_raw_fd(board)) };
         leave(py, || Runtime::worker(ProcAddr { mesh, rank }, link, board, seat, options)).map(Self)
@@ -279,8 +312,16 @@ impl PyRuntime {
     }
 
     /// The way to an endpoint.
-    #[pyo3(signature = (target, actor, name, kind="call", block=true))]
-    fn sender(&self, target: &PyTarget, actor: u64, name: &str, kind: &str, block: bool) -> PyResult<PySender> {
+    #[pyo3(signature = (target, actor, name, kind="call", block=true, who=None))]
+    fn sender(
+        &self,
+        target: &PyTarget,
+        actor: u64,
+        name: &str,
+        kind: &str,
+        block: bool,
+        who: Option<Py<PyAny>>,
+    ) -> PyResult<PySender> {
         let reduce = kind == "reduce";
         let kind = match kind {
             "call" | "reduce" => Kind::Call,
@@ -310,7 +351,8 @@ impl PyRuntime {
                 "an endpoint's name and its mesh's labels are at most 65,535 bytes long",
             ));
         }
-        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block, reduce, timed: false })
+        let gate = Gate::new(actor, who);
+        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block, reduce, timed: false, gate })
     }
 
     /// Makes a mesh of processes; the call completes as they come up.
@@ -473,6 +515,7 @@ impl PyRuntime {
         out.set_item("procs", counts.procs)?;
         out.set_item("ports", counts.ports)?;
         out.set_item("shm_bytes", counts.shm_bytes)?;
+        out.set_item("meters", counts.meters)?;
         Ok(out)
     }
 }

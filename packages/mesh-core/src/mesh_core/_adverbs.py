@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
-from mesh_core._errors import MeshError
+from mesh_core._deadlines import inherited
+from mesh_core._errors import ActorTimeout, MeshError
 from mesh_core._future import Future, Stream, StreamFuture
 from mesh_core._native import Target
 from mesh_core._outcomes import Addressee, error_of, load, value_of
@@ -99,7 +101,7 @@ class Endpoint(Generic[P, R]):
         one = len(view) == 1
         target = Target.one(mesh._procs_id, view.rank_at(0)) if one else Target.many(mesh._procs_id, view)
         name = mark + self._arity.mark + self._name
-        return mesh._process.runtime.sender(target, mesh._actor_id, name, kind, self._block)
+        return mesh._process.runtime.sender(target, mesh._actor_id, name, kind, self._block, self._who)
 
     def _what(self) -> str:
         return f"{self._who.name}.{self._name}"
@@ -117,10 +119,12 @@ class Endpoint(Generic[P, R]):
             )
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
-        if self._mesh._process.tracer is not None and not self._spanned:
-            return self._mesh._process.tracer.call(self, "call_one", args, kwargs)  # type: ignore[no-any-return]
-        call = self._senders.call((args, kwargs))
-        return Future(self._mesh._process, call, self._finish_one, self._what, self._limit)
+        process = self._mesh._process
+        if process.tracer is not None and not self._spanned:
+            return process.tracer.call(self, "call_one", args, kwargs)  # type: ignore[no-any-return]
+        limit = inherited(self._limit) if process.deadlines else self._limit
+        call = self._senders.call((args, kwargs), False, limit)
+        return Future(process, call, self._finish_one, self._what, limit)
 
     def _finish_one(self, call: Call) -> R:
         outcome = call.outcomes()[0]
@@ -131,10 +135,12 @@ class Endpoint(Generic[P, R]):
         """Call every actor of the mesh; the future's result is a :class:`ValueMesh` of the mesh's shape."""
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
-        if self._mesh._process.tracer is not None and not self._spanned:
-            return self._mesh._process.tracer.call(self, "call", args, kwargs)  # type: ignore[no-any-return]
-        call = self._senders.call((args, kwargs))
-        return ManyFuture(self._mesh._process, call, self._finish_all, self._what, self._limit)
+        process = self._mesh._process
+        if process.tracer is not None and not self._spanned:
+            return process.tracer.call(self, "call", args, kwargs)  # type: ignore[no-any-return]
+        limit = inherited(self._limit) if process.deadlines else self._limit
+        call = self._senders.call((args, kwargs), False, limit)
+        return ManyFuture(process, call, self._finish_all, self._what, limit)
 
     def _finish_all(self, call: Call) -> ValueMesh[R]:
         cells: list[Any] = []
@@ -206,20 +212,34 @@ class Endpoint(Generic[P, R]):
         """
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
-        if self._mesh._process.tracer is not None and not self._spanned:
-            return self._mesh._process.tracer.call(self, "stream", args, kwargs)  # type: ignore[no-any-return]
-        call = self._senders.call((args, kwargs), stream=True)
+        process = self._mesh._process
+        if process.tracer is not None and not self._spanned:
+            return process.tracer.call(self, "stream", args, kwargs)  # type: ignore[no-any-return]
+        limit = inherited(self._limit) if process.deadlines else self._limit
+        call = self._senders.call((args, kwargs), True, limit)
+        # One deadline for all of them, however late they are asked for.
+        deadline = None if limit is None else time.monotonic() + limit
 
         def make(n: int) -> StreamFuture[R]:
             def finish(call: Call) -> R:
                 arrived = call.nth(n)
+                if arrived is None and deadline is not None and time.monotonic() >= deadline:
+                    # The first that was waited for in vain has given up the call for all of them.
+                    raise ActorTimeout(
+                        f"{self._what()} did not finish within its deadline of {round(limit or 0.0, 6)} s; it was cancelled",
+                        actor=self._who.name,
+                        host=self._who.host,
+                        timeout=limit,
+                    )
                 if arrived is None:
                     return value_of(None, 0, self._who)  # type: ignore[no-any-return]  # raises
                 index, outcome = arrived
                 value: R = value_of(outcome, index, self._who)
                 return value
 
-            return StreamFuture(n, self._mesh._process, call, finish, self._what, self._limit)
+            future: StreamFuture[R] = StreamFuture(n, process, call, finish, self._what, limit)
+            future._deadline = deadline
+            return future
 
         return Stream(call, make, open_ended=self._arity.port)
 
@@ -235,7 +255,8 @@ class Endpoint(Generic[P, R]):
         """The same endpoint with a deadline for its calls, or refusing (``block=False``) instead of waiting to send.
 
         A call that has not finished after ``timeout`` seconds raises :class:`ActorTimeout` where it is waited for, and
-        is cancelled where it runs. With ``block=False`` a receiver that lags too far behind is :class:`MailboxFull`.
+        is cancelled where it runs; calls made while it is handled inherit what is left of the time. With
+        ``block=False`` a receiver that lags too far behind is :class:`MailboxFull`, and the message is not sent.
 
         With ``reduce`` a ``call`` gives one value: the results of all ranks, combined on the way here by the ranks
         themselves. It is ``"sum"``, ``"mean"``, ``"concat"``, or a function of two results, which has to be associative;

@@ -143,6 +143,12 @@ def current_place() -> tuple[int, str] | None:
     return rank.rank, ",".join(f"{label}={size}" for label, size in rank.extent.items())
 
 
+def current_message() -> Message | None:
+    """The message that is being handled, if one is."""
+    now = _current.get()
+    return None if now is None else now._message
+
+
 def context() -> Context:
     """Say which actor runs, and for which message. Only inside actors.
 

@@ -88,12 +88,16 @@ class Future(Generic[R]):
                     wait, last = left, True
             if self._process.alarmed and not self._arrived():
                 self._raise_failure()
+            if self._process._stage is not None and not self._arrived():
+                self._refuse_wait(awaited=False)
             if not self._wait(wait):
                 if not last:
+                    said, fields = self._late()
                     raise ActorTimeout(
-                        f"{self._what()} has not finished within {timeout} s; the call goes on, and can be waited for "
-                        "again",
+                        f"{self._what()} has not finished within {timeout} s{said}; the call goes on, and can be waited "
+                        "for again",
                         timeout=timeout,
+                        **fields,
                     )
                 self._expire()
             self._settle()
@@ -109,13 +113,32 @@ class Future(Generic[R]):
         if error is not None:
             raise error
 
+    def _late(self) -> tuple[str, dict[str, Any]]:
+        from mesh_core._deadlines import late
+
+        said, fields = late(self._process, self._call, getattr(self._what, "__self__", None))
+        return f" ({said})" if said else "", fields
+
     def _expire(self) -> None:
+        # Before the call is given up, and with it the list of those that are missing.
+        said, fields = self._late()
         if self._call.cancel():
             self._state = _FAILED
             self._value = ActorTimeout(
-                f"{self._what()} did not finish within its deadline of {self._limit} s; it was cancelled",
+                f"{self._what()} did not finish within its deadline of {round(self._limit or 0.0, 6)} s; it was cancelled{said}",
                 timeout=self._limit,
+                **fields,
             )
+
+    def _refuse_wait(self, *, awaited: bool) -> None:
+        """Raise, and give the call up, where waiting for it could never end."""
+        from mesh_core._waits import refused
+
+        owner = getattr(self._what, "__self__", None)
+        error = refused(self._process, self._call, owner, self._what(), awaited=awaited)
+        if error is not None and self._call.cancel():
+            self._state, self._value = _FAILED, error
+            raise error
 
     def _settle(self) -> None:
         # A call gives its outcomes away once, and several threads may wait for it.
@@ -191,6 +214,8 @@ class Future(Generic[R]):
     async def _await_arrival(self) -> None:
         import asyncio
 
+        if self._process._stage is not None:
+            self._refuse_wait(awaited=True)
         try:
             if self._deadline is None:
                 await self._arrive()

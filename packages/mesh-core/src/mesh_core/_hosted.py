@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _context
 from mesh_core._context import Context, Instance
 from mesh_core._endpoint import EndpointProperty
-from mesh_core._errors import MeshError, SupervisionError
+from mesh_core._errors import ActorTimeout, MeshError, SupervisionError
 from mesh_core._failure import MeshFailure
 from mesh_core._nearest import did_you_mean
 from mesh_core._respond import MARKS, marked
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from mesh_core._stage import Stage
 
 _BURST = 256
+_GRACE_S = 0.1
+"""A caller that waits keeps its deadline itself, and can say more about it; this process does where none waits."""
+_EXPIRED = "the call's deadline has passed"
 
 CallKey = tuple[tuple[int, int], int]
 """A call's caller and its number there."""
@@ -54,6 +57,7 @@ class Hosted:
         "_downfall",
         "_errands",
         "_handed_back",
+        "_ident",
         "_kwargs",
         "_loops",
         "_runner",
@@ -120,6 +124,7 @@ class Hosted:
         self._running: dict[CallKey, asyncio.Task[Any]] = {}
         self._skipped: set[CallKey] = set()
         self._starting: set[Message] = set()
+        self._ident = 0
         self._thread = any(not spec.is_async for spec in self.table.values())
         self._loops = not self._thread
         """Whether the loop takes from the inbox just now, rather than the actor's thread."""
@@ -164,7 +169,8 @@ class Hosted:
     # On a thread of its own.
 
     def _serve(self) -> None:
-        self.inbox.worked_by(threading.get_ident())
+        self._ident = threading.get_ident()
+        self.inbox.worked_by(self._ident)
         self._construct()
         burst = self.inbox.take(_BURST)
         while burst:
@@ -210,6 +216,8 @@ class Hosted:
             return self._abandoned
 
     def _run(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
+        if message.left is not None and self._too_late(message):
+            return
         _context.enter(Context(self.instance, message))
         args = None
         try:
@@ -367,6 +375,11 @@ class Hosted:
         key = (message.src, message.call or -id(message))
         task = asyncio.current_task()
         assert task is not None
+        limit = None
+        if (left := message.left) is not None:
+            if self._too_late(message):
+                return
+            limit = self.stage.loop.call_later(left + _GRACE_S, task.cancel, _EXPIRED)
         _context.enter(Context(self.instance, message))
         self._running[key] = task
         args = None
@@ -382,8 +395,12 @@ class Hosted:
             else:
                 await function(args, kwargs)
         except asyncio.CancelledError as error:
-            if self.broken is not None or message.call:
-                self._refuse(message, error if self.broken is None else self.broken)
+            if self.broken is not None:
+                self._refuse(message, self.broken)
+            elif _EXPIRED in error.args:
+                self._refuse(message, _expired(message))
+            elif message.call:
+                self._refuse(message, error)
             else:
                 self._failed(message, error)
             # The call was cancelled, not the actor: its runner goes on with the next message.
@@ -395,6 +412,8 @@ class Hosted:
             else:
                 self._failed(message, error)
         finally:
+            if limit is not None:
+                limit.cancel()
             self._running.pop(key, None)
 
     async def _stop_async(self, message: Message) -> None:
@@ -549,6 +568,27 @@ class Hosted:
         else:
             self._skipped.add(key)
 
+    def _too_late(self, message: Message) -> bool:
+        """Answer a message whose deadline has passed; whoever called has given up."""
+        self.stage.process.deadlines = True
+        if (message.left or 0.0) > 0:
+            return False
+        self._refuse(message, _expired(message))
+        return True
+
+    def is_thread(self, ident: int) -> bool:
+        """Whether this is the actor's own thread, which handles a message whenever it runs anything."""
+        return self._thread and self._ident == ident
+
+    def is_handled_by(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether this is the task in which the actor handles one message after the other."""
+        return task is not None and self._runner is task
+
+    def needs_loop(self, endpoint: str) -> bool:
+        """Whether the process's loop has to run for that endpoint to be called."""
+        spec = self.table.get(endpoint)
+        return self._loops or (spec is not None and spec.is_async)
+
     def _given_up(self, message: Message) -> bool:
         if self._skipped:
             key = (message.src, message.call)
@@ -593,6 +633,7 @@ class Hosted:
         if message.call:
             self.stage.reply_error(message, error, self.instance.name)
         else:
+            message.failed()
             self.fail(error)
 
     def _refuse(self, message: Message, error: BaseException) -> None:
@@ -631,6 +672,12 @@ def _answer(answer: asyncio.Future[Any], verdict: Any, error: BaseException | No
             answer.set_result(verdict)
         else:
             answer.set_exception(error)
+
+
+def _expired(message: Message) -> ActorTimeout:
+    return ActorTimeout(
+        f"the deadline of {message.name} passed before it had returned; it was not run to its end"
+    )
 
 
 def _unreadable(error: BaseException) -> BaseException:

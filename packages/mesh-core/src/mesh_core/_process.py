@@ -76,6 +76,8 @@ class Process:
         self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
         """The controller's pid, and what it runs; a worker is told of its own."""
         self._console: Console | None = None
+        self.deadlines = False
+        """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
         self._names: dict[str, int] = {}
         self.estates = Estates()
         self._faults: Faults | None = None
@@ -298,6 +300,7 @@ def _runtime_options(settings: Settings) -> dict[str, Any]:
     return {
         "spin_us": settings.spin_us,
         "link_budget": settings.link_budget,
+        "mailbox_budget": settings.mailbox_budget,
         "shm_budget": settings.shm_bytes,
         "shm_threshold": settings.shm_threshold,
     }

@@ -156,6 +156,9 @@ class Settings:
     link_budget: int = _setting(256 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
     """Bytes that may be queued towards one process before its senders wait."""
 
+    mailbox_budget: int = _setting(64 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
+    """Bytes that may wait at one actor, from all its senders, before these wait."""
+
     shm_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
     """Bytes of shared memory that messages of this machine may occupy; 0 is a quarter of its memory."""
 

@@ -70,6 +70,8 @@ class Stage:
         self.reductions: Reductions | None = None
         """Replies that are combined here on their way up; made when one first is."""
         self.breakpoints = Breakpoints(process, everywhere=process.identity.mesh_id != 0)
+        self.ident = 0
+        """The thread that runs the loop."""
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those of actors with sync endpoints."""
 
@@ -112,7 +114,8 @@ class Stage:
     def run(self) -> int:
         """Serve until the process is told to stop; returns its exit status."""
         asyncio.set_event_loop(self.loop)
-        self._system.worked_by(threading.get_ident())
+        self.ident = threading.get_ident()
+        self._system.worked_by(self.ident)
         self.loop.add_reader(self.waker.fileno(), self._on_ready)
         self._system.attach(self.waker, _SYSTEM)
         with self._signals():

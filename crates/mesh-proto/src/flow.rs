@@ -1,0 +1,414 @@
+//! How much a sender may have under way to one mailbox.
+//!
+//! The sender's [`Meter`] counts the bytes that it has sent and not heard of again, against a *window*. The receiver's
+//! [`Ledger`] counts what has arrived and what was handled, gives bytes back as [`Credit`]s, a quarter of the window at a
+//! time, and says how wide the window is: a mailbox has one budget for all its senders.
+//!
+//! FLW-1: a message is let through if it fits the window, or if less than a quarter of the window is under way. So a
+//! message larger than any window still goes, alone; and since a receiver that has handled everything keeps back less
+//! than a quarter, nobody waits for a credit that does not come.
+//!
+//! FLW-2: every sender begins with a small window of its own ([`INITIAL_WINDOW`]), which a stopped process cannot
+//! widen. Wider ones come out of the mailbox's budget: never more than that is promised and queued above the small ones.
+//!
+//! FLW-3: a meter ends with its mailbox. Nobody waits at an ended meter, and what is sent then fails as messages to
+//! the dead do.
+//!
+//! Credits must reach the sender in the order in which the ledger gave them: both ends have to agree on the window.
+
+use crate::{ActorId, Frame, Header, Kind, ProcAddr, flags};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// What every sender may have under way before it has heard from the mailbox.
+pub const INITIAL_WINDOW: u64 = 1 << 20;
+
+/// Windows are multiples of this: it is how they are written in a frame.
+const UNIT: u64 = 1024;
+const WIDEST: u64 = UNIT * u32::MAX as u64;
+
+/// What stays unsaid at the receiver is less than this, and what is less than this never keeps a sender waiting.
+const fn quarter(window: u64) -> u64 {
+    let quarter = window / 4;
+    if quarter == 0 { 1 } else { quarter }
+}
+
+/// What a mailbox says to one of its senders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credit {
+    /// Bytes that were handled since the last one.
+    pub handled: u64,
+    /// How wide the window is from now on.
+    pub window: u64,
+    /// The mailbox is gone, and says no more.
+    pub last: bool,
+}
+
+impl Credit {
+    /// What a mailbox says that has ended, or never was.
+    pub const LAST: Self = Self { handled: 0, window: INITIAL_WINDOW, last: true };
+
+    /// The credit as a frame from the mailbox's process to the sender's.
+    #[must_use]
+    pub fn frame(&self, mailbox: ActorId, me: ProcAddr, sender: ProcAddr) -> Frame {
+        let mut header = Header::new(Kind::Credit, me, sender);
+        header.actor = mailbox;
+        header.call = self.handled;
+        header.index = u32::try_from(self.window / UNIT).unwrap_or(u32::MAX);
+        header.flags = if self.last { flags::LAST } else { 0 };
+        Frame::build(header, None, b"", &[])
+    }
+
+    /// What a frame of [`Credit::frame`] says.
+    #[must_use]
+    pub fn read(header: &Header) -> Self {
+        Self { handled: header.call, window: u64::from(header.index) * UNIT, last: header.flags & flags::LAST != 0 }
+    }
+
+    /// A sender's question to a mailbox: give back all that was handled, however little it is.
+    #[must_use]
+    pub fn question(mailbox: ActorId, me: ProcAddr, receiver: ProcAddr) -> Frame {
+        let mut header = Header::new(Kind::Credit, me, receiver);
+        header.actor = mailbox;
+        header.flags = flags::QUESTION;
+        Frame::build(header, None, b"", &[])
+    }
+}
+
+/// The sender's half: what is under way to one mailbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meter {
+    outstanding: u64,
+    window: u64,
+    ended: bool,
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self { outstanding: 0, window: INITIAL_WINDOW, ended: false }
+    }
+}
+
+/// What a [`Meter`] says to a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It may go, and was counted.
+    Counted,
+    /// It may go, and need not be counted: the mailbox is gone.
+    Free,
+    /// It has to wait.
+    Full,
+}
+
+impl Meter {
+    /// Whether a message of `cost` bytes may go (FLW-1).
+    #[must_use]
+    pub fn has_room(&self, cost: u64) -> bool {
+        self.ended
+            || self.outstanding < quarter(self.window)
+            || self.outstanding.checked_add(cost).is_some_and(|sum| sum <= self.window)
+    }
+
+    /// Counts a message that is about to be sent, if it may go.
+    pub fn admit(&mut self, cost: u64) -> Admission {
+        if self.ended {
+            Admission::Free
+        } else if self.has_room(cost) {
+            self.outstanding = self.outstanding.saturating_add(cost);
+            Admission::Counted
+        } else {
+            Admission::Full
+        }
+    }
+
+    /// A message that was counted is not sent after all.
+    pub fn refund(&mut self, cost: u64) {
+        self.outstanding = self.outstanding.saturating_sub(cost);
+    }
+
+    /// The mailbox has spoken.
+    pub fn on_credit(&mut self, credit: Credit) {
+        self.refund(credit.handled);
+        if credit.last {
+            self.end();
+        } else {
+            self.window = credit.window;
+        }
+    }
+
+    /// The mailbox is gone (FLW-3).
+    pub fn end(&mut self) {
+        self.ended = true;
+        self.outstanding = 0;
+    }
+
+    /// Bytes sent and not heard of again.
+    #[must_use]
+    pub fn outstanding(&self) -> u64 {
+        self.outstanding
+    }
+
+    /// How many bytes may be under way.
+    #[must_use]
+    pub fn window(&self) -> u64 {
+        self.window
+    }
+
+    /// Whether the mailbox is gone.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+}
+
+/// A quick one: addresses are made of random numbers, by members of the job.
+#[derive(Clone, Copy, Debug, Default)]
+struct AddrHasher(u64);
+
+impl Hasher for AddrHasher {
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(u64::from(word));
+    }
+}
+
+/// With so many senders those are forgotten that have nothing here; they may come back.
+const MANY: usize = 1024;
+
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    /// Arrived, and not handled.
+    queued: u64,
+    /// Handled, and not given back.
+    unsaid: u64,
+    /// The window that the sender was told of last.
+    window: u64,
+}
+
+/// The receiver's half: what has arrived in one mailbox, from whom.
+#[derive(Debug)]
+pub struct Ledger {
+    accounts: HashMap<ProcAddr, Account, BuildHasherDefault<AddrHasher>>,
+    /// Idle senders are looked for once there are so many: some of them have ended, and nobody says so.
+    sweep_at: usize,
+    /// What every sender has without asking.
+    base: u64,
+    /// What is there for wider windows.
+    pot: u64,
+    /// What of it is promised, or queued above what was promised.
+    held: u64,
+    /// Senders with a wider window.
+    wide: usize,
+    /// There is nothing to take back: everybody has no more than a share, and uses it. So that a thousand senders are
+    /// not looked through at every message.
+    taken: bool,
+    closed: bool,
+}
+
+impl Ledger {
+    /// The ledger of a mailbox whose senders together have `budget` bytes.
+    #[must_use]
+    pub fn new(budget: u64) -> Self {
+        let budget = (budget.clamp(UNIT, WIDEST) / UNIT) * UNIT;
+        let base = budget.min(INITIAL_WINDOW);
+        let pot = budget - base;
+        Self { accounts: HashMap::default(), sweep_at: MANY, base, pot, held: 0, wide: 0, taken: false, closed: false }
+    }
+
+    /// Bytes that have arrived and were not handled.
+    #[must_use]
+    pub fn queued(&self) -> u64 {
+        self.accounts.values().map(|account| account.queued).sum()
+    }
+
+    /// How many senders are known.
+    #[must_use]
+    pub fn senders(&self) -> usize {
+        self.accounts.len()
+    }
+
+    /// What of the pot is spoken for.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// A message has arrived.
+    pub fn on_arrived(&mut self, sender: ProcAddr, cost: u64, mut tell: impl FnMut(ProcAddr, Credit)) {
+        if self.closed {
+            return;
+        }
+        if self.accounts.len() >= self.sweep_at {
+            self.forget_idle(&mut tell);
+        }
+        let base = self.base;
+        let account = self.accounts.entry(sender).or_insert_with(|| {
+            if base < INITIAL_WINDOW {
+                tell(sender, Credit { handled: 0, window: base, last: false });
+            }
+            Account { queued: 0, unsaid: 0, window: base }
+        });
+        let before = account.holds(base);
+        account.queued = account.queued.saturating_add(cost);
+        self.held = self.held - before + account.holds(base);
+        if account.queued >= account.window / 2 {
+            self.widen(sender, &mut tell);
+        }
+    }
+
+    /// A message was handled, or dropped unhandled.
+    pub fn on_handled(&mut self, sender: ProcAddr, cost: u64, mut tell: impl FnMut(ProcAddr, Credit)) {
+        let base = self.base;
+        let Some(account) = self.accounts.get_mut(&sender) else { return };
+        let pressed = account.queued >= account.window / 2;
+        let before = account.holds(base);
+        account.queued = account.queued.saturating_sub(cost);
+        account.unsaid = account.unsaid.saturating_add(cost);
+        self.held = self.held - before + account.holds(base);
+        if account.unsaid >= quarter(account.window) {
+            tell(sender, account.say());
+        }
+        if account.queued == 0 && account.window > base {
+            // Whoever was refused may take from this one now.
+            self.taken = false;
+        }
+        if pressed {
+            self.widen(sender, &mut tell);
+        }
+    }
+
+    /// A sender wants to hear of all that was handled.
+    pub fn on_question(&mut self, sender: ProcAddr, mut tell: impl FnMut(ProcAddr, Credit)) {
+        if self.closed {
+            tell(sender, Credit::LAST);
+            return;
+        }
+        let base = self.base;
+        let Some(account) = self.accounts.get_mut(&sender) else {
+            tell(sender, Credit { handled: 0, window: base, last: false });
+            return;
+        };
+        if account.queued > 0 {
+            tell(sender, account.say());
+            return;
+        }
+        self.held -= account.holds(base);
+        self.wide -= usize::from(account.window > base);
+        account.window = base;
+        tell(sender, account.say());
+        self.accounts.remove(&sender);
+    }
+
+    /// The mailbox takes no more: every sender gets back what it has under way here (FLW-3).
+    pub fn close(&mut self, mut tell: impl FnMut(ProcAddr, Credit)) {
+        self.closed = true;
+        for (sender, account) in self.accounts.drain() {
+            tell(sender, Credit { handled: account.queued + account.unsaid, last: true, ..Credit::LAST });
+        }
+        self.held = 0;
+        self.wide = 0;
+    }
+
+    fn forget_idle(&mut self, tell: &mut impl FnMut(ProcAddr, Credit)) {
+        let base = self.base;
+        self.accounts.retain(|addr, account| {
+            if account.queued > 0 {
+                return true;
+            }
+            self.held -= account.holds(base);
+            self.wide -= usize::from(account.window > base);
+            account.window = base;
+            tell(*addr, account.say());
+            false
+        });
+        self.sweep_at = MANY.max(2 * self.accounts.len());
+    }
+
+    /// What each of `n` senders with wide windows has of the pot. It changes only where `n` passes a power of two, so
+    /// that a thousand senders are not told anew for every one that joins.
+    fn share(&self, n: usize) -> u64 {
+        (self.pot / n.max(1).next_power_of_two() as u64) / UNIT * UNIT
+    }
+
+    /// Widens a sender's window to its share, as far as there is something to widen it with (FLW-2).
+    fn widen(&mut self, sender: ProcAddr, tell: &mut impl FnMut(ProcAddr, Credit)) {
+        let base = self.base;
+        let Some(mine) = self.accounts.get(&sender).copied() else { return };
+        let joins = usize::from(mine.window <= base);
+        let mut share = self.share(self.wide + joins);
+        if mine.window >= base + share {
+            return;
+        }
+        let own = mine.holds(base);
+        if self.held - own + share > self.pot && !self.taken {
+            // First from those who do not use what they have, then from those who have more than their share.
+            for (addr, account) in &mut self.accounts {
+                if *addr != sender && account.queued == 0 {
+                    account.narrow(*addr, base, base, (&mut self.held, &mut self.wide), tell);
+                }
+            }
+            share = self.share(self.wide + joins);
+            for (addr, account) in &mut self.accounts {
+                if *addr != sender {
+                    account.narrow(*addr, base + share, base, (&mut self.held, &mut self.wide), tell);
+                }
+            }
+        }
+        if self.held - own + share > self.pot {
+            self.taken = true;
+            return;
+        }
+        self.taken = false;
+        if let Some(account) = self.accounts.get_mut(&sender)
+            && account.window < base + share
+        {
+            account.window = base + share;
+            self.held = self.held - own + account.holds(base);
+            self.wide += joins;
+            tell(sender, account.say());
+        }
+    }
+}
+
+impl Account {
+    /// What it takes of the pot: what was promised, or what lies here above that.
+    fn holds(&self, base: u64) -> u64 {
+        self.window.max(self.queued).saturating_sub(base)
+    }
+
+    /// What there is to say, said.
+    fn say(&mut self) -> Credit {
+        Credit { handled: std::mem::take(&mut self.unsaid), window: self.window, last: false }
+    }
+
+    /// Makes the window no wider than `window`, and says so.
+    fn narrow(
+        &mut self,
+        addr: ProcAddr,
+        window: u64,
+        base: u64,
+        (held, wide): (&mut u64, &mut usize),
+        tell: &mut impl FnMut(ProcAddr, Credit),
+    ) {
+        if self.window > window {
+            let before = self.holds(base);
+            self.window = window;
+            *held = *held - before + self.holds(base);
+            *wide -= usize::from(window <= base);
+            tell(addr, self.say());
+        }
+    }
+}

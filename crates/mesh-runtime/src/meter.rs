@@ -1,0 +1,270 @@
+//! Flow control at both ends: the sender's meters and the receiver's mailboxes around `mesh_proto`'s state machines.
+//!
+//! A sender has one [`Meter`] for each mailbox that it sends to, whatever endpoints and slices it does so through. A
+//! mailbox keeps one ledger; each message that waits in it or is being handled holds a [`Charge`], which gives its bytes
+//! back when it is dropped, whichever way that comes about.
+
+use crate::reactor::Reactor;
+use crate::runtime::{Runtime, lock};
+use crate::wait::Waiter;
+use mesh_proto::{ActorId, Admission, Credit, Header, Ledger, ProcAddr};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+const SHARDS: usize = 8;
+/// With fewer meters than this in a shard none is looked for that could go.
+const MANY: usize = 256;
+
+#[derive(Debug, Default)]
+struct State {
+    flow: mesh_proto::Meter,
+    waiters: Vec<Arc<Waiter>>,
+}
+
+/// What this process has under way to one mailbox.
+#[derive(Debug)]
+pub struct Meter {
+    addr: ProcAddr,
+    mailbox: ActorId,
+    state: Mutex<State>,
+}
+
+impl Meter {
+    fn change(&self, reactor: &Reactor, change: impl FnOnce(&mut mesh_proto::Meter)) {
+        let mut state = lock(&self.state);
+        change(&mut state.flow);
+        let waiters = std::mem::take(&mut state.waiters);
+        drop(state);
+        for waiter in waiters {
+            waiter.notify(reactor);
+        }
+    }
+
+    /// The process that the mailbox is in.
+    pub fn addr(&self) -> ProcAddr {
+        self.addr
+    }
+
+    /// Bytes that were sent and not heard of again.
+    pub fn outstanding(&self) -> u64 {
+        lock(&self.state).flow.outstanding()
+    }
+
+    /// How many may be.
+    pub fn window(&self) -> u64 {
+        lock(&self.state).flow.window()
+    }
+
+    /// Whether a message of `cost` bytes would be let through.
+    pub fn has_room(&self, cost: u64) -> bool {
+        lock(&self.state).flow.has_room(cost)
+    }
+
+    pub(crate) fn admit(&self, cost: u64) -> Admission {
+        lock(&self.state).flow.admit(cost)
+    }
+
+    pub(crate) fn refund(&self, reactor: &Reactor, cost: u64) {
+        self.change(reactor, |flow| flow.refund(cost));
+    }
+
+    /// Has the calling thread woken when something changes.
+    pub(crate) fn expect(&self) {
+        let me = Waiter::current();
+        let mut state = lock(&self.state);
+        if !state.waiters.iter().any(|waiter| Arc::ptr_eq(waiter, &me)) {
+            state.waiters.push(me);
+        }
+    }
+}
+
+type Shard = HashMap<(ProcAddr, ActorId), Arc<Meter>>;
+
+/// All meters of a process.
+#[derive(Debug)]
+pub(crate) struct Meters {
+    shards: [Mutex<Shard>; SHARDS],
+    /// A shard that has grown to this is swept.
+    sweep_at: [AtomicUsize; SHARDS],
+}
+
+impl Default for Meters {
+    fn default() -> Self {
+        Self { shards: Default::default(), sweep_at: std::array::from_fn(|_| AtomicUsize::new(MANY)) }
+    }
+}
+
+impl Meters {
+    fn shard(&self, addr: ProcAddr, mailbox: ActorId) -> (usize, MutexGuard<'_, Shard>) {
+        let index = (addr.rank as usize ^ mailbox as usize) % SHARDS;
+        (index, lock(&self.shards[index]))
+    }
+
+    /// The meter of a mailbox, and the meters whose mailboxes are to be asked for what they have not given back: those
+    /// that nobody uses any more can be forgotten then.
+    fn of(&self, addr: ProcAddr, mailbox: ActorId) -> (Arc<Meter>, Vec<Arc<Meter>>) {
+        let (index, mut shard) = self.shard(addr, mailbox);
+        let mut ask = Vec::new();
+        let sweep_at = &self.sweep_at[index];
+        if shard.len() >= sweep_at.load(Ordering::Relaxed) {
+            shard.retain(|_, meter| {
+                if Arc::strong_count(meter) > 1 {
+                    return true;
+                }
+                let flow = lock(&meter.state).flow;
+                // One that starts anew begins with the small window, and so must the mailbox.
+                let settled = flow.outstanding() == 0 && flow.window() <= mesh_proto::INITIAL_WINDOW;
+                if !settled && !flow.has_ended() {
+                    ask.push(Arc::clone(meter));
+                }
+                !settled && !flow.has_ended()
+            });
+            sweep_at.store(MANY.max(2 * shard.len()), Ordering::Relaxed);
+        }
+        let meter =
+            shard.entry((addr, mailbox)).or_insert_with(|| Arc::new(Meter { addr, mailbox, state: Mutex::default() }));
+        (Arc::clone(meter), ask)
+    }
+
+    /// A mailbox has spoken.
+    pub(crate) fn on_credit(&self, reactor: &Reactor, addr: ProcAddr, mailbox: ActorId, credit: Credit) {
+        let (_, mut shard) = self.shard(addr, mailbox);
+        let meter = if credit.last { shard.remove(&(addr, mailbox)) } else { shard.get(&(addr, mailbox)).cloned() };
+        drop(shard);
+        if let Some(meter) = meter {
+            meter.change(reactor, |flow| flow.on_credit(credit));
+        }
+    }
+
+    /// A process has ended, and its mailboxes with it; with none named, this one.
+    pub(crate) fn end(&self, reactor: &Reactor, addr: Option<ProcAddr>) {
+        for shard in &self.shards {
+            let mut ended = Vec::new();
+            lock(shard).retain(|(at, _), meter| {
+                let ends = addr.is_none_or(|addr| addr == *at);
+                if ends {
+                    ended.push(Arc::clone(meter));
+                }
+                !ends
+            });
+            for meter in ended {
+                meter.change(reactor, mesh_proto::Meter::end);
+            }
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+}
+
+/// The receiver's half: one mailbox's ledger, and the way for its credits.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    id: ActorId,
+    ledger: Mutex<Ledger>,
+    runtime: Weak<Runtime>,
+}
+
+impl Mailbox {
+    pub(crate) fn new(id: ActorId, budget: u64, runtime: Weak<Runtime>) -> Self {
+        Self { id, ledger: Mutex::new(Ledger::new(budget)), runtime }
+    }
+
+    pub(crate) fn id(&self) -> ActorId {
+        self.id
+    }
+
+    /// Credits leave while the ledger is held: they have to arrive in the order in which it gave them.
+    fn tell(&self) -> impl FnMut(ProcAddr, Credit) {
+        |sender, credit| {
+            if let Some(runtime) = self.runtime.upgrade() {
+                runtime.send_credit(self.id, sender, credit);
+            }
+        }
+    }
+
+    /// A message has arrived; it is accounted for until what is returned is dropped.
+    pub(crate) fn charge(self: &Arc<Self>, sender: ProcAddr, cost: u64) -> Charge {
+        lock(&self.ledger).on_arrived(sender, cost, self.tell());
+        Charge { mailbox: Arc::clone(self), sender, cost }
+    }
+
+    pub(crate) fn on_question(&self, sender: ProcAddr) {
+        lock(&self.ledger).on_question(sender, self.tell());
+    }
+
+    pub(crate) fn close(&self) {
+        lock(&self.ledger).close(self.tell());
+    }
+}
+
+/// The bytes of one message in its mailbox; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    mailbox: Arc<Mailbox>,
+    sender: ProcAddr,
+    cost: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        lock(&self.mailbox.ledger).on_handled(self.sender, self.cost, self.mailbox.tell());
+    }
+}
+
+impl Runtime {
+    /// The meter of a mailbox: what this process has under way to it.
+    pub fn meter(&self, addr: ProcAddr, mailbox: ActorId) -> Arc<Meter> {
+        let (meter, ask) = self.meters.of(addr, mailbox);
+        for idle in ask {
+            self.dispatch(Credit::question(idle.mailbox, self.me, idle.addr), None);
+        }
+        meter
+    }
+
+    /// Lets a message of `cost` bytes through to all of these mailboxes, or to none: then the one that is full is
+    /// returned. True if the message is counted, and so has to be sent as such ([`crate::Terms::charged`]).
+    ///
+    /// # Errors
+    /// The index of a meter that is full.
+    pub fn admit_all(&self, meters: &[Arc<Meter>], cost: u64) -> Result<bool, usize> {
+        let mut counted = false;
+        for (index, meter) in meters.iter().enumerate() {
+            match meter.admit(cost) {
+                Admission::Counted => counted = true,
+                Admission::Free => {}
+                Admission::Full => {
+                    // Two senders that each kept what they had, and waited for what the other has, would wait for ever.
+                    for other in &meters[..index] {
+                        other.refund(&self.reactor, cost);
+                    }
+                    return Err(index);
+                }
+            }
+        }
+        Ok(counted)
+    }
+
+    fn send_credit(&self, mailbox: ActorId, sender: ProcAddr, credit: Credit) {
+        if sender == self.me {
+            self.meters.on_credit(&self.reactor, self.me, mailbox, credit);
+        } else {
+            self.dispatch(credit.frame(mailbox, self.me, sender), None);
+        }
+    }
+
+    /// A message that its sender counts will never be handled: the mailbox that it was for is gone.
+    pub(crate) fn refuse(&self, header: &Header) {
+        if header.flags & mesh_proto::flags::CHARGED == 0 {
+            return;
+        }
+        if header.src == self.me {
+            self.meters.on_credit(&self.reactor, header.dst, header.actor, Credit::LAST);
+        } else {
+            self.dispatch(Credit::LAST.frame(header.actor, header.dst, header.src), None);
+        }
+    }
+}

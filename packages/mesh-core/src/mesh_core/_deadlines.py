@@ -1,0 +1,57 @@
+"""Deadlines: what a call hands on to the calls made while it is handled, and who is late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._context import current_message
+
+if TYPE_CHECKING:
+    from mesh_core._native import Call
+    from mesh_core._outcomes import Addressee
+    from mesh_core._process import Process
+
+_LEAST_S = 0.001
+_NAMED = 8
+
+
+def inherited(limit: float | None) -> float | None:
+    """The time that a call has: its own limit, or what is left to the message that is being handled, if that is less."""
+    message = current_message()
+    left = None if message is None else message.left
+    if left is None:
+        return limit
+    # One that is over already is sent all the same: it times out like any other.
+    left = max(left, _LEAST_S)
+    return left if limit is None else min(limit, left)
+
+
+def late(process: Process, call: Call, owner: Any) -> tuple[str, dict[str, Any]]:
+    """Say who has not answered a call: words for its error, and the error's fields."""
+    who: Addressee | None = getattr(owner, "_who", None)
+    missing = call.missing()
+    if who is None or not missing:
+        return "", {}
+    points = [who.point(index) for index in missing[:_NAMED]]
+    ranks = ", ".join(str(point.rank) for point in points)
+    if len(missing) == 1:
+        text = f"actor {who.name!r} on rank {ranks}, host {who.host}, has not answered"
+    else:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        text = f"actors {who.name!r} on ranks {ranks}{more}, host {who.host}, have not answered"
+    mesh_id = getattr(who.mesh, "_procs_id", None)
+    for index in missing[:_NAMED]:
+        pid = None if mesh_id is None else process.runtime.pid_of(mesh_id, who.view.rank_at(index))
+        if pid is not None and _is_stopped(pid):
+            text += (
+                f"; process {pid} of rank {who.point(index).rank} is stopped by a signal; SIGCONT resumes it"
+            )
+    return text, {"actor": who.name, "rank": points[0].rank, "host": who.host}
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
+    except (OSError, IndexError):
+        return False

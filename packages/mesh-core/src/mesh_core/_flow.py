@@ -1,0 +1,58 @@
+"""What a sender hears whose receiver lags behind: errors that name it, and say what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mesh_core._context import current_instance
+from mesh_core._errors import ActorTimeout, MailboxFull
+
+if TYPE_CHECKING:
+    from mesh_core._outcomes import Addressee
+
+Place = tuple[int, int, int]
+"""Bytes under way, how many may be, and those of the message that has no room."""
+
+
+def _said(who: Addressee | None, index: int, place: Place) -> tuple[str, dict[str, object]]:
+    queued, window, size = place
+    where: dict[str, object] = {}
+    name = "an actor"
+    if who is not None:
+        rank = who.point(index).rank
+        name = f"actor {who.name!r} on rank {rank}"
+        where = {"actor": who.name, "rank": rank, "host": who.host}
+    return (
+        f"{name} lags behind: {queued:,} bytes that were sent to it are not handled, {window:,} may be, "
+        f"and the message has {size:,}"
+    ), where
+
+
+def refusal(who: Addressee | None, actor: int, index: int, place: Place, how: str) -> MailboxFull | None:
+    """Say why a message has to be refused; ``None`` if its sender may wait.
+
+    ``how`` is ``"refuse"`` if the sender asked for that, and else where it would wait: on the thread of the ``"loop"``
+    that the receiver needs, or on some other ``"thread"`` of the receiver's process. Nobody may wait who would keep the
+    receiver from working: that loop, and an actor for itself.
+    """
+    if how == "thread":
+        me = current_instance()
+        if me is None or me.actor_id != actor:
+            return None
+    said, where = _said(who, index, place)
+    if how == "refuse":
+        said += "; it was not sent, since block=False. Try again later, or send less at a time"
+    elif how == "loop":
+        said += (
+            "; it was not sent, since waiting here would stop the event loop that this process's actors run on, and with "
+            "it the receiver. Await the calls that are under way before sending more"
+        )
+    else:
+        said += "; it was not sent, since an actor that waits for itself waits for ever. Send less at a time"
+    return MailboxFull(said, budget=place[1], **where)  # type: ignore[arg-type]  # by name
+
+
+def unsent(who: Addressee | None, index: int, place: Place) -> ActorTimeout:
+    """Say that a call's deadline came before there was room for its message."""
+    said, where = _said(who, index, place)
+    return ActorTimeout(f"{said}; it was not sent within its deadline", **where)  # type: ignore[arg-type]  # by name

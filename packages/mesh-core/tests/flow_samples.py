@@ -1,0 +1,226 @@
+"""Actors that lag behind until they are told to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+from mesh_core import Actor, MailboxFull, endpoint
+
+GATE = threading.Event()
+"""This process's: where `Slow` waits, and `Valve` lets it through."""
+
+
+class Slow(Actor):
+    """Handles nothing while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @endpoint
+    def note(self, value: Any) -> None:
+        GATE.wait()
+        self.count += 1
+
+    @endpoint
+    def seen(self) -> int:
+        return self.count
+
+    @endpoint
+    def fail(self, value: Any) -> None:
+        raise ValueError("nobody hears of it")
+
+
+class Valve(Actor):
+    """In the same process, with a thread of its own."""
+
+    @endpoint
+    def open(self) -> None:
+        GATE.set()
+
+    @endpoint
+    def shut(self) -> None:
+        GATE.clear()
+
+
+class Producer(Actor):
+    """Sends to others."""
+
+    @endpoint
+    def fill(self, target: Any, size: int) -> tuple[int, str]:
+        """Send until there is no room; how many went, and the complaint."""
+        return fill(target, bytes(size))
+
+    @endpoint
+    def flood(self, target: Any, size: int, count: int) -> int:
+        for _ in range(count):
+            target.note.broadcast(bytes(size))
+        return count
+
+    @endpoint
+    def note(self, value: Any) -> None:
+        pass
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Looper(Actor):
+    """A coroutine that sends to whomever it is told, from its process's event loop."""
+
+    @endpoint
+    async def flood(self, target: Any, size: int, count: int) -> None:
+        for _ in range(count):
+            target.note.broadcast(bytes(size))
+
+    @endpoint(concurrent=True)
+    async def note(self, value: Any) -> None:
+        await asyncio.sleep(0)
+
+
+def fill(target: Any, value: Any, most: int = 1_000_000) -> tuple[int, str]:
+    """Broadcast until the target's mailbox is full; how many went, and the complaint."""
+    note = target.note.with_options(block=False)
+    for count in range(most):
+        try:
+            note.broadcast(value)
+        except MailboxFull as error:
+            return count, str(error)
+    raise AssertionError(f"{most} messages, and the mailbox is not full")
+
+
+class Worker(Actor):
+    """Waits, and calls others, for the tests of deadlines and cancellation. Coroutines only."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.changed = asyncio.Event()
+
+    def _note(self, what: str) -> None:
+        self.log.append(what)
+        self.changed.set()
+
+    @endpoint(concurrent=True)
+    async def wait(self, who: str = "") -> None:
+        """Wait until cancelled."""
+        self._note(f"wait {who}")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self._note(f"cancelled {who}")
+            raise
+
+    @endpoint(concurrent=True)
+    async def wait_at(self, other: Any, who: str = "") -> None:
+        """Wait for another who waits."""
+        self._note(f"wait_at {who}")
+        try:
+            await other.wait.call_one(who)
+        except asyncio.CancelledError:
+            self._note(f"cancelled {who}")
+            raise
+
+    @endpoint(concurrent=True)
+    async def until(self, what: str) -> list[str]:
+        """Come back once that is in the log."""
+        while what not in self.log:
+            self.changed.clear()
+            await self.changed.wait()
+        return list(self.log)
+
+    @endpoint(concurrent=True)
+    async def left_at(self, other: Any, own: float | None) -> float | None:
+        """How much time a nested call is told of."""
+        left: float | None = await other.left.with_options(timeout=own).call_one()
+        return left
+
+    @endpoint(concurrent=True)
+    async def left(self) -> float | None:
+        from mesh_core._context import current_message
+
+        message = current_message()
+        return None if message is None else message.left
+
+    @endpoint
+    async def one_at_a_time(self, who: str) -> None:
+        self._note(who)
+
+
+class Blocker(Actor):
+    """Sync: it can be neither cancelled nor hurried."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    @endpoint
+    def block(self, who: str) -> str:
+        self.log.append(who)
+        GATE.wait()
+        return who
+
+    @endpoint
+    def seen(self) -> list[str]:
+        return self.log
+
+    @endpoint
+    def nested(self, other: Any) -> None:
+        """Wait, on this thread, for what never comes."""
+        other.wait.call_one("nested").get()
+
+
+class Caller(Actor):
+    """Calls others, and itself, in every way that might not end. Some ways are coroutines."""
+
+    @endpoint
+    async def wait_for(self, other: Any, name: str) -> Any:
+        return await getattr(other, name).call_one()
+
+    @endpoint(concurrent=True)
+    async def wait_for_concurrently(self, other: Any, name: str) -> Any:
+        return await getattr(other, name).call_one()
+
+    @endpoint
+    async def get(self, other: Any, name: str) -> Any:
+        """Block the loop."""
+        return getattr(other, name).call_one().get(timeout=20)
+
+    @endpoint
+    async def send(self, other: Any, name: str) -> None:
+        """Call, and do not wait."""
+        self.pending = getattr(other, name).call_one()
+
+    @endpoint
+    async def collect(self) -> Any:
+        return await self.pending
+
+    @endpoint
+    async def back(self, first: Any, second: Any) -> Any:
+        """First calls back through the second."""
+        return await first.wait_for.call_one(second, "ping")
+
+    @endpoint(concurrent=True)
+    async def back_concurrently(self, first: Any, second: Any) -> Any:
+        return await first.wait_for.call_one(second, "ping_concurrently")
+
+    @endpoint(concurrent=True)
+    async def ping_concurrently(self) -> str:
+        return "pong"
+
+    @endpoint
+    async def ping(self) -> str:
+        return "pong"
+
+
+class Plain(Actor):
+    """The same with a thread of its own."""
+
+    @endpoint
+    def get(self, other: Any, name: str) -> Any:
+        return getattr(other, name).call_one().get(timeout=20)
+
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
