@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _context
 from mesh_core._context import Context, Instance
 from mesh_core._endpoint import EndpointProperty
-from mesh_core._errors import MeshError, SupervisionError
+from mesh_core._errors import MeshError, SupervisionError, Undeliverable
 from mesh_core._failure import MeshFailure
 from mesh_core._nearest import did_you_mean
 from mesh_core._serialize import explain_load_failure
@@ -46,6 +46,7 @@ class Hosted:
         "_abandoned",
         "_args",
         "_at",
+        "_behind",
         "_burst",
         "_cls",
         "_downfall",
@@ -103,6 +104,8 @@ class Hosted:
         """Whether what it owns has been stopped, or is being."""
         self._abandoned = False
         """Whether its thread did not come back from a ``__cleanup__``, so that the loop answers in its place."""
+        self._behind: list[Message] = []
+        """What was taken from the inbox together with the stop, from behind it."""
         self._burst: list[Message] = []
         """What the actor's thread has taken from the inbox, and how far it is with that: the rest is the loop's when the
         thread does not come back."""
@@ -179,6 +182,7 @@ class Hosted:
             if spec is not None and not spec.is_async and not self._skipped and self.broken is None:
                 self._run(message, spec)
             elif message.kind == "stop_actor":
+                self._behind = burst[index + 1 :]
                 self._stop_thread(message)
                 return None
             elif message.kind == "failure":
@@ -319,6 +323,7 @@ class Hosted:
                     self._hand_back(burst[index:])
                     return
                 if message.kind == "stop_actor":
+                    self._behind = burst[index + 1 :]
                     await self._stop_async(message)
                     return
                 if message.kind == "failure":
@@ -566,6 +571,7 @@ class Hosted:
                 return
             self.over = True
         self.object = None
+        behind, self._behind, self._burst = self._behind, [], []
         for _, answer in self._errands:
             self.stage.loop.call_soon_threadsafe(_answer, answer, None, None)
         self.stage.process.runtime.close_inbox(self.instance.actor_id)
@@ -573,6 +579,11 @@ class Hosted:
             self.stage.reply_error(message, error, self.instance.name)
         elif message.call:
             message.reply(None)
+        for late in behind:
+            if late.kind == "stop_actor" and late.call:
+                late.reply(None)
+            elif late.call:
+                self._refuse(late, Undeliverable(f"{self.describe()} stopped before it came to this message"))
         self.stage.loop.call_soon_threadsafe(self.stage.forget, self)
 
 
