@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mesh_core import Actor, ProcMesh, SupervisionError, endpoint, this_host
+from mesh_core import Actor, ProcMesh, SupervisionError, Undeliverable, endpoint, this_host
 
 WITHIN = 30.0
 
@@ -67,3 +67,13 @@ def test_what_a_stopped_process_has_spawned_ends_too(runtime: None) -> None:
     watched = [os.pidfd_open(pid) for pid in owner.spawn.call_one(2).get(timeout=WITHIN)]
     procs.stop().get(timeout=WITHIN)
     wait_for_ends(watched)
+
+
+def test_what_comes_behind_a_stop_goes_back(pair: ProcMesh) -> None:
+    owners: Any = pair.spawn("owners", owner_class())
+    owners.pid.call().get(timeout=WITHIN)
+    stopped = owners.stop()
+    behind = [owners.pid.call() for _ in range(20)]
+    stopped.get(timeout=WITHIN)
+    for call in behind:
+        assert isinstance(call.exception(timeout=WITHIN), Undeliverable)

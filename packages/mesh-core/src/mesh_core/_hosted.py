@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _context
 from mesh_core._context import Context, Instance
 from mesh_core._endpoint import EndpointProperty
-from mesh_core._errors import ActorTimeout, MeshError, SupervisionError
+from mesh_core._errors import ActorTimeout, MeshError, SupervisionError, Undeliverable
 from mesh_core._failure import MeshFailure
 from mesh_core._nearest import did_you_mean
 from mesh_core._respond import MARKS, marked
@@ -52,6 +52,7 @@ class Hosted:
         "_abandoned",
         "_args",
         "_at",
+        "_behind",
         "_burst",
         "_cls",
         "_downfall",
@@ -110,6 +111,8 @@ class Hosted:
         """Whether what it owns has been stopped, or is being."""
         self._abandoned = False
         """Whether its thread did not come back from a ``__cleanup__``, so that the loop answers in its place."""
+        self._behind: list[Message] = []
+        """What was taken from the inbox together with the stop, from behind it."""
         self._burst: list[Message] = []
         """What the actor's thread has taken from the inbox, and how far it is with that: the rest is the loop's when the
         thread does not come back."""
@@ -197,6 +200,7 @@ class Hosted:
             if spec is not None and not spec.is_async and not self._skipped and self.broken is None:
                 self._run(message, spec)
             elif message.kind == "stop_actor":
+                self._behind = burst[index + 1 :]
                 self._stop_thread(message)
                 return None
             elif message.kind == "failure":
@@ -222,11 +226,7 @@ class Hosted:
         args = None
         try:
             args, kwargs = message.load()
-            function, tracer = spec.function, self.stage.process.tracer
-            if spec.respond is not None:
-                function = partial(spec.respond, self, message)
-            if tracer is not None:
-                function = tracer.handling(spec, function, message, self.instance)
+            function = self._function(message, spec)
             if spec.respond is None:
                 message.reply(function(self.object, *args, **kwargs))
             else:
@@ -347,6 +347,7 @@ class Hosted:
                     self._hand_back(burst[index:])
                     return
                 if message.kind == "stop_actor":
+                    self._behind = burst[index + 1 :]
                     await self._stop_async(message)
                     return
                 if message.kind == "failure":
@@ -382,39 +383,44 @@ class Hosted:
             limit = self.stage.loop.call_later(left + _GRACE_S, task.cancel, _EXPIRED)
         _context.enter(Context(self.instance, message))
         self._running[key] = task
+        try:
+            await self._perform(message, spec)
+        except asyncio.CancelledError as error:
+            self._cut_short(message, error)
+            # The call was cancelled, not the actor: its runner goes on with the next message.
+            if task.cancelling():
+                task.uncancel()
+        finally:
+            if limit is not None:
+                limit.cancel()
+            self._running.pop(key, None)
+
+    async def _perform(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
         args = None
         try:
             args, kwargs = message.load()
-            function, tracer = spec.function, self.stage.process.tracer
-            if spec.respond is not None:
-                function = partial(spec.respond, self, message)
-            if tracer is not None:
-                function = tracer.handling(spec, function, message, self.instance)
+            function = self._function(message, spec)
             if spec.respond is None:
                 message.reply(await function(self.object, *args, **kwargs))
             else:
                 await function(args, kwargs)
-        except asyncio.CancelledError as error:
-            if self.broken is not None:
-                self._refuse(message, self.broken)
-            elif _EXPIRED in error.args:
-                self._refuse(message, _expired(message))
-            elif message.call:
-                self._refuse(message, error)
-            else:
-                self._failed(message, error)
-            # The call was cancelled, not the actor: its runner goes on with the next message.
-            if task.cancelling():
-                task.uncancel()
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             if args is None:
                 self._refuse(message, _unreadable(error))
             else:
                 self._failed(message, error)
-        finally:
-            if limit is not None:
-                limit.cancel()
-            self._running.pop(key, None)
+
+    def _cut_short(self, message: Message, error: asyncio.CancelledError) -> None:
+        if self.broken is not None:
+            self._refuse(message, self.broken)
+        elif _EXPIRED in error.args:
+            self._refuse(message, _expired(message))
+        elif message.call:
+            self._refuse(message, error)
+        else:
+            self._failed(message, error)
 
     async def _stop_async(self, message: Message) -> None:
         error: BaseException | None = None
@@ -568,6 +574,15 @@ class Hosted:
         else:
             self._skipped.add(key)
 
+    def _function(self, message: Message, spec: EndpointProperty[..., Any]) -> Callable[..., Any]:
+        """What is to be called for a message; see ``_respond`` and ``_tracer`` for what may stand around it."""
+        function, tracer = spec.function, self.stage.process.tracer
+        if spec.respond is not None:
+            function = partial(spec.respond, self, message)
+        if tracer is not None:
+            function = tracer.handling(spec, function, message, self.instance)
+        return function
+
     def _too_late(self, message: Message) -> bool:
         """Answer a message whose deadline has passed; whoever called has given up."""
         self.stage.process.deadlines = True
@@ -646,6 +661,7 @@ class Hosted:
                 return
             self.over = True
         self.object = None
+        behind, self._behind, self._burst = self._behind, [], []
         for _, answer in self._errands:
             self.stage.loop.call_soon_threadsafe(_answer, answer, None, None)
         self.stage.process.runtime.close_inbox(self.instance.actor_id)
@@ -654,6 +670,11 @@ class Hosted:
             self.stage.reply_error(message, error, self.instance.name)
         elif message.call:
             message.reply(None)
+        for late in behind:
+            if late.kind == "stop_actor" and late.call:
+                late.reply(None)
+            elif late.call:
+                self._refuse(late, Undeliverable(f"{self.describe()} stopped before it came to this message"))
         self.stage.loop.call_soon_threadsafe(self.stage.forget, self)
 
 
