@@ -171,9 +171,6 @@ class Faults:
             self._heard.add(key)
             self._pending.pop(key, None)
             self._due.pop(key, None)
-            if self._last is not None and self._last._key == key:
-                # The alarm for it may still be on its way to this thread, which has been told now.
-                self._raised_in.add(threading.get_ident())
             self._process.alarmed = bool(self._due)
 
     def unhear(self, failure: MeshFailure) -> None:
