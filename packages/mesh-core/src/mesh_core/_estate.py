@@ -45,7 +45,7 @@ class Holding:
 
     def holds(self, rank: int) -> bool:
         """Say whether the process of that rank is in it, and was not known to be dead."""
-        return rank not in self.dead and self.mesh._root.position(rank) is not None
+        return rank not in self.dead and rank in self.mesh._root
 
 
 class Estate:

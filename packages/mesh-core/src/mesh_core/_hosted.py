@@ -212,18 +212,28 @@ class Hosted:
                     # From here on errands run on the loop: this thread waits.
                     self._loops = True
                 self._run_errands()
-                self._downfall.result(self.stage.stop_limit)
+                self._await_here(self._downfall)
             self._close_estate()
             cleanup = self._cleanup(None)
             if cleanup is not None:
                 ended = asyncio.run_coroutine_threadsafe(_guarded(cleanup), self.stage.loop)
-                failed = ended.result(self.stage.stop_limit)
+                failed = self._await_here(ended)
                 if failed is not None:
                     raise failed
         except BaseException as failed:  # noqa: BLE001 - it is the stopper's to hear
             error = failed
         self.stage.loop.call_soon_threadsafe(overdue.set)
         self._ended(message, error)
+
+    def _await_here(self, ending: concurrent.futures.Future[Any]) -> Any:
+        """Wait on the actor's thread for what the loop does for its end, within the limit."""
+        try:
+            return ending.result(self.stage.stop_limit)
+        except TimeoutError:
+            if ending.done():
+                raise
+            ending.cancel()
+            raise self._overdue() from None
 
     def _close_estate(self) -> None:
         self.ending = True
