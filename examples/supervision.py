@@ -56,7 +56,7 @@ class Foreman(Actor):
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         """A worker has died or failed: replace it. True says that nobody else need hear of it."""
-        self.lost["signal" if failure.signal else "exit" if failure.exitcode else "exception"] += 1
+        self.lost["exception" if failure.exception else "signal" if failure.signal else "exit"] += 1
         self.procs.pop(failure.mesh_name).stop()  # one that has raised leaves its process behind
         self.hire(next(self.numbers))
         return True

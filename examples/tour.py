@@ -29,6 +29,7 @@ class Counter(Actor):
 
     @endpoint
     def leave(self) -> None:
+        print("leaves with", self.value)  # to be seen where the script runs
         os._exit(3)
 
 
@@ -42,10 +43,6 @@ class Owner(Actor):
     def __supervise__(self, failure: MeshFailure) -> bool:
         self.heard.set_result(failure)
         return True  # handled: nobody else hears of it
-
-
-async def nap(counters: Counter) -> list[str]:
-    return (await counters.sleep.call(0.01)).values()
 
 
 def main() -> None:
@@ -69,15 +66,17 @@ def main() -> None:
         print("results  ", [(point.rank, value) for point, value in values], values.item(hosts=1, gpus=0))
         print("flatten  ", counters.flatten("rank").slice(rank=-1).add.call_one(0).get(timeout=30))
 
-        # Futures: send first, wait later.
+        # Futures: send first, wait later. In coroutines they are awaited.
         futures = [row.add.call(1) for _ in range(3)]
         print("pipelined", [future.get(timeout=30).values() for future in futures])
-        print("asyncio  ", asyncio.run(nap(row)))
+        print("asyncio  ", asyncio.run(asyncio.wait_for(row.sleep.call(0.01), timeout=30)).values())
         print("cancel   ", counters.sleep.call(60.0).cancel())
 
-        # Errors: an exception comes with its own type. `get` raises what `exception` returns.
-        error = counters.add.call(-1).exception(timeout=30)
-        print("error    ", isinstance(error, ValueError), type(error).__name__, str(error).splitlines()[0])
+        # Errors: an exception comes with its own type.
+        try:
+            counters.add.call(-1).get(timeout=30)
+        except ValueError as error:
+            print("error    ", type(error).__name__, "says:", str(error).splitlines()[0])
         print("deadline ", counters.sleep.with_options(timeout=0.05).call(60.0).exception())
 
         # Ports: what is sent to one arrives where it was opened. Combined replies are one value.
