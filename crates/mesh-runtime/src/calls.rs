@@ -21,9 +21,18 @@ struct State {
     outcomes: Option<Vec<Outcome>>,
     /// Places in the order in which their outcomes came; kept for streams only.
     order: Vec<(usize, Outcome)>,
+    /// The first rank whose proc has died, where many were called: who waits need not wait for the others.
+    lost: Option<(usize, Arc<Ended>)>,
     waiters: Vec<Arc<Waiter>>,
     /// With how many outcomes they have seen: they want to be told of more.
     wakers: Vec<(Arc<LoopWaker>, u64, usize)>,
+}
+
+impl State {
+    /// What a waiter may want to hear of before all outcomes are there: a stream's outcomes, or a loss.
+    fn progress(&self) -> usize {
+        self.order.len() + usize::from(self.lost.is_some())
+    }
 }
 
 fn is_value(reply: &Message) -> bool {
@@ -63,6 +72,7 @@ impl Call {
                 gather: (!empty).then_some(gather),
                 outcomes: empty.then(Vec::new),
                 order: Vec::new(),
+                lost: None,
                 waiters: Vec::new(),
                 wakers: Vec::new(),
             }),
@@ -144,10 +154,15 @@ impl Call {
         }
     }
 
+    /// The first rank that was lost, while others have not answered yet.
+    pub fn lost(&self) -> Option<(usize, Arc<Ended>)> {
+        self.lock().lost.clone()
+    }
+
     /// Changes the state; if that completes the call, `finish` runs before anybody can see it.
     fn update(&self, reactor: &Reactor, finish: impl FnOnce(), change: impl FnOnce(&mut State) -> bool) -> bool {
         let mut state = self.lock();
-        let before = state.order.len();
+        let before = state.progress();
         let complete = change(&mut state);
         if complete {
             if let Some(gather) = state.gather.take() {
@@ -160,11 +175,11 @@ impl Call {
             }
             self.done.store(true, Ordering::SeqCst);
         }
-        self.arrived.store(state.order.len(), Ordering::SeqCst);
-        if complete || state.order.len() > before {
+        let arrived = state.progress();
+        self.arrived.store(arrived, Ordering::SeqCst);
+        if complete || arrived > before {
             // Who waits for a later outcome of a stream looks, and goes on waiting: it is to be woken again.
             let waiters = if complete { std::mem::take(&mut state.waiters) } else { state.waiters.clone() };
-            let arrived = state.order.len();
             let wakers: Vec<_> = state.wakers.extract_if(.., |(_, _, seen)| complete || arrived > *seen).collect();
             drop(state);
             for waiter in waiters {
@@ -210,6 +225,12 @@ impl Call {
                 return state.gather.as_mut().is_some_and(|gather| gather.on_outcome(index, Outcome::Cancelled));
             }
             let stream = self.stream.then(|| outcome.clone());
+            if let Outcome::Lost(ended) = &outcome
+                && !self.stream
+                && !ended.orderly
+            {
+                state.lost.get_or_insert_with(|| (index, Arc::clone(ended)));
+            }
             let Some(gather) = &mut state.gather else { return false };
             let missing = gather.missing();
             let complete = gather.on_outcome(index, outcome);

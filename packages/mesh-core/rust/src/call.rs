@@ -126,6 +126,11 @@ impl PyCall {
         all.into_iter().map(|one| outcome(py, &self.runtime, one)).collect()
     }
 
+    /// The first rank whose process has died, while others have not answered yet.
+    fn lost(&self) -> Option<(usize, PyLost)> {
+        self.call.lost().map(|(index, ended)| (index, PyLost(ended)))
+    }
+
     /// The `n`th outcome of a stream, in order of arrival, with its place in the target.
     fn nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
         match self.call.nth(n) {

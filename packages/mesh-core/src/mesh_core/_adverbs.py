@@ -26,10 +26,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+# How long a call waits for the other ranks' answers, which its error is to carry, once one has died: not noticeably.
+_AFTER_A_DEATH = 0.01
+
+
 class ManyFuture(Future[ValueMesh[R]]):
     """The results of a call to many."""
 
-    __slots__ = ("_all",)
+    __slots__ = ("_all", "_patient")
 
     if TYPE_CHECKING:
 
@@ -45,8 +49,10 @@ class ManyFuture(Future[ValueMesh[R]]):
     def get(self, timeout: float | None = None, *, return_exceptions: bool = False) -> Any:
         """Wait for every rank. The first failure is raised, and carries all outcomes as ``.results``.
 
-        With ``return_exceptions`` nothing is raised: the mesh holds exceptions where ranks have failed.
+        With ``return_exceptions`` nothing is raised: the mesh holds exceptions where ranks have failed. Without it a
+        death is raised at once, without results if other ranks have not answered by then; they can be waited for.
         """
+        self._patient = return_exceptions
         try:
             return super().get(timeout)
         except BaseException as error:
@@ -54,6 +60,39 @@ class ManyFuture(Future[ValueMesh[R]]):
             if return_exceptions and results is not None:
                 return results
             raise
+
+    def _wait(self, timeout: float | None) -> bool:
+        if getattr(self, "_patient", False):
+            return self._call.wait(timeout)
+        ready = self._call.wait(timeout, 0)
+        if ready and not self._call.done() and not self._call.wait(_AFTER_A_DEATH):
+            raise self._loss()
+        return ready
+
+    async def _arrive(self) -> None:
+        bridge = self._process.bridge()
+        await bridge.wait(self._call, 0)
+        if not self._call.done():
+            import asyncio
+
+            try:
+                async with asyncio.timeout(_AFTER_A_DEATH):
+                    await bridge.wait(self._call)
+            except TimeoutError:
+                raise self._loss() from None
+
+    def _loss(self) -> BaseException:
+        """The death of a rank, while others have not answered: nobody need wait for them."""
+        lost, endpoint = self._call.lost(), self._what.__self__  # type: ignore[attr-defined]
+        assert lost is not None
+        error = error_of(lost[1], lost[0], endpoint._who)
+        assert error is not None
+        error.add_note(
+            "other ranks have not answered yet; get(return_exceptions=True) waits for them, and cancel() gives them up"
+        )
+        if isinstance(error, MeshError):
+            self._process.told(error)
+        return error
 
 
 class Endpoint(Generic[P, R]):
