@@ -104,12 +104,18 @@ def stopped(run: Script, count: int) -> list[str]:
         line = run.process.stderr.readline()
         assert line, "the script has ended"
         if " stopped at " in line:
-            lines.append(line.rstrip("\n"))
+            lines.append(line.rstrip("\n").partition("] ")[2])
     return sorted(lines)
 
 
 def sockets(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.fixture(autouse=True)
+def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank's own line is shown, where a user would see one for all that stop at the same place."""
+    monkeypatch.setenv("MESH_LOG_WINDOW", "0")
 
 
 @pytest.fixture
@@ -272,7 +278,7 @@ def test_ctrl_c_stops_what_was_stepped_over(script: Any, terminal: Any) -> None:
     desk = terminal(run, "attach", "spin")
     desk.expect(PDB)
     desk.type("n")
-    assert run.line() == "begun"
+    assert run.line() == "[spin] begun"
     desk.press("c")
     assert "spin()" in desk.expect(PDB)
     desk.ask("self.begun = False", PDB)
@@ -620,7 +626,7 @@ def test_breakpoints_in_odd_places(script: Any) -> None:
     )
     assert " in prepare " in stopped(run, 1)[0]
     mesh_debug(run, "continue")
-    assert run.line() == "prepared"
+    assert run.line() == "[procs] prepared"
     assert "(breakpoint: look here)" in stopped(run, 1)[0]
     # At the prompt it would wait for itself.
     assert "passed over)\n  42\n" in mesh_debug(run, "cast", "odd", "p self.nested + 1")
