@@ -634,7 +634,7 @@ def test_breakpoints_in_odd_places(script: Any) -> None:
     assert run.line() == "1"
     assert " in __cleanup__ " in stopped(run, 1)[0]
     mesh_debug(run, "continue")
-    assert run.line() == "cleaned"
+    assert run.line() == "[odd] cleaned"
 
 
 def test_nowhere_to_wait_is_said_and_passed_over(script: Any, folder: Path) -> None:
