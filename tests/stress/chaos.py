@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import collections
 import faulthandler
+import functools
 import itertools
 import os
 import random
@@ -249,7 +250,7 @@ class Client:
         if self.awaits:
             await asyncio.sleep(seconds)
         else:
-            time.sleep(seconds)
+            self.world.over.wait(seconds)
 
     async def result(self, future: Any) -> Any:
         if self.awaits:
@@ -299,7 +300,7 @@ class Client:
                 if kind in {"echo", "aecho"}:
                     value = rng.random()
                     future = getattr(mesh, kind).call(value)
-                    calls.append((kind, future, lambda got, value=value: got.values() == [value] * size))
+                    calls.append((kind, future, functools.partial(_are, [value] * size)))
                 elif kind == "nap":
                     calls.append((kind, mesh.nap.call(0.02), lambda got: len(got) == size))
                 elif kind == "large":
@@ -308,7 +309,7 @@ class Client:
                         (
                             kind,
                             mesh.echo.call(data),
-                            lambda got, n=len(data): {len(v) for v in got.values()} == {n},
+                            functools.partial(_are_long, len(data)),
                         )
                     )
                 elif kind == "stream":
@@ -380,7 +381,7 @@ class Client:
     async def ended(self, what: str, pidfds: list[int]) -> None:
         """All these processes end."""
         for fd in pidfds:
-            await self.until(f"the end of {what}", lambda fd=fd: bool(select.select([fd], [], [], 0)[0]))
+            await self.until(f"the end of {what}", functools.partial(_readable, fd))
             os.close(fd)
 
     async def stopped(self, procs: Any) -> None:
@@ -411,6 +412,9 @@ class Client:
         await self.settle(calls, harmed=not harmless)
         if how not in HARMLESS and not handled:
             await self.expect("script", name, rank)
+        elif handled:
+            # Its policy goes with the stop below, which may overtake the notice.
+            self.world.allowed.add(("script", name, str(rank)))
         others = [each for each in range(n) if each != rank or harmless]
         for each in others:
             if await self.outcome("a survivor", mesh.slice(n=each).echo.call_one(each)) != each:
@@ -503,7 +507,7 @@ class Client:
                 self.world.violate(f"{len(pids)} controllers {name!r} at once")
             how = self.random.choice(("SIGKILL", "exit", "broadcast", "kill"))
             await self.harm(how, found[0], min(pids))
-            await self.until("the death of a controller", lambda mesh=found[0]: _dead(mesh))
+            await self.until("the death of a controller", functools.partial(_dead, found[0]))
             with self.world.lock:
                 self.world.wanted["script", name, "0"] += 1
         await self.stopped(procs)
@@ -534,6 +538,18 @@ class Client:
             except BaseException:
                 self.world.violate(f"{case.__name__}: {traceback.format_exc()}")
             self.world.done[case.__name__] += 1
+
+
+def _are(values: list[Any], got: Any) -> bool:
+    return bool(got.values() == values)
+
+
+def _are_long(length: int, got: Any) -> bool:
+    return {len(value) for value in got.values()} == {length}
+
+
+def _readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
 
 
 def _dead(mesh: Any) -> bool:
