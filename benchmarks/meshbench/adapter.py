@@ -54,8 +54,24 @@ class ActorSystem(Floor, Protocol):
         """The worker processes' ids, asked from the actors."""
 
 
-class MeshSystem(ActorSystem, Protocol):
+class KillSystem(ActorSystem, Protocol):
+    """A system of which it is measured how soon a caller learns that it waits in vain."""
+
+    kills: int
+    """How many kills a measurement makes; few where each takes seconds."""
+
+    def kill_detection(self, kills: int) -> list[float]:
+        """Seconds from the SIGKILL of a process to the error of the caller that waits for it, each time anew."""
+
+
+class MeshSystem(KillSystem, Protocol):
     """What is only measured on mesh."""
+
+    def failure_in_threads(self, callers: int) -> float:
+        """Seconds from a SIGKILL until as many threads, which wait for that process, have their errors."""
+
+    def failure_in_tasks(self, callers: int) -> float:
+        """The same for tasks of one event loop."""
 
     def many_procs(self, procs: int) -> tuple[float, int]:
         """Seconds to spawn, call and stop `procs` processes, and how many of them still exist afterwards."""

@@ -93,6 +93,9 @@ FIGURES: Mapping[str, Figure] = {
     "wheel": Figure("wheel", "MB"),
     "installed": Figure("installed, without dependencies", "MB"),
     "idle_cpu": Figure("processor time of an idle mesh of 32 procs in 3 s, controller included", "ms"),
+    "kill_detection": Figure("SIGKILL of a proc until the waiting caller has its error", "ms"),
+    "failure_100": Figure("SIGKILL of a proc until the last of 100 waiting threads has its error", "ms"),
+    "failure_100_tasks": Figure("the same with 100 tasks of one event loop", "ms"),
     "procs_1000": Figure("1,000 procs spawned, called and stopped", "s"),
     "procs_1000_left": Figure("of these, still there 2 s after stop", "procs"),
     "actors_10000": Figure("10,000 async actors in one proc, spawned and called", "s"),
@@ -126,6 +129,10 @@ def _running(system: Any, procs: int) -> Iterator[None]:
 
 def _micro(seconds: list[float]) -> list[float]:
     return [s * 1e6 for s in seconds]
+
+
+def _milli(seconds: list[float]) -> list[float]:
+    return [s * 1e3 for s in seconds]
 
 
 def _call_sync(system: Any, scale: Scale) -> Samples:
@@ -225,6 +232,18 @@ def _idle_cpu(system: Any, scale: Scale) -> Samples:
     return {"idle_cpu": [(mine + spent) * 1e3]}
 
 
+def _kill_detection(system: Any, scale: Scale) -> Samples:
+    return {"kill_detection": _milli(system.kill_detection(scale.of(system.kills, 2)))}
+
+
+def _failure_100(system: Any, scale: Scale) -> Samples:
+    rounds = scale.of(5, 2)
+    return {
+        "failure_100": _milli([system.failure_in_threads(100) for _ in range(rounds)]),
+        "failure_100_tasks": _milli([system.failure_in_tasks(100) for _ in range(rounds)]),
+    }
+
+
 def _procs_1000(system: Any, scale: Scale) -> Samples:
     taken, left = system.many_procs(1000)
     return {"procs_1000": [taken], "procs_1000_left": [float(left)]}
@@ -279,6 +298,8 @@ ITEMS: Mapping[str, Item] = {
     "import": Item(SYSTEMS, _import, ("import",)),
     "size": Item(SYSTEMS, _installed, ("installed",), rounds=1),
     "idle_cpu": Item(LARGE, _idle_cpu, ("idle_cpu",), rounds=3),
+    "kill_detection": Item(LARGE, _kill_detection, ("kill_detection",), rounds=3),
+    "failure_100": Item(ONLY_MESH, _failure_100, ("failure_100", "failure_100_tasks"), rounds=3),
     "procs_1000": Item(ONLY_MESH, _procs_1000, ("procs_1000", "procs_1000_left")),
     "actors_10000": Item(ONLY_MESH, _actors_10000, ("actors_10000", "actor_memory", "actor_memory_here")),
     "reduce_256": Item(

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 _PROC = Path("/proc")
+_SETTLE = 0.05
+"""Seconds in which whoever is to wait has begun to."""
+
+
+class Killer(threading.Thread):
+    """Kills a process a moment from now, and remembers when; the thread that waits for it has nothing else to do."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self._at = 0.0
+
+    def run(self) -> None:
+        """Wait, then strike."""
+        time.sleep(_SETTLE)
+        self._at = time.perf_counter()
+        os.kill(self._pid, signal.SIGKILL)
+
+    def struck(self) -> float:
+        """When it did, by `perf_counter`."""
+        self.join()
+        return self._at
 
 
 def descendants(root: int) -> list[int]:

@@ -5,23 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from mesh_core import Actor, endpoint, this_host
+from mesh_core import Actor, SupervisionError, endpoint, this_host
 from meshbench.adapter import PAYLOAD
-from meshbench.processes import alive, pss_bytes
+from meshbench.processes import Killer, alive, pss_bytes
 from meshbench.timing import sample, sample_async
 
 _TIMEOUT = 120.0
 _WORK = (
     1500  # additions in `Echo.work`: some tens of microseconds, the same count however busy the machine is
 )
+_SETTLE = 0.05  # seconds in which those who are to wait have begun to
 _GRACE = 2.0  # seconds in which a stopped process may still be on its way out before it counts as left behind
 
 
@@ -88,11 +92,26 @@ class AsyncEcho(Actor):
         return x
 
 
+class Stuck(Actor):
+    """Never answers."""
+
+    @endpoint
+    def pid(self) -> int:
+        """Which process this is."""
+        return os.getpid()
+
+    @endpoint(concurrent=True)
+    async def hold(self) -> None:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+
+
 class System:
     """See `meshbench.adapter.MeshSystem`."""
 
     module = "mesh_core"
     distribution = "mesh-core"
+    kills = 20
 
     def start(self, procs: int) -> None:
         """Spawn `procs` processes with an actor each."""
@@ -160,6 +179,67 @@ class System:
         while alive(pids) and perf_counter() < give_up:
             time.sleep(0.02)
         return taken, len(alive(pids))
+
+    def _stuck(self) -> tuple[Any, Any, int]:
+        procs = this_host().spawn_procs()
+        stuck = procs.spawn("stuck", Stuck)
+        return procs, stuck, stuck.pid.call_one().get(timeout=_TIMEOUT)
+
+    def kill_detection(self, kills: int) -> list[float]:
+        """Kill a process whose reply this thread waits for, from another thread."""
+        taken = []
+        for _ in range(kills):
+            procs, stuck, pid = self._stuck()
+            waiting = stuck.hold.call_one()
+            killer = Killer(pid)
+            killer.start()
+            error = waiting.exception(timeout=_TIMEOUT)
+            taken.append(perf_counter() - killer.struck())
+            _expect_death(error)
+            procs.stop().get(timeout=_TIMEOUT)
+        return taken
+
+    def failure_in_threads(self, callers: int) -> float:
+        """All of them wait when the process dies."""
+        procs, stuck, pid = self._stuck()
+        calls = [stuck.hold.call_one() for _ in range(callers)]
+        ready = threading.Barrier(callers + 1)
+
+        def wait(call: Any) -> float:
+            ready.wait(_TIMEOUT)
+            error = call.exception(timeout=_TIMEOUT)
+            now = perf_counter()
+            _expect_death(error)
+            return now
+
+        with ThreadPoolExecutor(callers) as pool:
+            waiting = [pool.submit(wait, call) for call in calls]
+            ready.wait(_TIMEOUT)
+            time.sleep(_SETTLE)
+            start = perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            last = max(each.result() for each in waiting)
+        procs.stop().get(timeout=_TIMEOUT)
+        return last - start
+
+    def failure_in_tasks(self, callers: int) -> float:
+        """All of them await a reply when the process dies."""
+        procs, stuck, pid = self._stuck()
+
+        async def main() -> float:
+            calls = [stuck.hold.call_one().as_asyncio() for _ in range(callers)]
+            await asyncio.sleep(_SETTLE)
+            start = perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+            taken = perf_counter() - start
+            for error in errors:
+                _expect_death(error)
+            return taken
+
+        taken = asyncio.run(main())
+        procs.stop().get(timeout=_TIMEOUT)
+        return taken
 
     def many_actors(self, actors: int) -> tuple[float, float, float]:
         """Spawn and call async actors one by one, all in the first process."""
@@ -254,3 +334,8 @@ class System:
         for rally in rallies:
             rally.get(timeout=_TIMEOUT)
         return perf_counter() - start
+
+
+def _expect_death(error: Any) -> None:
+    if not isinstance(error, SupervisionError):
+        raise RuntimeError(f"a killed process gave {error!r}")

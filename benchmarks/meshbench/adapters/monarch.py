@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from time import perf_counter
 from typing import Any
 
+from monarch import actor as actor_module
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
 
 from meshbench.adapter import PAYLOAD
+from meshbench.processes import Killer
 from meshbench.timing import sample, sample_async
+
+_TIMEOUT = 60.0
 
 
 class Echo(Actor):
@@ -37,11 +42,26 @@ class AsyncEcho(Actor):
         return x
 
 
+class Stuck(Actor):
+    """Never answers."""
+
+    @endpoint
+    def pid(self) -> int:
+        """Which process this is."""
+        return os.getpid()
+
+    @endpoint
+    def hold(self) -> None:
+        """Wait for ever."""
+        threading.Event().wait()
+
+
 class System:
     """See `meshbench.adapter.ActorSystem`."""
 
     module = "monarch.actor"
     distribution = "torchmonarch"
+    kills = 1  # each takes about nine seconds
 
     def start(self, procs: int) -> None:
         """Spawn `procs` processes with an actor each."""
@@ -96,3 +116,23 @@ class System:
     def pids(self) -> list[int]:
         """Asked from the actors."""
         return [int(pid) for pid in self._all.pid.call().get().values()]
+
+    def kill_detection(self, kills: int) -> list[float]:
+        """Kill a process whose reply this thread waits for, from another thread."""
+        # By default a failure that no actor handles ends the script.
+        actor_module.unhandled_fault_hook = lambda failure: None
+        taken = []
+        for _ in range(min(kills, self.kills)):
+            procs = this_host().spawn_procs(per_host={"gpus": 1})
+            stuck = procs.spawn("stuck", Stuck)
+            killer = Killer(stuck.pid.call_one().get())
+            waiting = stuck.hold.call_one()
+            killer.start()
+            try:
+                waiting.get(timeout=_TIMEOUT)
+            except Exception:  # noqa: BLE001 - whatever it calls it
+                taken.append(perf_counter() - killer.struck())
+            else:
+                raise RuntimeError("a killed process has answered")
+        shutdown_context().get()
+        return taken

@@ -256,4 +256,14 @@ impl Inbox {
         }
         left
     }
+
+    /// Takes nothing more; what waits already is still had.
+    pub(crate) fn seal(&self, reactor: &Reactor) {
+        let mut queue = self.lock();
+        self.closed.store(true, Ordering::SeqCst);
+        if let Some(waiter) = queue.waiter.take() {
+            drop(queue);
+            waiter.notify(reactor);
+        }
+    }
 }

@@ -1,13 +1,27 @@
 """Whoever spawns, owns: what an actor has spawned ends with the actor's process."""
 
+import asyncio
 import os
 import select
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from core_owners import Leaf, Owner, Soft, Told, lines, slay
+from core_processes import Watch
 
-from mesh_core import Actor, ProcMesh, SupervisionError, Undeliverable, endpoint, this_host
+from mesh_core import (
+    Actor,
+    MeshError,
+    ProcMesh,
+    SupervisionError,
+    Undeliverable,
+    endpoint,
+    set_fault_handler,
+    this_host,
+)
 
 WITHIN = 30.0
 
@@ -41,6 +55,15 @@ def owner_class() -> type[Any]:
 def pair(runtime: None) -> Any:
     with this_host().spawn_procs({"gpus": 2}) as procs:
         yield procs
+
+
+@pytest.fixture
+def told(runtime: None) -> Iterator[Told]:
+    """What comes to the script's fault handler."""
+    found = Told()
+    set_fault_handler(found.put)
+    yield found
+    set_fault_handler(None)
 
 
 def test_what_a_killed_process_has_spawned_ends_too(pair: ProcMesh) -> None:
@@ -77,3 +100,153 @@ def test_what_comes_behind_a_stop_goes_back(pair: ProcMesh) -> None:
     stopped.get(timeout=WITHIN)
     for call in behind:
         assert isinstance(call.exception(timeout=WITHIN), Undeliverable)
+
+
+# Children first.
+
+
+def test_what_an_owner_owns_is_cleaned_up_before_it(pair: ProcMesh, tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    top: Any = pair.slice(gpus=0).spawn("top", Owner, "top", log)
+    middle, _ = top.place.call_one(pair.slice(gpus=1), Owner, "middle", log).get(WITHIN)
+    middle.hire.call_one(Leaf, 1, "bottom", log).get(WITHIN)
+    top.stop().get(WITHIN)
+    assert lines(log) == ["bottom None", "middle None", "top None"]
+
+
+@pytest.mark.parametrize("cls", [Leaf, Soft])
+@pytest.mark.parametrize("how", ["mesh", "instance", "processes"])
+def test_cleanup_runs_in_an_orderly_end(pair: ProcMesh, tmp_path: Path, cls: type[Any], how: str) -> None:
+    log = str(tmp_path / "log")
+    procs = this_host().spawn_procs()
+    actor: Any = procs.spawn("actor", cls, "it", log)
+    actor.pid.call_one().get(WITHIN)
+    if how == "mesh":
+        actor.stop().get(WITHIN)
+    elif how == "instance" and cls is Leaf:
+        actor.instance.call_one("stop", "enough").get(WITHIN)
+        with pytest.raises(Undeliverable):
+            actor.pid.call_one().get(WITHIN)
+    procs.stop().get(WITHIN)
+    assert lines(log) == ["it None"]
+
+
+@pytest.mark.parametrize("cls", [Leaf, Soft])
+def test_cleanup_of_an_actor_that_fails_is_told_why(
+    pair: ProcMesh, told: Told, tmp_path: Path, cls: type[Any]
+) -> None:
+    log = str(tmp_path / "log")
+    actor: Any = pair.slice(gpus=0).spawn("actor", cls, "it", log)
+    actor.fail.broadcast(ValueError("no"))
+    assert told.next().mesh_name == "actor"
+    actor.stop().get(WITHIN)
+    assert lines(log) == ["it ValueError"]
+
+
+def test_an_owner_that_fails_takes_what_it_owns_with_it(pair: ProcMesh, told: Told, tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    owner: Any = pair.slice(gpus=0).spawn("owner", Owner, "owner", log)
+    _, pids = owner.hire.call_one(Leaf, 2, "hired", log).get(WITHIN)
+    watch = Watch(pids)
+    owner.fail.broadcast(KeyError("no"))
+    assert told.next().mesh_name == "owner"
+    assert watch.wait() == []
+    owner.stop().get(WITHIN)
+    assert lines(log) == ["hired None", "hired None", "owner KeyError"]
+    assert told.empty()
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_an_owner_that_ends_in_a_process_that_lives_takes_what_it_owns(
+    pair: ProcMesh, told: Told, how: str
+) -> None:
+    owner: Any = pair.slice(gpus=0).spawn("owner", Owner)
+    watch = Watch(owner.hire.call_one(Leaf, 2).get(WITHIN)[1])
+    placed, _ = pair.slice(gpus=0).spawn("other", Owner).place.call_one(pair.slice(gpus=1), Leaf).get(WITHIN)
+    owner.instance.call_one(how, "enough").exception(WITHIN)
+    assert watch.wait() == []
+    if how == "kill":
+        failure = told.next()
+        assert failure.mesh_name == "owner"
+        assert "was killed: enough" in failure.report()
+    # What its neighbour owns lives.
+    assert placed.pid.call_one().get(WITHIN) == pair.pids[1]
+    assert told.empty()
+
+
+def test_an_actor_on_somebody_elses_process_ends_with_its_owners_process(pair: ProcMesh, told: Told) -> None:
+    own = this_host().spawn_procs(name="own")
+    owner: Any = own.spawn("owner", Owner)
+    placed, _ = owner.place.call_one(pair.slice(gpus=1), Leaf).get(WITHIN)
+    mine: Any = pair.slice(gpus=1).spawn("mine", Leaf)
+    slay(own)
+    assert told.next().mesh_name == "owner"
+    # Its stop is on its way, before this call.
+    assert isinstance(placed.pid.call_one().exception(WITHIN), Undeliverable)
+    assert mine.pid.call_one().get(WITHIN) == pair.pids[1]
+    own.stop().get(WITHIN)
+
+
+def test_references_own_nothing(pair: ProcMesh) -> None:
+    mine: Any = pair.slice(gpus=0).spawn("mine", Leaf)
+    borrower: Any = pair.slice(gpus=1).spawn("borrower", Owner)
+    assert borrower.ask_other.call_one(mine, "pid").get(WITHIN) == pair.pids[0]
+    borrower.stop().get(WITHIN)
+    assert mine.pid.call_one().get(WITHIN) == pair.pids[0]
+
+
+def test_names_that_are_dropped_change_nothing(pair: ProcMesh) -> None:
+    owner: Any = pair.slice(gpus=0).spawn("owner", Owner)
+    mesh, pids = owner.hire.call_one(Leaf, 1).get(WITHIN)
+    owner.drop.call_one().get(WITHIN)
+    assert mesh.pid.call_one().get(WITHIN) == pids[0]
+    watch = Watch(pids)
+    owner.stop().get(WITHIN)
+    assert watch.wait() == []
+
+
+def test_nothing_is_spawned_by_an_actor_that_has_ended(pair: ProcMesh, tmp_path: Path) -> None:
+    late: Any = pair.slice(gpus=0).spawn("late", Late)
+    waiting = late.spawn_later.call_one()
+    late.begun.call_one().get(WITHIN)
+    late.stop().get(WITHIN)
+    pair.slice(gpus=0).spawn("opener", Opener).open.call_one().get(WITHIN)
+    assert isinstance(waiting.exception(WITHIN), MeshError)
+
+
+class Late(Actor):
+    """Spawns when its time is over."""
+
+    def __init__(self) -> None:
+        import builtins
+
+        self.gate = builtins.__dict__.setdefault("late_gate", asyncio.Event())
+        self.here = asyncio.Event()
+
+    @endpoint(concurrent=True)
+    async def spawn_later(self) -> None:
+        self.here.set()
+        await self.gate.wait()
+        this_host().spawn_procs()
+
+    @endpoint(concurrent=True)
+    async def begun(self) -> None:
+        await self.here.wait()
+
+
+class Opener(Actor):
+    """Shares a process with the above."""
+
+    @endpoint
+    async def open(self) -> None:
+        import builtins
+
+        builtins.__dict__["late_gate"].set()
+
+
+def test_an_actor_knows_who_has_made_it(pair: ProcMesh) -> None:
+    owner: Any = pair.slice(gpus=0).spawn("owner", Owner)
+    assert owner.instance.call_one("creator").get(WITHIN) == "the script"
+    beside = owner.beside.call_one(Leaf).get(WITHIN)
+    (proc,) = {owner.instance.call_one("proc_id").get(WITHIN)}
+    assert beside.instance.call_one("creator").get(WITHIN) == f"actor 'owner' in {proc}"

@@ -151,6 +151,19 @@ def test_what_a_broadcast_raises_is_the_actors_failure(
     assert fence(told, own, 1) == []
 
 
+@pytest.mark.parametrize("times", range(3))
+def test_an_actor_that_is_killed_answers_nothing_that_comes_later(
+    own: ProcMesh, told: Told, times: int
+) -> None:
+    actor: Any = one(own).spawn("actor", Leaf)
+    killed = actor.instance.call_one("kill", "enough")
+    behind = [actor.pid.call_one() for _ in range(50)]
+    killed.exception(WITHIN)
+    for call in behind:
+        assert "was killed: enough" in lost(lambda call=call: call.get(WITHIN)).report()  # type: ignore[misc]
+    assert told.next().mesh_name == "actor"
+
+
 def test_what_a_constructor_raises_is_the_spawners(own: ProcMesh, told: Told) -> None:
     broken: Any = one(own).spawn("broken", Broken, "never was")
     with pytest.raises(ValueError, match="never was"):

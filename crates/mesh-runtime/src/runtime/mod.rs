@@ -455,7 +455,8 @@ impl Runtime {
             self.close_inbox(actor);
         }
         self.system.close(&self.reactor);
-        self.notices.close(&self.reactor);
+        // Whoever takes them may not have come to the last ones yet.
+        self.notices.seal(&self.reactor);
         let links: Vec<Arc<Link>> = write(&self.links).drain().map(|(_, link)| link).collect();
         for link in links {
             link.close(&self.reactor);

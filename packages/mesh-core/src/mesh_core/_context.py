@@ -54,10 +54,8 @@ class Instance:
 
     def kill(self, reason: str = "") -> None:
         """Have this actor fail, now: messages that wait are refused, and its owner is told ``reason``."""
-        hosted = self._hosted("kill")
-        hosted.stage.loop.call_soon_threadsafe(
-            hosted.fail, MeshError(f"{self.describe()} was killed{f': {reason}' if reason else ''}")
-        )
+        # Here and now, on whichever thread: the next message is refused already.
+        self._hosted("kill").fail(MeshError(f"{self.describe()} was killed{f': {reason}' if reason else ''}"))
 
     def abort(self, reason: str = "") -> None:
         """End this actor's whole process at once, with exit status 1; every actor in it dies."""

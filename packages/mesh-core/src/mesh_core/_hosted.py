@@ -540,11 +540,16 @@ class Hosted:
                 return
             failure = self._failure(error, because)
             self.broken = SupervisionError(failure=failure)
-        for task in list(self._running.values()):
-            self.stage.loop.call_soon_threadsafe(task.cancel)
+        for key, task in list(self._running.items()):
+            self.stage.loop.call_soon_threadsafe(self._interrupt, key, task)
         process = self.stage.process
         process.faults.pass_on(self.owner, failure)
         self._downfall = asyncio.run_coroutine_threadsafe(self._tear_down(error), self.stage.loop)
+
+    def _interrupt(self, key: CallKey, task: asyncio.Task[Any]) -> None:
+        # One task works through the inbox: by now it may be at another message, even the stop.
+        if self._running.get(key) is task:
+            task.cancel()
 
     def _failure(self, error: BaseException, because: MeshFailure | None) -> MeshFailure:
         from mesh_core._exceptions import decode_exception, encode_exception

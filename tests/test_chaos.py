@@ -1,0 +1,22 @@
+"""A short run of random kills; a release gets a long one: `python tests/stress/chaos.py --seconds 600`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHAOS = Path(__file__).parent / "stress" / "chaos.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_random_kills_break_no_promise():
+    run = subprocess.run(
+        [sys.executable, str(CHAOS), "--seconds", "20", "--seed", "30", "--round", "7"],
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    # What it says on stderr before the verdict is the history that led there.
+    assert run.returncode == 0, run.stdout + run.stderr[-20_000:]
+    assert "nothing left" in run.stdout
+    assert "panicked" not in run.stderr, run.stderr
