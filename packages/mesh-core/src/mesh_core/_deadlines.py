@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._context import current_message
@@ -51,6 +50,8 @@ def late(process: Process, call: Call, owner: Any) -> tuple[str, dict[str, Any]]
 
 
 def _is_stopped(pid: int) -> bool:
+    from pathlib import Path
+
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
     except (OSError, IndexError):

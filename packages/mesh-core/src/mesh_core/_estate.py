@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -130,6 +129,8 @@ class Estate:
         stops = self._stop_all()
         if not stops:
             return
+        import asyncio
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 for stop in stops:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import threading
@@ -389,5 +388,7 @@ def shutdown() -> None:
     process = _HOLDER.process
     if process is not None:
         process.shutdown()
+        import logging
+
         for failure in process.faults.unheard():
             logging.getLogger("mesh").error("nobody has handled this failure:\n%s", failure.report())
