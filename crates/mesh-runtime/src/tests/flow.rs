@@ -158,7 +158,7 @@ fn meters_that_nobody_uses_are_forgotten_once_they_are_settled() {
 fn a_burst_is_bounded_in_bytes() {
     let reactor = Reactor::new().unwrap();
     let memory = crate::shm::Memory::new(1 << 20, 1);
-    let inbox = Inbox::of(Mailbox::new(ACTOR, 64 << 20, std::sync::Weak::new()));
+    let inbox = Inbox::of(Mailbox::new(ACTOR, 64 << 20, std::sync::Weak::new()), crate::gauge::Gauge::new(None));
     for len in [600_000, 10, 10] {
         let mut header = Header::new(Kind::Tell, ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
         header.flags = flags::CHARGED;
@@ -176,7 +176,13 @@ fn whoever_waits_for_a_call_is_woken_whatever_ends_it() {
     let host = Runtime::controller(options()).unwrap();
     let calls = &host.calls;
     let reactor = &host.reactor;
-    let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: false, reason: "gone".to_owned() });
+    let ended = Arc::new(Ended {
+        pid: None,
+        exit: Exit::Unknown,
+        orderly: false,
+        reason: "gone".to_owned(),
+        stderr_tail: Vec::new(),
+    });
     for seed in 0..3000 {
         let mut dice = Dice(seed);
         let ranks = 1 + dice.roll(4);

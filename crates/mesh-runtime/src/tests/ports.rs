@@ -142,7 +142,13 @@ fn one_reply_or_one_failure_speaks_for_all_of_a_combined_call() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
     let target = Target::Many(7, procs(3));
-    let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: false, reason: "died".to_owned() });
+    let ended = Arc::new(Ended {
+        pid: None,
+        exit: Exit::Unknown,
+        orderly: false,
+        reason: "died".to_owned(),
+        stderr_tail: Vec::new(),
+    });
     let open = || {
         let call = calls.open(target.clone(), false);
         call.mark_reduced(target.clone(), 5);

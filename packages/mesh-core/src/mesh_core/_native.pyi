@@ -24,6 +24,7 @@ __all__ = [
     "__version__",
     "begin_exit",
     "die_with_parent",
+    "exit_with",
     "flush_stdio",
     "line_buffer_stdio",
 ]
