@@ -194,7 +194,15 @@ impl Reactor {
         impl Drop for Stall<'_> {
             fn drop(&mut self) {}
         }
-        let guard = self.poll.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Whoever leads just now gives up, as for somebody that is busier.
+        let guard = loop {
+            if let Some(guard) = self.try_poll() {
+                break guard;
+            }
+            self.note_served();
+            self.wake_leader();
+            std::thread::yield_now();
+        };
         self.arm(false);
         Stall { _rearm: Rearm(self), _guard: guard }
     }

@@ -6,6 +6,7 @@ use crate::inbox::{Inbox, LoopWaker};
 use crate::meter::Meter;
 use crate::wait::Waiter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::cell::Cell;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -155,15 +156,18 @@ impl Runtime {
         if interruptible {
             *lock(&self.main) = Some(Waiter::current());
         }
+        // Another sender may be quicker and take it: who saw room tries, and waits again if need be.
+        let room = Cell::new(false);
         self.reactor.wait(self, &self.board, self.options.spin, deadline, false, &|| {
             // Again each time: whoever changes the meter forgets those that it has woken.
             meter.expect();
-            meter.has_room(cost) || interruptible && self.signalled.load(Ordering::SeqCst)
+            room.set(meter.has_room(cost));
+            room.get() || interruptible && self.signalled.load(Ordering::SeqCst)
         });
         if interruptible {
             *lock(&self.main) = None;
         }
-        if meter.has_room(cost) {
+        if room.get() {
             Waited::Ready
         } else if interruptible && self.signalled.swap(false, Ordering::SeqCst) {
             Waited::Interrupted
