@@ -389,7 +389,10 @@ def test_children_of_multiprocessing(script: Any, method: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_the_workers_too(script: Any, number: int) -> None:
-    run = script(START + "held.hold.call().get()")
+    # Whoever runs the tests may ignore hang-ups, and that is inherited.
+    run = script(
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + START + "held.hold.call().get()"
+    )
     watch = begin(run)
     run.process.send_signal(number)
     assert Ended(run, watch).status == -number
