@@ -104,6 +104,8 @@ class Script:
             text=True,
             env={
                 **os.environ,
+                # Newer interpreters warn of what some of these scripts do on purpose.
+                "PYTHONWARNINGS": "ignore:This process:DeprecationWarning",
                 "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *inherited_path()]),
             },
         )

@@ -551,8 +551,8 @@ def test_a_users_own_signal_handler_runs_while_waiting(script: Any) -> None:
                 actors = procs.spawn("actors", Coroutines)
                 waiting = actors.enter.call_one("door")
                 actors.initialized.get()
-                print("now")
                 try:
+                    print("now")
                     waiting.get()
                 except KeyboardInterrupt:
                     actors.open.call_one("door").get()
