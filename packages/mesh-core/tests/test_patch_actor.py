@@ -23,11 +23,11 @@ class Store(Actor):
 
     @endpoint
     def get(self, key: str, default: str = "") -> str:
-        raise NotImplementedError
+        raise OSError("there is no store here")
 
     @endpoint
     async def put(self, key: str, /, value: str, *, retry: bool = False) -> None:
-        raise NotImplementedError
+        raise OSError("there is no store here")
 
 
 class StoreInMemory(Actor):

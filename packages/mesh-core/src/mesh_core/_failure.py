@@ -6,9 +6,12 @@ import signal as signals
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import describe_point
+
+if TYPE_CHECKING:
+    from mesh_core._native import Lost, Point
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,27 @@ class MeshFailure:
         if self.exitcode is not None:
             return f"exited with status {self.exitcode}"
         return "no reason is known"
+
+
+def of_loss(
+    lost: Lost, mesh: Any, *, name: str, host: str, point: Point, key: tuple[int, int, int]
+) -> MeshFailure:
+    """What a process's end means for one place of a mesh; ``key`` is the process, whatever mesh it is seen from."""
+    return MeshFailure(
+        mesh=mesh,
+        mesh_name=name,
+        rank=point.rank,
+        point=point,
+        host=host,
+        pid=lost.pid,
+        exitcode=lost.exitcode,
+        signal=lost.signal,
+        stderr_tail=tuple(lost.stderr_tail),
+        # Beside a status or a signal it says only how the end was noticed.
+        reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
+        since=time.time(),
+        _key=key,
+    )
 
 
 def _signal_name(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MeshError, SpawnError, SupervisionError, Undeliverable
@@ -104,20 +103,8 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         return Undeliverable(
             f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on"
         )
-    from mesh_core._failure import MeshFailure
+    from mesh_core._failure import of_loss
 
-    failure = MeshFailure(
-        mesh=who.mesh,
-        reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
-        _key=(who.mesh._procs_id, who.view.rank_at(index), 0),
-        mesh_name=who.name,
-        rank=point.rank,
-        point=point,
-        host=who.host,
-        pid=lost.pid,
-        exitcode=lost.exitcode,
-        signal=lost.signal,
-        stderr_tail=tuple(lost.stderr_tail),
-        since=time.time(),
-    )
+    key = (who.mesh._procs_id, who.view.rank_at(index), 0)
+    failure = of_loss(lost, who.mesh, name=who.name, host=who.host, point=point, key=key)
     return SupervisionError(failure=failure)

@@ -28,7 +28,7 @@ from mesh_core._loop import ActorSelector
 from mesh_core._native import Extent, Point, Waker
 from mesh_core._reduce import Reductions
 from mesh_core._serialize import explain_load_failure, loads
-from mesh_core._supervision import named
+from mesh_core._supervision import BOOTSTRAP_FAILED, named
 
 if TYPE_CHECKING:
     from mesh_core._estate import Holding
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
 
 _SYSTEM = 0
-BOOTSTRAP_FAILED = 78
-"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
 # What children may take of the time that their owner has: it has something left to clean up.
 _CHILDREN_FIRST = 0.8
 

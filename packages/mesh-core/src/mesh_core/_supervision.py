@@ -19,7 +19,6 @@ import inspect
 import logging
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _native, _process
 from mesh_core._context import current_instance
 from mesh_core._errors import SupervisionError
-from mesh_core._failure import MeshFailure
+from mesh_core._failure import MeshFailure, of_loss
 from mesh_core._native import Target
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ class Faults:
         procs_id, rank, lost, calls = down
         if lost.orderly:
             return []
-        if lost.exitcode == _BOOTSTRAP_FAILED and any(
+        if lost.exitcode == BOOTSTRAP_FAILED and any(
             e.boots(procs_id) for _, e in self._process.estates.all()
         ):
             return []
@@ -277,8 +276,8 @@ class Faults:
         self.pass_on(owner.owner, dataclasses.replace(failure, chain=(*failure.chain, owner.describe())))
 
 
-# As in _stage, which a controller need not import.
-_BOOTSTRAP_FAILED = 78
+BOOTSTRAP_FAILED = 78
+"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
 _NOBODY: Key = (0, 0, 0)
 _MOMENT = 0.2
 
@@ -287,20 +286,7 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
     """What the end of a process means for a mesh that it was in."""
     mesh = holding.mesh
     point = mesh._root.point_of(rank)
-    return MeshFailure(
-        mesh=mesh,
-        mesh_name=mesh.name,
-        rank=point.rank,
-        point=point,
-        host=mesh._host,
-        pid=lost.pid,
-        exitcode=lost.exitcode,
-        signal=lost.signal,
-        stderr_tail=tuple(lost.stderr_tail),
-        reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
-        since=time.time(),
-        _key=(holding.procs_id, rank, 0),
-    )
+    return of_loss(lost, mesh, name=mesh.name, host=mesh._host, point=point, key=(holding.procs_id, rank, 0))
 
 
 def named(failure: MeshFailure, holding: Holding | None) -> MeshFailure:
