@@ -3,11 +3,14 @@
 //! The host agent feeds it with what passes by (spawns, stops, calls) and with deaths, and carries out what it says.
 //! Actors that fail while their procs live on are not its concern: their own process tells their owner.
 //!
+//! What a host has may be owned from another host. Then the owner's agent is asked to tell of the owner's end
+//! ([`Family::to_watch`]), and the end of a whole host is that of every owner on it ([`Family::host_died`]).
+//!
 //! FAM-1: nothing outlives its owner: what a dead proc owned is ended, and what that owned with it.
 //! FAM-2: nothing else is ended.
 //! FAM-3: whoever has asked something of a mesh hears of each of its deaths once.
 
-use crate::{ActorId, MeshId, ProcAddr};
+use crate::{ActorId, HostNo, MeshId, ProcAddr};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Something that one proc has made and owns.
@@ -39,6 +42,13 @@ struct Mesh {
 /// The machine; see the module.
 #[derive(Debug, Default)]
 pub struct Family {
+    /// The host whose procs these are.
+    here: HostNo,
+    /// Owners on other hosts, whose ends their agents tell; and those that still have to be asked to.
+    abroad: HashSet<ProcAddr>,
+    to_watch: Vec<ProcAddr>,
+    /// Hosts that have died: nobody on them owns anything.
+    dead_hosts: HashSet<HostNo>,
     meshes: HashMap<MeshId, Mesh>,
     /// What each proc owns, by the order in which it was made. The controller is not in it: its end is everybody's.
     owned: HashMap<ProcAddr, BTreeSet<(u64, Owned)>>,
@@ -48,6 +58,12 @@ pub struct Family {
 }
 
 impl Family {
+    /// The family of a host's procs.
+    #[must_use]
+    pub fn new(here: HostNo) -> Self {
+        Self { here, ..Self::default() }
+    }
+
     fn own(&mut self, owner: ProcAddr, thing: Owned) -> u64 {
         self.made += 1;
         self.owned.entry(owner).or_default().insert((self.made, thing));
@@ -63,19 +79,43 @@ impl Family {
         }
     }
 
+    /// Whether an owner lives. Of one on another host that is taken for granted until somebody says otherwise, and
+    /// its agent is to be asked.
+    fn can_own(&mut self, owner: ProcAddr) -> bool {
+        if owner.host == self.here {
+            return self.is_alive(owner);
+        }
+        if self.dead_hosts.contains(&owner.host) {
+            return false;
+        }
+        if self.abroad.insert(owner) {
+            self.to_watch.push(owner);
+        }
+        true
+    }
+
+    /// Owners on other hosts that nobody has been asked about yet.
+    pub fn to_watch(&mut self) -> Vec<ProcAddr> {
+        std::mem::take(&mut self.to_watch)
+    }
+
     fn is_alive(&self, addr: ProcAddr) -> bool {
         self.meshes.get(&addr.mesh).is_some_and(|mesh| mesh.alive.contains(&addr.rank))
     }
 
-    /// A mesh of `n` procs was made for `owner`. False if its owner has died meanwhile: it must not live.
-    pub fn procs_made(&mut self, mesh: MeshId, n: u32, owner: ProcAddr) -> bool {
-        let mut entry = Mesh { owner: Some(owner), alive: (0..n).collect(), interested: HashSet::new() };
-        let orphan = owner != ProcAddr::CONTROLLER && !self.is_alive(owner);
-        if owner != ProcAddr::CONTROLLER && !orphan {
+    /// Some ranks of a mesh of procs were made here for `owner`. False if it has died meanwhile: they must not live.
+    pub fn procs_made(&mut self, mesh: MeshId, ranks: std::ops::Range<u32>, owner: ProcAddr) -> bool {
+        let some = !ranks.is_empty();
+        let mut entry = Mesh { owner: Some(owner), alive: ranks.collect(), interested: HashSet::new() };
+        let orphan = !owner.is_agent() && !self.can_own(owner);
+        if !owner.is_agent() && !orphan {
             entry.interested.insert(owner);
             self.own(owner, Owned::Procs(mesh));
+        } else if owner.host != self.here {
+            // The controller of another host; of this one it is told without a message.
+            entry.interested.insert(owner);
         }
-        if n > 0 {
+        if some {
             self.meshes.insert(mesh, entry);
         }
         !orphan
@@ -84,7 +124,7 @@ impl Family {
     /// An actor was sent to `home` by `owner`.
     pub fn actor_made(&mut self, home: ProcAddr, actor: ActorId, owner: ProcAddr) {
         // What lives in its owner's own proc ends with it anyway, and what the controller owns ends with everything.
-        if owner == ProcAddr::CONTROLLER || home == owner || !self.is_alive(owner) || !self.is_alive(home) {
+        if owner.is_agent() || home == owner || !self.is_alive(home) || !self.can_own(owner) {
             return;
         }
         if self.actors.get(&home).is_some_and(|actors| actors.contains_key(&actor)) {
@@ -115,6 +155,12 @@ impl Family {
     /// A proc has died. Only the first notice counts.
     pub fn died(&mut self, addr: ProcAddr) -> Aftermath {
         let mut aftermath = Aftermath::default();
+        if addr.host != self.here {
+            if self.abroad.remove(&addr) {
+                self.bequeath(addr, &mut aftermath);
+            }
+            return aftermath;
+        }
         let Some(mesh) = self.meshes.get_mut(&addr.mesh) else { return aftermath };
         if !mesh.alive.remove(&addr.rank) {
             return aftermath;
@@ -137,6 +183,27 @@ impl Family {
         for (actor, (owner, number)) in self.actors.remove(&addr).unwrap_or_default() {
             self.disown(owner, (number, Owned::Actor(addr, actor)));
         }
+        self.bequeath(addr, &mut aftermath);
+        aftermath
+    }
+
+    /// A whole host has died: what was owned from there is to end.
+    pub fn host_died(&mut self, host: HostNo) -> Aftermath {
+        let mut aftermath = Aftermath::default();
+        self.dead_hosts.insert(host);
+        let mut owners: Vec<ProcAddr> = self.abroad.extract_if(|owner| owner.host == host).collect();
+        owners.sort_unstable();
+        for owner in owners {
+            self.bequeath(owner, &mut aftermath);
+        }
+        for mesh in self.meshes.values_mut() {
+            mesh.interested.retain(|listener| listener.host != host);
+        }
+        aftermath
+    }
+
+    /// Ends what a dead proc owned, and its interest in others.
+    fn bequeath(&mut self, addr: ProcAddr, aftermath: &mut Aftermath) {
         for (_, thing) in self.owned.remove(&addr).unwrap_or_default().into_iter().rev() {
             if let Owned::Actor(home, actor) = thing
                 && let Some(actors) = self.actors.get_mut(&home)
@@ -151,7 +218,6 @@ impl Family {
         for mesh in self.meshes.values_mut() {
             mesh.interested.remove(&addr);
         }
-        aftermath
     }
 
     /// The owner of a mesh that has not ended.

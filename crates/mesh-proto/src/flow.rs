@@ -16,9 +16,8 @@
 //!
 //! Credits must reach the sender in the order in which the ledger gave them: both ends have to agree on the window.
 
+use crate::hosts::QuickMap;
 use crate::{ActorId, Frame, Header, Kind, ProcAddr, flags};
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
 /// What every sender may have under way before it has heard from the mailbox.
 pub const INITIAL_WINDOW: u64 = 1 << 20;
@@ -161,30 +160,6 @@ impl Meter {
     }
 }
 
-/// A quick one: addresses are made of random numbers, by members of the job.
-#[derive(Clone, Copy, Debug, Default)]
-struct AddrHasher(u64);
-
-impl Hasher for AddrHasher {
-    fn finish(&self) -> u64 {
-        self.0 ^ (self.0 >> 29)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn write_u32(&mut self, word: u32) {
-        self.write_u64(u64::from(word));
-    }
-}
-
 /// With so many senders those are forgotten that have nothing here; they may come back.
 const MANY: usize = 1024;
 
@@ -201,7 +176,7 @@ struct Account {
 /// The receiver's half: what has arrived in one mailbox, from whom.
 #[derive(Debug)]
 pub struct Ledger {
-    accounts: HashMap<ProcAddr, Account, BuildHasherDefault<AddrHasher>>,
+    accounts: QuickMap<ProcAddr, Account>,
     /// Idle senders are looked for once there are so many: some of them have ended, and nobody says so.
     sweep_at: usize,
     /// What every sender has without asking.
@@ -225,7 +200,7 @@ impl Ledger {
         let budget = (budget.clamp(UNIT, WIDEST) / UNIT) * UNIT;
         let base = budget.min(INITIAL_WINDOW);
         let pot = budget - base;
-        Self { accounts: HashMap::default(), sweep_at: MANY, base, pot, held: 0, wide: 0, taken: false, closed: false }
+        Self { accounts: QuickMap::default(), sweep_at: MANY, base, pot, held: 0, wide: 0, taken: false, closed: false }
     }
 
     /// Bytes that have arrived and were not handled.

@@ -1,25 +1,26 @@
 //! The bytes of one message.
 //!
 //! ```text
-//! header (72 bytes) | region of a cast | name | part table (8 bytes a part) | parts
+//! header (80 bytes) | region and placement of a cast | name | part table (8 bytes a part) | parts
 //! ```
 //!
 //! A part table entry is a length; with the top bit set the part's bytes are a [`SharedRef`] to memory that both
 //! ends map, and the length is that of the memory.
 
-use crate::{ActorId, CallId, FrameError, MeshId, ProcAddr};
+use crate::hosts::HostSet;
+use crate::{ActorId, CallId, FrameError, HostNo, MeshId, Placement, ProcAddr};
 use bytes::Bytes;
 use mesh_topology::{Region, Wire};
 
 /// Length of the fixed header.
-pub const HEADER_LEN: usize = 72;
+pub const HEADER_LEN: usize = 80;
 /// What a message costs a process that keeps it, beside its bytes: a flood of empty ones fills memory too.
 pub const MESSAGE_COST: u64 = 256;
 /// A frame's body may not be longer than this; a peer that says otherwise is not ours.
 pub const MAX_BODY: u64 = 1 << 40;
 
 const MAGIC: u16 = 0x4d68;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const SHARED: u64 = 1 << 63;
 const SHARED_LEN: usize = 32;
 
@@ -41,6 +42,8 @@ pub mod flags {
     pub const STREAM: u16 = 1 << 10;
     /// About a call whose replies are combined on the way up.
     pub const TREE: u16 = 1 << 11;
+    /// The job has other hosts, so that a message may be quicker than the spawn of whom it is for.
+    pub const ABROAD: u16 = 1 << 12;
     /// The sender counts the message, and wants its bytes back when it was handled (see [`crate::Meter`]).
     pub const CHARGED: u16 = 1 << 15;
     /// Of a credit: the mailbox is gone.
@@ -93,13 +96,31 @@ pub enum Kind {
     Failure = 19,
     /// A rank's share of a combined reply, for the rank above it.
     Partial = 20,
+    /// An agent asks another to tell it of the end of a proc there: actor is its mesh, index its rank.
+    Watch = 21,
+    /// A whole host is dead: actor is its number, the name the reason. From the controller to every agent, and from
+    /// these to their procs.
+    HostDown = 22,
+    /// To the controller: a host cannot be reached, or relays no more; actor is its number, the name the reason.
+    HostLost = 23,
+    /// Where a host can be reached (actor is its number): a question to the controller, or, with a name, its answer.
+    Whereabouts = 24,
+    /// From the controller to agents: the job is over.
+    EndJob = 25,
+    /// What procs of another host print, and how it is to be shown.
+    Lines = 26,
+    /// From the controller to every agent: how a host stands; actor is its number, the name a word.
+    Standing = 27,
+    /// From the controller to every agent: certificates that hold no more; part 0 is the signed list.
+    Revoked = 28,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Closed, Credit, Down, Failure, Gathered, Goodbye, Hello, Inspect, Partial, Post, Reply,
-            Spawn, SpawnProcs, StopActor, StopProc, StopProcs, Tell, Undeliverable,
+            Call, Cancel, Closed, Credit, Down, EndJob, Failure, Gathered, Goodbye, Hello, HostDown, HostLost, Inspect,
+            Lines, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing, StopActor, StopProc, StopProcs, Tell,
+            Undeliverable, Watch, Whereabouts,
         };
         Ok(match byte {
             1 => Hello,
@@ -122,6 +143,14 @@ impl Kind {
             18 => Inspect,
             19 => Failure,
             20 => Partial,
+            21 => Watch,
+            22 => HostDown,
+            23 => HostLost,
+            24 => Whereabouts,
+            25 => EndJob,
+            26 => Lines,
+            27 => Standing,
+            28 => Revoked,
             other => return Err(FrameError::Kind(other)),
         })
     }
@@ -152,7 +181,7 @@ pub struct Header {
     pub index: u32,
     /// Bytes of the name.
     pub name_len: u16,
-    /// Bytes of the cast's region; 0 where one proc is meant.
+    /// Bytes of the cast's region and placement; 0 where one proc is meant.
     pub target_len: u16,
     /// So many milliseconds after the sender sent it nobody wants the answer any more; 0 for no such time.
     pub deadline_ms: u32,
@@ -200,6 +229,8 @@ impl Header {
         out[64..66].copy_from_slice(&self.name_len.to_le_bytes());
         out[66..68].copy_from_slice(&self.target_len.to_le_bytes());
         out[68..72].copy_from_slice(&self.deadline_ms.to_le_bytes());
+        out[72..76].copy_from_slice(&self.src.host.to_le_bytes());
+        out[76..80].copy_from_slice(&self.dst.host.to_le_bytes());
         out
     }
 
@@ -220,8 +251,8 @@ impl Header {
             flags: u16_at(raw, 4),
             parts: u16_at(raw, 6),
             body_len: u64_at(raw, 8),
-            src: ProcAddr { mesh: u64_at(raw, 16), rank: u32_at(raw, 24) },
-            dst: ProcAddr { mesh: u64_at(raw, 32), rank: u32_at(raw, 28) },
+            src: ProcAddr { mesh: u64_at(raw, 16), rank: u32_at(raw, 24), host: u32_at(raw, 72) },
+            dst: ProcAddr { mesh: u64_at(raw, 32), rank: u32_at(raw, 28), host: u32_at(raw, 76) },
             actor: u64_at(raw, 40),
             call: u64_at(raw, 48),
             seq: u32_at(raw, 56),
@@ -332,8 +363,8 @@ impl Part {
 pub enum Target {
     /// One proc.
     One(ProcAddr),
-    /// The ranks of a region of a mesh, in the region's order.
-    Many(MeshId, Region),
+    /// The ranks of a region of a mesh, in the region's order, and where the mesh's ranks live.
+    Many(MeshId, Region, Placement),
 }
 
 impl Target {
@@ -342,7 +373,7 @@ impl Target {
     pub fn mesh(&self) -> MeshId {
         match self {
             Self::One(addr) => addr.mesh,
-            Self::Many(mesh, _) => *mesh,
+            Self::Many(mesh, ..) => *mesh,
         }
     }
 
@@ -351,7 +382,7 @@ impl Target {
     pub fn len(&self) -> usize {
         match self {
             Self::One(_) => 1,
-            Self::Many(_, region) => region.len(),
+            Self::Many(_, region, _) => region.len(),
         }
     }
 
@@ -359,9 +390,16 @@ impl Target {
     pub fn procs(&self) -> Box<dyn Iterator<Item = ProcAddr> + '_> {
         match self {
             Self::One(addr) => Box::new(std::iter::once(*addr)),
-            Self::Many(mesh, region) => Box::new(
-                region.iter().map(|rank| ProcAddr { mesh: *mesh, rank: u32::try_from(rank).unwrap_or(u32::MAX) }),
-            ),
+            Self::Many(mesh, region, placement) => Box::new(region.iter().map(|rank| placement.addr(*mesh, rank))),
+        }
+    }
+
+    /// The proc at a place in it.
+    #[must_use]
+    pub fn place(&self, index: usize) -> Option<ProcAddr> {
+        match self {
+            Self::One(addr) => (index == 0).then_some(*addr),
+            Self::Many(mesh, region, placement) => Some(placement.addr(*mesh, region.rank_at(index).ok()?)),
         }
     }
 
@@ -371,12 +409,52 @@ impl Target {
         self.len() == 0
     }
 
+    /// The hosts of the procs that it names.
+    #[must_use]
+    pub fn hosts(&self) -> HostSet {
+        match self {
+            Self::One(addr) => HostSet::one(addr.host),
+            Self::Many(_, region, placement) => placement.hosts_of(region),
+        }
+    }
+
+    /// Whether all that it names is on `host`.
+    #[must_use]
+    pub fn is_on(&self, host: HostNo) -> bool {
+        match self {
+            Self::One(addr) => addr.host == host,
+            Self::Many(_, region, placement) => match placement.only() {
+                Some(only) => only == host,
+                None => region.iter().all(|rank| placement.addr(0, rank).host == host),
+            },
+        }
+    }
+
+    /// A cast's region and placement as bytes; empty for one proc.
+    #[must_use]
+    pub fn to_wire(&self) -> Vec<u8> {
+        let Self::Many(_, region, placement) = self else { return Vec::new() };
+        let mut out = region.to_wire();
+        out.extend_from_slice(&placement.to_wire());
+        out
+    }
+
+    /// What [`Target::to_wire`] has made of a cast to some of `mesh`.
+    ///
+    /// # Errors
+    /// If the bytes are something else.
+    pub fn from_wire(mesh: MeshId, raw: &[u8]) -> Result<Self, FrameError> {
+        let mut rest = raw;
+        let region = Region::read_wire(&mut rest).map_err(|error| FrameError::Region(error.to_string()))?;
+        Ok(Self::Many(mesh, region, Placement::from_wire(rest)?))
+    }
+
     /// The place of `addr` in the target, if it is in it.
     #[must_use]
     pub fn index_of(&self, addr: ProcAddr) -> Option<usize> {
         match self {
             Self::One(one) => (*one == addr).then_some(0),
-            Self::Many(mesh, region) => {
+            Self::Many(mesh, region, _) => {
                 if *mesh == addr.mesh {
                     region.position(addr.rank as usize)
                 } else {
@@ -404,8 +482,8 @@ impl Frame {
     /// # Panics
     /// If the name is longer than 65,535 bytes or there are more parts than that; callers check both.
     #[must_use]
-    pub fn build(mut header: Header, region: Option<&Region>, name: &[u8], parts: &[Part]) -> Self {
-        let target = region.map(Wire::to_wire).unwrap_or_default();
+    pub fn build(mut header: Header, cast: Option<&Target>, name: &[u8], parts: &[Part]) -> Self {
+        let target = cast.map(Target::to_wire).unwrap_or_default();
         let data: usize = parts
             .iter()
             .map(|part| match part {
@@ -441,8 +519,8 @@ impl Frame {
     /// # Panics
     /// As [`Frame::build`].
     #[must_use]
-    pub fn build_plain(mut header: Header, region: Option<&Region>, name: &[u8], payload: &[u8]) -> Self {
-        let target = region.map(Wire::to_wire).unwrap_or_default();
+    pub fn build_plain(mut header: Header, cast: Option<&Target>, name: &[u8], payload: &[u8]) -> Self {
+        let target = cast.map(Target::to_wire).unwrap_or_default();
         let mut body = Vec::with_capacity(target.len() + name.len() + 8 + payload.len());
         body.extend_from_slice(&target);
         body.extend_from_slice(name);
@@ -464,8 +542,7 @@ impl Frame {
             return Ok(Target::One(self.header.dst));
         }
         let raw = &self.body[..self.header.target_len as usize];
-        let region = Region::from_wire(raw).map_err(|error| FrameError::Region(error.to_string()))?;
-        Ok(Target::Many(self.header.dst.mesh, region))
+        Target::from_wire(self.header.dst.mesh, raw)
     }
 
     /// The same message for one proc of a cast: the region is cut off, the body is shared.

@@ -7,26 +7,49 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub type MeshId = u64;
 /// An actor; the same id on every rank of its mesh.
 pub type ActorId = u64;
+/// A host of a job: 0 is the controller's, the others count up in the order in which they were attached.
+pub type HostNo = u32;
 /// A call that waits for replies; unique within the process that made it.
 pub type CallId = u64;
 
-/// Where a proc lives: its mesh and its rank there. This is all that routing needs.
+/// Where a proc lives: its mesh, its rank there, and its host. This is all that routing needs.
+///
+/// Mesh 0 is that of the host agents, whose ranks are their hosts' numbers; the controller is the agent of host 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcAddr {
     /// The mesh that the proc belongs to.
     pub mesh: MeshId,
     /// Its rank in that mesh.
     pub rank: u32,
+    /// The host that it is on.
+    pub host: HostNo,
 }
 
 impl ProcAddr {
     /// The process that runs the user's script.
-    pub const CONTROLLER: Self = Self { mesh: 0, rank: 0 };
+    pub const CONTROLLER: Self = Self::agent(0);
+
+    /// The agent of a host.
+    #[must_use]
+    pub const fn agent(host: HostNo) -> Self {
+        Self { mesh: 0, rank: host, host }
+    }
+
+    /// Whether this is a host's agent; the controller is one.
+    #[must_use]
+    pub const fn is_agent(&self) -> bool {
+        self.mesh == 0
+    }
 }
 
 impl fmt::Display for ProcAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::CONTROLLER { f.write_str("controller") } else { write!(f, "{:x}.{}", self.mesh, self.rank) }
+        match (self.mesh, self.host) {
+            (0, 0) => f.write_str("controller"),
+            (0, host) => write!(f, "agent of host {host}"),
+            (mesh, 0) => write!(f, "{mesh:x}.{}", self.rank),
+            (mesh, host) => write!(f, "{mesh:x}.{} on host {host}", self.rank),
+        }
     }
 }
 

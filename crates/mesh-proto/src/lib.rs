@@ -1,33 +1,41 @@
 //! What Mesh processes say to each other, as data and state machines without clock or I/O.
 //!
 //! - [`Header`], [`Frame`], [`Decoder`]: the bytes on a link.
+//! - [`Placement`]: on which host each rank of a mesh lives.
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
+//! - [`Early`]: messages that are quicker than the spawn that they depend on.
 //! - [`Meter`], [`Ledger`]: how much may be under way to one mailbox.
 //! - [`Gather`]: many replies becoming one.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
 //! - [`Family`]: who owns whom, and what a death entails.
+//! - [`hosts`]: many hosts as one.
 //! - [`logs`]: what procs print becoming what is shown.
 //!
 //! Nothing here reads a clock, a socket or the environment; time is passed in where it matters.
 #![forbid(unsafe_code)]
 
 mod decode;
+mod early;
 mod error;
 mod family;
 mod flow;
 mod frame;
 mod gather;
+pub mod hosts;
 mod ids;
 mod lifecycle;
 pub mod logs;
+mod placement;
 mod router;
 
 pub use decode::{Decoder, READ_CHUNK};
+pub use early::Early;
 pub use error::FrameError;
 pub use family::{Aftermath, Family, Owned};
 pub use flow::{Admission, Credit, INITIAL_WINDOW, Ledger, Meter};
 pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Part, SharedRef, Target, flags};
 pub use gather::{Gather, Outcome};
-pub use ids::{ActorId, CallId, IdMaker, MeshId, ProcAddr};
+pub use ids::{ActorId, CallId, HostNo, IdMaker, MeshId, ProcAddr};
 pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};
+pub use placement::{Placement, Spread};
 pub use router::{LinkId, Route, Router};

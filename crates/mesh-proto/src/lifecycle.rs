@@ -20,6 +20,8 @@ pub enum Exit {
     Signal(i32),
     /// Nobody can tell: the process that would have reaped it is gone.
     Unknown,
+    /// With its whole host.
+    Host,
 }
 
 /// The end of a proc, as everyone who waits for it hears of it.

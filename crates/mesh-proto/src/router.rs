@@ -1,10 +1,10 @@
 //! Where a frame goes next.
 //!
-//! One host: a star. The agent (here: the controller) knows a link for every proc; a proc knows only the way up.
-//! Because everything passes the agent in the order it was sent, one sender's messages to one receiver keep their
+//! Within a host: a star. The agent knows a link for every proc; a proc knows only the way up. What is for another host
+//! the agent hands to its gateway. Because everything passes the agent in the order it was sent, one sender's messages to one receiver keep their
 //! order, casts and single ones alike (ORD-1), and a message can never overtake the spawn that it depends on.
 
-use crate::{Ended, MeshId, ProcAddr, Target};
+use crate::{Ended, HostNo, MeshId, ProcAddr};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -21,6 +21,20 @@ enum Door {
     Closed(Arc<Ended>),
 }
 
+/// The ranks of a mesh that are on this host.
+#[derive(Debug)]
+struct Local {
+    /// The first of them.
+    base: u32,
+    doors: Vec<Door>,
+}
+
+impl Local {
+    fn door(&self, rank: u32) -> Option<&Door> {
+        self.doors.get(rank.checked_sub(self.base)? as usize)
+    }
+}
+
 /// Where one receiver is.
 #[derive(Clone, Debug)]
 pub enum Route {
@@ -28,6 +42,8 @@ pub enum Route {
     Here,
     /// Behind this link.
     Via(LinkId),
+    /// On another host, behind the gateway.
+    Away(HostNo),
     /// It has ended; nothing reaches it any more.
     Gone(Arc<Ended>),
     /// Nobody here has heard of it.
@@ -39,7 +55,7 @@ pub enum Route {
 pub struct Router {
     me: ProcAddr,
     up: Option<LinkId>,
-    meshes: HashMap<MeshId, Vec<Door>>,
+    meshes: HashMap<MeshId, Local>,
     /// Meshes all of whose procs have ended, the oldest first.
     ended: VecDeque<MeshId>,
 }
@@ -63,15 +79,15 @@ impl Router {
         self.me
     }
 
-    /// Adds a mesh whose rank `i` is behind `links[i]`.
-    pub fn add_mesh(&mut self, mesh: MeshId, links: impl IntoIterator<Item = LinkId>) {
-        self.meshes.insert(mesh, links.into_iter().map(Door::Link).collect());
+    /// Adds a mesh whose rank `base + i` is on this host behind `links[i]`.
+    pub fn add_mesh(&mut self, mesh: MeshId, base: u32, links: impl IntoIterator<Item = LinkId>) {
+        self.meshes.insert(mesh, Local { base, doors: links.into_iter().map(Door::Link).collect() });
     }
 
     /// Marks a proc as ended. Returns the link it was behind, the first time.
     pub fn close(&mut self, addr: ProcAddr, ended: &Arc<Ended>) -> Option<LinkId> {
-        let doors = self.meshes.get_mut(&addr.mesh)?;
-        let door = doors.get_mut(addr.rank as usize)?;
+        let Local { base, doors } = self.meshes.get_mut(&addr.mesh)?;
+        let door = doors.get_mut(addr.rank.checked_sub(*base)? as usize)?;
         match door {
             Door::Link(link) => {
                 let link = *link;
@@ -95,34 +111,28 @@ impl Router {
         if addr == self.me {
             return Route::Here;
         }
-        if let Some(doors) = self.meshes.get(&addr.mesh) {
-            return match doors.get(addr.rank as usize) {
-                Some(Door::Link(link)) => Route::Via(*link),
-                Some(Door::Closed(ended)) => Route::Gone(Arc::clone(ended)),
-                None => Route::Unknown,
-            };
+        if let Some(up) = self.up {
+            return Route::Via(up);
         }
-        self.up.map_or(Route::Unknown, Route::Via)
-    }
-
-    /// Whether a cast can be handed on whole, because all of it lies the same way.
-    #[must_use]
-    pub fn relay_whole(&self, target: &Target) -> Option<LinkId> {
-        match target {
-            Target::Many(mesh, _) if *mesh != self.me.mesh || self.up.is_some() => {
-                if self.meshes.contains_key(mesh) {
-                    None
-                } else {
-                    self.up
-                }
-            }
-            _ => None,
+        if addr.host != self.me.host {
+            return Route::Away(addr.host);
+        }
+        match self.meshes.get(&addr.mesh).and_then(|local| local.door(addr.rank)) {
+            Some(Door::Link(link)) => Route::Via(*link),
+            Some(Door::Closed(ended)) => Route::Gone(Arc::clone(ended)),
+            None => Route::Unknown,
         }
     }
 
-    /// Size of a mesh whose procs are children of this process.
+    /// The way up, in a process that is no agent: everything goes there, casts as a whole.
     #[must_use]
-    pub fn mesh_len(&self, mesh: MeshId) -> Option<usize> {
-        self.meshes.get(&mesh).map(Vec::len)
+    pub fn up(&self) -> Option<LinkId> {
+        self.up
+    }
+
+    /// The ranks of a mesh that this host has, or had until all of them ended not long ago.
+    #[must_use]
+    pub fn local(&self, mesh: MeshId) -> Option<std::ops::Range<u32>> {
+        self.meshes.get(&mesh).map(|local| local.base..local.base + u32::try_from(local.doors.len()).unwrap_or(0))
     }
 }

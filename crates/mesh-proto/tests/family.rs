@@ -4,7 +4,7 @@
 
 mod support;
 
-use mesh_proto::{ActorId, Family, MeshId, Owned, ProcAddr};
+use mesh_proto::{ActorId, Aftermath, Family, MeshId, Owned, ProcAddr};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
 use support::config;
@@ -122,8 +122,8 @@ impl World {
         match *step {
             Step::Procs { by, n } => {
                 let (owner, mesh) = (self.someone(by), self.next);
-                assert!(self.family.procs_made(mesh, n, owner), "its owner lives");
-                self.procs.extend((0..n).map(|rank| (ProcAddr { mesh, rank }, owner)));
+                assert!(self.family.procs_made(mesh, 0..n, owner), "its owner lives");
+                self.procs.extend((0..n).map(|rank| (ProcAddr { mesh, rank, host: 0 }, owner)));
                 if owner != ROOT {
                     self.asked.entry(mesh).or_default().insert(owner);
                 }
@@ -197,9 +197,32 @@ proptest! {
 #[test]
 fn a_mesh_whose_owner_is_dead_must_not_live() {
     let mut family = Family::default();
-    let owner = ProcAddr { mesh: 1, rank: 0 };
-    assert!(family.procs_made(1, 1, ROOT));
+    let owner = ProcAddr { mesh: 1, rank: 0, host: 0 };
+    assert!(family.procs_made(1, 0..1, ROOT));
     family.died(owner);
-    assert!(!family.procs_made(2, 3, owner));
+    assert!(!family.procs_made(2, 0..3, owner));
     assert_eq!(family.died(owner), mesh_proto::Aftermath::default());
+}
+
+#[test]
+fn what_is_owned_from_another_host_ends_with_its_owner_or_its_host() {
+    let mut family = Family::new(2);
+    let (near, far, other) = (
+        ProcAddr { mesh: 5, rank: 3, host: 2 },
+        ProcAddr { mesh: 5, rank: 0, host: 1 },
+        ProcAddr { mesh: 6, rank: 0, host: 1 },
+    );
+    assert!(family.procs_made(5, 2..4, ROOT));
+    assert!(family.procs_made(9, 4..6, far));
+    family.actor_made(near, 77, other);
+    assert_eq!(family.to_watch(), [far, other], "their agents are to tell of their ends");
+    assert_eq!(family.to_watch(), []);
+    family.actor_made(near, 78, far);
+    assert_eq!(family.to_watch(), [], "once");
+    assert_eq!(family.died(far).end, [Owned::Actor(near, 78), Owned::Procs(9)]);
+    assert_eq!(family.died(far), Aftermath::default(), "only the first notice counts");
+    assert_eq!(family.host_died(1).end, [Owned::Actor(near, 77)]);
+    assert!(!family.procs_made(10, 0..1, far), "nobody on a dead host owns anything");
+    let told = family.died(near).tell;
+    assert_eq!(told, [ROOT], "who owns it from another host is told");
 }

@@ -5,7 +5,8 @@
 mod support;
 
 use mesh_proto::{
-    Admission, Credit, Frame, Header, INITIAL_WINDOW, Ledger, MESSAGE_COST, Meter, Part, ProcAddr, SharedRef, flags,
+    Admission, Credit, Frame, Header, INITIAL_WINDOW, Ledger, MESSAGE_COST, Meter, Part, Placement, ProcAddr,
+    SharedRef, Target, flags,
 };
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -48,7 +49,7 @@ struct World {
 }
 
 fn addr(index: usize) -> ProcAddr {
-    ProcAddr { mesh: 9, rank: u32::try_from(index).unwrap() }
+    ProcAddr { mesh: 9, rank: u32::try_from(index).unwrap(), host: 0 }
 }
 
 impl World {
@@ -298,7 +299,8 @@ proptest! {
         let mut header = header;
         header.flags = if shared { flags::SHARED } else { 0 };
         let region = mesh_topology::Region::whole(&mesh_topology::Extent::new([("procs", 3)]).unwrap());
-        let frame = Frame::build(header, Some(&region), b"name", &parts);
+        let cast = Target::Many(9, region, Placement::On(0));
+        let frame = Frame::build(header, Some(&cast), b"name", &parts);
         prop_assert_eq!(frame.cost(), MESSAGE_COST + 4 + lens.iter().sum::<u64>());
         prop_assert_eq!(frame.for_one(addr(1), 1).cost(), frame.cost());
     }

@@ -6,7 +6,7 @@ mod support;
 
 use mesh_proto::{Decoder, Frame, FrameError, HEADER_LEN, Header, Kind, MAX_BODY, Part, ProcAddr, READ_CHUNK, Target};
 use proptest::prelude::*;
-use support::{addr, config, entry, frame, header, on_the_wire, part, region};
+use support::{addr, cast, config, entry, frame, header, on_the_wire, part};
 
 fn all(decoder: &mut Decoder) -> Result<Vec<Frame>, FrameError> {
     let mut frames = Vec::new();
@@ -33,14 +33,14 @@ proptest! {
     #[test]
     fn a_frame_gives_back_its_name_parts_and_target(
         header in header(),
-        region in prop::option::of(region()),
+        cast in prop::option::of(cast()),
         name in prop::collection::vec(any::<u8>(), 0..300),
         parts in prop::collection::vec(part(), 0..8),
     ) {
-        let frame = Frame::build(header, region.as_ref(), &name, &parts);
-        let target = match region {
-            Some(region) => Target::Many(header.dst.mesh, region),
-            None => Target::One(header.dst),
+        let frame = Frame::build(header, cast.as_ref(), &name, &parts);
+        let target = match cast {
+            Some(Target::Many(_, region, placement)) => Target::Many(header.dst.mesh, region, placement),
+            _ => Target::One(header.dst),
         };
         prop_assert_eq!(frame.target(), Ok(target));
         prop_assert_eq!(frame.name(), &name[..]);
@@ -52,14 +52,14 @@ proptest! {
     #[test]
     fn a_plain_frame_is_a_frame_with_one_inline_part(
         header in header(),
-        region in prop::option::of(region()),
+        cast in prop::option::of(cast()),
         name in prop::collection::vec(any::<u8>(), 0..40),
         payload in prop::collection::vec(any::<u8>(), 0..400),
     ) {
         let part = Part::Inline(payload.clone().into());
         prop_assert_eq!(
-            Frame::build_plain(header, region.as_ref(), &name, &payload),
-            Frame::build(header, region.as_ref(), &name, &[part])
+            Frame::build_plain(header, cast.as_ref(), &name, &payload),
+            Frame::build(header, cast.as_ref(), &name, &[part])
         );
     }
 

@@ -4,7 +4,7 @@
 
 mod support;
 
-use mesh_proto::{Frame, Header, Kind, Part, ProcAddr};
+use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, Target};
 use proptest::prelude::*;
 use support::{config, entry, frame, on_the_wire};
 
@@ -78,10 +78,11 @@ fn thousands_of_mutations() {
     let me = ProcAddr::CONTROLLER;
     let extent = mesh_topology::Extent::new([("procs", 8_usize)]).unwrap();
     let region = mesh_topology::Region::whole(&extent);
+    let cast = Target::Many(0, region, Placement::On(0));
     let parts = [Part::Inline(vec![1; 30].into()), Part::Inline(vec![2; 300].into())];
     let seeds = [
         Frame::build(Header::new(Kind::Hello, me, me), None, b"", &[]),
-        Frame::build(Header::new(Kind::Call, me, me), Some(&region), b"step", &parts),
+        Frame::build(Header::new(Kind::Call, me, me), Some(&cast), b"step", &parts),
         Frame::build_plain(Header::new(Kind::Reply, me, me), None, b"", &[5; 90]),
     ];
     let mut pool: Vec<Vec<u8>> = vec![[vec![3], on_the_wire(&seeds)].concat()];

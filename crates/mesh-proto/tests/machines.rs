@@ -4,8 +4,10 @@
 
 mod support;
 
-use mesh_proto::{Ended, Event, Exit, Gather, IdMaker, Lifecycle, Outcome, ProcAddr, Route, Router, Stage, Target};
-use mesh_topology::{Extent, Region};
+use mesh_proto::{
+    Ended, Event, Exit, Gather, IdMaker, Lifecycle, Outcome, Placement, ProcAddr, Route, Router, Stage, Target,
+};
+use mesh_topology::Region;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -58,7 +60,7 @@ proptest! {
     fn a_gather_is_a_list_of_first_outcomes(region in region(), steps in prop::collection::vec(step(), 0..80)) {
         let ranks: Vec<usize> = region.iter().collect();
         let mut model: Vec<Option<String>> = vec![None; ranks.len()];
-        let mut gather: Gather<u32> = Gather::new(Target::Many(7, region));
+        let mut gather: Gather<u32> = Gather::new(Target::Many(7, region, Placement::On(0)));
         for step in steps {
             let before = model.iter().filter(|place| place.is_none()).count();
             let (completes, place, value) = match step {
@@ -73,7 +75,7 @@ proptest! {
                     (gather.on_outcome(index, outcome), model.get_mut(index), text)
                 }
                 Step::Down { mesh, rank } => {
-                    let completes = gather.on_down(ProcAddr { mesh, rank }, &ended("died"));
+                    let completes = gather.on_down(ProcAddr { mesh, rank, host: 0 }, &ended("died"));
                     let index = ranks.iter().position(|r| mesh == 7 && *r == rank as usize);
                     (completes, index.and_then(|index| model.get_mut(index)), "lost died".to_owned())
                 }
@@ -288,21 +290,23 @@ proptest! {
         for one in moves {
             match one {
                 Move::Add { mesh, links } => {
-                    router.add_mesh(mesh, links.iter().copied());
+                    router.add_mesh(mesh, 2, links.iter().copied());
                     model.insert(mesh, links.into_iter().map(Some).collect());
                 }
                 Move::Close { mesh, rank } => {
-                    let link = router.close(ProcAddr { mesh, rank }, &ended("closed"));
+                    let link = router.close(ProcAddr { mesh, rank: rank + 2, host: 0 }, &ended("closed"));
                     // The link is handed out once.
                     let place = model.get_mut(&mesh).and_then(|doors| doors.get_mut(rank as usize));
                     prop_assert_eq!(link, place.and_then(Option::take));
                 }
             }
             for mesh in 1..5 {
-                prop_assert_eq!(router.mesh_len(mesh), model.get(&mesh).map(Vec::len));
+                prop_assert_eq!(router.local(mesh).map(|ranks| (ranks.start, ranks.len())), model.get(&mesh).map(|doors| (2, doors.len())));
+                let elsewhere = matches!(router.route(ProcAddr { mesh, rank: 2, host: 3 }), Route::Away(3));
+                prop_assert!(elsewhere);
                 for rank in 0..7 {
                     let expected = model.get(&mesh).and_then(|doors| doors.get(rank as usize));
-                    match (router.route(ProcAddr { mesh, rank }), expected) {
+                    match (router.route(ProcAddr { mesh, rank: rank + 2, host: 0 }), expected) {
                         (Route::Via(link), Some(Some(model))) => prop_assert_eq!(link, *model),
                         (Route::Gone(ended), Some(None)) => prop_assert_eq!(&ended.reason, "closed"),
                         (Route::Unknown, None) => {}
@@ -317,28 +321,15 @@ proptest! {
 
     #[test]
     fn a_proc_sends_everything_but_its_own_up(mesh in 1_u64..9, rank in 0_u32..9, to in (0_u64..9, 0_u32..9)) {
-        let me = ProcAddr { mesh, rank };
+        let me = ProcAddr { mesh, rank, host: 0 };
         let router = Router::leaf(me, 5);
-        let to = ProcAddr { mesh: to.0, rank: to.1 };
+        let to = ProcAddr { mesh: to.0, rank: to.1, host: 0 };
         match router.route(to) {
             Route::Here => prop_assert_eq!(to, me),
             Route::Via(link) => prop_assert!(link == 5 && to != me),
             other => prop_assert!(false, "{other:?}"),
         }
     }
-}
-
-#[test]
-fn a_cast_goes_up_whole_and_down_one_by_one() {
-    let region = Region::whole(&Extent::new([("procs", 3_usize)]).unwrap());
-    let target = Target::Many(4, region);
-    let leaf = Router::leaf(ProcAddr { mesh: 4, rank: 1 }, 2);
-    assert_eq!(leaf.relay_whole(&target), Some(2), "also where the sender is among the receivers");
-    let mut agent = Router::agent(ProcAddr::CONTROLLER);
-    assert_eq!(agent.relay_whole(&target), None);
-    agent.add_mesh(4, [1, 2, 3]);
-    assert_eq!(agent.relay_whole(&target), None);
-    assert_eq!(leaf.relay_whole(&Target::One(ProcAddr { mesh: 4, rank: 0 })), None);
 }
 
 // Ids.
@@ -370,18 +361,18 @@ fn ended_meshes_are_remembered_but_not_for_ever() {
         stderr_tail: Vec::new(),
     });
     for mesh in 1..=5000 {
-        router.add_mesh(mesh, [0]);
-        router.close(ProcAddr { mesh, rank: 0 }, &ended);
+        router.add_mesh(mesh, 0, [0]);
+        router.close(ProcAddr { mesh, rank: 0, host: 0 }, &ended);
     }
-    assert!(matches!(router.route(ProcAddr { mesh: 5000, rank: 0 }), Route::Gone(_)));
-    assert!(matches!(router.route(ProcAddr { mesh: 1, rank: 0 }), Route::Unknown));
-    assert!((1..=5000).filter(|mesh| router.mesh_len(*mesh).is_some()).count() < 2000);
+    assert!(matches!(router.route(ProcAddr { mesh: 5000, rank: 0, host: 0 }), Route::Gone(_)));
+    assert!(matches!(router.route(ProcAddr { mesh: 1, rank: 0, host: 0 }), Route::Unknown));
+    assert!((1..=5000).filter(|mesh| router.local(*mesh).is_some()).count() < 2000);
 }
 
 #[test]
 fn one_outcome_settles_a_gather_once() {
     let extent = mesh_topology::Extent::new([("procs", 3)]).unwrap();
-    let mut gather: Gather<u32> = Gather::new(Target::Many(7, Region::whole(&extent)));
+    let mut gather: Gather<u32> = Gather::new(Target::Many(7, Region::whole(&extent), Placement::On(0)));
     assert!(!gather.settle(3, Outcome::Replied(1)), "no such place");
     assert!(gather.is_due(1) && !gather.is_due(3));
     assert!(gather.settle(1, Outcome::Replied(1)));

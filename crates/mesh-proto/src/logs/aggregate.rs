@@ -71,6 +71,7 @@ pub struct Aggregator {
     meshes: HashMap<MeshId, Mesh>,
     /// Whether the host says something: only where there are several.
     hosts: HashSet<Vec<u8>>,
+    others: bool,
     out: Output,
     scratch: Vec<u8>,
     defaults: LogOptions,
@@ -220,7 +221,14 @@ impl Aggregator {
     /// One that knows no mesh yet; `defaults` hold for lines of meshes that nobody has introduced.
     #[must_use]
     pub fn new(defaults: LogOptions) -> Self {
-        Self { meshes: HashMap::new(), hosts: HashSet::new(), out: Output::default(), scratch: Vec::new(), defaults }
+        Self {
+            meshes: HashMap::new(),
+            hosts: HashSet::new(),
+            others: false,
+            out: Output::default(),
+            scratch: Vec::new(),
+            defaults,
+        }
     }
 
     /// A process of a mesh has said how many they are, and what holds for them unless something was set.
@@ -238,14 +246,23 @@ impl Aggregator {
 
     /// Takes a line that a process of `mesh` has written, at time `now`.
     pub fn line(&mut self, mesh: MeshId, line: &Line<'_>, now: Duration) {
-        let mesh = self.meshes.entry(mesh).or_insert_with(|| Mesh::new(self.defaults));
-        if !mesh.options.shown || (line.level > 0 && line.level < mesh.options.level) {
-            return;
+        if !self.meshes.entry(mesh).or_insert_with(|| Mesh::new(self.defaults)).options.omit(line) {
+            self.add(mesh, line, now);
         }
+    }
+
+    /// Takes a line that comes from another host, and was not left out there: whatever the options are now.
+    pub fn kept(&mut self, mesh: MeshId, line: &Line<'_>, now: Duration) {
+        self.others = true;
+        self.add(mesh, line, now);
+    }
+
+    fn add(&mut self, mesh: MeshId, line: &Line<'_>, now: Duration) {
+        let mesh = self.meshes.entry(mesh).or_insert_with(|| Mesh::new(self.defaults));
         if !line.host.is_empty() && !self.hosts.contains(line.host) && self.hosts.len() < MOST_GROUPS {
             self.hosts.insert(line.host.to_vec());
         }
-        let host = if self.hosts.len() > 1 { line.host } else { b"" };
+        let host = if self.others || self.hosts.len() > 1 { line.host } else { b"" };
         if !mesh.gathers() {
             self.out.show(line.stream, line.text, |to| label::one(line, host, to));
             return;

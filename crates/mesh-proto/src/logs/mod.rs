@@ -22,11 +22,13 @@
 //! LOG-3: memory is bounded, whatever is written.
 
 mod aggregate;
+mod batch;
 mod label;
 mod similar;
 mod tap;
 
 pub use aggregate::{Aggregator, Chunk};
+pub use batch::{Batch, Told, read_batch};
 pub use tap::{TAIL_LINES, Tap};
 
 use crate::MeshId;
@@ -50,6 +52,14 @@ pub struct LogOptions {
     pub window: Duration,
     /// Records of `logging` below this level are left out.
     pub level: u32,
+}
+
+impl LogOptions {
+    /// Whether a line is left out.
+    #[must_use]
+    pub fn omit(&self, line: &Line<'_>) -> bool {
+        !self.shown || (line.level > 0 && line.level < self.level)
+    }
 }
 
 /// One line, and who wrote it.

@@ -47,14 +47,14 @@ pub(crate) fn look_into(frame: &Frame) {
         assert_eq!(target.mesh(), frame.header.dst.mesh);
         let _ = (target.len(), target.is_empty());
         let _ = target.index_of(frame.header.dst);
-        if let Target::Many(_, region) = &target {
+        if let Target::Many(_, region, placement) = &target {
             for rank in region.iter().take(100) {
-                let _ = region.position(rank);
+                let _ = (region.position(rank), placement.addr(1, rank));
             }
         }
     }
-    let one = frame.for_one(ProcAddr { mesh: frame.header.dst.mesh, rank: 7 }, 3);
-    assert_eq!(one.target(), Ok(Target::One(ProcAddr { mesh: frame.header.dst.mesh, rank: 7 })));
+    let one = frame.for_one(ProcAddr { mesh: frame.header.dst.mesh, rank: 7, host: 0 }, 3);
+    assert_eq!(one.target(), Ok(Target::One(ProcAddr { mesh: frame.header.dst.mesh, rank: 7, host: 0 })));
     assert_eq!(one.name(), frame.name());
     assert_eq!(one.parts(), frame.parts());
     assert_eq!(one.header.body_len, one.body.len() as u64);

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test uses its part of it")]
 
 use bytes::Bytes;
-use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, SharedRef};
+use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, SharedRef, Target};
 use mesh_topology::{Extent, Region, Selector, Span};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -34,12 +34,20 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::Post,
     Kind::Closed,
     Kind::Partial,
+    Kind::Watch,
+    Kind::HostDown,
+    Kind::HostLost,
+    Kind::Whereabouts,
+    Kind::EndJob,
+    Kind::Lines,
+    Kind::Standing,
+    Kind::Revoked,
     Kind::Credit,
     Kind::Inspect,
 ];
 
 pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {
-    (any::<u64>(), any::<u32>()).prop_map(|(mesh, rank)| ProcAddr { mesh, rank })
+    (any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(mesh, rank, host)| ProcAddr { mesh, rank, host })
 }
 
 pub(crate) fn header() -> impl Strategy<Value = Header> {
@@ -77,10 +85,22 @@ pub(crate) fn region() -> impl Strategy<Value = Region> {
     })
 }
 
+/// A cast's target: a region of a mesh on one host or on several, or the agents.
+pub(crate) fn cast() -> impl Strategy<Value = Target> {
+    (any::<u64>(), region(), region(), 0_u8..3, any::<u32>()).prop_map(|(mesh, region, hosts, kind, number)| {
+        let placement = match kind {
+            0 => Placement::On(number),
+            1 => Placement::Agents,
+            _ => Placement::spread(hosts, number % 9 + 1),
+        };
+        Target::Many(mesh, region, placement)
+    })
+}
+
 pub(crate) fn frame() -> impl Strategy<Value = Frame> {
     let name = prop::collection::vec(any::<u8>(), 0..40);
-    (header(), prop::option::of(region()), name, prop::collection::vec(part(), 0..6))
-        .prop_map(|(header, region, name, parts)| Frame::build(header, region.as_ref(), &name, &parts))
+    (header(), prop::option::of(cast()), name, prop::collection::vec(part(), 0..6))
+        .prop_map(|(header, cast, name, parts)| Frame::build(header, cast.as_ref(), &name, &parts))
 }
 
 /// Frames as a link sends them: numbered, back to back.

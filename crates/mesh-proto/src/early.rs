@@ -1,0 +1,123 @@
+//! What arrives before the thing that it is for.
+//!
+//! Within a host nothing overtakes the spawn that it depends on (ORD-1). Between hosts something may: an actor on one host
+//! spawns on a second and tells a third, whose message reaches the second by another connection, and sooner. Such a message
+//! waits for the spawn, for a while.
+//!
+//! ERL-1: what waits for one thing is handed over in the order in which it came.
+//! ERL-2: nothing waits longer than it may, and no more than a fixed number of bytes.
+//! ERL-3: nothing waits for what was there once; that has ended.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::hash::Hash;
+use std::time::Duration;
+
+/// So many things that were there are kept in mind; who asks for an older one waits in vain.
+const REMEMBERED: usize = 1 << 16;
+
+#[derive(Debug)]
+struct Kept<T> {
+    number: u64,
+    until: Duration,
+    cost: usize,
+    item: T,
+}
+
+/// The machine; see the module.
+#[derive(Debug)]
+pub struct Early<K, T> {
+    within: Duration,
+    limit: usize,
+    bytes: usize,
+    made: u64,
+    waiting: HashMap<K, VecDeque<Kept<T>>>,
+    /// What waits, by when it has waited long enough.
+    due: BTreeMap<(Duration, u64), K>,
+    known: HashSet<K>,
+    /// The same, the oldest first.
+    order: VecDeque<K>,
+}
+
+impl<K: Copy + Eq + Hash, T> Early<K, T> {
+    /// One in which nothing waits longer than `within`, and no more than `limit` bytes.
+    #[must_use]
+    pub fn new(within: Duration, limit: usize) -> Self {
+        Self {
+            within,
+            limit,
+            bytes: 0,
+            made: 0,
+            waiting: HashMap::new(),
+            due: BTreeMap::new(),
+            known: HashSet::new(),
+            order: VecDeque::new(),
+        }
+    }
+
+    /// Keeps something of `cost` bytes for what has not come; not longer than `within`, if that is said. Returns it if it is
+    /// not to wait: what it is for has been here before, or there is no room.
+    ///
+    /// # Errors
+    /// The item.
+    pub fn keep(&mut self, key: K, item: T, cost: usize, within: Option<Duration>, now: Duration) -> Result<(), T> {
+        if self.known.contains(&key) || self.bytes.saturating_add(cost) > self.limit {
+            return Err(item);
+        }
+        let until = now.saturating_add(within.map_or(self.within, |within| within.min(self.within)));
+        let number = self.made;
+        self.made += 1;
+        self.bytes += cost;
+        self.due.insert((until, number), key);
+        self.waiting.entry(key).or_default().push_back(Kept { number, until, cost, item });
+        Ok(())
+    }
+
+    /// It has come. Returns what has waited for it.
+    pub fn come(&mut self, key: K) -> Vec<T> {
+        if self.known.insert(key) {
+            self.order.push_back(key);
+            if self.order.len() > REMEMBERED
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.known.remove(&oldest);
+            }
+        }
+        let kept = self.waiting.remove(&key).unwrap_or_default();
+        for one in &kept {
+            self.bytes -= one.cost;
+            self.due.remove(&(one.until, one.number));
+        }
+        kept.into_iter().map(|one| one.item).collect()
+    }
+
+    /// What has waited long enough.
+    pub fn on_tick(&mut self, now: Duration) -> Vec<T> {
+        let mut late = Vec::new();
+        while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now) {
+            let ((_, number), key) = entry.remove_entry();
+            let Some(kept) = self.waiting.get_mut(&key) else { continue };
+            if let Ok(at) = kept.binary_search_by_key(&number, |one| one.number)
+                && let Some(one) = kept.remove(at)
+            {
+                self.bytes -= one.cost;
+                late.push(one.item);
+            }
+            if kept.is_empty() {
+                self.waiting.remove(&key);
+            }
+        }
+        late
+    }
+
+    /// When [`Early::on_tick`] has something to do.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.due.first_key_value().map(|((until, _), _)| *until)
+    }
+
+    /// How many bytes wait.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}

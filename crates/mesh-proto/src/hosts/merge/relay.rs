@@ -1,0 +1,303 @@
+//! The merged replies of several hosts.
+
+use super::MERGED_MAX;
+use super::pile::Pile;
+use super::shelf::{Entry, Key, Shelf};
+use super::table::{Payload, done_in, origins_of, read, write};
+use crate::hosts::{Dest, Few, HostSet, MAX_RUNS, Packet, PacketKind, Share};
+use crate::{CallId, Frame, HEADER_LEN, Header, HostNo, Kind, ProcAddr};
+use bytes::{Bytes, BytesMut};
+use std::time::Duration;
+
+/// Merges the packets in which hosts answer one call, at a host that relayed it to them.
+///
+/// It is told of each call that is relayed, and given every data packet that goes on to another host, the relay's own
+/// too. What a method gives is to be sent on at once, in its order. What comes out merged of several names the relay
+/// as its origin, and each host with its number among its shares.
+///
+/// ```
+/// # use mesh_proto::hosts::{Cargo, HostMerge, HostSet, Lane, RelayMerge, Strands};
+/// # use mesh_proto::{Frame, Header, Kind, ProcAddr};
+/// # use bytes::Bytes;
+/// # use std::time::Duration;
+/// let (caller, now) = (ProcAddr::CONTROLLER, Duration::ZERO);
+/// let mut relay = RelayMerge::new(1);
+/// assert!(relay.expect(0, caller, 9, &HostSet::range(1, 2)).is_empty());
+/// let mut out = Vec::new();
+/// for host in [2, 1] {
+///     let mut merge = HostMerge::new(host, ProcAddr { rank: host, ..caller });
+///     assert!(merge.expect(caller, 9, 1).is_empty());
+///     let header = Header { call: 9, index: host - 1, ..Header::new(Kind::Reply, caller, caller) };
+///     let frame = merge.on_reply(Frame::build_plain(header, None, b"", b"done"), now).remove(0);
+///     // As it comes from the host: numbered, for host 0.
+///     let pieces = [Bytes::copy_from_slice(&frame.header.encode()), frame.body].into();
+///     let mut strands = Strands::new(host, 1 << 20);
+///     assert!(strands.post_one(1, 0, Cargo { frame: pieces, lane: Lane { sender: (0, host, host), mesh: 0 } }));
+///     out.extend(relay.offer(strands.next_packet(1, now).unwrap(), now));
+/// }
+/// assert_eq!(out.len(), 1, "one packet of both");
+/// assert_eq!((out[0].shares[0].first, out[0].shares[0].count), (1, 2));
+/// ```
+#[derive(Debug)]
+pub struct RelayMerge {
+    me: HostNo,
+    /// Awaited: the hosts that have not answered.
+    calls: Shelf<HostSet, Shares>,
+}
+
+#[derive(Debug, Default)]
+struct Shares {
+    /// The host that it all goes to.
+    dest: HostNo,
+    of: Vec<Share>,
+    origins: HostSet,
+}
+
+impl RelayMerge {
+    /// For the relay `me`.
+    #[must_use]
+    pub fn new(me: HostNo) -> Self {
+        Self { me, calls: Shelf::default() }
+    }
+
+    /// A call of `caller`, on host `dest`, has been relayed to `hosts`: their answers are merged from now on. The relay
+    /// may be one of them.
+    #[must_use = "packets have to be sent"]
+    pub fn expect(&mut self, dest: HostNo, caller: ProcAddr, call: CallId, hosts: &HostSet) -> Vec<Packet> {
+        let mut out = Vec::new();
+        if hosts.is_empty() {
+            return out;
+        }
+        if let Some(oldest) = self.calls.surplus() {
+            self.flush(oldest, &mut out);
+            self.calls.forget(&oldest);
+        }
+        let entry = self.calls.place((caller, call));
+        entry.sources.dest = dest;
+        entry.awaited.extend_by(hosts);
+        out
+    }
+
+    /// Takes a packet that goes on to another host; gives what is to be sent now: nothing if it is held, else what has
+    /// to go before it, and it, or the merged packet.
+    #[must_use = "packets have to be sent"]
+    pub fn offer(&mut self, packet: Packet, now: Duration) -> Vec<Packet> {
+        let mut out = Vec::new();
+        if self.calls.is_empty() || packet.kind != PacketKind::Data {
+            out.push(packet);
+            return out;
+        }
+        let from = origins_in(&packet);
+        let head = header_of(&packet).filter(|head| matches!(head.kind, Kind::Gathered | Kind::Reply));
+        let key = head.map(|head| (head.dst, head.call));
+        if let Some(key) = key
+            && let Some(dest) = packet.sole()
+            && let Some(entry) = self.calls.get(&key).filter(|entry| entry.sources.dest == dest)
+        {
+            match readable(entry, &packet, &from) {
+                Some((header, payloads)) => {
+                    entry.awaited.reduce_by(&done_in(&payloads));
+                    self.hold(key, header, payloads, (&packet, from), now, &mut out);
+                }
+                None => {
+                    // What its host does not merge, there will be more of: nobody waits for it.
+                    entry.awaited.reduce_by(&from);
+                    self.pass(packet, &from, &mut out);
+                }
+            }
+            if self.calls.get(&key).is_some_and(|entry| entry.awaited.is_empty()) {
+                self.flush(key, &mut out);
+                self.calls.forget(&key);
+            }
+        } else {
+            self.pass(packet, &from, &mut out);
+        }
+        out
+    }
+
+    /// A host is dead, or its answers take another way: nothing waits for it.
+    #[must_use = "packets have to be sent"]
+    pub fn lost(&mut self, host: HostNo) -> Vec<Packet> {
+        let mut out = Vec::new();
+        for key in self.calls.all(|_| true) {
+            let done = self.calls.get(&key).is_some_and(|entry| entry.awaited.remove(host) && entry.awaited.is_empty());
+            if done {
+                self.flush(key, &mut out);
+                self.calls.forget(&key);
+            }
+        }
+        out
+    }
+
+    /// Forgets all that goes to a host that is dead.
+    pub fn end(&mut self, dest: HostNo) {
+        for key in self.calls.all(|_| true) {
+            if self.calls.get(&key).is_some_and(|entry| entry.sources.dest == dest) {
+                self.calls.forget(&key);
+            }
+        }
+    }
+
+    /// When [`RelayMerge::on_tick`] has something to do.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.calls.next_deadline()
+    }
+
+    /// What has been held long enough.
+    #[must_use = "packets have to be sent"]
+    pub fn on_tick(&mut self, now: Duration) -> Vec<Packet> {
+        let mut out = Vec::new();
+        while let Some(key) = self.calls.due(now) {
+            self.flush(key, &mut out);
+        }
+        out
+    }
+
+    /// Whether no call is awaited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    fn hold(
+        &mut self,
+        key: Key,
+        header: Header,
+        payloads: Vec<Payload>,
+        (packet, from): (&Packet, HostSet),
+        now: Duration,
+        out: &mut Vec<Packet>,
+    ) {
+        let Some(entry) = self.calls.get(&key) else { return };
+        let dest = entry.sources.dest;
+        let again = entry.sources.origins.overlaps(&from);
+        let size = payloads.iter().map(|payload| Pile::size(payload.body.len(), payload.runs.len())).sum();
+        let many = entry.sources.of.len() + packet.shares.len() >= MAX_RUNS;
+        if again || many || entry.pile.is_full_for(payloads.len(), size) {
+            self.flush(key, out);
+        }
+        let of_these = |sources: &Shares| sources.dest == dest && sources.origins.overlaps(&from);
+        if let Some(later) = self.calls.held_after(&key, |_, entry| of_these(&entry.sources)) {
+            self.flush(later, out);
+        }
+        let Some(entry) = self.calls.get(&key) else { return };
+        entry.header.get_or_insert(header);
+        match packet.share() {
+            Some(share) => entry.sources.of.push(share),
+            None => entry.sources.of.extend_from_slice(&packet.shares),
+        }
+        entry.sources.origins.extend_by(&from);
+        for payload in payloads {
+            entry.pile.add(payload.flags, payload.parts, &payload.body, payload.runs);
+        }
+        self.calls.hold(key, now);
+    }
+
+    /// The packet goes as it is, after what is held of its origins for the same host.
+    fn pass(&mut self, packet: Packet, from: &HostSet, out: &mut Vec<Packet>) {
+        if !self.calls.holds_nothing() {
+            let held = self
+                .calls
+                .held(|_, entry| packet.seq_for(entry.sources.dest).is_some() && entry.sources.origins.overlaps(from));
+            held.into_iter().for_each(|key| self.flush(key, out));
+        }
+        out.push(packet);
+    }
+
+    /// Gives out what is held of a call, after what goes to the same host and came before.
+    fn flush(&mut self, key: Key, out: &mut Vec<Packet>) {
+        let Some(dest) = self.calls.get(&key).map(|entry| entry.sources.dest) else { return };
+        for key in self.calls.held_until(&key, |_, entry| entry.sources.dest == dest) {
+            if let Some(entry) = self.calls.release(&key) {
+                entry.sources.origins = HostSet::default();
+                let mut shares = std::mem::take(&mut entry.sources.of);
+                shares.sort_unstable_by_key(|share| share.first);
+                shares.dedup_by(|next, share| {
+                    let same = (share.first + share.count, share.seq, share.ack) == (next.first, next.seq, next.ack);
+                    share.count += if same { next.count } else { 0 };
+                    same
+                });
+                let payloads = entry.pile.take();
+                if let Some(header) = entry.header.take() {
+                    let frame = write(header, payloads);
+                    let body = Few::from([Bytes::copy_from_slice(&frame.header.encode()), frame.body]);
+                    out.push(sealed(self.me, dest, shares, body));
+                }
+            }
+        }
+    }
+}
+
+/// The packet of these shares; that of one origin is its own.
+fn sealed(me: HostNo, dest: HostNo, shares: Vec<Share>, body: Few<Bytes>) -> Packet {
+    let mut packet = Packet::merged(me, dest, shares, body);
+    if let [only] = packet.shares[..]
+        && only.count == 1
+    {
+        (packet.origin, packet.ack) = (only.first, only.ack);
+        packet.dests = Dest::one(dest, only.seq).into();
+        packet.shares = Few::new();
+    }
+    packet
+}
+
+/// Whose bytes are in a packet.
+fn origins_in(packet: &Packet) -> HostSet {
+    if packet.shares.is_empty() {
+        return HostSet::one(packet.origin);
+    }
+    HostSet::from_runs(packet.shares.iter().map(|share| (share.first, share.count)).collect())
+}
+
+/// What can be merged of a packet; nothing is taken on trust.
+fn readable(entry: &Entry<HostSet, Shares>, packet: &Packet, from: &HostSet) -> Option<(Header, Vec<Payload>)> {
+    let frame = frame_of(packet).filter(|frame| frame.header.kind == Kind::Gathered)?;
+    let ours = entry.header.is_none_or(|first| first.actor == frame.header.actor)
+        && frame.body.len() <= MERGED_MAX
+        // An ack alone is no share of a reply.
+        && packet.shares.iter().all(|share| share.seq > 0);
+    let payloads = if ours { read(&frame).ok()? } else { return None };
+    // Whose share it is has to be known of every part.
+    (origins_of(&payloads) == *from).then_some((frame.header, payloads))
+}
+
+/// The header of the frame that a packet begins.
+fn header_of(packet: &Packet) -> Option<Header> {
+    if !packet.is_first() {
+        return None;
+    }
+    let mut raw = [0; HEADER_LEN];
+    let mut at = 0;
+    for piece in &packet.body {
+        let taken = piece.len().min(HEADER_LEN - at);
+        raw[at..at + taken].copy_from_slice(&piece[..taken]);
+        at += taken;
+    }
+    if at == HEADER_LEN { Header::decode(&raw).ok() } else { None }
+}
+
+/// The frame that a packet is; its body is shared, unless it lies in pieces.
+fn frame_of(packet: &Packet) -> Option<Frame> {
+    let header = header_of(packet).filter(|_| packet.is_whole())?;
+    let mut skip = HEADER_LEN;
+    let mut pieces = Vec::new();
+    for piece in &packet.body {
+        let cut = skip.min(piece.len());
+        skip -= cut;
+        if cut < piece.len() {
+            pieces.push(piece.slice(cut..));
+        }
+    }
+    let body = match &pieces[..] {
+        [body] => body.clone(),
+        _ => pieces
+            .iter()
+            .fold(BytesMut::new(), |mut all, piece| {
+                all.extend_from_slice(piece);
+                all
+            })
+            .freeze(),
+    };
+    (header.body_len == body.len() as u64).then_some(Frame { header, body })
+}

@@ -1,0 +1,115 @@
+//! Whether the other end of a trunk lives.
+//!
+//! PLS-1: whatever arrives counts as a sign of life, at any time before [`Beat::Dead`] was given.
+//! PLS-2: silence counts only while this side was there to hear: time in which it was itself paused (a stopped process,
+//! a frozen machine, a clock that leapt) is given back to the peer, so that both sides of a pause may go on.
+//! PLS-3: an idle trunk carries a ping every tenth of the window in each direction, so that one lost or late ping does
+//! not make a live peer suspect, and a busy one none at all.
+
+use std::time::Duration;
+
+/// What is to be done about a trunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beat {
+    /// Nothing.
+    Quiet,
+    /// Send a ping; it counts as sent.
+    Ping,
+    /// The peer has just become suspect, silent for a quarter of the window: relay nothing by it until it is heard.
+    Suspect,
+    /// The peer was silent for the whole window.
+    Dead,
+}
+
+/// Liveness of one trunk. It wants a tick whenever [`Pulse::next_deadline`] is reached.
+///
+/// ```
+/// # use mesh_proto::hosts::{Beat, Pulse};
+/// # use std::time::Duration;
+/// let seconds = Duration::from_secs;
+/// let mut pulse = Pulse::new(seconds(10), seconds(0));
+/// assert_eq!(pulse.on_tick(pulse.next_deadline()), Beat::Ping);
+/// pulse.heard(seconds(2));
+/// assert!(pulse.next_deadline() <= seconds(2));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    window: Duration,
+    heard: Duration,
+    sent: Duration,
+    /// When this side was last seen to run.
+    latest: Duration,
+    suspect: bool,
+    dead: bool,
+}
+
+impl Pulse {
+    /// A trunk that has just come up, whose peer is dead after `window` of silence.
+    #[must_use]
+    pub fn new(window: Duration, now: Duration) -> Self {
+        let window = window.max(Duration::from_millis(1));
+        Self { window, heard: now, sent: now, latest: now, suspect: false, dead: false }
+    }
+
+    /// Something has arrived, be it one byte; whether the peer was suspect until now (PLS-1).
+    pub fn heard(&mut self, now: Duration) -> bool {
+        self.pass(now);
+        self.heard = self.heard.max(now);
+        std::mem::take(&mut self.suspect)
+    }
+
+    /// Something was sent.
+    pub fn sent(&mut self, now: Duration) {
+        self.pass(now);
+        self.sent = self.sent.max(now);
+    }
+
+    /// What is to be done now. Whoever was paused must read what has arrived before (PLS-2), and may call again until
+    /// it is [`Beat::Quiet`]. Dead is for ever.
+    pub fn on_tick(&mut self, now: Duration) -> Beat {
+        self.pass(now);
+        let silent = self.silent(now);
+        if self.dead || silent >= self.window {
+            self.dead = true;
+            return Beat::Dead;
+        }
+        if silent >= self.window / 4 && !self.suspect {
+            self.suspect = true;
+            return Beat::Suspect;
+        }
+        if now.saturating_sub(self.sent) >= self.window / 10 {
+            self.sent = now;
+            return Beat::Ping;
+        }
+        Beat::Quiet
+    }
+
+    /// When [`Pulse::on_tick`] is wanted next.
+    #[must_use]
+    pub fn next_deadline(&self) -> Duration {
+        let silence = if self.suspect { self.window } else { self.window / 4 };
+        (self.sent + self.window / 10).min(self.heard + silence)
+    }
+
+    /// For how long nothing was heard, own pauses not counted.
+    #[must_use]
+    pub fn silent(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.heard)
+    }
+
+    /// Whether the peer is suspect.
+    #[must_use]
+    pub fn is_suspect(&self) -> bool {
+        self.suspect
+    }
+
+    /// This side runs now. A tick is asked for a tenth of the window after the last sending at the latest: who comes
+    /// later than that by another tenth was paused, and takes the time out of the peer's silence (PLS-2).
+    fn pass(&mut self, now: Duration) {
+        let gap = now.saturating_sub(self.latest);
+        if gap > self.window / 5 {
+            self.heard = (self.heard + gap).min(now);
+        }
+        self.latest = self.latest.max(now);
+    }
+}

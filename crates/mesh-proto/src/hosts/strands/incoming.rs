@@ -1,0 +1,158 @@
+//! The receiving half of a strand.
+
+use super::{ACK_COST, ACK_DELAY, Arrival};
+use crate::HostNo;
+use crate::hosts::packet::Gap;
+use crate::hosts::{Few, HostSet};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// So long a gap is left alone: packets of one strand may take paths of different length.
+const GAP_DELAY: Duration = Duration::from_millis(100);
+const GAP_DELAY_AT_MOST: Duration = Duration::from_secs(2);
+/// So many gaps are told at a time.
+const GAPS: usize = 32;
+
+/// What is to be done with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is the next one.
+    Now,
+    /// It is to be held until those before it are there.
+    Early,
+    /// It was here before, or there is no room to hold it.
+    Never,
+}
+
+/// A packet that came early.
+#[derive(Clone, Debug)]
+pub(super) enum Held {
+    Piece { message: u32, offset: u64, total: u64, body: Few<Bytes> },
+    Merged(Few<Bytes>),
+}
+
+/// The receiving half of the strand from each host of a run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Incoming {
+    /// The highest number that was delivered.
+    delivered: u64,
+    held: BTreeMap<u64, (u64, Held)>,
+    pub(super) held_cost: u64,
+    /// What has arrived since the last ack.
+    unsaid: u64,
+    /// When an ack is due.
+    pub(super) ack_at: Option<Duration>,
+    /// When a nack is due, and how long to wait after it.
+    gap_at: Option<Duration>,
+    gap_delay: Duration,
+}
+
+impl Incoming {
+    /// A packet has arrived. If it is the next one it counts as delivered.
+    pub(super) fn judge(&mut self, seq: u64, cost: u64, window: u64, now: Duration) -> Verdict {
+        let next = self.delivered + 1;
+        if seq < next {
+            // The ack was lost, or the packet was sent again too early: say once more what is here.
+            self.ack_at = Some(now);
+            return Verdict::Never;
+        }
+        if seq > next {
+            if self.held.contains_key(&seq) {
+                return Verdict::Never;
+            }
+            if self.gap_at.is_none() {
+                self.gap_delay = GAP_DELAY;
+                self.gap_at = Some(now + GAP_DELAY);
+            }
+            let room = self.held.is_empty() || self.held_cost + cost <= window;
+            return if room { Verdict::Early } else { Verdict::Never };
+        }
+        self.delivered = seq;
+        self.count(cost, now);
+        Verdict::Now
+    }
+
+    fn count(&mut self, cost: u64, now: Duration) {
+        self.unsaid += cost;
+        if self.unsaid >= ACK_COST {
+            self.ack_at = Some(now);
+        } else if self.ack_at.is_none() {
+            self.ack_at = Some(now + ACK_DELAY);
+        }
+    }
+
+    pub(super) fn hold(&mut self, seq: u64, cost: u64, held: Held) {
+        self.held_cost += cost;
+        self.held.insert(seq, (cost, held));
+    }
+
+    /// Delivers what was held of the `count` hosts from `origin` on and follows what was delivered.
+    pub(super) fn release(&mut self, origin: HostNo, count: u32, out: &mut Vec<Arrival>) {
+        if self.held.is_empty() {
+            return;
+        }
+        while let Some((cost, held)) = self.held.remove(&(self.delivered + 1)) {
+            self.delivered += 1;
+            self.held_cost -= cost;
+            self.unsaid += cost;
+            out.push(match held {
+                Held::Piece { message, offset, total, body } => Arrival::Piece { origin, message, offset, total, body },
+                Held::Merged(body) => Arrival::Merged { origins: HostSet::range(origin, count), body },
+            });
+        }
+        if self.held.is_empty() {
+            self.gap_at = None;
+        }
+    }
+
+    /// What there is to acknowledge; it counts as said.
+    pub(super) fn say(&mut self) -> u64 {
+        self.unsaid = 0;
+        self.ack_at = None;
+        self.delivered
+    }
+
+    /// What is missing, if it is time to say so.
+    pub(super) fn gaps(&mut self, now: Duration) -> Option<Vec<Gap>> {
+        if self.gap_at.is_none_or(|at| at > now) {
+            return None;
+        }
+        self.gap_delay = (self.gap_delay * 2).min(GAP_DELAY_AT_MOST);
+        self.gap_at = Some(now + self.gap_delay);
+        let mut next = self.delivered + 1;
+        let mut gaps = Vec::new();
+        for seq in self.held.keys() {
+            if *seq > next {
+                gaps.push(Gap { first: next, count: seq - next });
+                if gaps.len() == GAPS {
+                    break;
+                }
+            }
+            next = seq + 1;
+        }
+        Some(gaps)
+    }
+
+    /// Whether the same has been received, times aside.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.delivered == other.delivered
+            && self.held.is_empty()
+            && other.held.is_empty()
+            && self.ack_at.is_some() == other.ack_at.is_some()
+    }
+
+    /// Becomes one with another that is alike.
+    pub(super) fn join(&mut self, other: &Self) {
+        self.unsaid = self.unsaid.max(other.unsaid);
+        self.ack_at = self.ack_at.min(other.ack_at);
+    }
+
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        [self.ack_at, self.gap_at].into_iter().flatten().min()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.ack_at.is_none()
+    }
+}

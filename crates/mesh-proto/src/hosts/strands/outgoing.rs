@@ -1,0 +1,240 @@
+//! The sending half of a strand, and the packets that strands share.
+
+use super::{Lane, Lost, RESEND_AFTER, RESEND_AFTER_AT_MOST};
+use crate::HostNo;
+use crate::hosts::Few;
+use crate::hosts::packet::{Gap, Packet, PacketKind};
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// At most so many packets follow one ack while it is found out what was lost.
+const BURST: u64 = 64;
+
+/// A packet that was sent, kept once for all hosts that have not acknowledged it.
+#[derive(Debug)]
+pub(super) struct Sent {
+    /// Ascends with every packet: numbers of every strand ascend with it.
+    pub(super) order: u64,
+    pub(super) refs: u32,
+    pub(super) message: u32,
+    pub(super) offset: u64,
+    pub(super) total: u64,
+    pub(super) cost: u64,
+    pub(super) body: Few<Bytes>,
+    /// The frame of which this is a segment.
+    pub(super) whole: Option<Arc<Few<Bytes>>>,
+    pub(super) lane: Lane,
+}
+
+impl Sent {
+    /// As a packet without destinations.
+    pub(super) fn packet(&self, me: HostNo) -> Packet {
+        let mut packet = Packet::new(PacketKind::Data, me);
+        packet.message = self.message;
+        packet.offset = self.offset;
+        packet.total = self.total;
+        packet.body = self.body.clone();
+        packet
+    }
+
+    pub(super) fn lost(&self) -> Lost {
+        let frame = self.whole.as_deref().unwrap_or(&self.body).clone();
+        Lost { frame, lane: self.lane }
+    }
+}
+
+/// Packets under way, by places that are used again.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    slots: Vec<Option<Sent>>,
+    free: Vec<u32>,
+    orders: u64,
+}
+
+impl Log {
+    /// Keeps a packet; its order is set.
+    pub(super) fn insert(&mut self, mut sent: Sent) -> u32 {
+        self.orders += 1;
+        sent.order = self.orders;
+        if let Some(index) = self.free.pop() {
+            self.slots[index as usize] = Some(sent);
+            return index;
+        }
+        self.slots.push(Some(sent));
+        (self.slots.len() - 1) as u32
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&Sent> {
+        self.slots.get(index as usize)?.as_ref()
+    }
+
+    pub(super) fn set_refs(&mut self, index: u32, refs: u32) {
+        if let Some(Some(sent)) = self.slots.get_mut(index as usize) {
+            sent.refs = refs;
+        }
+    }
+
+    /// `hosts` hosts less; what the packet cost each.
+    pub(super) fn release(&mut self, index: u32, hosts: u32) -> u64 {
+        let Some(place @ Some(_)) = self.slots.get_mut(index as usize) else { return 0 };
+        let Some(sent) = place else { return 0 };
+        let cost = sent.cost;
+        sent.refs -= hosts;
+        if sent.refs == 0 {
+            *place = None;
+            self.free.push(index);
+        }
+        cost
+    }
+}
+
+/// A packet on its way to one host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flight {
+    pub(super) sent: u32,
+    /// The next hop that it went by last.
+    pub(super) via: HostNo,
+}
+
+/// The sending half of the strand to each host of a run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Outgoing {
+    /// The highest number that was acknowledged.
+    acked: u64,
+    /// The packets after it, by number.
+    flights: VecDeque<Flight>,
+    pub(super) outstanding: u64,
+    /// The next hop that was used last.
+    pub(super) path: HostNo,
+    /// Lanes that wait for room in this window, by next hop.
+    pub(super) blocked: Vec<(HostNo, Lane)>,
+    /// When there was an ack last, or something to acknowledge first.
+    progress: Duration,
+    patience: Duration,
+    /// After a time without progress: up to where packets may have been lost, up to where they were sent again, and
+    /// how many follow the next ack.
+    recover: u64,
+    resent: u64,
+    burst: u64,
+}
+
+impl Outgoing {
+    pub(super) fn next_seq(&self) -> u64 {
+        self.acked + self.flights.len() as u64 + 1
+    }
+
+    /// Whether so much more may be under way (STR-4).
+    pub(super) fn has_room(&self, cost: u64, window: u64) -> bool {
+        self.outstanding == 0 || self.outstanding + cost <= window
+    }
+
+    /// The next number is the packet's; whether nothing was under way before.
+    pub(super) fn take(&mut self, sent: u32, via: HostNo, cost: u64, now: Duration) -> bool {
+        let first = self.flights.is_empty();
+        if first {
+            self.progress = now;
+            self.patience = RESEND_AFTER;
+        }
+        self.flights.push_back(Flight { sent, via });
+        self.outstanding += cost;
+        self.path = via;
+        first
+    }
+
+    /// The packet of a number, if it was not acknowledged.
+    pub(super) fn flight(&self, seq: u64) -> Option<Flight> {
+        let at = seq.checked_sub(self.acked + 1)?;
+        self.flights.get(usize::try_from(at).ok()?).copied()
+    }
+
+    /// The packet of a number goes by another next hop.
+    pub(super) fn goes(&mut self, seq: u64, via: HostNo) {
+        if let Some(at) = seq.checked_sub(self.acked + 1)
+            && let Some(flight) = usize::try_from(at).ok().and_then(|at| self.flights.get_mut(at))
+        {
+            flight.via = via;
+        }
+    }
+
+    /// Whether an ack up to that number is news. One of what was never sent is not ours to believe.
+    pub(super) fn is_news(&self, ack: u64) -> bool {
+        ack > self.acked && ack < self.next_seq()
+    }
+
+    /// At `hosts` hosts everything up to `ack` has arrived, which is news; what is to be sent again.
+    pub(super) fn acknowledge(&mut self, ack: u64, hosts: u32, log: &mut Log, now: Duration) -> Vec<u64> {
+        for _ in self.acked..ack {
+            let Some(flight) = self.flights.pop_front() else { break };
+            self.outstanding = self.outstanding.saturating_sub(log.release(flight.sent, hosts));
+        }
+        self.acked = ack;
+        self.progress = now;
+        self.patience = RESEND_AFTER;
+        if ack >= self.recover {
+            return Vec::new();
+        }
+        self.burst = (self.burst * 2).min(BURST);
+        let from = self.resent.max(self.acked) + 1;
+        let to = (from + self.burst - 1).min(self.recover);
+        self.resent = self.resent.max(to);
+        (from..=to).collect()
+    }
+
+    /// Everything that was not acknowledged.
+    pub(super) fn all(&mut self) -> Vec<u64> {
+        self.recover = 0;
+        self.resent = 0;
+        (self.acked + 1..self.next_seq()).collect()
+    }
+
+    /// Numbers of a gap that are under way.
+    pub(super) fn within(&self, gap: Gap, out: &mut Vec<u64>) {
+        let end = gap.first.saturating_add(gap.count).min(self.next_seq());
+        out.extend(gap.first.max(self.acked + 1)..end);
+    }
+
+    /// Whether what is under way, and how it is, is the same; times aside.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let settled = |one: &Self| one.blocked.is_empty() && one.recover <= one.acked;
+        self.acked == other.acked
+            && self.flights.len() == other.flights.len()
+            && settled(self)
+            && settled(other)
+            && self.flights == other.flights
+            && (self.flights.is_empty() || self.path == other.path)
+    }
+
+    /// Becomes one with another that is alike.
+    pub(super) fn join(&mut self, other: &Self) {
+        self.progress = self.progress.max(other.progress);
+        self.patience = self.patience.max(other.patience);
+    }
+
+    pub(super) fn goes_by(&self, via: HostNo) -> bool {
+        self.flights.iter().any(|flight| flight.via == via)
+    }
+
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        (!self.flights.is_empty()).then(|| self.progress + self.patience)
+    }
+
+    /// What is to be sent again because nothing was heard for too long: the first packet, to find out.
+    pub(super) fn on_tick(&mut self, now: Duration) -> Vec<u64> {
+        if self.deadline().is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        self.progress = now;
+        self.patience = (self.patience * 2).min(RESEND_AFTER_AT_MOST);
+        self.recover = self.next_seq() - 1;
+        self.resent = self.acked + 1;
+        self.burst = 1;
+        vec![self.acked + 1]
+    }
+
+    /// Gives all packets up.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = u32> + '_ {
+        self.flights.drain(..).map(|flight| flight.sent)
+    }
+}

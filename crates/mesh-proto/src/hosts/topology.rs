@@ -1,0 +1,392 @@
+//! Who relays for whom.
+//!
+//! Hosts that are attached together are a group: a tree in which every host but the first few has a parent that is
+//! computed from its number. A host that is dead or suspect relays nothing; what it relayed for belongs to the
+//! nearest ancestor that can. So the tree is known from the groups and the few hosts that are not well, and costs
+//! nothing for the others, however many there are.
+
+use super::{HostSet, MAX_HOSTS};
+use crate::HostNo;
+use std::collections::{BTreeMap, BTreeSet};
+
+mod group;
+use group::Group;
+
+/// To how many a host relays where nothing else was said.
+pub const DEFAULT_FAN_OUT: u32 = 16;
+
+/// To fewer destinations than this the way is looked up one by one; beyond, child by child.
+const FEW: usize = 32;
+
+/// What the controller holds of a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Standing {
+    /// Gets what is for it, and relays.
+    #[default]
+    Live,
+    /// Silent for a while: gets what is for it, but nothing is relayed by it.
+    Suspect,
+    /// Gets nothing any more. It does not come back.
+    Dead,
+}
+
+/// Who relays for whom, as one host sees it.
+///
+/// What the controller sends and gets goes along the tree; other hosts talk directly, and cast to many by cutting
+/// the destinations into chunks, of which each goes to its first host, which does the same with the rest. Hosts that
+/// cannot reach one another use the tree.
+///
+/// - TOP-1: every destination that is not dead gets exactly one copy, whoever sends and whatever the standings are.
+/// - TOP-2: only live hosts relay.
+/// - TOP-3: nothing goes in circles, also where the hosts on its way differ about the standings: in the tree a packet
+///   goes up and then down, and a chunk gets smaller with every host that cuts it.
+/// - TOP-4: where all are live, no host sends more than `fan_out` copies of a message to its group.
+///
+/// ```
+/// # use mesh_proto::hosts::{HostSet, Standing, Topology};
+/// let mut seen_by_controller = Topology::new(0);
+/// seen_by_controller.add_group(1, 20, 4);
+/// assert_eq!(seen_by_controller.children(0), HostSet::range(1, 4));
+/// assert_eq!(seen_by_controller.parent(7), Some(1));
+/// assert_eq!(seen_by_controller.next_hop(0, 7), Some(1));
+/// seen_by_controller.set(1, Standing::Dead);
+/// assert_eq!(seen_by_controller.next_hop(0, 7), Some(7));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Topology {
+    me: HostNo,
+    /// In ascending order of their numbers.
+    groups: Vec<Group>,
+    /// Hosts that are not live.
+    unwell: BTreeMap<HostNo, Standing>,
+    /// Hosts that this one cannot reach directly.
+    apart: BTreeSet<HostNo>,
+}
+
+impl Topology {
+    /// A job of the controller alone, as host `me` sees it.
+    #[must_use]
+    pub fn new(me: HostNo) -> Self {
+        Self { me, groups: Vec::new(), unwell: BTreeMap::new(), apart: BTreeSet::new() }
+    }
+
+    /// Who sees it so.
+    #[must_use]
+    pub fn me(&self) -> HostNo {
+        self.me
+    }
+
+    /// `count` hosts from `base` on, attached together, of which none relays to more than `fan_out`. False, and
+    /// nothing is done, if one of them is known already or the numbers are none of hosts.
+    pub fn add_group(&mut self, base: HostNo, count: u32, fan_out: u32) -> bool {
+        let group = Group { base, count, fan_out: fan_out.max(1) };
+        let at = self.groups.partition_point(|other| other.base < base);
+        let fits = base > 0
+            && count > 0
+            && group.end() <= u64::from(MAX_HOSTS)
+            && at.checked_sub(1).is_none_or(|before| self.groups[before].end() <= u64::from(base))
+            && self.groups.get(at).is_none_or(|after| group.end() <= u64::from(after.base));
+        if fits {
+            self.groups.insert(at, group);
+        }
+        fits
+    }
+
+    /// A host that has connected to the controller by itself: a child of the controller, whatever the fan-out. False
+    /// if it is known already, or is the controller.
+    pub fn add_dialed(&mut self, host: HostNo) -> bool {
+        let at = self.groups.partition_point(|group| group.base < host);
+        let before = at.checked_sub(1).map(|before| self.groups[before]);
+        if let Some(group) = before.filter(|group| group.is_flat() && group.end() == u64::from(host)) {
+            if self.groups.get(at).is_some_and(|after| after.base == host) {
+                return false;
+            }
+            self.groups[at - 1].count = group.count + 1;
+            return true;
+        }
+        self.add_group(host, 1, u32::MAX)
+    }
+
+    /// The groups: base number, count, fan-out (`u32::MAX` for hosts that have dialed). What [`Topology::add_group`]
+    /// makes the same tree of.
+    pub fn groups(&self) -> impl Iterator<Item = (HostNo, u32, u32)> + '_ {
+        self.groups.iter().map(|group| (group.base, group.count, group.fan_out))
+    }
+
+    /// The hosts that are not live, with what is held of them; ascending.
+    pub fn unwell(&self) -> impl Iterator<Item = (HostNo, Standing)> + '_ {
+        self.unwell.iter().map(|(host, standing)| (*host, *standing))
+    }
+
+    /// Whether there is, or was, such a host.
+    #[must_use]
+    pub fn knows(&self, host: HostNo) -> bool {
+        host == 0 || self.group_of(host).is_some()
+    }
+
+    /// Everybody who is not dead, the controller too.
+    #[must_use]
+    pub fn hosts(&self) -> HostSet {
+        self.subtree(0)
+    }
+
+    /// What is held of a host; one that nobody has heard of is live.
+    #[must_use]
+    pub fn standing(&self, host: HostNo) -> Standing {
+        self.unwell.get(&host).copied().unwrap_or_default()
+    }
+
+    /// Sets what is held of a host.
+    ///
+    /// Says to whom the way from here, or any later part of it along the tree, has changed by that: what they have
+    /// not acknowledged may be lost. `None` if that was held before, of the controller, and of the dead, who do not
+    /// come back.
+    pub fn set(&mut self, host: HostNo, standing: Standing) -> Option<HostSet> {
+        let before = self.standing(host);
+        if before == standing || before == Standing::Dead || host == 0 {
+            return None;
+        }
+        let was_reached = self.ways_by(host);
+        match standing {
+            Standing::Live => self.unwell.remove(&host),
+            _ => self.unwell.insert(host, standing),
+        };
+        let relayed = (before == Standing::Live) != (standing == Standing::Live);
+        let mut changed = if relayed { was_reached } else { HostSet::default() };
+        if standing == Standing::Dead && host != self.me {
+            changed = changed.union(&HostSet::one(host));
+        }
+        Some(changed)
+    }
+
+    /// Notes that this host cannot connect to `host`: what is for it takes the tree. False if that was known.
+    pub fn unreachable(&mut self, host: HostNo) -> bool {
+        host != self.me && self.apart.insert(host)
+    }
+
+    /// Notes that there is a connection to `host` after all. False if there was nothing else known.
+    pub fn reachable(&mut self, host: HostNo) -> bool {
+        self.apart.remove(&host)
+    }
+
+    /// The nearest ancestor that relays; none for the controller and for a host that is not known.
+    #[must_use]
+    pub fn parent(&self, host: HostNo) -> Option<HostNo> {
+        let group = self.group_of(host)?;
+        group.above(host).find(|above| self.relays(*above))
+    }
+
+    /// Where a host that has lost its parent may knock: the ancestors that relay, the nearest first, the controller
+    /// last.
+    #[must_use]
+    pub fn ancestors(&self, host: HostNo) -> Vec<HostNo> {
+        let Some(group) = self.group_of(host) else { return Vec::new() };
+        group.above(host).filter(|above| self.relays(*above)).collect()
+    }
+
+    /// To whom `host` relays what the controller casts, those included that others could not relay to any more. The
+    /// dead are not among them.
+    #[must_use]
+    pub fn children(&self, host: HostNo) -> HostSet {
+        let mut runs = Vec::new();
+        if self.relays(host) {
+            self.children_into(host, &mut runs);
+        }
+        HostSet::from_runs(runs)
+    }
+
+    /// `host` and all that hang on it: who loses the way from the controller if it fails. The dead are not among
+    /// them; of a host that does not relay it is only itself.
+    #[must_use]
+    pub fn subtree(&self, host: HostNo) -> HostSet {
+        if self.relays(host) { self.without_dead(&self.below(host)) } else { self.without_dead(&HostSet::one(host)) }
+    }
+
+    /// To whom this host gives what `origin` sends to `dest`. None if it is for this host, or for a dead one.
+    #[must_use]
+    pub fn next_hop(&self, origin: HostNo, dest: HostNo) -> Option<HostNo> {
+        if dest == self.me || self.standing(dest) == Standing::Dead {
+            None
+        } else if origin != 0 && dest != 0 && !self.apart.contains(&dest) {
+            Some(dest)
+        } else {
+            self.by_tree(origin, dest)
+        }
+    }
+
+    /// What this host does with a message of `origin` to `dests`, as the origin or as a relay: to whom it goes next,
+    /// each with its share of the destinations. This host and dead ones are left out; ascending by next hop.
+    ///
+    /// ```
+    /// # use mesh_proto::hosts::{HostSet, Topology};
+    /// let mut topology = Topology::new(0);
+    /// topology.add_group(1, 6, 2);
+    /// let plan = topology.plan(0, &HostSet::range(2, 4));
+    /// assert_eq!(plan, [(1, HostSet::range(3, 2)), (2, HostSet::from_iter([2, 5]))]);
+    /// ```
+    #[must_use]
+    pub fn plan(&self, origin: HostNo, dests: &HostSet) -> Vec<(HostNo, HostSet)> {
+        let mut dests = self.without_dead(dests);
+        dests.remove(self.me);
+        if origin == 0 {
+            return self.plan_tree(&dests);
+        }
+        // The controller, those that cannot be reached, and those that may not relay are seen to one by one.
+        let mut hops: BTreeMap<HostNo, Vec<(HostNo, u32)>> = BTreeMap::new();
+        for host in self.special_among(&dests) {
+            if let Some(hop) = self.next_hop(origin, host) {
+                hops.entry(hop).or_default().push((host, 1));
+            }
+            dests.remove(host);
+        }
+        for chunk in dests.split(self.fan_out() as usize) {
+            if let Some(head) = chunk.first() {
+                hops.entry(head).or_default().extend(chunk.runs());
+            }
+        }
+        given_out(hops)
+    }
+
+    /// Those of `dests` that cannot be the head of a chunk, or not be reached by one.
+    fn special_among(&self, dests: &HostSet) -> Vec<HostNo> {
+        if dests.len() < FEW {
+            let is_special = |host: &HostNo| *host == 0 || !self.relays(*host) || self.apart.contains(host);
+            return dests.iter().filter(is_special).collect();
+        }
+        let special: BTreeSet<HostNo> =
+            std::iter::once(0).chain(self.apart.iter().copied()).chain(self.unwell.keys().copied()).collect();
+        special.into_iter().filter(|host| dests.contains(*host)).collect()
+    }
+
+    /// Into how many chunks a host other than the controller cuts the destinations of a cast.
+    #[must_use]
+    pub fn fan_out(&self) -> u32 {
+        self.groups.iter().filter(|group| !group.is_flat()).map(|group| group.fan_out).max().unwrap_or(DEFAULT_FAN_OUT)
+    }
+
+    /// The shares of what the controller sends.
+    fn plan_tree(&self, dests: &HostSet) -> Vec<(HostNo, HostSet)> {
+        let mut hops: BTreeMap<HostNo, Vec<(HostNo, u32)>> = BTreeMap::new();
+        let mut singly = dests.clone();
+        if dests.len() >= FEW {
+            let below = dests.intersection(&self.below(self.me));
+            // What is not below: only where this host's picture is not the controller's.
+            singly = dests.difference(&below);
+            let mut children = Vec::new();
+            self.children_into(self.me, &mut children);
+            let children = HostSet::from_runs(children);
+            let inner = self.inner_among(&children);
+            for child in &inner {
+                let share = self.below(*child).intersection(&below);
+                if !share.is_empty() {
+                    hops.insert(*child, share.runs().to_vec());
+                }
+            }
+            // Leaves, and children that do not relay, get their own message only.
+            let leaves = children.difference(&inner.into_iter().collect()).intersection(&below);
+            hops.extend(leaves.iter().map(|leaf| (leaf, vec![(leaf, 1)])));
+        }
+        for dest in singly.iter() {
+            if let Some(hop) = self.by_tree(0, dest) {
+                hops.entry(hop).or_default().push((dest, 1));
+            }
+        }
+        given_out(hops)
+    }
+
+    /// The next hop along the tree: down if `dest` is below this host. If not, then what the controller sends goes
+    /// directly, which ends its way (its picture is not this host's), and all else goes up.
+    fn by_tree(&self, origin: HostNo, dest: HostNo) -> Option<HostNo> {
+        let Some(group) = self.group_of(dest) else {
+            // The controller, or a host that has not been heard of here: whoever is above has.
+            let up = dest == 0 || origin != 0 && self.apart.contains(&dest);
+            return if up { self.parent(self.me) } else { Some(dest) };
+        };
+        let mut hop = dest;
+        for above in group.above(dest) {
+            if above == self.me {
+                return Some(hop);
+            }
+            if self.relays(above) {
+                hop = above;
+            }
+        }
+        if origin == 0 { Some(dest) } else { self.parent(self.me) }
+    }
+
+    /// To whom this host's own messages go by `host`, as the tree is.
+    fn ways_by(&self, host: HostNo) -> HostSet {
+        if self.me == 0 {
+            // Its own messages take the way that they took.
+            return self.without_dead(&self.below(host).difference(&HostSet::one(host)));
+        }
+        let above = |host: HostNo| self.group_of(host).into_iter().flat_map(move |group| group.above(host));
+        let over_me = above(self.me).any(|relay| relay == host);
+        let far = self.apart.iter().copied().filter(|dest| {
+            let below_me = above(*dest).any(|relay| relay == self.me);
+            (over_me && !below_me) || (host != self.me && above(*dest).any(|relay| relay == host))
+        });
+        self.without_dead(&over_me.then_some(0).into_iter().chain(far).collect())
+    }
+
+    fn relays(&self, host: HostNo) -> bool {
+        !self.unwell.contains_key(&host)
+    }
+
+    fn group_of(&self, host: HostNo) -> Option<Group> {
+        let at = self.groups.partition_point(|group| group.base <= host);
+        at.checked_sub(1).map(|at| self.groups[at]).filter(|group| group.contains(host))
+    }
+
+    /// A host and all that would be below it if all were well.
+    fn below(&self, host: HostNo) -> HostSet {
+        if host == 0 {
+            let all = self.groups.iter().map(|group| (group.base, group.count));
+            return HostSet::from_runs(std::iter::once((0, 1)).chain(all).collect());
+        }
+        self.group_of(host).map_or_else(HostSet::default, |group| HostSet::from_runs(group.below(host)))
+    }
+
+    /// The children of a host, and in place of those that do not relay also theirs.
+    fn children_into(&self, host: HostNo, runs: &mut Vec<(HostNo, u32)>) {
+        let mut levels: Vec<(HostNo, u32)> = if host == 0 {
+            self.groups.iter().map(Group::top).collect()
+        } else {
+            self.group_of(host).map(|group| group.under((host, 1))).into_iter().collect()
+        };
+        while let Some((first, len)) = levels.pop() {
+            if len == 0 {
+                continue;
+            }
+            let mut rest = first;
+            for (unwell, standing) in self.unwell.range(first..=first + (len - 1)) {
+                if *standing == Standing::Dead {
+                    runs.push((rest, unwell - rest));
+                    rest = unwell + 1;
+                }
+                levels.extend(self.group_of(*unwell).map(|group| group.under((*unwell, 1))));
+            }
+            runs.push((rest, first + len - rest));
+        }
+    }
+
+    /// Those of `hosts` that others hang on.
+    fn inner_among(&self, hosts: &HostSet) -> Vec<HostNo> {
+        let inner = HostSet::from_runs(self.groups.iter().map(Group::inner).collect());
+        hosts.intersection(&inner).iter().filter(|host| self.relays(*host)).collect()
+    }
+
+    fn without_dead(&self, hosts: &HostSet) -> HostSet {
+        if self.unwell.is_empty() {
+            return hosts.clone();
+        }
+        let dead = self.unwell.iter().filter(|(_, standing)| **standing == Standing::Dead);
+        let dead: HostSet = dead.map(|(host, _)| *host).collect();
+        hosts.difference(&dead)
+    }
+}
+
+/// The shares as they are given out.
+fn given_out(hops: BTreeMap<HostNo, Vec<(HostNo, u32)>>) -> Vec<(HostNo, HostSet)> {
+    hops.into_iter().map(|(hop, runs)| (hop, HostSet::from_runs(runs))).collect()
+}

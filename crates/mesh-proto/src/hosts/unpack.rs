@@ -1,0 +1,218 @@
+//! Bytes of a trunk becoming packets.
+
+use super::packet::{Head, PACKET_HEAD, Packet, PacketError};
+use crate::READ_CHUNK;
+use bytes::Bytes;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A body up to this is copied out of the buffer; the rest of a longer one is read to where it stays.
+const SMALL: usize = 4096;
+/// Bodies from this length on are read into buffers that are used again: fresh memory of that size comes from the
+/// system, zeroed, with a fault for every page.
+const LONG: usize = 64 << 10;
+/// So many buffers that nobody uses are kept.
+const KEPT: usize = 4;
+
+/// Buffers for long bodies that nobody uses just now.
+#[derive(Debug, Default)]
+struct Shelf(Mutex<Vec<Vec<u8>>>);
+
+impl Shelf {
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        // Whoever panicked has at worst lost a buffer.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// At least `len` bytes, whatever is in them.
+    fn take(&self, len: usize) -> Vec<u8> {
+        if len < LONG {
+            return vec![0; len];
+        }
+        let kept = self.lock().pop().filter(|kept| kept.len() >= len);
+        kept.unwrap_or_else(|| vec![0; len.next_multiple_of(LONG)])
+    }
+
+    fn put(&self, buffer: Vec<u8>) {
+        let mut kept = self.lock();
+        if buffer.len() >= LONG && kept.len() < KEPT {
+            kept.push(buffer);
+        }
+    }
+}
+
+/// A long body; its buffer goes back when the last who refers to it lets go.
+struct Lent {
+    buffer: Vec<u8>,
+    len: usize,
+    shelf: Arc<Shelf>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer[..self.len]
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.shelf.put(std::mem::take(&mut self.buffer));
+    }
+}
+
+/// A packet whose body is under way.
+#[derive(Debug)]
+struct Long {
+    head: Head,
+    /// As long as the body, or longer.
+    buffer: Vec<u8>,
+    have: usize,
+}
+
+impl Long {
+    fn is_whole(&self) -> bool {
+        self.have == self.head.body
+    }
+}
+
+/// Cuts what a trunk has read into packets.
+///
+/// Memory never runs ahead of what has arrived by more than one packet and one [`READ_CHUNK`], whatever a header
+/// claims, and a body is written once: where the runtime will hand it on from.
+///
+/// ```
+/// # use mesh_proto::hosts::{Packet, PacketDecoder, PacketKind};
+/// let ping = Packet::new(PacketKind::Ping, 3);
+/// let mut decoder = PacketDecoder::default();
+/// decoder.push(&ping.encode_head());
+/// assert_eq!(decoder.next_packet().unwrap(), Some(ping));
+/// assert_eq!(decoder.next_packet().unwrap(), None);
+/// ```
+#[derive(Debug, Default)]
+pub struct PacketDecoder {
+    buffer: Vec<u8>,
+    /// Where the first unread byte is, and where the arrived bytes end.
+    start: usize,
+    end: usize,
+    /// The header of the packet under way, until its runs have been read.
+    head: Option<Head>,
+    body: Option<Long>,
+    shelf: Arc<Shelf>,
+}
+
+impl PacketDecoder {
+    /// Room to read into; [`PacketDecoder::filled`] says how much of it was used. All whole packets have to be taken
+    /// out before.
+    pub fn room(&mut self) -> &mut [u8] {
+        if let Some(long) = self.body.as_mut().filter(|long| !long.is_whole()) {
+            return &mut long.buffer[long.have..long.head.body];
+        }
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.buffer.len() > READ_CHUNK {
+                self.buffer = Vec::new();
+            }
+        }
+        let have = self.end - self.start;
+        // Runs of a packet to very many hosts may be longer than the buffer.
+        let want = READ_CHUNK.max(self.head.as_ref().map_or(0, |head| head.runs_len() + SMALL));
+        if self.buffer.len() < want {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.buffer.reserve_exact(want - self.buffer.len());
+            self.buffer.resize(want, 0);
+            (self.start, self.end) = (0, have);
+        } else if self.end == self.buffer.len() || (have < PACKET_HEAD && self.start > self.buffer.len() / 2) {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, have);
+        }
+        &mut self.buffer[self.end..]
+    }
+
+    /// `n` bytes of [`PacketDecoder::room`] were written.
+    ///
+    /// # Panics
+    /// If there was no such room.
+    pub fn filled(&mut self, n: usize) {
+        if let Some(long) = self.body.as_mut().filter(|long| !long.is_whole()) {
+            assert!(long.have + n <= long.head.body, "more bytes than there was room for");
+            long.have += n;
+            return;
+        }
+        assert!(self.end + n <= self.buffer.len(), "more bytes than there was room for");
+        self.end += n;
+    }
+
+    /// The next whole packet, if it has arrived.
+    ///
+    /// # Errors
+    /// If the bytes are no packet. Nothing after an error can be trusted.
+    pub fn next_packet(&mut self) -> Result<Option<Packet>, PacketError> {
+        if self.body.as_ref().is_some_and(|long| !long.is_whole()) {
+            return Ok(None);
+        }
+        if let Some(Long { head, buffer, have }) = self.body.take() {
+            let body = if have < LONG {
+                Bytes::from(buffer)
+            } else {
+                Bytes::from_owner(Lent { buffer, len: have, shelf: Arc::clone(&self.shelf) })
+            };
+            return Ok(Some(head.finish(body)));
+        }
+        let mut head = match self.head.take() {
+            Some(head) => head,
+            None => {
+                let arrived = &self.buffer[self.start..self.end];
+                let Some(raw) = arrived.first_chunk::<PACKET_HEAD>() else { return Ok(None) };
+                let head = Head::decode(raw)?;
+                self.start += PACKET_HEAD;
+                head
+            }
+        };
+        let (have, runs) = (self.end - self.start, head.runs_len());
+        if have < runs {
+            self.head = Some(head);
+            return Ok(None);
+        }
+        if have < runs + head.body && head.body <= SMALL && have < SMALL {
+            // Nearly there: not worth a read of its own.
+            self.head = Some(head);
+            return Ok(None);
+        }
+        head.read_runs(&self.buffer[self.start..self.start + runs])?;
+        self.start += runs;
+        let (have, len) = (have - runs, head.body);
+        let arrived = &self.buffer[self.start..self.start + have.min(len)];
+        if have >= len {
+            let body = Bytes::copy_from_slice(arrived);
+            self.start += len;
+            return Ok(Some(head.finish(body)));
+        }
+        let mut buffer = self.shelf.take(len);
+        buffer[..have].copy_from_slice(arrived);
+        self.start = self.end;
+        self.body = Some(Long { head, buffer, have });
+        Ok(None)
+    }
+
+    /// Appends bytes: what [`PacketDecoder::room`] and [`PacketDecoder::filled`] do without the copy, for as many as
+    /// there is room for before packets have to be taken out. How many that were.
+    pub fn push(&mut self, bytes: &[u8]) -> usize {
+        let room = self.room();
+        let n = room.len().min(bytes.len());
+        room[..n].copy_from_slice(&bytes[..n]);
+        self.filled(n);
+        n
+    }
+
+    /// Bytes that have arrived and belong to no whole packet yet.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.end - self.start + self.body.as_ref().map_or(0, |long| long.have)
+    }
+
+    /// Bytes of memory that the decoder holds.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let kept: usize = self.shelf.lock().iter().map(Vec::capacity).sum();
+        self.buffer.capacity() + self.body.as_ref().map_or(0, |long| long.buffer.capacity()) + kept
+    }
+}

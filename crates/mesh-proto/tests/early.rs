@@ -1,0 +1,91 @@
+//! What arrives before the thing that it is for.
+
+use mesh_proto::Early;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+#[test]
+fn what_waits_is_handed_over_in_order_once() {
+    let mut early = Early::new(ms(100), 1000);
+    for item in 0..4 {
+        assert_eq!(early.keep(item % 2, item, 10, None, ms(0)), Ok(()));
+    }
+    assert_eq!(early.bytes(), 40);
+    assert_eq!(early.come(0), [0, 2]);
+    assert_eq!(early.come(0), [0; 0]);
+    assert_eq!(early.on_tick(ms(100)), [1, 3]);
+    assert_eq!(early.bytes(), 0);
+    assert_eq!(early.next_deadline(), None);
+}
+
+#[test]
+fn nothing_waits_for_what_was_there() {
+    let mut early = Early::new(ms(100), 1000);
+    assert_eq!(early.come(7), [""; 0]);
+    assert_eq!(early.keep(7, "late", 1, None, ms(0)), Err("late"));
+}
+
+#[test]
+fn room_and_time_are_bounded() {
+    let mut early = Early::new(ms(100), 25);
+    assert_eq!(early.keep(1, 'a', 20, Some(ms(10)), ms(0)), Ok(()));
+    assert_eq!(early.keep(2, 'b', 6, None, ms(0)), Err('b'));
+    assert_eq!(early.keep(2, 'c', 5, Some(ms(900)), ms(0)), Ok(()));
+    assert_eq!(early.next_deadline(), Some(ms(10)));
+    assert_eq!(early.on_tick(ms(9)), []);
+    assert_eq!(early.on_tick(ms(10)), ['a']);
+    assert_eq!(early.next_deadline(), Some(ms(100)));
+    assert_eq!(early.keep(2, 'b', 20, None, ms(10)), Ok(()));
+    assert_eq!(early.come(2), ['c', 'b']);
+}
+
+#[test]
+fn of_everything_that_waits_one_thing_becomes() {
+    for seed in 0..300_u64 {
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = move |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        let mut early = Early::new(ms(50), 500);
+        let (mut now, mut kept, mut came) = (0, HashMap::new(), HashSet::new());
+        for item in 0..400_u64 {
+            now += next(8);
+            match next(10) {
+                0 => {
+                    let key = next(20);
+                    came.insert(key);
+                    let got = early.come(key);
+                    assert!(got.is_sorted());
+                    for one in got {
+                        assert_eq!(kept.remove(&one), Some(key));
+                    }
+                }
+                1 => {
+                    for late in early.on_tick(ms(now)) {
+                        assert!(kept.remove(&late).is_some());
+                    }
+                }
+                _ => {
+                    let key = next(20);
+                    if early.keep(key, item, 20, Some(ms(next(80))), ms(now)) == Ok(()) {
+                        assert!(!came.contains(&key));
+                        kept.insert(item, key);
+                    }
+                }
+            }
+            assert_eq!(early.bytes(), 20 * kept.len());
+            assert!(early.bytes() <= 500);
+        }
+        for late in early.on_tick(ms(now + 50)) {
+            assert!(kept.remove(&late).is_some());
+        }
+        assert!(kept.is_empty() && early.next_deadline().is_none());
+    }
+}
