@@ -8,13 +8,15 @@ use crate::error::RuntimeError;
 use crate::inspect::{Note, ProcView, Titles};
 use crate::link::Link;
 use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds};
-use crate::runtime::{Runtime, lock};
+use crate::runtime::{Runtime, lock, relate};
 use bytes::Bytes;
 use mesh_proto::{
-    ActorId, CallId, Ended, Event, Exit, Family, Frame, Header, Kind, Lifecycle, LinkId, MeshId, Owned, Part, ProcAddr,
+    ActorId, CallId, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId, Owned, Part,
+    ProcAddr, Target,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -82,6 +84,10 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
+    pub(crate) fn new(host: HostNo) -> Self {
+        Self { family: Family::new(host), ..Self::default() }
+    }
+
     fn seat(&mut self) -> u32 {
         self.free_seats.pop().unwrap_or_else(|| {
             self.next_seat += 1;
@@ -133,25 +139,25 @@ fn room_for(n: u64) -> Result<(), RuntimeError> {
 }
 
 impl Runtime {
-    /// Makes a mesh of `n` procs below this agent. Its links exist at once, so that messages can follow at once; they
-    /// wait in the sockets until the workers are there. `ready` hears of every proc when it is up.
+    /// Makes these ranks of a mesh of procs below this agent. Their links exist at once, so that messages can follow at
+    /// once; they wait in the sockets until the workers are there. `ready` hears of every proc when it is up.
     pub(crate) fn make_procs(
         &self,
         mesh: MeshId,
-        n: u32,
+        ranks: Range<u32>,
         spec: &SpawnSpec,
         ready: (ProcAddr, CallId),
     ) -> Result<(), RuntimeError> {
         // A link and two pipes for each, both ends until the worker has its own.
-        room_for(6 * u64::from(n))?;
-        let mut orders = Vec::with_capacity(n as usize);
-        let mut fresh = Vec::with_capacity(n as usize);
+        room_for(6 * ranks.len() as u64)?;
+        let mut orders = Vec::with_capacity(ranks.len());
+        let mut fresh = Vec::with_capacity(ranks.len());
         let mut agent = lock(&self.agent);
-        for rank in 0..n {
+        for rank in ranks.clone() {
             let (ours, theirs) =
                 socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
                     .map_err(RuntimeError::os("socketpair"))?;
-            let addr = ProcAddr { mesh, rank };
+            let addr = ProcAddr { mesh, rank, host: self.me.host };
             let id = agent.next_link;
             agent.next_link += 1;
             fresh.push(Arc::new(Link::new(id, addr, ours)));
@@ -163,14 +169,16 @@ impl Runtime {
         for link in &fresh {
             link.register(&self.reactor)?;
         }
-        self.add_links(mesh, &fresh);
+        let (heard, strays) = self.open_routes(mesh, ranks.start, &fresh);
         let next = NURSERY_TOKENS + agent.next_token;
         let token = *agent.tokens.entry(spec.nursery.clone()).or_insert(next);
         if token == next {
             agent.next_token += 1;
             agent.nurseries.insert(token, Birth::Due(spec.nursery.clone(), Vec::new()));
         }
-        let owned = agent.family.procs_made(mesh, n, ready.0);
+        let owned = agent.family.procs_made(mesh, ranks.clone(), ready.0);
+        let mut to_watch = agent.family.to_watch();
+        heard.iter().for_each(|header| to_watch.extend(relate(&mut agent.family, header)));
         agent.titles.insert(mesh, Arc::clone(&spec.title));
         for order in &orders {
             let mut life = Lifecycle::default();
@@ -178,7 +186,7 @@ impl Runtime {
             let proc = Proc { life, nursery: token, seat: order.seat, ready };
             agent.procs.insert(order.addr, proc);
         }
-        self.note_spawn(mesh, n, &spec.title, ready.0, &fresh);
+        self.note_spawn(mesh, ranks.len(), &spec.title, ready.0, &fresh);
         match agent.nurseries.get_mut(&token) {
             Some(Birth::Due(_, waiting)) => {
                 waiting.extend(orders);
@@ -194,6 +202,8 @@ impl Runtime {
             }
             None => {}
         }
+        self.watch_owners(to_watch);
+        strays.iter().for_each(|frame| self.refuse_unknown(frame));
         if !owned {
             self.end_procs(mesh, ORPHAN_GRACE);
         }
@@ -218,29 +228,36 @@ impl Runtime {
         self.reactor.ring_io();
     }
 
+    /// A proc of this host is up, in this process: its spawner is told.
+    pub(crate) fn on_hello(&self, addr: ProcAddr, pid: u32) {
+        let (title, ready) = {
+            let agent = lock(&self.agent);
+            let Some(proc) = agent.procs.get(&addr) else { return };
+            (agent.titles.get(&addr.mesh).cloned(), proc.ready)
+        };
+        self.on_proc(addr, Event::Hello);
+        self.note(Note::new("proc_up", addr).text("title", title.as_deref().unwrap_or_default()), false);
+        let mut header = Header::new(Kind::Reply, addr, ready.0);
+        header.call = ready.1;
+        header.actor = addr.mesh;
+        header.index = addr.rank;
+        self.dispatch(Frame::build(header, None, &pid.to_le_bytes(), &[]), None);
+    }
+
     /// Something has happened to a proc of this host.
     pub(crate) fn on_proc(&self, addr: ProcAddr, event: Event) {
-        let is_hello = event == Event::Hello;
         let now = self.started.elapsed();
-        let (actions, nursery, ready, seat, deadline) = {
+        let (actions, nursery, seat, deadline) = {
             let mut agent = lock(&self.agent);
             let Some(proc) = agent.procs.get_mut(&addr) else { return };
             let before = proc.life.deadline();
             let actions = proc.life.on(event, now);
             let deadline = proc.life.deadline() != before;
-            let (token, ready, seat) = (proc.nursery, proc.ready, proc.seat);
-            (actions, agent.nursery(token), ready, seat, deadline)
+            let (token, seat) = (proc.nursery, proc.seat);
+            (actions, agent.nursery(token), seat, deadline)
         };
         if deadline {
             self.reactor.ring_io();
-        }
-        if is_hello {
-            let title = lock(&self.agent).titles.get(&addr.mesh).cloned();
-            self.note(Note::new("proc_up", addr).text("title", title.as_deref().unwrap_or_default()), false);
-            let mut header = Header::new(Kind::Reply, addr, ready.0);
-            header.call = ready.1;
-            header.index = addr.rank;
-            self.dispatch(Frame::build(header, None, b"", &[]), None);
         }
         if actions.kill
             && let Some(nursery) = nursery
@@ -273,15 +290,18 @@ impl Runtime {
         };
         self.note_end(addr, &ended, title.as_deref().unwrap_or_default());
         for listener in aftermath.tell {
-            if let Some(link) = self.link_of(listener) {
-                link.send(&self.reactor, &down_frame(self.me, listener, addr, &ended));
-            }
+            self.dispatch(down_frame(self.me, listener, addr, &ended), None);
         }
         let lost = self.calls.on_down(&self.reactor, addr, &ended);
         self.forget_fallen();
         self.ports.on_down(addr);
         self.notice_down(addr, &ended, lost);
-        for thing in aftermath.end {
+        self.end_orphans(aftermath.end);
+    }
+
+    /// What dead owners have left behind ends too.
+    pub(crate) fn end_orphans(&self, orphans: Vec<Owned>) {
+        for thing in orphans {
             match thing {
                 Owned::Procs(mesh) => self.end_procs(mesh, ORPHAN_GRACE),
                 Owned::Actor(home, actor) => self.end_actor(home, actor),
@@ -375,7 +395,7 @@ impl Runtime {
         }) else {
             return;
         };
-        let started = Nursery::start(&spec, self.board.fd(), token)
+        let started = Nursery::start(&spec, self.board.fd(), token, self.me.host)
             .and_then(|nursery| nursery.register(&self.reactor).map(|()| Arc::new(nursery)));
         match started {
             Ok(nursery) => {
@@ -435,8 +455,8 @@ impl Runtime {
         agent.family.meshes().filter(|mesh| agent.family.owner_of(*mesh) == Some(self.me)).collect()
     }
 
-    /// A proc's process, where this agent knows it.
-    pub fn pid_of(&self, addr: ProcAddr) -> Option<u32> {
+    /// The process of a proc of this agent's.
+    pub(crate) fn pid_here(&self, addr: ProcAddr) -> Option<u32> {
         lock(&self.agent).procs.get(&addr).and_then(|proc| proc.life.pid())
     }
 }
@@ -455,6 +475,7 @@ pub(crate) fn down_frame(me: ProcAddr, to: ProcAddr, addr: ProcAddr, ended: &End
         Exit::Code(code) => (0_u8, code),
         Exit::Signal(signal) => (1, signal),
         Exit::Unknown => (2, 0),
+        Exit::Host => (3, 0),
     };
     let mut fixed = Vec::with_capacity(10 + ended.reason.len());
     fixed.push(tag);
@@ -468,6 +489,8 @@ pub(crate) fn down_frame(me: ProcAddr, to: ProcAddr, addr: ProcAddr, ended: &End
 
 /// What `down_frame` says.
 pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
+    // Only the agent of its host tells of a proc's end.
+    let host = frame.header.src.host;
     let parts = frame.parts().ok()?;
     let Some(Part::Inline(raw)) = parts.first() else { return None };
     let fixed = raw.get(..10)?;
@@ -476,6 +499,7 @@ pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
     let exit = match fixed[0] {
         0 => Exit::Code(value),
         1 => Exit::Signal(value),
+        3 => Exit::Host,
         _ => Exit::Unknown,
     };
     let ended = Ended {
@@ -488,17 +512,24 @@ pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
             _ => Vec::new(),
         },
     };
-    Some((ProcAddr { mesh: frame.header.actor, rank: frame.header.index }, ended))
+    Some((ProcAddr { mesh: frame.header.actor, rank: frame.header.index, host }, ended))
 }
 
 /// Spawn requests of procs, which have no agent of their own, as frames to theirs.
 pub(crate) mod request {
-    use super::{Bytes, Duration, Frame, Header, Kind, MeshId, NurserySpec, Part, ProcAddr, SpawnSpec};
+    use super::{Bytes, Duration, Frame, Header, Kind, MeshId, NurserySpec, Part, ProcAddr, SpawnSpec, Target};
     use std::ffi::{OsStr, OsString};
+    use std::ops::Range;
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
     fn millis(d: Duration) -> u64 {
         u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The ranks of the host that is at `place` among those of a mesh.
+    pub(crate) fn ranks(place: u32, per_host: u32) -> Option<Range<u32>> {
+        let first = place.checked_mul(per_host)?;
+        Some(first..first.checked_add(per_host)?)
     }
 
     fn join<'a>(items: impl Iterator<Item = &'a OsStr>) -> Part {
@@ -517,11 +548,54 @@ pub(crate) mod request {
         items
     }
 
-    pub(crate) fn encode(me: ProcAddr, mesh: MeshId, n: u32, call: u64, spec: &SpawnSpec) -> Frame {
-        let mut header = Header::new(Kind::SpawnProcs, me, ProcAddr::CONTROLLER);
+    /// An order to agents, of which each finds its place among them in the header's index.
+    fn order(kind: Kind, me: ProcAddr, mesh: MeshId, call: u64, agents: &Target) -> Header {
+        let dst = match agents {
+            Target::One(agent) => *agent,
+            Target::Many(..) => ProcAddr::CONTROLLER,
+        };
+        let mut header = Header::new(kind, me, dst);
         header.actor = mesh;
         header.call = call;
-        header.index = n;
+        header
+    }
+
+    fn cast(agents: &Target) -> Option<&Target> {
+        matches!(agents, Target::Many(..)).then_some(agents)
+    }
+
+    /// `per_host` ranks are to end by a deadline.
+    pub(crate) fn stop(
+        me: ProcAddr,
+        mesh: MeshId,
+        per_host: u32,
+        call: u64,
+        agents: &Target,
+        within: Duration,
+    ) -> Frame {
+        let header = order(Kind::StopProcs, me, mesh, call, agents);
+        let mut name = per_host.to_le_bytes().to_vec();
+        name.extend_from_slice(&super::millis(within).to_le_bytes());
+        Frame::build(header, cast(agents), &name, &[])
+    }
+
+    /// What [`stop`] says: how many ranks are on each host, and the time they have.
+    pub(crate) fn read_stop(frame: &Frame) -> Option<(u32, Duration)> {
+        let (n, within) = frame.name().split_first_chunk::<4>()?;
+        let within = u32::from_le_bytes(within.try_into().ok()?);
+        Some((u32::from_le_bytes(*n), Duration::from_millis(u64::from(within))))
+    }
+
+    /// `per_host` ranks are to be made on each host.
+    pub(crate) fn encode(
+        me: ProcAddr,
+        mesh: MeshId,
+        per_host: u32,
+        call: u64,
+        agents: &Target,
+        spec: &SpawnSpec,
+    ) -> Frame {
+        let mut header = order(Kind::SpawnProcs, me, mesh, call, agents);
         header.flags = u16::from(spec.exec);
         let parts = [
             join(spec.nursery.argv.iter().map(OsString::as_os_str)),
@@ -530,10 +604,11 @@ pub(crate) mod request {
             Part::Inline(Bytes::copy_from_slice(&millis(spec.within).to_le_bytes())),
             Part::Inline(Bytes::copy_from_slice(spec.title.as_bytes())),
         ];
-        Frame::build(header, None, b"", &parts)
+        Frame::build(header, cast(agents), &per_host.to_le_bytes(), &parts)
     }
 
-    pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, u32, SpawnSpec)> {
+    /// What [`encode`] says to an agent: the mesh, and which of its ranks are to be made there.
+    pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, Range<u32>, SpawnSpec)> {
         let parts = frame.parts().ok()?;
         let [Part::Inline(argv), Part::Inline(env), Part::Inline(config), Part::Inline(within), Part::Inline(title)] =
             parts.as_slice()
@@ -552,7 +627,7 @@ pub(crate) mod request {
             within: Duration::from_millis(u64::from_le_bytes(within.as_ref().try_into().ok()?)),
             title: String::from_utf8_lossy(title).into(),
         };
-        Some((frame.header.actor, frame.header.index, spec))
+        Some((frame.header.actor, ranks(frame.header.index, u32::from_le_bytes(frame.name().try_into().ok()?))?, spec))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::inbox::LoopWaker;
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
-use mesh_proto::{ActorId, CallId, Ended, Gather, Kind, ProcAddr, Target, flags};
+use mesh_proto::{ActorId, CallId, Ended, Gather, HostNo, Kind, ProcAddr, Target, flags};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -367,6 +367,27 @@ impl Calls {
             let len = call.lock().gather.as_ref().map_or(0, |g| g.target().len());
             for index in 0..len {
                 call.on_outcome(reactor, || {}, index, Outcome::Lost(Arc::clone(ended)));
+            }
+        }
+    }
+
+    /// Whom a call that waits is for.
+    pub(crate) fn target_of(&self, id: CallId) -> Option<Target> {
+        let call = self.shard(id).get(&id).cloned()?;
+        call.lock().gather.as_ref().map(|gather| gather.target().clone())
+    }
+
+    /// A whole host has died: every call that waits for somebody there has its answer.
+    pub(crate) fn on_host_down(&self, reactor: &Reactor, host: HostNo, ended: &Arc<Ended>) {
+        for call in self.all() {
+            let there: Vec<usize> = {
+                let state = call.lock();
+                let Some(gather) = state.gather.as_ref() else { continue };
+                let due = gather.missing_places();
+                due.filter(|place| gather.target().place(*place).is_some_and(|addr| addr.host == host)).collect()
+            };
+            for index in there {
+                self.offer(reactor, call.id, index, Outcome::Lost(Arc::clone(ended)));
             }
         }
     }

@@ -48,6 +48,23 @@ pub enum RuntimeError {
         /// What it said.
         errno: Errno,
     },
+    /// Only the controller attaches hosts.
+    #[error(
+        "hosts are attached by the script that drives the job, not by a worker of it; do it there, and pass the mesh"
+    )]
+    NotController,
+    /// One job has one authority.
+    #[error("this job's hosts were attached with the credentials in {dir}; all hosts of one job use the same ones")]
+    OtherCredentials {
+        /// Those that came first.
+        dir: std::path::PathBuf,
+    },
+    /// Credentials cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] crate::tls::CredentialError),
+    /// An address cannot be had, or is none.
+    #[error("{0}")]
+    Address(String),
     /// The nursery could not be started.
     #[error("cannot start the process that forks workers ({program}): {error}")]
     Nursery {

@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn what_runs_is_seen_until_it_ends_once() {
         let gauge = Gauge::new(None);
-        let first = gauge.begin(Bytes::from_static(b"step"), ProcAddr { mesh: 7, rank: 1 });
+        let first = gauge.begin(Bytes::from_static(b"step"), ProcAddr { mesh: 7, rank: 1, host: 0 });
         let second = gauge.begin(Bytes::from_static(b"serve"), ProcAddr::CONTROLLER);
         let names: Vec<_> = gauge.read().running.iter().map(|one| one.name.clone()).collect();
         assert_eq!(names, [&b"step"[..], b"serve"]);

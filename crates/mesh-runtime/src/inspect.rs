@@ -9,8 +9,9 @@
 //! | `stacks` | a proc | asks its event loop for the stacks of its Python threads |
 //! | `dump` | a proc | asks for them without the loop, which has not answered |
 //! | `threads` | a proc | asks which thread works for which actor, and on what |
-//! | `tree` | the controller | asks which procs there are, and what failed lately |
-//! | `watch`, `rest` | a proc | somebody follows events, or nobody does any more |
+//! | `tree` | an agent | asks which procs there are on its host; of the controller also: which hosts, and what failed lately |
+//! | `usage`, `shares` | an agent | asks what its host and its procs use; with shares of memory, which takes the kernel time |
+//! | `watch`, `rest` | a proc, an agent | somebody follows events, or nobody does any more; an agent tells its procs |
 //! | `event` | the controller | tells of an event |
 //!
 //! Answers are JSON: they are made for people and read seldom.
@@ -22,6 +23,7 @@ use crate::journal::Entries;
 use crate::link::Link;
 use crate::message::Message;
 use crate::runtime::{Runtime, lock};
+use crate::usage::{self, Used, stage_name};
 use crate::wait::Waiter;
 use crate::{Waited, dump::Dumper};
 use bytes::Bytes;
@@ -60,7 +62,7 @@ fn quoted(out: &mut String, text: &str) {
 }
 
 fn addr(addr: ProcAddr) -> String {
-    format!("[{},{}]", addr.mesh, addr.rank)
+    format!("[{},{},{}]", addr.mesh, addr.rank, addr.host)
 }
 
 fn list<T>(out: &mut String, items: impl IntoIterator<Item = T>, mut item: impl FnMut(&mut String, T)) {
@@ -84,15 +86,6 @@ fn write_running(out: &mut String, one: &Running, now: Instant) {
     quoted(out, &endpoint(&one.name));
     let since = now.saturating_duration_since(one.since).as_secs_f64();
     let _ = write!(out, ",{since},{}]", addr(one.src));
-}
-
-fn stage_name(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Starting => "starting",
-        Stage::Running => "running",
-        Stage::Stopping => "stopping",
-        Stage::Ending | Stage::Ended => "ending",
-    }
 }
 
 /// An event on its way to text.
@@ -134,9 +127,9 @@ impl Runtime {
                 self.system_inbox().push(&self.reactor, Message::new(frame.clone(), &self.memory));
                 return;
             }
-            b"tree" if self.me == ProcAddr::CONTROLLER => self.tree(),
-            b"watch" => return self.inspection.watched.store(true, Ordering::Relaxed),
-            b"rest" => return self.inspection.watched.store(false, Ordering::Relaxed),
+            b"tree" if self.me.is_agent() => self.tree(),
+            name @ (b"usage" | b"shares") if self.me.is_agent() => return self.tell_usage(header, name == b"shares"),
+            name @ (b"watch" | b"rest") => return self.on_watch(name == b"watch"),
             b"event" if self.me == ProcAddr::CONTROLLER => {
                 if let Ok(parts) = frame.parts()
                     && let Some(Part::Inline(text)) = parts.first()
@@ -240,10 +233,22 @@ impl Runtime {
         let mut out = String::from(r#"{"procs":"#);
         list(&mut out, procs, |out, (who, stage, pid, owner)| {
             let queued = self.link_of(who).map_or(0, |link| link.queued());
-            let (mesh, rank, pid) = (who.mesh, who.rank, pid.map_or("null".to_owned(), |pid| pid.to_string()));
-            let (stage, owner) = (stage_name(stage), addr(owner));
-            let _ = write!(out, r#"[{mesh},{rank},"{stage}",{pid},{owner},{queued}]"#);
+            let pid = pid.map_or("null".to_owned(), |pid| pid.to_string());
+            let (who, stage, owner) = (addr(who), stage_name(stage), addr(owner));
+            let _ = write!(out, r#"[{who},"{stage}",{pid},{owner},{queued}]"#);
         });
+        if self.me == ProcAddr::CONTROLLER {
+            out.push_str(r#","hosts":"#);
+            list(&mut out, self.roll(), |out, one| {
+                let _ = write!(out, r#"[{},"{}",{},"#, one.host, one.state, one.pid);
+                quoted(out, &one.name);
+                out.push(',');
+                quoted(out, &one.address);
+                out.push(',');
+                quoted(out, &one.why);
+                out.push(']');
+            });
+        }
         out.push_str(r#","titles":"#);
         list(&mut out, titles, |out, (mesh, title)| {
             let _ = write!(out, "[{mesh},");
@@ -252,6 +257,38 @@ impl Runtime {
         });
         out.push_str(r#","failures":"#);
         list(&mut out, self.inspection.journal.failures(), |out, one| quoted(out, &one));
+        out.push('}');
+        out
+    }
+
+    /// Answers on a thread of its own: to ask the kernel about many processes takes a while, and calls are to go on.
+    fn tell_usage(&self, to: Header, shares: bool) {
+        let this = self.this();
+        let made = std::thread::Builder::new().name("mesh-look".to_owned()).stack_size(256 * 1024).spawn(move || {
+            if let Some(runtime) = this.filter(|runtime| !runtime.is_closed()) {
+                let answer = runtime.usage(shares);
+                runtime.reply(&to, 0, answer.as_bytes(), &[]);
+            }
+        });
+        if made.is_err() {
+            self.undeliverable(&to, "no thread could be started to look");
+        }
+    }
+
+    fn usage(&self, shares: bool) -> String {
+        let mut out = String::new();
+        usage::write_host(self.me.host, &mut out);
+        out.push_str(r#","name":"#);
+        let name = if self.me == ProcAddr::CONTROLLER { usage::machine() } else { self.host_name() };
+        quoted(&mut out, &name);
+        out.push_str(r#","procs":"#);
+        let procs = lock(&self.agent).overview().0;
+        let pids = procs.into_iter().filter_map(|(_, _, pid, _)| pid).chain([std::process::id()]);
+        list(&mut out, pids.filter_map(|pid| Some((pid, Used::of(pid, shares)?))), |out, (pid, used)| {
+            let _ = write!(out, "[{pid},");
+            used.write(out);
+            out.push(']');
+        });
         out.push('}');
         out
     }
@@ -290,8 +327,10 @@ impl Runtime {
     }
 
     /// Procs of this host are being made. Called with the agent's lock held, before anything is sent to them.
-    pub(crate) fn note_spawn(&self, mesh: MeshId, n: u32, title: &str, owner: ProcAddr, links: &[Arc<Link>]) {
-        let note = Note::new("procs_spawned", ProcAddr { mesh, rank: 0 }).text("title", title).number("count", n);
+    pub(crate) fn note_spawn(&self, mesh: MeshId, n: usize, title: &str, owner: ProcAddr, links: &[Arc<Link>]) {
+        let note = Note::new("procs_spawned", ProcAddr { mesh, rank: 0, host: self.me.host })
+            .text("title", title)
+            .number("count", n as u64);
         self.note(note.number("owner_mesh", owner.mesh).number("owner_rank", owner.rank), false);
         for link in links {
             if let Some(frame) = self.watch_frame(link.peer) {
@@ -310,7 +349,7 @@ impl Runtime {
         note = match ended.exit {
             Exit::Code(code) => note.number("exitcode", code),
             Exit::Signal(signal) => note.number("signal", signal),
-            Exit::Unknown => note,
+            Exit::Unknown | Exit::Host => note,
         };
         self.note(note, !ended.orderly);
     }
@@ -352,10 +391,25 @@ impl Runtime {
         if before > 0 || self.is_closed() {
             return;
         }
-        let name: &[u8] = if begin { b"watch" } else { b"rest" };
+        self.on_watch(begin);
+        if let Some(agents) = self.other_agents() {
+            let header = Header::new(Kind::Inspect, self.me, ProcAddr::CONTROLLER);
+            self.dispatch(Frame::build(header, Some(&agents), watch_name(begin), &[]), None);
+        }
+    }
+
+    /// Somebody follows events now, or nobody does any more.
+    fn on_watch(&self, begin: bool) {
+        self.inspection.watched.store(begin, Ordering::Relaxed);
+        if !self.me.is_agent() {
+            return;
+        }
+        if self.me != ProcAddr::CONTROLLER {
+            self.inspection.watchers.store(usize::from(begin), Ordering::SeqCst);
+        }
         let (procs, _) = lock(&self.agent).overview();
-        for who in procs.into_iter().map(|(who, ..)| who).chain([self.me]) {
-            self.dispatch(Frame::build(Header::new(Kind::Inspect, self.me, who), None, name, &[]), None);
+        for (who, ..) in procs {
+            self.dispatch(Frame::build(Header::new(Kind::Inspect, self.me, who), None, watch_name(begin), &[]), None);
         }
     }
 
@@ -415,6 +469,10 @@ impl Runtime {
     }
 }
 
+fn watch_name(begin: bool) -> &'static [u8] {
+    if begin { b"watch" } else { b"rest" }
+}
+
 /// What [`crate::agent::Agent::overview`] tells of a proc: its address, stage, pid and owner.
 pub(crate) type ProcView = (ProcAddr, Stage, Option<u32>, ProcAddr);
 
@@ -434,10 +492,11 @@ mod tests {
 
     #[test]
     fn a_note_is_one_object() {
-        let note =
-            Note::new("proc_died", ProcAddr { mesh: 3, rank: 1 }).text("text", "it's \"over\"").number("signal", 9);
+        let note = Note::new("proc_died", ProcAddr { mesh: 3, rank: 1, host: 0 })
+            .text("text", "it's \"over\"")
+            .number("signal", 9);
         let text = note.finish();
         assert!(text.starts_with(r#"{"time":"#));
-        assert!(text.ends_with(r#""kind":"proc_died","proc":[3,1],"text":"it's \"over\"","signal":9}"#), "{text}");
+        assert!(text.ends_with(r#""kind":"proc_died","proc":[3,1,0],"text":"it's \"over\"","signal":9}"#), "{text}");
     }
 }

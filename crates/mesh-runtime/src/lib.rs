@@ -9,6 +9,7 @@ mod calls;
 mod copy;
 mod dump;
 mod error;
+mod gateway;
 mod gauge;
 mod inbox;
 mod inspect;
@@ -25,11 +26,14 @@ mod shm;
 mod stdio;
 #[cfg(test)]
 mod tests;
+pub mod tls;
+mod usage;
 mod wait;
 
 pub use agent::SpawnSpec;
 pub use calls::{Call, Outcome};
 pub use error::RuntimeError;
+pub use gateway::{GatewayOptions, Host, HostOptions, HostTold, HostView, agents, read_introduction};
 pub use gauge::Gauge;
 pub use inbox::{Inbox, LoopWaker};
 pub use journal::Entries;

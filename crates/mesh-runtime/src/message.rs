@@ -4,10 +4,15 @@ use crate::agent::read_down;
 use crate::error::RuntimeError;
 use crate::meter::{Charge, Mailbox};
 use crate::shm::{Memory, PartData, SharedPart};
-use mesh_proto::{Ended, Frame, Header, Part, ProcAddr, flags};
+use bytes::Bytes;
+use mesh_proto::hosts::Few;
+use mesh_proto::{Ended, Frame, HEADER_LEN, Header, Part, ProcAddr, flags};
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Parts up to this length are put together for the way to another host.
+const SMALL: usize = 2048;
 
 /// A delivered frame. It owns the shared memory that it refers to: read or not, the memory goes back to its owner
 /// when the last of it is dropped (SHM-3).
@@ -32,6 +37,52 @@ fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> 
     // All are opened before any error counts: dropping the others is what gives them back.
     let shared: Vec<_> = shared.collect();
     shared.into_iter().collect()
+}
+
+/// Shared memory as bytes that keep it mapped.
+#[derive(Debug)]
+struct Mapped(SharedPart);
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the memory is mapped as long as the part lives, and as long as it says.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
+    }
+}
+
+/// A frame as it travels to other hosts: its header and table, then its parts where they lie, the shared ones plain.
+/// None if the owner of shared memory is gone, or the frame is malformed.
+pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Few<Bytes>> {
+    let mut header = frame.header;
+    let fixed = header.target_len as usize + header.name_len as usize;
+    let mut shared = if header.flags & flags::SHARED == 0 { Vec::new() } else { map(frame, memory).ok()? }.into_iter();
+    let parts = frame.parts().ok()?;
+    header.flags &= !flags::SHARED;
+    header.body_len = (fixed + 8 * parts.len()) as u64 + parts.iter().map(Part::len).sum::<u64>();
+    let mut head = Vec::with_capacity(HEADER_LEN + fixed + 8 * parts.len());
+    head.extend_from_slice(&header.encode());
+    head.extend_from_slice(&frame.body[..fixed]);
+    parts.iter().for_each(|part| head.extend_from_slice(&part.len().to_le_bytes()));
+    let mut pieces = Few::new();
+    let mut small = head;
+    for part in parts {
+        let bytes = match part {
+            Part::Shared { .. } => Bytes::from_owner(Mapped(shared.next()?)),
+            Part::Inline(bytes) => bytes,
+        };
+        if bytes.len() <= SMALL {
+            small.extend_from_slice(&bytes);
+        } else {
+            if !small.is_empty() {
+                pieces.push(Bytes::from(std::mem::take(&mut small)));
+            }
+            pieces.push(bytes);
+        }
+    }
+    if !small.is_empty() {
+        pieces.push(Bytes::from(small));
+    }
+    Some(pieces)
 }
 
 impl Message {

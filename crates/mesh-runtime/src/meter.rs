@@ -7,7 +7,7 @@
 use crate::reactor::Reactor;
 use crate::runtime::{Runtime, lock};
 use crate::wait::Waiter;
-use mesh_proto::{ActorId, Admission, Credit, Header, Ledger, ProcAddr};
+use mesh_proto::{ActorId, Admission, Credit, Header, HostNo, Ledger, ProcAddr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -139,10 +139,19 @@ impl Meters {
 
     /// A process has ended, and its mailboxes with it; with none named, this one.
     pub(crate) fn end(&self, reactor: &Reactor, addr: Option<ProcAddr>) {
+        self.end_those(reactor, |at| addr.is_none_or(|addr| addr == at));
+    }
+
+    /// A whole host has ended.
+    pub(crate) fn end_host(&self, reactor: &Reactor, host: HostNo) {
+        self.end_those(reactor, |at| at.host == host);
+    }
+
+    fn end_those(&self, reactor: &Reactor, hit: impl Fn(ProcAddr) -> bool) {
         for shard in &self.shards {
             let mut ended = Vec::new();
             lock(shard).retain(|(at, _), meter| {
-                let ends = addr.is_none_or(|addr| addr == *at);
+                let ends = hit(*at);
                 if ends {
                     ended.push(Arc::clone(meter));
                 }

@@ -1,14 +1,14 @@
 //! The agent's end of a nursery: the process that forks workers.
 //!
 //! ```text
-//! to it    op u8 | mesh u64 | rank u32 | seat u32 | config bytes      (spawn carries the worker's socket, stdout, stderr)
+//! to it    op u8 | mesh u64 | rank u32 | host u32 | seat u32 | config bytes   (spawn carries the worker's socket, stdout, stderr)
 //! from it  op u8 | mesh u64 | rank u32 | pid u32 | status i32 | text
 //! ```
 //! One message is one packet of a sequenced-packet socket.
 
 use crate::error::RuntimeError;
 use crate::reactor::{Reactor, would_block};
-use mesh_proto::{Exit, ProcAddr};
+use mesh_proto::{Exit, HostNo, ProcAddr};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv,
     sendmsg, socketpair,
@@ -69,12 +69,18 @@ pub(crate) struct Nursery {
     child: Mutex<Child>,
     waiting: Mutex<VecDeque<Packet>>,
     token: u64,
+    host: HostNo,
 }
 
 impl Nursery {
     /// Starts one. Must be called on a thread that lives as long as the nursery may: the kernel takes the end of the
     /// thread that made a child for the end of its parent.
-    pub(crate) fn start(spec: &NurserySpec, board: BorrowedFd<'_>, token: u64) -> Result<Self, RuntimeError> {
+    pub(crate) fn start(
+        spec: &NurserySpec,
+        board: BorrowedFd<'_>,
+        token: u64,
+        host: HostNo,
+    ) -> Result<Self, RuntimeError> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
                 .map_err(RuntimeError::os("socketpair"))?;
@@ -108,7 +114,7 @@ impl Nursery {
         let child = command
             .spawn()
             .map_err(|error| RuntimeError::Nursery { program: program.to_string_lossy().into_owned(), error })?;
-        Ok(Self { socket: ours, child: Mutex::new(child), waiting: Mutex::default(), token })
+        Ok(Self { socket: ours, child: Mutex::new(child), waiting: Mutex::default(), token, host })
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -179,7 +185,7 @@ impl Nursery {
             match recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return take(Report::Closed),
                 Ok((n, _)) => {
-                    if let Some(report) = parse(&buffer[..n]) {
+                    if let Some(report) = parse(&buffer[..n], self.host) {
                         take(report);
                     }
                 }
@@ -215,23 +221,24 @@ impl Nursery {
 }
 
 fn packet(op: u8, addr: ProcAddr, seat: u32, config: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(17 + config.len());
+    let mut out = Vec::with_capacity(21 + config.len());
     out.push(op);
     out.extend_from_slice(&addr.mesh.to_le_bytes());
     out.extend_from_slice(&addr.rank.to_le_bytes());
+    out.extend_from_slice(&addr.host.to_le_bytes());
     out.extend_from_slice(&seat.to_le_bytes());
     out.extend_from_slice(config);
     out
 }
 
-fn parse(raw: &[u8]) -> Option<Report> {
+fn parse(raw: &[u8], host: HostNo) -> Option<Report> {
     let head = raw.get(..HEAD)?;
     let mesh = u64::from_le_bytes(head[1..9].try_into().ok()?);
     let rank = u32::from_le_bytes(head[9..13].try_into().ok()?);
     let pid = u32::from_le_bytes(head[13..17].try_into().ok()?);
     let status = i32::from_le_bytes(head[17..21].try_into().ok()?);
     let text = || String::from_utf8_lossy(&raw[HEAD..]).into_owned();
-    let addr = ProcAddr { mesh, rank };
+    let addr = ProcAddr { mesh, rank, host };
     Some(match head[0] {
         OP_FORKED => Report::Forked(addr, pid),
         OP_EXITED if status < 0 => Report::Exited(addr, Exit::Signal(-status)),

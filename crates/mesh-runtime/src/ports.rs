@@ -8,7 +8,7 @@ use crate::calls::{Call, Calls, Outcome};
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::runtime::Runtime;
-use mesh_proto::{ActorId, CallId, ProcAddr, Target};
+use mesh_proto::{ActorId, CallId, HostNo, ProcAddr, Target};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -224,9 +224,18 @@ impl Ports {
 
     /// A process has ended, and with it whoever received there.
     pub(crate) fn on_down(&self, addr: ProcAddr) {
+        self.close_those(|owner| owner == addr);
+    }
+
+    /// A whole host has ended.
+    pub(crate) fn on_host_down(&self, host: HostNo) {
+        self.close_those(|owner| owner.host == host);
+    }
+
+    fn close_those(&self, hit: impl Fn(ProcAddr) -> bool) {
         let hit: Vec<Arc<Known>> = lock(&self.outlets)
             .iter()
-            .filter(|(address, _)| address.owner == addr)
+            .filter(|(address, _)| hit(address.owner))
             .filter_map(|(_, known)| known.upgrade())
             .collect();
         for known in hit {

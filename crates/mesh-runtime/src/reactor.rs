@@ -353,7 +353,7 @@ impl Drop for Rearm<'_> {
     }
 }
 
-fn timespec(d: Duration) -> Timespec {
+pub(crate) fn timespec(d: Duration) -> Timespec {
     Timespec { tv_sec: i64::try_from(d.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(d.subsec_nanos()) }
 }
 

@@ -219,6 +219,15 @@ impl Pool {
         Some(at)
     }
 
+    /// A chunk that is still to be written, bit by bit.
+    fn room(&self, len: usize, to: &Target) -> Option<Room> {
+        let holders = u32::try_from(to.len()).ok().filter(|n| *n > 0)?;
+        let chunk = len.checked_next_power_of_two()?.max(MIN_CHUNK);
+        let (at, map, fresh) = self.take(chunk, to, holders)?;
+        let offset = usize::try_from(at.offset).ok()?;
+        Some(Room { at, map, offset, len, holders, fresh })
+    }
+
     fn take(&self, chunk: usize, to: &Target, holders: u32) -> Option<Taken> {
         let mut slabs = self.lock();
         let found = slabs.entry(chunk).or_default().iter_mut().find_map(|slab| slab.take(self.pid, to, holders));
@@ -262,6 +271,52 @@ impl Pool {
     /// Bytes in slabs.
     fn bytes(&self) -> usize {
         total(&self.lock())
+    }
+}
+
+/// A chunk of this process's memory that is being written; given back if it is dropped before it is done.
+#[derive(Debug)]
+pub(crate) struct Room {
+    at: SharedRef,
+    map: Arc<Mapping>,
+    offset: usize,
+    len: usize,
+    holders: u32,
+    fresh: bool,
+}
+
+impl Room {
+    /// Writes bytes at a place in the chunk.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub(crate) fn write(&self, place: usize, bytes: &[u8]) {
+        assert!(place.checked_add(bytes.len()).is_some_and(|end| end <= self.len), "a part is as long as it says");
+        if self.fresh {
+            self.map.populate(self.offset + place, bytes.len());
+        }
+        // SAFETY: the range lies in the chunk, as asserted, which is ours until its holders hear of it; the map keeps it
+        // mapped, and the bytes are not in it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.at(self.offset + place), bytes.len()) };
+    }
+
+    /// How many bytes it is for.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// It is written: its holders are about to hear of it.
+    pub(crate) fn done(mut self) -> SharedRef {
+        self.holders = 0;
+        self.at
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        for _ in 0..self.holders {
+            count_down(self.map.holders(self.at.chunk as usize), self.at.turn);
+        }
     }
 }
 
@@ -458,6 +513,11 @@ impl Memory {
     /// See [`Pool::put`].
     pub(crate) fn put(&self, data: &[u8], to: &Target, spare: usize) -> Option<SharedRef> {
         self.pool.as_ref()?.put(data, to, spare)
+    }
+
+    /// See [`Pool::room`].
+    pub(crate) fn room(&self, len: usize, to: &Target) -> Option<Room> {
+        self.pool.as_ref()?.room(len, to)
     }
 
     /// See [`Mapped::get`].

@@ -9,20 +9,23 @@ use crate::link::{Link, ReadEnd};
 use crate::message::Message;
 use crate::meter::Mailbox;
 use mesh_proto::{ActorId, Credit, Ended, Event, Frame, Header, Kind, MeshId, ProcAddr, Route, flags};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 /// The id of the actor that spawns what a job has one of each; known to every process.
 const REGISTRY: ActorId = 1;
 /// More than any mesh of procs has on one host; nobody is to count further through a number that came in a frame.
-const MOST_PROCS: u32 = 1 << 20;
+pub(super) const MOST_PROCS: u32 = 1 << 20;
 
 impl Runtime {
-    pub(super) fn deliver(&self, frame: Frame) {
+    pub(crate) fn deliver(&self, frame: Frame) {
         let header = frame.header;
         match header.kind {
             Kind::Reply | Kind::Undeliverable => {
+                if header.actor == header.src.mesh && header.actor != 0 {
+                    self.note_pid(&frame);
+                }
                 let index = header.index as usize;
                 let reply = Arc::new(Message::new(frame, &self.memory));
                 if reply.is_torn() {
@@ -45,7 +48,7 @@ impl Runtime {
                 let inbox = inbox.or_else(|| self.reserved(header.actor));
                 let refused = match inbox {
                     Some(inbox) => !inbox.push(&self.reactor, message),
-                    None => true,
+                    None => !self.await_actor(message),
                 };
                 if refused {
                     self.refuse(&header);
@@ -55,7 +58,7 @@ impl Runtime {
             Kind::Spawn => {
                 let gauge = Gauge::new(Some(&frame));
                 let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
-                write(&self.inboxes).insert(header.actor, Arc::new(Inbox::of(mailbox, gauge)));
+                self.open_inbox(header.actor, &Arc::new(Inbox::of(mailbox, gauge)));
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel | Kind::Partial => {
@@ -74,61 +77,108 @@ impl Runtime {
                 if let Some((addr, ended)) = agent::read_down(&frame) {
                     self.meters.end(&self.reactor, Some(addr));
                     self.memory.on_death(addr, ended.pid);
+                    lock(&self.pids).remove(&addr);
                     let ended = Arc::new(ended);
                     let lost = self.calls.on_down(&self.reactor, addr, &ended);
                     self.forget_fallen();
                     self.ports.on_down(addr);
+                    if self.me.is_agent() {
+                        let aftermath = lock(&self.agent).family.died(addr);
+                        self.end_orphans(aftermath.end);
+                    }
                     if header.flags & flags::DEAD == 0 {
                         self.notice_down(addr, &ended, lost);
                     }
                 }
             }
             Kind::SpawnProcs => {
-                let Some((mesh, n, spec)) = agent::request::decode(&frame) else { return };
-                if let Err(error) = self.make_procs(mesh, n, &spec, (header.src, header.call)) {
+                let Some((mesh, ranks, mut spec)) = agent::request::decode(&frame) else { return };
+                // Where no interpreter is named, it is that of whatever host the procs are on.
+                if spec.nursery.argv.first().is_some_and(|program| program.is_empty()) {
+                    self.settle_in(&mut spec.nursery);
+                }
+                if let Err(error) = self.make_procs(mesh, ranks.clone(), &spec, (header.src, header.call)) {
                     let ended = agent::unmade(error.to_string());
-                    for rank in 0..n {
-                        let frame = agent::down_frame(self.me, header.src, ProcAddr { mesh, rank }, &ended);
+                    self.procs_failed(mesh);
+                    for rank in ranks {
+                        let frame =
+                            agent::down_frame(self.me, header.src, ProcAddr { mesh, rank, host: self.me.host }, &ended);
                         self.dispatch(frame, None);
                     }
                 }
             }
             Kind::StopProcs => {
                 lock(&self.agent).family.asked(header.src, header.actor);
-                let asked = frame.name().try_into().map_or(0, u32::from_le_bytes);
-                self.tell_ended(header.src, header.actor, asked);
-                self.end_procs(header.actor, Duration::from_millis(u64::from(header.index)));
+                let Some((per_host, within)) = agent::request::read_stop(&frame) else { return };
+                if let Some(ranks) = agent::request::ranks(header.index, per_host.min(MOST_PROCS)) {
+                    self.tell_ended(header.src, header.actor, ranks);
+                }
+                self.end_procs(header.actor, within);
             }
-            Kind::Hello => self.on_proc(header.src, Event::Hello),
+            Kind::Hello => self.on_hello(header.src, header.index),
             Kind::Goodbye => {
                 self.on_proc(header.src, Event::Goodbye);
                 if let Some(link) = self.link_of(header.src) {
                     link.hang_up();
                 }
             }
+            Kind::Watch => {
+                let whom = ProcAddr { mesh: header.actor, rank: header.index, host: self.me.host };
+                lock(&self.agent).family.asked(header.src, whom.mesh);
+                let route = read(&self.router).route(whom);
+                let gone = match route {
+                    Route::Gone(ended) => ended,
+                    Route::Unknown => Arc::new(agent::unmade("it ended long ago".to_owned())),
+                    Route::Here | Route::Via(_) | Route::Away(_) => return,
+                };
+                self.dispatch(agent::down_frame(self.me, header.src, whom, &gone), None);
+            }
             Kind::Failure => self.notice(Message::new(frame, &self.memory)),
             Kind::Inspect => self.on_inspect(&frame),
-            Kind::Gathered => {}
+            Kind::Gathered
+            | Kind::HostDown
+            | Kind::HostLost
+            | Kind::Whereabouts
+            | Kind::EndJob
+            | Kind::Revoked
+            | Kind::Standing => self.on_gateway_frame(frame),
+            Kind::Lines => self.on_lines(&frame),
         }
     }
 
     pub(crate) fn read_link(&self, link: &Arc<Link>) {
         let end = link.read(|frame| {
             // A proc speaks for itself only.
-            if self.me == ProcAddr::CONTROLLER && frame.header.src != link.peer {
+            if self.me.is_agent() && frame.header.src != link.peer {
                 return;
             }
             self.dispatch(frame, Some(link.id));
         });
         if let ReadEnd::Closed(why) = end {
             link.close(&self.reactor);
-            if self.me == ProcAddr::CONTROLLER {
+            if self.me.is_agent() {
                 self.on_proc(link.peer, Event::LinkClosed(why));
             } else if !self.closed.load(Ordering::SeqCst) {
                 // The agent is gone: a worker never outlives it, whatever its own code is doing just now.
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
         }
+    }
+
+    /// A proc that this process has spawned is up, and says which process it is.
+    fn note_pid(&self, frame: &Frame) {
+        if let Ok(pid) = frame.name().try_into() {
+            lock(&self.pids).insert(frame.header.src, u32::from_le_bytes(pid));
+        }
+    }
+
+    /// A proc's process, where that is known here.
+    pub fn pid_of(&self, addr: ProcAddr) -> Option<u32> {
+        if self.me.is_agent() && addr.host == self.me.host {
+            // It knows which have ended.
+            return self.pid_here(addr);
+        }
+        lock(&self.pids).get(&addr).copied()
     }
 
     /// The inbox of an actor of the controller's own that is made when it is first called.
@@ -145,16 +195,16 @@ impl Runtime {
         Some(inbox)
     }
 
-    /// Tells a proc which of the first `n` ranks of a mesh have ended already: it waits for the end of all.
-    fn tell_ended(&self, to: ProcAddr, mesh: MeshId, n: u32) {
+    /// Tells a proc which of these ranks of a mesh have ended already: it waits for the end of all.
+    fn tell_ended(&self, to: ProcAddr, mesh: MeshId, ranks: Range<u32>) {
         let long_ago = || Ended { orderly: true, ..agent::unmade("it ended long ago".to_owned()) };
-        for rank in 0..n.min(MOST_PROCS) {
-            let addr = ProcAddr { mesh, rank };
+        for rank in ranks {
+            let addr = ProcAddr { mesh, rank, host: self.me.host };
             let route = read(&self.router).route(addr);
             let ended = match route {
                 Route::Gone(ended) => Some(ended),
                 Route::Unknown => Some(Arc::new(long_ago())),
-                Route::Here | Route::Via(_) => None,
+                Route::Here | Route::Via(_) | Route::Away(_) => None,
             };
             if let Some(ended) = ended {
                 let mut down = agent::down_frame(self.me, to, addr, &ended);
@@ -175,8 +225,11 @@ impl Runtime {
 
     /// For the process itself: a worker's event loop hears of it, or whoever takes a controller's notices.
     fn notice(&self, message: Message) {
-        let to = if self.me == ProcAddr::CONTROLLER { &self.notices } else { &self.system };
-        to.push(&self.reactor, message);
+        if self.me == ProcAddr::CONTROLLER {
+            self.notices.push(&self.reactor, message);
+        } else if !self.me.is_agent() {
+            self.system.push(&self.reactor, message);
+        }
     }
 
     /// What an owner at the controller has to hear of.

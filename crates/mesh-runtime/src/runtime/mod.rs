@@ -3,14 +3,17 @@
 //! - this file: what it is made of, its procs, its end;
 //! - `outgoing`: messages from here to their receivers;
 //! - `incoming`: messages that arrive, and the inboxes they arrive in;
+//! - `early`: messages that come before the spawn that they depend on;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
+mod early;
 mod incoming;
 mod outgoing;
 mod ports;
 mod waiting;
 
+pub(crate) use outgoing::relate;
 pub use outgoing::{Outgoing, Terms};
 pub use ports::Said;
 pub use waiting::Waited;
@@ -19,22 +22,29 @@ use crate::agent::{self, Agent, NURSERY_TOKENS, SpawnSpec};
 use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
 use crate::error::RuntimeError;
+use crate::gateway::{Gateway, HostOptions, TRUNK_TOKENS};
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::inspect::Inspection;
 use crate::link::Link;
 use crate::logs::Logs;
 use crate::meter::Meters;
+use crate::nursery::NurserySpec;
 use crate::ports::Ports;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
 use crate::wait::Waiter;
-use mesh_proto::{ActorId, Ended, Exit, Frame, Header, IdMaker, Kind, LinkId, MeshId, ProcAddr, Route, Router, Target};
+use mesh_proto::{
+    ActorId, CallId, Ended, Exit, Frame, Header, HostNo, IdMaker, Kind, LinkId, MeshId, Placement, ProcAddr, Route,
+    Router, Target,
+};
 use mesh_topology::Region;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
@@ -42,6 +52,10 @@ use std::time::{Duration, Instant};
 
 const TOKEN_SIGNAL: u64 = 1 << 34;
 const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
+/// Tells a nursery what its host is called.
+const HOST_NAME: &str = "_MESH_HOST";
+/// Tells a nursery where its job's folder is.
+const SCRATCH: &str = "MESH_HOST_SCRATCH";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
 
@@ -79,6 +93,17 @@ pub struct Counts {
     pub meters: usize,
 }
 
+/// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
+#[derive(Clone, Debug)]
+pub(crate) struct Home {
+    /// The command of its interpreter.
+    pub(crate) python: Vec<OsString>,
+    /// Its environment.
+    pub(crate) env: Vec<(OsString, OsString)>,
+    /// The job's own folder on this host.
+    pub(crate) scratch: Option<PathBuf>,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Runtime {
@@ -107,6 +132,18 @@ pub struct Runtime {
     alarms: AtomicU64,
     /// Whether somebody is still to be told.
     alarmed: AtomicBool,
+    pub(crate) gateway: Gateway,
+    waiting: early::Waiting,
+    /// What people call this host.
+    name: OnceLock<String>,
+    /// Of a host agent: what its nurseries are started with.
+    home: OnceLock<Home>,
+    /// Meshes of other hosts that this process has sent to: where their ranks are, and how many are known.
+    pub(crate) known_afar: Mutex<HashMap<MeshId, (Placement, usize)>>,
+    /// Meshes that this process has spawned elsewhere and not stopped: their shapes and places.
+    afar: Mutex<HashMap<MeshId, (Region, Placement)>>,
+    /// The processes of procs that this one has spawned, where it is not their agent.
+    pids: Mutex<HashMap<ProcAddr, u32>>,
     ids: IdMaker,
     closed: AtomicBool,
     forked: AtomicBool,
@@ -140,6 +177,72 @@ impl Runtime {
         Self::build(me, Router::agent(me), Board::create()?, options)
     }
 
+    /// The runtime of a job's agent on another host than the controller's.
+    ///
+    /// # Errors
+    /// As for the controller.
+    pub(crate) fn host_agent(host: HostNo, options: &HostOptions, scratch: PathBuf) -> Result<Arc<Self>, RuntimeError> {
+        let me = ProcAddr::agent(host);
+        let runtime = Self::build(me, Router::agent(me), Board::create()?, options.runtime)?;
+        runtime.be_host(options.name.clone(), options.python.clone(), options.env.clone(), Some(scratch));
+        Ok(runtime)
+    }
+
+    /// Says what this host is called, and what is to be started with here when somebody on another host asks for it: this
+    /// interpreter and this environment. The first word counts.
+    pub fn be_host(
+        &self,
+        name: String,
+        python: Vec<OsString>,
+        env: Vec<(OsString, OsString)>,
+        scratch: Option<PathBuf>,
+    ) {
+        let _ = self.name.set(name);
+        let _ = self.home.set(Home { python, env, scratch });
+    }
+
+    /// Itself, for those who must not keep it.
+    pub(crate) fn weak(&self) -> Weak<Self> {
+        Weak::clone(&self.this)
+    }
+
+    /// Itself, unless it is about to go.
+    pub(crate) fn this(&self) -> Option<Arc<Self>> {
+        self.this.upgrade()
+    }
+
+    /// What people call the host that this process is on.
+    pub(crate) fn host_name(&self) -> String {
+        self.name.get().cloned().unwrap_or_else(|| format!("host {}", self.me.host))
+    }
+
+    /// What was asked for elsewhere is started with this host's interpreter and environment; what is said of the latter
+    /// comes on top.
+    pub(crate) fn settle_in(&self, nursery: &mut NurserySpec) {
+        let Some(home) = self.home.get() else { return };
+        let rest = nursery.argv.drain(..).skip(1);
+        let argv = home.python.iter().cloned().chain(rest).collect();
+        let own = home.env.iter().filter(|(key, _)| nursery.env.iter().all(|(said, _)| said != key));
+        let mut env: Vec<_> = own.cloned().chain(nursery.env.iter().cloned()).collect();
+        env.push((HOST_NAME.into(), self.host_name().into()));
+        env.extend(home.scratch.iter().map(|scratch| (SCRATCH.into(), scratch.into())));
+        *nursery = NurserySpec { argv, env };
+    }
+
+    pub(crate) fn shm_threshold(&self) -> usize {
+        self.options.shm_threshold
+    }
+
+    /// The ranks of a mesh that are, or were, on this host.
+    pub(crate) fn local_ranks(&self, mesh: MeshId) -> std::ops::Range<u32> {
+        read(&self.router).local(mesh).unwrap_or(0..0)
+    }
+
+    /// Whom a call of this process that waits was for.
+    pub(crate) fn call_target(&self, call: CallId) -> Option<Target> {
+        self.calls.target_of(call)
+    }
+
     /// A proc's runtime: `link` leads to its agent, `board` is the host's.
     ///
     /// # Errors
@@ -153,9 +256,12 @@ impl Runtime {
     ) -> Result<Arc<Self>, RuntimeError> {
         let _ = rustix::io::ioctl_fionbio(&link, true);
         let runtime = Self::build(me, Router::leaf(me, UP), Board::join(board, seat)?, options)?;
-        let up = Arc::new(Link::new(UP, ProcAddr::CONTROLLER, link));
+        let agent = ProcAddr::agent(me.host);
+        let up = Arc::new(Link::new(UP, agent, link));
         write(&runtime.links).insert(UP, Arc::clone(&up));
-        up.send(&runtime.reactor, &Frame::build(Header::new(Kind::Hello, me, ProcAddr::CONTROLLER), None, b"", &[]));
+        let mut hello = Header::new(Kind::Hello, me, agent);
+        hello.index = runtime.pid;
+        up.send(&runtime.reactor, &Frame::build(hello, None, b"", &[]));
         up.register(&runtime.reactor)?;
         Ok(runtime)
     }
@@ -173,7 +279,7 @@ impl Runtime {
             calls: Calls::default(),
             ports: Ports::default(),
             memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
-            agent: Mutex::default(),
+            agent: Mutex::new(Agent::new(me.host)),
             logs: OnceLock::new(),
             started: Instant::now(),
             meters: Meters::default(),
@@ -187,6 +293,13 @@ impl Runtime {
             notices: Arc::new(Inbox::new(0, Gauge::new(None))),
             alarms: AtomicU64::new(0),
             alarmed: AtomicBool::new(false),
+            gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
+            waiting: early::Waiting::default(),
+            name: OnceLock::new(),
+            home: OnceLock::new(),
+            known_afar: Mutex::default(),
+            afar: Mutex::default(),
+            pids: Mutex::default(),
             ids: IdMaker::new(u64::from_ne_bytes(seed)),
             closed: AtomicBool::new(false),
             forked: AtomicBool::new(false),
@@ -266,7 +379,7 @@ impl Runtime {
         Ok(())
     }
 
-    fn usable(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn usable(&self) -> Result<(), RuntimeError> {
         self.original()?;
         if self.closed.load(Ordering::Relaxed) {
             return Err(RuntimeError::Closed);
@@ -275,7 +388,7 @@ impl Runtime {
     }
 
     /// Opens a call; it either completes or is refused, also while the runtime closes.
-    fn open(&self, target: Target, stream: bool) -> Result<Arc<Call>, RuntimeError> {
+    pub(crate) fn open(&self, target: Target, stream: bool) -> Result<Arc<Call>, RuntimeError> {
         let call = self.calls.open(target, stream);
         if let Err(error) = self.usable() {
             // Whoever closes may have passed over the open calls just before this one.
@@ -287,21 +400,28 @@ impl Runtime {
 
     // Procs.
 
-    /// Makes a mesh of procs on this host. Returns its id and the call that completes as they come up.
+    /// Makes a mesh of procs. Returns the call that completes as they come up.
     ///
     /// # Errors
     /// If the runtime is closed, or descriptors run out.
-    pub fn spawn_procs(&self, mesh: MeshId, whole: &Region, spec: &SpawnSpec) -> Result<Arc<Call>, RuntimeError> {
+    pub fn spawn_procs(
+        &self,
+        mesh: MeshId,
+        whole: &Region,
+        placement: &Placement,
+        spec: &SpawnSpec,
+    ) -> Result<Arc<Call>, RuntimeError> {
         self.usable()?;
-        let call = self.open(Target::Many(mesh, whole.clone()), false)?;
-        let n = u32::try_from(whole.len()).unwrap_or(u32::MAX);
-        if self.me == ProcAddr::CONTROLLER {
-            if let Err(error) = self.make_procs(mesh, n, spec, (self.me, call.id)) {
+        let call = self.open(Target::Many(mesh, whole.clone(), placement.clone()), false)?;
+        let per_host = placement.per_host(whole.len());
+        if self.me.is_agent() && placement.only() == Some(self.me.host) {
+            if let Err(error) = self.make_procs(mesh, 0..per_host, spec, (self.me, call.id)) {
                 self.calls.cancel(&self.reactor, &call);
                 return Err(error);
             }
-        } else {
-            self.dispatch(agent::request::encode(self.me, mesh, n, call.id, spec), None);
+        } else if let Some(agents) = placement.agents() {
+            lock(&self.afar).insert(mesh, (whole.clone(), placement.clone()));
+            self.dispatch(agent::request::encode(self.me, mesh, per_host, call.id, &agents, spec), None);
         }
         Ok(call)
     }
@@ -310,13 +430,19 @@ impl Runtime {
     ///
     /// # Errors
     /// If the runtime is closed.
-    pub fn stop_procs(&self, mesh: MeshId, whole: &Region, within: Duration) -> Result<Arc<Call>, RuntimeError> {
+    pub fn stop_procs(
+        &self,
+        mesh: MeshId,
+        whole: &Region,
+        placement: &Placement,
+        within: Duration,
+    ) -> Result<Arc<Call>, RuntimeError> {
         self.usable()?;
-        let target = Target::Many(mesh, whole.clone());
+        let target = Target::Many(mesh, whole.clone(), placement.clone());
         let call = self.open(target, false)?;
-        if self.me == ProcAddr::CONTROLLER {
+        if self.me.is_agent() && placement.only() == Some(self.me.host) {
             for (index, rank) in whole.iter().enumerate() {
-                let addr = ProcAddr { mesh, rank: u32::try_from(rank).unwrap_or(u32::MAX) };
+                let addr = placement.addr(mesh, rank);
                 let route = read(&self.router).route(addr);
                 match route {
                     Route::Gone(ended) => self.calls.on_outcome(&self.reactor, call.id, index, Outcome::Lost(ended)),
@@ -324,17 +450,15 @@ impl Runtime {
                         let gone = agent::lost("it was never known here".to_owned());
                         self.calls.on_outcome(&self.reactor, call.id, index, gone);
                     }
-                    Route::Here | Route::Via(_) => {}
+                    Route::Here | Route::Via(_) | Route::Away(_) => {}
                 }
             }
             self.end_procs(mesh, within);
-        } else {
-            let mut header = Header::new(Kind::StopProcs, self.me, ProcAddr::CONTROLLER);
-            header.actor = mesh;
-            header.call = call.id;
-            header.index = agent::millis(within);
-            let n = u32::try_from(whole.len()).unwrap_or(u32::MAX);
-            self.dispatch(Frame::build(header, None, &n.to_le_bytes(), &[]), None);
+        } else if let Some(agents) = placement.agents() {
+            lock(&self.afar).remove(&mesh);
+            lock(&self.known_afar).remove(&mesh);
+            let per_host = placement.per_host(whole.len());
+            self.dispatch(agent::request::stop(self.me, mesh, per_host, call.id, &agents, within), None);
         }
         Ok(call)
     }
@@ -347,9 +471,15 @@ impl Runtime {
         if let Some(logs) = self.logs.get() {
             return Ok(Arc::clone(logs));
         }
-        let made = Logs::start(self.started)?;
+        let away = self.me != ProcAddr::CONTROLLER;
+        let made = Logs::start(self.started, Weak::clone(&self.this), away)?;
         // Another thread may have been first; then this one ends unused.
         Ok(Arc::clone(self.logs.get_or_init(|| made)))
+    }
+
+    /// The same, if it was wanted before.
+    pub(crate) fn logs_made(&self) -> Option<&Arc<Logs>> {
+        self.logs.get()
     }
 
     /// The last lines on stderr of a proc that has ended.
@@ -357,9 +487,9 @@ impl Runtime {
         self.logs.get().map(|logs| logs.ended(addr)).unwrap_or_default()
     }
 
-    pub(crate) fn add_links(&self, mesh: MeshId, fresh: &[Arc<Link>]) {
+    pub(crate) fn add_links(&self, mesh: MeshId, base: u32, fresh: &[Arc<Link>]) {
         write(&self.links).extend(fresh.iter().map(|link| (link.id, Arc::clone(link))));
-        write(&self.router).add_mesh(mesh, fresh.iter().map(|link| link.id));
+        write(&self.router).add_mesh(mesh, base, fresh.iter().map(|link| link.id));
     }
 
     pub(crate) fn link(&self, id: LinkId) -> Option<Arc<Link>> {
@@ -401,7 +531,7 @@ impl Runtime {
 
     /// Says that what follows is no failure (a worker's last message), and writes out what still waits.
     pub fn goodbye(&self, limit: Duration) {
-        if let Some(up) = self.link(UP).filter(|_| self.me != ProcAddr::CONTROLLER) {
+        if let Some(up) = self.link(UP).filter(|_| !self.me.is_agent()) {
             // First: the agent may hang up before the next line runs, and that is no reason to die of.
             self.closed.store(true, Ordering::SeqCst);
             up.send(&self.reactor, &Frame::build(Header::new(Kind::Goodbye, self.me, up.peer), None, b"", &[]));
@@ -411,10 +541,13 @@ impl Runtime {
         }
     }
 
-    /// The meshes of procs that this controller owns and that have not all ended, with their sizes.
-    pub fn live(&self) -> Vec<(MeshId, usize)> {
+    /// The meshes of procs that this controller owns and that have not all ended, with their sizes and places.
+    pub fn live(&self) -> Vec<(MeshId, usize, Placement)> {
+        let here = Placement::On(self.me.host);
         let live = self.own_meshes().into_iter();
-        live.filter_map(|mesh| read(&self.router).mesh_len(mesh).map(|n| (mesh, n))).collect()
+        let live = live.filter_map(|mesh| read(&self.router).local(mesh).map(|on| (mesh, on.len(), here.clone())));
+        let afar = lock(&self.afar);
+        live.chain(afar.iter().map(|(mesh, (whole, place))| (*mesh, whole.len(), place.clone()))).collect()
     }
 
     /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Whoever
@@ -424,23 +557,24 @@ impl Runtime {
             return;
         }
         if self.me == ProcAddr::CONTROLLER {
-            let meshes = self.own_meshes();
-            let ended: Vec<Arc<Call>> = meshes
+            let ended: Vec<Arc<Call>> = self
+                .live()
                 .iter()
-                .filter_map(|mesh| {
-                    let n = read(&self.router).mesh_len(*mesh)?;
-                    let extent = mesh_topology::Extent::new([("procs", n)]).ok()?;
-                    self.stop_procs(*mesh, &Region::whole(&extent), within).ok()
+                .filter_map(|(mesh, n, placement)| {
+                    let extent = mesh_topology::Extent::new([("procs", *n)]).ok()?;
+                    self.stop_procs(*mesh, &Region::whole(&extent), placement, within).ok()
                 })
                 .collect();
             let deadline = Instant::now() + within + Duration::from_secs(1);
             for call in ended {
                 self.wait_call(&call, None, Some(deadline), false, false);
             }
+            self.collect_lines();
         }
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
+        self.close_gateway(Duration::from_secs(1));
         if let Some(waiter) = lock(&self.loop_waiter).clone() {
             waiter.notify(&self.reactor);
         }
@@ -479,7 +613,9 @@ impl Runtime {
 
 impl Handler for Runtime {
     fn on_ready(&self, token: u64, readable: bool, writable: bool) {
-        if token == TOKEN_SIGNAL {
+        if token >= TRUNK_TOKENS {
+            self.on_trunk(token, readable, writable);
+        } else if token == TOKEN_SIGNAL {
             self.on_signal();
         } else if token == TOKEN_LOOP {
             self.on_loop();
@@ -496,7 +632,7 @@ impl Handler for Runtime {
     }
 
     fn on_turn(&self) -> Option<Instant> {
-        self.agent_turn()
+        [self.agent_turn(), self.gateway_turn(), self.waiting_turn()].into_iter().flatten().min()
     }
 }
 

@@ -1,12 +1,17 @@
 //! Messages out: composed, taken one step on their way, or brought back to whoever sent them.
 
+use super::incoming::MOST_PROCS;
 use super::ports::is_for_port;
 use super::{Runtime, lock, read};
 use crate::agent;
 use crate::calls::{Call, Outcome};
 use crate::error::RuntimeError;
+use crate::gateway::GATEWAY;
 use bytes::Bytes;
-use mesh_proto::{ActorId, CallId, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, ProcAddr, Route, Target, flags};
+use mesh_proto::hosts::HostSet;
+use mesh_proto::{
+    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, ProcAddr, Route, Target, flags,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -56,14 +61,42 @@ impl Terms {
     }
 }
 
+/// What a message says of who owns whom, and of who has to hear of whose end. Returns owners on other hosts that are to be
+/// watched.
+pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
+    let (src, dst) = (header.src, header.dst);
+    match header.kind {
+        Kind::Spawn => {
+            family.asked(src, dst.mesh);
+            family.actor_made(dst, header.actor, src);
+            return family.to_watch();
+        }
+        Kind::StopActor => {
+            family.asked(src, dst.mesh);
+            family.actor_stopped(dst, header.actor);
+        }
+        Kind::Call | Kind::Post | Kind::Inspect => family.asked(src, dst.mesh),
+        _ if header.flags & (flags::SHARED | flags::MORE | flags::CHARGED) != 0 => family.asked(src, dst.mesh),
+        _ => {}
+    }
+    Vec::new()
+}
+
 impl Runtime {
     fn pack(&self, out: &Outgoing<'_>) -> (Vec<Part>, u16) {
         let mut parts = Vec::with_capacity(1 + out.buffers.len());
         parts.push(Part::Inline(Bytes::copy_from_slice(out.payload)));
         let mut marks = if out.target.len() == 1 { flags::SOLE } else { 0 };
+        let agent = Target::One(ProcAddr::agent(self.me.host));
+        // What goes to other hosts goes through this one's agent. A mixture is written out: its receivers here map nothing.
+        let near = match out.target.is_on(self.me.host) {
+            true => Some(out.target),
+            false if !self.me.is_agent() && out.target.hosts().contains(self.me.host) => None,
+            false => Some(&agent),
+        };
         for data in out.buffers {
-            let large = data.len() >= self.options.shm_threshold;
-            let shared = if large { self.memory.put(data, out.target, self.board.spare()) } else { None };
+            let near = near.filter(|_| data.len() >= self.options.shm_threshold);
+            let shared = near.and_then(|near| self.memory.put(data, near, self.board.spare()));
             parts.push(match shared {
                 Some(at) => {
                     marks |= flags::SHARED;
@@ -81,21 +114,22 @@ impl Runtime {
     pub(super) fn compose(&self, out: &Outgoing<'_>, call: CallId) -> Frame {
         let dst = match out.target {
             Target::One(addr) => *addr,
-            Target::Many(mesh, _) => ProcAddr { mesh: *mesh, rank: 0 },
+            // The region says which; the header, for whoever reads only that, names no host of its own.
+            Target::Many(mesh, ..) => ProcAddr { mesh: *mesh, rank: 0, host: 0 },
         };
         let mut header = Header::new(out.kind, self.me, dst);
         header.actor = out.actor;
         header.call = call;
-        let region = match out.target {
+        let cast = match out.target {
             Target::One(_) => None,
-            Target::Many(_, region) => Some(region),
+            many @ Target::Many(..) => Some(many),
         };
         if out.buffers.is_empty() {
-            return Frame::build_plain(header, region, out.name, out.payload);
+            return Frame::build_plain(header, cast, out.name, out.payload);
         }
         let (parts, marks) = self.pack(out);
         header.flags |= marks;
-        Frame::build(header, region, out.name, &parts)
+        Frame::build(header, cast, out.name, &parts)
     }
 
     /// Sends a message that somebody waits for. Returns the call, and how many bytes now wait for the slowest receiver.
@@ -170,6 +204,13 @@ impl Runtime {
     /// [`RuntimeError::Full`], naming it.
     pub fn admit(&self, target: &Target) -> Result<(), RuntimeError> {
         let budget = self.options.link_budget;
+        if self.me.is_agent() && !target.is_on(self.me.host) {
+            let queued = self.outstanding_to(&target.hosts());
+            if queued > budget {
+                let addr = target.place(0).unwrap_or(self.me);
+                return Err(RuntimeError::Full { addr, queued, budget });
+            }
+        }
         for addr in target.procs() {
             if let Some(link) = self.link_of(addr) {
                 let queued = link.queued();
@@ -189,6 +230,12 @@ impl Runtime {
     /// Waits a moment for the queues towards `target` to be within budget; true once they are.
     pub fn wait_room(&self, target: &Target, limit: Duration) -> bool {
         let end = Instant::now() + limit;
+        if self.me.is_agent()
+            && !target.is_on(self.me.host)
+            && !self.wait_room_away(&target.hosts(), self.options.link_budget, end)
+        {
+            return false;
+        }
         target.procs().all(|addr| {
             self.link_of(addr).is_none_or(|link| {
                 link.wait_room(self.options.link_budget, end.saturating_duration_since(Instant::now()))
@@ -213,32 +260,52 @@ impl Runtime {
         if frame.header.target_len == 0 {
             return self.dispatch_one(frame, from);
         }
-        let Ok(target) = frame.target() else { return 0 };
-        let (whole, known) = {
-            let router = read(&self.router);
-            (router.relay_whole(&target), router.mesh_len(target.mesh()))
-        };
-        if let Some(up) = whole {
+        let up = read(&self.router).up();
+        if let Some(up) = up {
             return self.link(up).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0);
         }
-        if target.len() > known.unwrap_or(MOST_UNKNOWN) {
-            // No region of that mesh: nobody made this cast by the usual road, and nobody is to count through it.
-            return 0;
-        }
+        let Ok(target) = frame.target() else { return 0 };
+        let Target::Many(mesh, region, placement) = &target else { return 0 };
+        let here = self.me.host;
         let mut most = 0;
-        for (index, addr) in (0..).zip(target.procs()) {
-            most = most.max(self.dispatch_one(frame.for_one(addr, index), from));
+        if from != Some(GATEWAY) && placement.only() != Some(here) {
+            let mut hosts = placement.hosts_of(region);
+            hosts.remove(here);
+            most = self.send_away(&frame, hosts);
+        }
+        let known = read(&self.router).local(*mesh);
+        let on = placement.ranks_on(here, region.len());
+        if placement.only() == Some(here) {
+            if region.len() > known.map_or(MOST_UNKNOWN, |ranks| ranks.len()) {
+                // No region of that mesh: nobody made this cast by the usual road, and nobody is to count through it.
+                return 0;
+            }
+            for (index, rank) in (0..).zip(region) {
+                let to = placement.addr(*mesh, rank);
+                most = most.max(self.dispatch_one(frame.for_one(to, index), from));
+            }
+        } else if on.len() <= MOST_UNKNOWN {
+            let places = on.filter_map(|rank| Some((region.position(rank)?, placement.addr(*mesh, rank))));
+            for (index, to) in places {
+                let index = u32::try_from(index).unwrap_or(u32::MAX);
+                most = most.max(self.dispatch_one(frame.for_one(to, index), from));
+            }
         }
         most
     }
 
-    fn dispatch_one(&self, frame: Frame, from: Option<LinkId>) -> usize {
-        if from.is_some() && self.me == ProcAddr::CONTROLLER {
+    fn dispatch_one(&self, mut frame: Frame, from: Option<LinkId>) -> usize {
+        if self.gateway.is_active() {
+            frame.header.flags |= flags::ABROAD;
+        }
+        if from.is_some() && self.me.is_agent() && frame.header.dst.host == self.me.host {
             self.overhear(&frame.header);
         }
         let route = read(&self.router).route(frame.header.dst);
         match route {
             Route::Via(id) => self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0),
+            Route::Away(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
+            Route::Away(host) => self.send_away(&frame, HostSet::one(host)),
             Route::Here => {
                 self.deliver(frame);
                 0
@@ -248,8 +315,12 @@ impl Runtime {
                 0
             }
             Route::Unknown => {
-                let why = format!("no process {} is known on this host", frame.header.dst);
-                self.bounce(&frame, agent::lost(why.clone()), &why);
+                let unknown = read(&self.router).local(frame.header.dst.mesh).is_none();
+                if unknown && self.gateway.is_active() {
+                    self.await_procs(frame, from);
+                } else {
+                    self.refuse_unknown(&frame);
+                }
                 0
             }
         }
@@ -258,28 +329,21 @@ impl Runtime {
     /// What the agent learns of a message that it relays. Before the route is looked up: a death in between is then told
     /// one way or the other.
     fn overhear(&self, header: &Header) {
-        let (src, dst) = (header.src, header.dst);
-        match header.kind {
-            Kind::Spawn => {
-                let mut agent = lock(&self.agent);
-                agent.family.asked(src, dst.mesh);
-                agent.family.actor_made(dst, header.actor, src);
-            }
-            Kind::StopActor => {
-                let mut agent = lock(&self.agent);
-                agent.family.asked(src, dst.mesh);
-                agent.family.actor_stopped(dst, header.actor);
-            }
-            Kind::Call | Kind::Post | Kind::Inspect => lock(&self.agent).family.asked(src, dst.mesh),
-            _ if header.flags & (flags::SHARED | flags::MORE | flags::CHARGED) != 0 => {
-                lock(&self.agent).family.asked(src, dst.mesh)
-            }
-            _ => {}
+        let to_watch = relate(&mut lock(&self.agent).family, header);
+        self.watch_owners(to_watch);
+    }
+
+    /// Has the agents of owners on other hosts tell of their ends.
+    pub(crate) fn watch_owners(&self, owners: Vec<ProcAddr>) {
+        for owner in owners {
+            let mut header = Header::new(Kind::Watch, self.me, ProcAddr::agent(owner.host));
+            (header.actor, header.index) = (owner.mesh, owner.rank);
+            self.dispatch(Frame::build(header, None, b"", &[]), None);
         }
     }
 
     /// A message cannot reach its receiver: whoever waits for an answer gets one at once.
-    fn bounce(&self, frame: &Frame, outcome: Outcome, why: &str) {
+    pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome, why: &str) {
         let header = frame.header;
         if header.flags & flags::SHARED != 0 {
             self.memory.let_go(frame);
@@ -287,6 +351,12 @@ impl Runtime {
         self.refuse(&frame.header);
         if is_for_port(&header) {
             self.refuse_post(&header, "the process that received there has ended");
+            return;
+        }
+        if matches!(header.kind, Kind::SpawnProcs | Kind::StopProcs) {
+            if let Outcome::Lost(ended) = &outcome {
+                self.agent_lost(frame, ended);
+            }
             return;
         }
         if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect) {
@@ -297,16 +367,28 @@ impl Runtime {
             self.forget_fallen();
             return;
         }
-        if let Outcome::Lost(ended) = &outcome
-            && let Some(link) = self.link_of(header.src)
-        {
+        if let Outcome::Lost(ended) = &outcome {
             let mut down = agent::down_frame(self.me, header.src, header.dst, ended);
             // An answer to this call, not the one notice of that end.
             down.header.flags |= flags::DEAD;
-            link.send(&self.reactor, &down);
+            self.dispatch(down, None);
             return;
         }
         self.undeliverable(&header, why);
+    }
+
+    /// An order cannot reach the agent that it is for: each of the procs that it is about is lost to whoever gave it.
+    fn agent_lost(&self, order: &Frame, ended: &Ended) {
+        let header = order.header;
+        let per_host = order.name().first_chunk::<4>().map_or(0, |raw| u32::from_le_bytes(*raw));
+        let ranks = agent::request::ranks(header.index, per_host.min(MOST_PROCS)).unwrap_or_default();
+        for rank in ranks {
+            let addr = ProcAddr { mesh: header.actor, rank, host: header.dst.host };
+            let mut down = agent::down_frame(ProcAddr::agent(header.dst.host), header.src, addr, ended);
+            // An answer to this order, not the one notice of that end.
+            down.header.flags |= flags::DEAD;
+            self.dispatch(down, None);
+        }
     }
 
     /// Tells a sender that the actor it meant is not (or no longer) there.

@@ -83,18 +83,21 @@ impl Runtime {
         back.actor = address.id;
         back.index = address.index;
         back.flags = if address.response { flags::MORE } else { 0 };
-        let mut owner = [0; 12];
+        let mut owner = [0; 16];
         owner[..8].copy_from_slice(&address.owner.mesh.to_le_bytes());
-        owner[8..].copy_from_slice(&address.owner.rank.to_le_bytes());
+        owner[8..12].copy_from_slice(&address.owner.rank.to_le_bytes());
+        owner[12..].copy_from_slice(&address.owner.host.to_le_bytes());
         self.dispatch(Frame::build_plain(back, None, why.as_bytes(), &owner), None);
     }
 
     pub(super) fn on_closed(&self, frame: &Frame) {
         let Ok(parts) = frame.parts() else { return };
         let Some(Part::Inline(raw)) = parts.first() else { return };
-        let Some((mesh, rank)) = raw.split_first_chunk::<8>() else { return };
-        let Ok(rank) = <[u8; 4]>::try_from(rank) else { return };
-        let owner = ProcAddr { mesh: u64::from_le_bytes(*mesh), rank: u32::from_le_bytes(rank) };
+        let Some((mesh, rest)) = raw.split_first_chunk::<8>() else { return };
+        let Some((rank, host)) = rest.split_first_chunk::<4>() else { return };
+        let Ok(host) = <[u8; 4]>::try_from(host) else { return };
+        let [rank, host] = [*rank, host].map(u32::from_le_bytes);
+        let owner = ProcAddr { mesh: u64::from_le_bytes(*mesh), rank, host };
         let header = &frame.header;
         let response = header.flags & flags::MORE != 0;
         let address = Address { owner, id: header.actor, index: header.index, response };
@@ -122,7 +125,7 @@ impl Runtime {
     /// Sends a rank's share of a combined reply to the rank above it. `to` is the call that it answers.
     pub fn pass_on(&self, to: &Header, parent: ProcAddr, payload: &[u8], buffers: &[&[u8]]) {
         let target = Target::One(parent);
-        let name = format!("{}.{}", to.src.mesh, to.src.rank);
+        let name = format!("{}.{}.{}", to.src.mesh, to.src.rank, to.src.host);
         let out =
             Outgoing { kind: Kind::Partial, target: &target, actor: to.actor, name: name.as_bytes(), payload, buffers };
         let mut frame = self.compose(&out, to.call);

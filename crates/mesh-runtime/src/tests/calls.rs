@@ -6,7 +6,7 @@ use crate::inbox::{Inbox, LoopWaker};
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::shm::Memory;
-use mesh_proto::{Ended, Exit, Frame, Header, Kind, ProcAddr, Target};
+use mesh_proto::{Ended, Exit, Frame, Header, Kind, Placement, ProcAddr, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -36,7 +36,7 @@ fn a_call_completes_once_whoever_races() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
     for round in 0..300 {
-        let call = calls.open(Target::Many(7, procs(4)), round % 2 == 0);
+        let call = calls.open(Target::Many(7, procs(4), Placement::On(0)), round % 2 == 0);
         let cancelled = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for rank in 0..4 {
@@ -54,7 +54,7 @@ fn a_call_completes_once_whoever_races() {
                     cancelled.fetch_add(usize::from(calls.cancel(reactor, call)), Ordering::SeqCst);
                 });
             }
-            scope.spawn(move || calls.on_down(reactor, ProcAddr { mesh: 7, rank: 2 }, &ended()));
+            scope.spawn(move || calls.on_down(reactor, ProcAddr { mesh: 7, rank: 2, host: 0 }, &ended()));
         });
         assert!(call.is_done());
         assert!(cancelled.load(Ordering::SeqCst) <= 1);
@@ -74,7 +74,7 @@ fn a_call_completes_once_whoever_races() {
 fn a_stream_hands_out_each_outcome_in_the_order_of_arrival() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
-    let call = calls.open(Target::Many(7, procs(4)), true);
+    let call = calls.open(Target::Many(7, procs(4), Placement::On(0)), true);
     let waker = Arc::new(LoopWaker::new().unwrap());
     for (n, rank) in [2, 0, 3, 1].into_iter().enumerate() {
         call.tell(&reactor, &waker, n as u64, n);
@@ -93,7 +93,7 @@ fn a_stream_hands_out_each_outcome_in_the_order_of_arrival() {
 fn closing_fails_what_waits_and_nothing_else() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
-    let open: Vec<_> = (0..20).map(|_| calls.open(Target::Many(7, procs(2)), false)).collect();
+    let open: Vec<_> = (0..20).map(|_| calls.open(Target::Many(7, procs(2), Placement::On(0)), false)).collect();
     calls.on_outcome(&reactor, open[3].id, 1, Outcome::Replied(Arc::new(message(1))));
     calls.fail_all(&reactor, &ended());
     assert_eq!(calls.len(), 0);
@@ -102,7 +102,7 @@ fn closing_fails_what_waits_and_nothing_else() {
         assert!(matches!(outcomes[0], Outcome::Lost(_)));
         assert_eq!(matches!(outcomes[1], Outcome::Replied(_)), i == 3);
     }
-    let nobody = calls.open(Target::Many(7, procs(0)), false);
+    let nobody = calls.open(Target::Many(7, procs(0), Placement::On(0)), false);
     assert!(nobody.is_done() && nobody.take_outcomes().unwrap().is_empty());
 }
 

@@ -6,7 +6,7 @@ use crate::inbox::Inbox;
 use crate::meter::Mailbox;
 use crate::reactor::Reactor;
 use crate::{Outgoing, Runtime, Terms, Waited};
-use mesh_proto::{Ended, Exit, Frame, Header, INITIAL_WINDOW, Kind, ProcAddr, Target, flags};
+use mesh_proto::{Ended, Exit, Frame, Header, INITIAL_WINDOW, Kind, Placement, ProcAddr, Target, flags};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -128,8 +128,8 @@ fn closing_the_runtime_lets_everybody_go() {
 #[test]
 fn a_cast_that_does_not_fit_takes_nothing() {
     let (runtime, _inbox) = host();
-    let free = runtime.meter(ProcAddr { mesh: 7, rank: 1 }, ACTOR);
-    let full = runtime.meter(ProcAddr { mesh: 7, rank: 2 }, ACTOR);
+    let free = runtime.meter(ProcAddr { mesh: 7, rank: 1, host: 0 }, ACTOR);
+    let full = runtime.meter(ProcAddr { mesh: 7, rank: 2, host: 0 }, ACTOR);
     let both = [Arc::clone(&free), Arc::clone(&full)];
     assert_eq!(runtime.admit_all(&both[1..], INITIAL_WINDOW), Ok(true));
     assert_eq!(runtime.admit_all(&both, 1000), Err(1));
@@ -186,7 +186,7 @@ fn whoever_waits_for_a_call_is_woken_whatever_ends_it() {
     for seed in 0..3000 {
         let mut dice = Dice(seed);
         let ranks = 1 + dice.roll(4);
-        let call = calls.open(Target::Many(7, procs(ranks)), dice.roll(2) == 0);
+        let call = calls.open(Target::Many(7, procs(ranks), Placement::On(0)), dice.roll(2) == 0);
         let orders: Vec<usize> = (0..6).map(|_| dice.roll(ranks + 2)).collect();
         std::thread::scope(|scope| {
             let (ended, call) = (&ended, &call);
@@ -197,7 +197,7 @@ fn whoever_waits_for_a_call_is_woken_whatever_ends_it() {
                         if *order < ranks {
                             calls.on_outcome(reactor, call.id, *order, Outcome::Lost(Arc::clone(ended)));
                         } else if *order == ranks {
-                            let addr = ProcAddr { mesh: 7, rank: u32::try_from(ranks - 1).unwrap() };
+                            let addr = ProcAddr { mesh: 7, rank: u32::try_from(ranks - 1).unwrap(), host: 0 };
                             calls.on_down(reactor, addr, ended);
                         } else {
                             std::thread::yield_now();

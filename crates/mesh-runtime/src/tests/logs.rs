@@ -5,19 +5,20 @@ use mesh_proto::ProcAddr;
 use mesh_proto::logs::{LogOptions, Stream};
 use std::fs::File;
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(20);
 
 fn started() -> Arc<Logs> {
-    let logs = Logs::start(Instant::now()).unwrap();
+    let logs = Logs::start(Instant::now(), Weak::new(), false).unwrap();
     logs.watch();
     logs
 }
 
 fn open(logs: &Logs, mesh: u64) -> (ProcAddr, File, File) {
-    let addr = ProcAddr { mesh, rank: 0 };
+    let addr = ProcAddr { mesh, rank: 0, host: 0 };
     let (out, err) = logs.open(addr).unwrap();
     (addr, out.into(), err.into())
 }
@@ -98,7 +99,7 @@ fn those_who_print_wait_when_nobody_looks_and_nothing_is_lost() {
 
 #[test]
 fn without_anybody_to_show_them_lines_are_dropped() {
-    let logs = Logs::start(Instant::now()).unwrap();
+    let logs = Logs::start(Instant::now(), Weak::new(), false).unwrap();
     let (addr, mut out, mut err) = open(&logs, 1);
     for _ in 0..100_000 {
         out.write_all(b"a line that nobody sees, and that fills no queue\n").unwrap();
@@ -123,4 +124,35 @@ fn streams_keep_apart() {
     let expected = [(Stream::Out, b"[procs rank=0] a\n".to_vec()), (Stream::Err, b"[procs rank=0] b\n".to_vec())];
     assert_eq!(shown, expected);
     assert!(logs.next().is_none());
+}
+
+#[test]
+fn a_host_whose_lines_are_not_asked_for_lets_its_printers_wait() {
+    // Nobody takes what it sends: its first batch is under way for ever.
+    let logs = Logs::start(Instant::now(), Weak::new(), true).unwrap();
+    let (_, mut out, _err) = open(&logs, 1);
+    let (line, lines) = ([b'x'; 999], 20_000);
+    let written = Arc::new(AtomicUsize::new(0));
+    let so_far = Arc::clone(&written);
+    let writer = std::thread::spawn(move || {
+        for _ in 0..lines {
+            if out.write_all(&line).and_then(|()| out.write_all(b"\n")).is_err() {
+                return false;
+            }
+            so_far.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    });
+    // LOG-6: neither the queue nor the pipe takes 20 MB.
+    let (other, _, mut err) = open(&logs, 2);
+    err.write_all(b"bye\n").unwrap();
+    assert_eq!(logs.ended(other), ["bye"]);
+    let mut before = usize::MAX;
+    while std::mem::replace(&mut before, written.load(Ordering::Relaxed)) != written.load(Ordering::Relaxed) {
+        // Until nothing moves any more.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(!writer.is_finished());
+    logs.close();
+    assert!(!writer.join().unwrap(), "the pipe closes with the runtime");
 }

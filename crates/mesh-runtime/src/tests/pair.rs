@@ -4,7 +4,7 @@ use super::{SOON, options, procs, soon};
 use crate::calls::Outcome;
 use crate::link::Link;
 use crate::{Inbox, NurserySpec, Options, Outgoing, PartData, Runtime, RuntimeError, SpawnSpec, Waited};
-use mesh_proto::{Kind, ProcAddr, Target, flags};
+use mesh_proto::{Kind, Placement, ProcAddr, Target, flags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -59,7 +59,7 @@ impl Host {
         for rank in 0..n {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-            let addr = ProcAddr { mesh: MESH, rank };
+            let addr = ProcAddr { mesh: MESH, rank, host: 0 };
             let link = Arc::new(Link::new(rank, addr, ours));
             links.push(link);
             let board = controller.board.fd().try_clone_to_owned().unwrap();
@@ -70,9 +70,9 @@ impl Host {
         for link in &links {
             link.register(&controller.reactor).unwrap();
         }
-        controller.add_links(MESH, &links);
+        controller.add_links(MESH, 0, &links);
         let host = Self { controller, workers };
-        let whole = Target::Many(MESH, procs(n as usize));
+        let whole = Target::Many(MESH, procs(n as usize), Placement::On(0));
         host.controller.tell(&out(Kind::Spawn, &whole, b"", &[])).unwrap();
         host
     }
@@ -100,7 +100,7 @@ fn out<'a>(kind: Kind, target: &'a Target, payload: &'a [u8], buffers: &'a [&'a 
 }
 
 fn one(rank: u32) -> Target {
-    Target::One(ProcAddr { mesh: MESH, rank })
+    Target::One(ProcAddr { mesh: MESH, rank, host: 0 })
 }
 
 fn payload(outcome: &Outcome) -> Vec<u8> {
@@ -112,11 +112,11 @@ fn payload(outcome: &Outcome) -> Vec<u8> {
 fn calls_and_casts_come_back_in_the_order_of_their_target() {
     let host = Host::new(3, options());
     assert_eq!(payload(&host.call(&one(1), b"hello", &[])[0]), b"hello");
-    let all = host.call(&Target::Many(MESH, procs(3)), b"all", &[]);
+    let all = host.call(&Target::Many(MESH, procs(3), Placement::On(0)), b"all", &[]);
     assert_eq!(all.len(), 3);
     for (index, outcome) in all.iter().enumerate() {
         let Outcome::Replied(message) = outcome else { panic!("{outcome:?}") };
-        assert_eq!(message.header().src, ProcAddr { mesh: MESH, rank: u32::try_from(index).unwrap() });
+        assert_eq!(message.header().src, ProcAddr { mesh: MESH, rank: u32::try_from(index).unwrap(), host: 0 });
     }
     host.close();
 }
@@ -126,7 +126,7 @@ fn large_parts_travel_there_and_back_and_their_memory_is_used_again() {
     let host = Host::new(2, options());
     let large: Vec<u8> = (0..300_000_u32).map(|i| (i % 251) as u8).collect();
     for round in 0..100 {
-        let target = if round % 2 == 0 { one(0) } else { Target::Many(MESH, procs(2)) };
+        let target = if round % 2 == 0 { one(0) } else { Target::Many(MESH, procs(2), Placement::On(0)) };
         for outcome in host.call(&target, b"", &[&large, b"small"]) {
             let Outcome::Replied(message) = outcome else { panic!("{outcome:?}") };
             let (_, parts) = message.open().unwrap();
@@ -152,8 +152,11 @@ fn many_threads_wait_for_different_answers_and_none_hangs() {
                 scope.spawn(move || {
                     for round in 0..400_u32 {
                         let text = format!("{thread} {round}");
-                        let target =
-                            if round % 7 == 0 { Target::Many(MESH, procs(3)) } else { one((thread + round) % 3) };
+                        let target = if round % 7 == 0 {
+                            Target::Many(MESH, procs(3), Placement::On(0))
+                        } else {
+                            one((thread + round) % 3)
+                        };
                         for outcome in host.call(&target, text.as_bytes(), &[]) {
                             assert_eq!(payload(&outcome), text.as_bytes());
                         }
@@ -205,7 +208,7 @@ fn a_worker_calls_another_through_the_controller() {
     assert_eq!(worker.wait_call(&call, None, soon(), false, false), Waited::Ready);
     assert_eq!(payload(&call.take_outcomes().unwrap()[0]), b"hi");
     // Nobody there: the answer is that, at once.
-    for target in [one(9), Target::One(ProcAddr { mesh: 1234, rank: 0 })] {
+    for target in [one(9), Target::One(ProcAddr { mesh: 1234, rank: 0, host: 0 })] {
         let (call, _) = worker.call(&out(Kind::Call, &target, b"hi", &[&large]), false).unwrap();
         assert_eq!(worker.wait_call(&call, None, soon(), false, false), Waited::Ready);
         assert!(call.take_outcomes().unwrap().iter().all(|outcome| match outcome {
@@ -297,9 +300,9 @@ fn procs_that_cannot_be_made_are_lost_with_the_reason() {
     for (mesh, program) in [(1, "/bin/false"), (2, "/nonexistent/program")] {
         let nursery = NurserySpec { argv: vec![program.into()], env: Vec::new() };
         let spec = SpawnSpec { nursery, exec: false, config: bytes::Bytes::new(), within: SOON, title: "".into() };
-        let call = controller.spawn_procs(mesh, &region, &spec).unwrap();
+        let call = controller.spawn_procs(mesh, &region, &Placement::On(0), &spec).unwrap();
         // Messages may follow at once; they come to nothing at once, too.
-        let target = Target::Many(mesh, region.clone());
+        let target = Target::Many(mesh, region.clone(), Placement::On(0));
         let (early, _) = controller.call(&out(Kind::Call, &target, b"", &[&[1; 100_000]]), false).unwrap();
         for call in [call, early] {
             assert_eq!(controller.wait_call(&call, None, soon(), false, false), Waited::Ready);
@@ -321,7 +324,7 @@ fn spawning_and_asking_at_once_does_not_lock_up() {
     std::thread::scope(|scope| {
         let (done, controller) = (&done, &controller);
         let asking = scope.spawn(move || {
-            let target = Target::Many(3, procs(2));
+            let target = Target::Many(3, procs(2), Placement::On(0));
             while !done.load(std::sync::atomic::Ordering::SeqCst) {
                 controller.counts();
                 let _ = controller.admit(&target);
@@ -330,7 +333,7 @@ fn spawning_and_asking_at_once_does_not_lock_up() {
         for mesh in 3..23 {
             let nursery = NurserySpec { argv: vec!["/nonexistent/program".into()], env: Vec::new() };
             let spec = SpawnSpec { nursery, exec: false, config: bytes::Bytes::new(), within: SOON, title: "".into() };
-            let call = controller.spawn_procs(mesh, &procs(2), &spec).unwrap();
+            let call = controller.spawn_procs(mesh, &procs(2), &Placement::On(0), &spec).unwrap();
             assert_eq!(controller.wait_call(&call, None, soon(), false, false), Waited::Ready);
         }
         done.store(true, std::sync::atomic::Ordering::SeqCst);

@@ -7,7 +7,7 @@ use crate::ports::{Inlet, Taken};
 use crate::reactor::Reactor;
 use crate::shm::Memory;
 use crate::{Runtime, RuntimeError, Said, Way};
-use mesh_proto::{Ended, Exit, Frame, Header, Kind, ProcAddr, Target, flags};
+use mesh_proto::{Ended, Exit, Frame, Header, Kind, Placement, ProcAddr, Target, flags};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -108,7 +108,7 @@ fn nothing_is_lost_between_giving_up_and_receiving() {
 fn a_stream_takes_what_comes_until_its_ranks_have_ended() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
-    let call = calls.open(Target::Many(7, procs(2)), true);
+    let call = calls.open(Target::Many(7, procs(2), Placement::On(0)), true);
     let reply = |kind, bits, n| Outcome::Replied(Arc::new(message(kind, bits, n)));
     for n in 0..3 {
         calls.on_outcome(&reactor, call.id, 1, reply(Kind::Reply, flags::MORE, n));
@@ -130,7 +130,7 @@ fn a_stream_takes_what_comes_until_its_ranks_have_ended() {
 fn the_first_of_several_answers_completes_a_plain_call() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
-    let call = calls.open(Target::Many(7, procs(1)), false);
+    let call = calls.open(Target::Many(7, procs(1), Placement::On(0)), false);
     let more = |n| Outcome::Replied(Arc::new(message(Kind::Reply, flags::MORE, n)));
     assert!(calls.offer(&reactor, call.id, 0, more(1)));
     assert!(!calls.offer(&reactor, call.id, 0, more(2)), "nobody waits any more");
@@ -141,7 +141,7 @@ fn the_first_of_several_answers_completes_a_plain_call() {
 fn one_reply_or_one_failure_speaks_for_all_of_a_combined_call() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
-    let target = Target::Many(7, procs(3));
+    let target = Target::Many(7, procs(3), Placement::On(0));
     let ended = Arc::new(Ended {
         pid: None,
         exit: Exit::Unknown,
@@ -168,7 +168,7 @@ fn one_reply_or_one_failure_speaks_for_all_of_a_combined_call() {
     assert_eq!(fallen.iter().map(|call| call.id).collect::<Vec<_>>(), [call.id], "its ranks are to be told, once");
 
     let call = open();
-    calls.on_down(&reactor, ProcAddr { mesh: 7, rank: 1 }, &ended);
+    calls.on_down(&reactor, ProcAddr { mesh: 7, rank: 1, host: 0 }, &ended);
     assert!(matches!(call.take_outcomes().unwrap()[1], Outcome::Lost(_)));
     assert_eq!(calls.take_fallen().len(), 1);
     assert_eq!(calls.len(), 0);

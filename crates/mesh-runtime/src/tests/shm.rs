@@ -2,10 +2,10 @@
 
 use super::procs;
 use crate::shm::{Memory, SharedPart};
-use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, SharedRef, Target, flags};
+use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, SharedRef, Target, flags};
 
 const KIB: usize = 1024;
-const TO: ProcAddr = ProcAddr { mesh: 7, rank: 0 };
+const TO: ProcAddr = ProcAddr { mesh: 7, rank: 0, host: 0 };
 
 fn memories() -> (Memory, Memory) {
     (Memory::new(64 << 20, 1000), Memory::new(64 << 20, 2000))
@@ -58,7 +58,7 @@ fn letting_go_keeps_memory_bounded() {
 #[test]
 fn receivers_of_a_cast_do_not_see_each_others_writes() {
     let (owner, receiver) = memories();
-    let target = Target::Many(7, procs(3));
+    let target = Target::Many(7, procs(3), Placement::On(0));
     let data = vec![5; 200 * KIB];
     let at = owner.put(&data, &target, 0).unwrap();
     let parts: Vec<SharedPart> = (0..3).map(|_| receiver.open(&at, data.len() as u64, false).unwrap()).collect();
@@ -103,7 +103,7 @@ fn a_late_let_go_of_an_earlier_use_touches_nothing() {
     let stale = receiver.open(&old, 8 << 20, true).unwrap();
     // Its receiver is declared dead, its memory used again for somebody else.
     owner.on_death(TO, None);
-    let to = ProcAddr { mesh: 7, rank: 1 };
+    let to = ProcAddr { mesh: 7, rank: 1, host: 0 };
     let new = owner.put(&[2; 8 << 20], &Target::One(to), 0).unwrap();
     assert_eq!((new.slab, new.chunk), (old.slab, old.chunk));
     let held = receiver.open(&new, 8 << 20, true).unwrap();
@@ -116,16 +116,16 @@ fn a_late_let_go_of_an_earlier_use_touches_nothing() {
 #[test]
 fn the_dead_lose_what_they_held_and_only_that() {
     let (owner, _) = memories();
-    let target = Target::Many(7, procs(3));
+    let target = Target::Many(7, procs(3), Placement::On(0));
     let cast = owner.put(&[1; 8 << 20], &target, 0).unwrap();
     let bytes = owner.bytes();
     for rank in [0, 2, 2, 0] {
-        owner.on_death(ProcAddr { mesh: 7, rank }, Some(1));
+        owner.on_death(ProcAddr { mesh: 7, rank, host: 0 }, Some(1));
     }
     let other = owner.put(&[1; 8 << 20], &Target::One(TO), 0).unwrap();
     assert_ne!(other.slab, cast.slab, "rank 1 lives, and may hold it");
-    owner.on_death(ProcAddr { mesh: 8, rank: 1 }, None);
-    owner.on_death(ProcAddr { mesh: 7, rank: 1 }, None);
+    owner.on_death(ProcAddr { mesh: 8, rank: 1, host: 0 }, None);
+    owner.on_death(ProcAddr { mesh: 7, rank: 1, host: 0 }, None);
     let again = owner.put(&[1; 8 << 20], &target, 0).unwrap();
     assert_eq!(again.slab, cast.slab);
     assert_eq!(owner.bytes(), 2 * bytes);
@@ -146,7 +146,7 @@ fn a_used_up_budget_says_so_and_idle_memory_is_found_elsewhere() {
     assert!(owner.put(&[1; 2 << 20], &Target::One(TO), 0).is_some());
     assert!(owner.bytes() <= 4 << 20);
     assert!(owner.put(&[1; 8 << 20], &Target::One(TO), 0).is_none(), "larger than the whole budget");
-    assert!(owner.put(&[1; 64 * KIB], &Target::Many(7, procs(0)), 0).is_none(), "for nobody");
+    assert!(owner.put(&[1; 64 * KIB], &Target::Many(7, procs(0), Placement::On(0)), 0).is_none(), "for nobody");
 }
 
 #[test]

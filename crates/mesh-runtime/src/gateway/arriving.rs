@@ -1,0 +1,300 @@
+//! Packets in, and what gateways tell each other in frames.
+
+use super::trunk::{Trunk, TrunkEnd};
+use super::{GATEWAY, State};
+use crate::runtime::{Runtime, lock};
+use mesh_proto::hosts::{Arrival, Farewell, HostSet, Packet, PacketKind, Standing, unmerge};
+use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
+use std::sync::Arc;
+
+/// More replies than this no merged frame is taken apart into.
+const MOST_PLACES: u32 = 1 << 24;
+
+impl Runtime {
+    /// Something has arrived on, or can be written to, a trunk.
+    pub(crate) fn on_trunk(&self, token: u64, readable: bool, writable: bool) {
+        let Some(trunk) = self.gateway.trunk(token) else { return };
+        if writable {
+            trunk.flush(&self.reactor);
+            if trunk.has_room() {
+                let mut state = lock(&self.gateway.state);
+                self.pump(&mut state, trunk.peer);
+                drop(state);
+                self.tell_room();
+            }
+        }
+        if readable {
+            self.read_trunk(&trunk);
+        }
+    }
+
+    pub(super) fn read_trunk(&self, trunk: &Arc<Trunk>) {
+        let _in_order = lock(&self.gateway.delivery);
+        let mut packets = Vec::new();
+        let mut arrivals = Vec::new();
+        let mut orders = Vec::new();
+        loop {
+            let end = trunk.read(&mut packets, self.started.elapsed());
+            if !packets.is_empty() {
+                {
+                    let mut state = lock(&self.gateway.state);
+                    for packet in packets.drain(..) {
+                        self.on_packet(&mut state, trunk, packet, &mut arrivals, &mut orders);
+                    }
+                    for via in state.strands.take_ready() {
+                        self.pump(&mut state, via);
+                    }
+                    self.acknowledge(&mut state);
+                    self.arm(&mut state);
+                }
+                self.tell_room();
+                for arrival in arrivals.drain(..) {
+                    self.take(arrival);
+                }
+            }
+            match end {
+                TrunkEnd::Drained => break,
+                TrunkEnd::More => {}
+                TrunkEnd::Closed(why) => {
+                    self.trunk_lost(trunk, &why);
+                    break;
+                }
+            }
+        }
+        for text in orders {
+            self.on_farewell(trunk, &text);
+        }
+    }
+
+    /// Sends the acks that are due by what has just arrived. Where much comes the I/O thread would be woken for each.
+    fn acknowledge(&self, state: &mut State) {
+        let now = self.started.elapsed();
+        if state.strands.next_deadline().is_some_and(|at| at <= now) {
+            let mut packets = Vec::new();
+            state.strands.on_tick(now, &mut packets);
+            self.send_on(state, packets);
+        }
+    }
+
+    fn on_packet(
+        &self,
+        state: &mut State,
+        trunk: &Arc<Trunk>,
+        packet: Packet,
+        arrivals: &mut Vec<Arrival>,
+        orders: &mut Vec<String>,
+    ) {
+        let me = self.me.host;
+        let now = self.started.elapsed();
+        match packet.kind {
+            PacketKind::Data | PacketKind::Ack | PacketKind::Nack => {
+                if packet.sole() == Some(me) {
+                    state.strands.on_packet(packet, now, arrivals);
+                    return;
+                }
+                self.relay(state, packet, arrivals);
+            }
+            PacketKind::Ping => trunk.send(&self.reactor, &Packet::new(PacketKind::Pong, me), now),
+            PacketKind::Farewell => {
+                orders.push(Farewell::read(&packet).map(|said| said.text).unwrap_or_default());
+            }
+            // Greetings come before a trunk is one.
+            PacketKind::Pong | PacketKind::Join | PacketKind::Welcome | PacketKind::Refuse => {}
+        }
+    }
+
+    /// A packet that is not, or not only, for this host.
+    fn relay(&self, state: &mut State, packet: Packet, arrivals: &mut Vec<Arrival>) {
+        let me = self.me.host;
+        let now = self.started.elapsed();
+        let origin = packet.origin;
+        if let Some(dest) = packet.sole() {
+            // Acks for the controller come from all below: they are merged.
+            if packet.kind == PacketKind::Ack && dest == 0 && state.strands.pass_ack(&packet, now) {
+                return;
+            }
+            let out = state.relays.offer(packet, now);
+            self.send_on(state, out);
+            return;
+        }
+        let mut others = packet.hosts();
+        self.heed(state, &packet);
+        self.expect_to_merge(state, &packet, &others);
+        let mine = others.remove(me);
+        let plan = state.topology.plan(origin, &others);
+        for (via, share) in plan {
+            self.forward(state, via, packet.for_hosts(&share));
+        }
+        if mine {
+            let own = packet.for_hosts(&HostSet::one(me));
+            state.strands.on_packet(own, now, arrivals);
+        }
+    }
+
+    /// A notice that a host is dead or suspect must not be relayed by that very host: it counts before the ways are
+    /// looked up. What else follows from it waits for its turn.
+    fn heed(&self, state: &mut State, packet: &Packet) {
+        if packet.origin != 0 || !packet.is_whole() || packet.kind != PacketKind::Data {
+            return;
+        }
+        let header = packet.body.first().and_then(|first| Header::decode(first.first_chunk()?).ok());
+        let Some(header) = header.filter(|header| matches!(header.kind, Kind::HostDown | Kind::Standing)) else {
+            return;
+        };
+        let word = super::away::frame_of(&packet.body).is_some_and(|frame| frame.name() == b"live");
+        if let Ok(host) = HostNo::try_from(header.actor)
+            && host != self.me.host
+            && !(header.kind == Kind::Standing && word)
+            && state.topology.standing(host) == Standing::Live
+        {
+            self.stand(state, host, Standing::Suspect);
+        }
+    }
+
+    /// Notes which call a packet carries that goes on to several hosts: their answers are merged on the way back.
+    fn expect_to_merge(&self, state: &mut State, packet: &Packet, hosts: &HostSet) {
+        // Answers to another host than the controller's go there directly: none would come by.
+        if packet.origin != 0 || !packet.is_first() || packet.kind != PacketKind::Data || hosts.len() < 2 {
+            return;
+        }
+        let Some(first) = packet.body.first() else { return };
+        let Some(header) = first.first_chunk().and_then(|raw| Header::decode(raw).ok()) else { return };
+        if header.kind != Kind::Call && header.kind != Kind::Spawn || header.call == 0 {
+            return;
+        }
+        let out = state.relays.expect(packet.origin, header.src, header.call, hosts);
+        self.send_on(state, out);
+    }
+
+    /// Sends packets of others on, or what is merged of them.
+    pub(super) fn send_on(&self, state: &mut State, packets: Vec<Packet>) {
+        for packet in packets {
+            if let Some(dest) = packet.sole() {
+                if let Some(via) = state.topology.next_hop(packet.origin, dest) {
+                    self.forward(state, via, packet);
+                }
+                continue;
+            }
+            // An ack for many hosts.
+            for (via, share) in state.topology.plan(packet.origin, &packet.hosts()) {
+                self.forward(state, via, packet.for_hosts(&share));
+            }
+        }
+    }
+
+    /// What has arrived for this host, in order.
+    fn take(&self, arrival: Arrival) {
+        match arrival {
+            Arrival::Piece { origin, message, offset, total, body } => {
+                let frame = if offset == 0 && body.iter().map(|piece| piece.len() as u64).sum::<u64>() == total {
+                    super::away::frame_of(&body)
+                } else {
+                    self.assemble(origin, message, offset, total, &body)
+                };
+                if let Some(frame) = frame {
+                    self.take_frame(frame, None);
+                }
+            }
+            Arrival::Merged { origins, body } => {
+                if let Some(frame) = super::away::frame_of(&body) {
+                    self.take_frame(frame, Some(&origins));
+                }
+            }
+        }
+    }
+
+    fn take_frame(&self, frame: Frame, origins: Option<&HostSet>) {
+        let header = frame.header;
+        if header.kind == Kind::Gathered {
+            self.take_gathered(&frame, origins);
+            return;
+        }
+        if header.call != 0 && matches!(header.kind, Kind::Call | Kind::Spawn) && header.target_len != 0 {
+            self.note_call(&frame);
+        }
+        if header.kind == Kind::Reply && header.src.is_agent() && self.me == ProcAddr::CONTROLLER {
+            self.note_introduction(&frame);
+        }
+        let frame = self.localized(frame);
+        self.dispatch(frame, Some(GATEWAY));
+    }
+
+    /// A cast has come: how many procs of this host will answer it.
+    fn note_call(&self, frame: &Frame) {
+        let Ok(target) = frame.target() else { return };
+        let mesh_proto::Target::Many(mesh, region, placement) = &target else { return };
+        let here = self.me.host;
+        let count = match placement.only() {
+            Some(only) if only == here => region.len(),
+            Some(_) => 0,
+            None => {
+                let local = self.local_ranks(*mesh);
+                let on = placement.ranks_on(here, region.len());
+                if on.len() > local.len().max(1) { 0 } else { on.filter(|rank| region.contains(*rank)).count() }
+            }
+        };
+        if count > 1 {
+            self.expect_replies(frame.header.src, frame.header.call, u32::try_from(count).unwrap_or(0));
+        }
+    }
+
+    fn take_gathered(&self, frame: &Frame, origins: Option<&HostSet>) {
+        let header = frame.header;
+        let to = header.dst;
+        let target = if to == self.me { self.call_target(header.call) } else { None };
+        let places = target.as_ref().map_or(MOST_PLACES, |target| u32::try_from(target.len()).unwrap_or(u32::MAX));
+        let place = |index: u32| match &target {
+            Some(target) => target.place(index as usize).unwrap_or(header.src),
+            None => header.src,
+        };
+        let counts = |host: HostNo| origins.is_none_or(|origins| origins.contains(host));
+        let Ok(replies) = unmerge(frame, places, counts, place) else { return };
+        for (_, reply) in replies {
+            self.dispatch(reply, Some(GATEWAY));
+        }
+    }
+
+    // What agents tell each other.
+
+    pub(crate) fn on_gateway_frame(&self, frame: Frame) {
+        let header = frame.header;
+        let host = HostNo::try_from(header.actor).unwrap_or(HostNo::MAX);
+        let text = || String::from_utf8_lossy(frame.name()).into_owned();
+        match header.kind {
+            Kind::HostDown if self.me.is_agent() => self.host_down(host, text()),
+            Kind::HostDown => {
+                self.ranks_lost_with(host, &text());
+            }
+            Kind::HostLost if self.me == ProcAddr::CONTROLLER => self.on_host_lost(host, frame.header.flags, text()),
+            Kind::Revoked if self.me.is_agent() => {
+                if let (Some(identity), Ok([Part::Inline(list)])) =
+                    (self.gateway.identity.get(), frame.parts().as_deref())
+                {
+                    match identity.adopt_revocations(list) {
+                        Ok(true) => lock(&self.gateway.state).recheck_at = std::time::Duration::ZERO,
+                        Ok(false) => {}
+                        Err(error) => self.gateway.tell(format!("a list of revocations was not taken: {error}")),
+                    }
+                }
+            }
+            Kind::Standing if self.me.is_agent() => {
+                let standing = if frame.name() == b"suspect" { Standing::Suspect } else { Standing::Live };
+                self.set_standing(host, standing);
+            }
+            Kind::Whereabouts if self.me == ProcAddr::CONTROLLER && frame.name().is_empty() => {
+                self.tell_whereabouts(header.src, host);
+            }
+            Kind::Whereabouts if self.me.is_agent() => {
+                let address = match frame.parts().as_deref() {
+                    Ok([Part::Inline(address)]) => String::from_utf8_lossy(address).into_owned(),
+                    _ => return,
+                };
+                self.on_whereabouts(host, address);
+            }
+            Kind::EndJob if self.me.is_agent() && header.src == ProcAddr::CONTROLLER => {
+                self.end_job("the controller has ended the job", true);
+            }
+            _ => {}
+        }
+    }
+}

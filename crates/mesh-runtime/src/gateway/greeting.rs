@@ -1,0 +1,744 @@
+//! How connections between hosts come about: dialing, being dialed, and who is taken in.
+//!
+//! Whoever dials says [`Join`] and sends nothing else until it is welcome. A host above another dials it, for the first time
+//! with what it has to know ([`Attachment`]); the two ends of any other connection may dial, and the lower number's
+//! attempt counts if both do. A host that only can dial out offers itself to the controller, which then joins it over
+//! that very connection.
+
+use super::trunk::Trunk;
+use super::words::{Attachment, Reader, Writer};
+use super::{Peer, State};
+use crate::error::RuntimeError;
+use crate::reactor::timespec;
+use crate::runtime::{Options, Runtime, lock};
+use crate::tls::{
+    DialError, Dialed, Identity, Knock, Limits, Listener, PeerFacts, Reason, Role, TlsStream, dial, resolve,
+};
+use mesh_proto::hosts::{Join, Packet, PacketDecoder, PacketKind, Pulse, Refusal, Refuse, Standing, Welcome};
+use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a member may take to say what it wants.
+const GREETING: Duration = Duration::from_secs(5);
+/// How long a host that offers itself waits until it dials again.
+const OFFER_AGAIN: Duration = Duration::from_millis(500);
+
+fn wait(stream: &TlsStream, flags: PollFlags, until: Instant) -> io::Result<()> {
+    let left = until.saturating_duration_since(Instant::now());
+    let mut fds = [PollFd::from_borrowed_fd(stream.as_fd(), flags)];
+    match poll(&mut fds, Some(&timespec(left))) {
+        Ok(0) => Err(ErrorKind::TimedOut.into()),
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Sends a packet and waits until it is on its way.
+fn say(stream: &mut TlsStream, packet: &Packet, until: Instant) -> io::Result<()> {
+    let mut bytes = packet.encode_head();
+    packet.body.iter().for_each(|piece| bytes.extend_from_slice(piece));
+    let mut sent = 0;
+    loop {
+        let written = if sent < bytes.len() { stream.write(&[IoSlice::new(&bytes[sent..])]) } else { Ok(0) };
+        match written {
+            Ok(n) => sent += n,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        if stream.flush()? && sent == bytes.len() {
+            return Ok(());
+        }
+        wait(stream, PollFlags::OUT, until)?;
+    }
+}
+
+/// Waits for the next packet.
+fn hear(stream: &mut TlsStream, decoder: &mut PacketDecoder, until: Instant) -> io::Result<Packet> {
+    loop {
+        match decoder.next_packet() {
+            Ok(Some(packet)) => return Ok(packet),
+            Ok(None) => {}
+            Err(error) => return Err(io::Error::new(ErrorKind::InvalidData, error)),
+        }
+        match stream.read(decoder.room()) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => decoder.filled(n),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => wait(stream, PollFlags::IN, until)?,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn refuse(mut stream: TlsStream, code: Refusal, text: String) {
+    let packet = Refuse { code, text }.packet(0);
+    let _ = say(&mut stream, &packet, Instant::now() + Duration::from_secs(1));
+    stream.close_notify();
+    let _ = stream.flush();
+}
+
+/// A connection whose greetings are done.
+struct Greeted {
+    stream: TlsStream,
+    decoder: PacketDecoder,
+    facts: PeerFacts,
+    incarnation: u64,
+}
+
+impl Runtime {
+    /// Connects to a host, on a thread of its own.
+    pub(super) fn dial(&self, host: HostNo) {
+        let Some(this) = self.this() else { return };
+        let Some(identity) = self.gateway.identity.get().cloned() else { return };
+        let (address, window) = {
+            let mut state = lock(&self.gateway.state);
+            let window = state.window;
+            let Some(peer) = state.peers.get_mut(&host) else { return };
+            let Some(address) = peer.address.clone().filter(|_| !peer.dialing && peer.trunk.is_none()) else { return };
+            peer.dialing = true;
+            (address, window)
+        };
+        let thread = std::thread::Builder::new().name("mesh-dial".to_owned()).stack_size(512 * 1024).spawn(move || {
+            // An attempt that takes long is no use where the window is short.
+            let timeout = window.clamp(Duration::from_millis(200), GREETING);
+            match this.greet(host, &address, &identity, timeout) {
+                Ok(Some(greeted)) => this.adopt(host, greeted, true),
+                // It is connected to already, or was told off.
+                Ok(None) => this.dial_failed(host, String::new(), false),
+                Err((why, gone)) => this.dial_failed(host, why, gone),
+            }
+        });
+        if thread.is_err() {
+            self.dial_failed(host, "no thread could be started to connect to it".to_owned(), false);
+        }
+    }
+
+    /// Connects and says who this is. The error says whether the host is certainly not there.
+    fn greet(
+        &self,
+        host: HostNo,
+        address: &str,
+        identity: &Identity,
+        timeout: Duration,
+    ) -> Result<Option<Greeted>, (String, bool)> {
+        let until = Instant::now() + timeout;
+        let expect = if host == 0 { Role::Controller } else { Role::Host };
+        let Dialed { mut stream, peer: facts, .. } =
+            dial(address, identity, Some(expect), timeout).map_err(|error| {
+                // Who refuses a connection is there, and nobody listens.
+                let known = matches!(error, DialError::Refused { .. } | DialError::BadAddress { .. });
+                // Who breaks off may be about to end, or have too much to do; who says no means it.
+                let gone = match &error {
+                    DialError::NotAuthenticated { reason, .. } => {
+                        !matches!(reason, Reason::Left | Reason::Broke(_) | Reason::TooSlow(_) | Reason::Crowded(_))
+                    }
+                    _ => known,
+                };
+                (error.to_string(), gone)
+            })?;
+        let mut decoder = PacketDecoder::default();
+        let join = self.join(host);
+        let answer = say(&mut stream, &join.packet(), until)
+            .and_then(|()| hear(&mut stream, &mut decoder, until))
+            .map_err(|error| (format!("{address} did not answer as a host does: {error}"), false))?;
+        self.answered(host, address, stream, decoder, facts, &answer)
+    }
+
+    fn join(&self, host: HostNo) -> Join {
+        let mut state = lock(&self.gateway.state);
+        let below = Self::hosts_below(&state, host);
+        let State { job, incarnation, peers, .. } = &mut *state;
+        let peer = peers.entry(host).or_default();
+        let body = peer.attachment.as_ref().map(|told| Attachment { below, ..(**told).clone() }.encode());
+        Join {
+            job: *job,
+            from: self.me.host,
+            to: host,
+            incarnation: *incarnation,
+            expected: peer.incarnation,
+            body: body.unwrap_or_default(),
+        }
+    }
+
+    fn answered(
+        &self,
+        host: HostNo,
+        address: &str,
+        stream: TlsStream,
+        decoder: PacketDecoder,
+        facts: PeerFacts,
+        answer: &Packet,
+    ) -> Result<Option<Greeted>, (String, bool)> {
+        match answer.kind {
+            PacketKind::Welcome => {
+                let Ok(welcome) = Welcome::read(answer) else {
+                    return Err((format!("{address} answers what nobody understands"), false));
+                };
+                let known = lock(&self.gateway.state).peers.get(&host).map_or(0, |peer| peer.incarnation);
+                if known != 0 && known != welcome.incarnation {
+                    return Err((format!("{address} was started anew, and what ran there is gone"), true));
+                }
+                Ok(Some(Greeted { stream, decoder, facts, incarnation: welcome.incarnation }))
+            }
+            PacketKind::Refuse => match Refuse::read(answer) {
+                Ok(Refuse { code: Refusal::Busy, .. }) => Ok(None),
+                Ok(Refuse { code: Refusal::Dead, text }) => {
+                    self.end_job(&text, false);
+                    Ok(None)
+                }
+                Ok(Refuse { text, .. }) => Err((format!("{address} refuses: {text}"), true)),
+                Err(_) => Err((format!("{address} refuses"), true)),
+            },
+            _ => Err((format!("{address} answers what nobody understands"), false)),
+        }
+    }
+
+    /// Somebody has dialed this runtime's host, as a member of its job.
+    fn taken_in(&self, join: &Join, mut stream: TlsStream, decoder: PacketDecoder, facts: PeerFacts) {
+        let refusal = {
+            let state = lock(&self.gateway.state);
+            let peer = state.peers.get(&join.from);
+            if state.over || self.is_closed() {
+                Some((Refusal::NoSuchJob, "the job has ended".to_owned()))
+            } else if join.from == 0 && facts.role != Role::Controller {
+                Some((Refusal::Other, "it is a host, where a controller is expected".to_owned()))
+            } else if join.to != self.me.host {
+                let me = self.me.host;
+                Some((
+                    Refusal::NotMe,
+                    format!("it is host {me} of this job already, and cannot be host {} too", join.to),
+                ))
+            } else if join.expected != 0 && join.expected != state.incarnation {
+                Some((Refusal::NotMe, "this host was started anew; what ran here is gone".to_owned()))
+            } else if state.topology.standing(join.from) == Standing::Dead {
+                let why = peer.map(|peer| peer.why.clone()).unwrap_or_default();
+                Some((Refusal::Dead, format!("declared dead: {why}")))
+            } else if peer.is_some_and(|peer| peer.incarnation != 0 && peer.incarnation != join.incarnation) {
+                Some((Refusal::NotMe, format!("host {} was started anew; what ran there is gone", join.from)))
+            } else if self.me.host < join.from && peer.is_some_and(|peer| peer.dialing && peer.dials) {
+                Some((Refusal::Busy, "a connection is being made the other way".to_owned()))
+            } else {
+                None
+            }
+        };
+        if let Some((code, text)) = refusal {
+            return refuse(stream, code, text);
+        }
+        let incarnation = lock(&self.gateway.state).incarnation;
+        let welcome = Welcome { incarnation, body: bytes::Bytes::new() }.packet(self.me.host);
+        if say(&mut stream, &welcome, Instant::now() + GREETING).is_ok() {
+            self.adopt(join.from, Greeted { stream, decoder, facts, incarnation: join.incarnation }, false);
+        }
+    }
+
+    /// Takes a connection whose greetings are done into use. What the last one may have lost is sent again.
+    fn adopt(&self, host: HostNo, greeted: Greeted, dialed: bool) {
+        let now = self.started.elapsed();
+        let token = self.gateway.next_token.fetch_add(1, Ordering::Relaxed);
+        let Greeted { stream, decoder, facts, incarnation } = greeted;
+        let trunk = match Trunk::new(token, host, facts, stream, decoder, now) {
+            Ok(trunk) => Arc::new(trunk),
+            Err(error) => return self.dial_failed(host, error.to_string(), false),
+        };
+        let (old, registered, recovered) = {
+            let mut trunks = self.gateway.trunks.write().unwrap_or_else(PoisonError::into_inner);
+            trunks.insert(token, Arc::clone(&trunk));
+            drop(trunks);
+            let mut state = lock(&self.gateway.state);
+            let window = state.window;
+            let over = state.over;
+            let dead = state.topology.standing(host) == Standing::Dead;
+            state.topology.reachable(host);
+            let peer: &mut Peer = state.peers.entry(host).or_default();
+            let old = if over || dead { Some(Arc::clone(&trunk)) } else { peer.trunk.replace(Arc::clone(&trunk)) };
+            peer.dialing = false;
+            // The controller's address is known only to who has dialed it at first; nobody else could make it again.
+            peer.dials = dialed || host == 0 && peer.address.is_some();
+            peer.redial_at = None;
+            peer.lost_since = None;
+            peer.attempts = 0;
+            peer.why.clear();
+            peer.incarnation = incarnation;
+            peer.pulse = Some(Pulse::new(window, now));
+            peer.kept_bytes = 0;
+            let kept = std::mem::take(&mut peer.kept);
+            for packet in kept {
+                trunk.send(&self.reactor, &packet, now);
+            }
+            let registered = trunk.register(&self.reactor);
+            let recovered = state.topology.standing(host) == Standing::Suspect;
+            if recovered {
+                self.stand(&mut state, host, Standing::Live);
+            }
+            let recovered = recovered && state.topology.children(self.me.host).contains(host);
+            let through = state.strands.through(host);
+            self.reroute(&mut state, &through);
+            self.pump(&mut state, host);
+            state.armed = Duration::ZERO;
+            (old, registered, recovered)
+        };
+        if let Some(old) = old {
+            old.close(&self.reactor);
+            self.gateway.trunks.write().unwrap_or_else(PoisonError::into_inner).remove(&old.token);
+        }
+        if recovered {
+            // Others may still go around it.
+            self.report_lost(host, false, "");
+        }
+        self.reactor.ring_io();
+        if registered {
+            // What came with the greeting lies in the decoder already, and no descriptor tells of it.
+            self.read_trunk(&trunk);
+        } else {
+            self.trunk_lost(&trunk, "its connection could not be watched");
+        }
+    }
+}
+
+/// How a host does its part in jobs.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// What people call it.
+    pub name: String,
+    /// The command of its interpreter.
+    pub python: Vec<OsString>,
+    /// The environment of what runs there.
+    pub env: Vec<(OsString, OsString)>,
+    /// A private folder, in which each job gets one of its own.
+    pub scratch: std::path::PathBuf,
+    /// Of the runtimes of its jobs.
+    pub runtime: Options,
+}
+
+/// What a host tells whoever runs it.
+pub type HostTold = Box<dyn Fn(&str) + Send + Sync>;
+
+/// A host that serves jobs, one after another or several at once: each has a runtime of its own.
+pub struct Host {
+    identity: Arc<Identity>,
+    options: HostOptions,
+    jobs: Mutex<HashMap<u64, Arc<Runtime>>>,
+    listener: Mutex<Option<Listener>>,
+    addrs: Vec<SocketAddr>,
+    tell: HostTold,
+    closed: Mutex<bool>,
+    changed: std::sync::Condvar,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").field("name", &self.options.name).field("addrs", &self.addrs).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// Listens at `address`, if there is one, and serves whoever proves to be a member.
+    ///
+    /// # Errors
+    /// If the address cannot be had.
+    pub fn start(
+        address: Option<&str>,
+        identity: Arc<Identity>,
+        options: HostOptions,
+        tell: HostTold,
+    ) -> Result<Arc<Self>, RuntimeError> {
+        let addrs = match address {
+            Some(address) => resolve(address, GREETING).map_err(|error| RuntimeError::Address(error.to_string()))?,
+            None => Vec::new(),
+        };
+        let mut failed = None;
+        let host = Arc::new_cyclic(|this: &Weak<Self>| {
+            let knocked = Weak::clone(this);
+            let listener = match addrs.is_empty() {
+                true => None,
+                false => match Listener::bind(&addrs[..1], Arc::clone(&identity), Limits::default(), move |knock| {
+                    if let Some(host) = knocked.upgrade() {
+                        host.on_knock(knock);
+                    }
+                }) {
+                    Ok(listener) => Some(listener),
+                    Err(error) => {
+                        failed = Some(error);
+                        None
+                    }
+                },
+            };
+            Self {
+                addrs: listener.as_ref().map(|listener| listener.addrs().to_vec()).unwrap_or_default(),
+                listener: Mutex::new(listener),
+                identity,
+                options,
+                jobs: Mutex::default(),
+                tell,
+                closed: Mutex::new(false),
+                changed: std::sync::Condvar::new(),
+            }
+        });
+        match failed {
+            Some(error) => Err(RuntimeError::Address(error.to_string())),
+            None => Ok(host),
+        }
+    }
+
+    /// Where it listens.
+    pub fn addrs(&self) -> &[SocketAddr] {
+        &self.addrs
+    }
+
+    /// How many jobs it serves just now.
+    pub fn jobs(&self) -> usize {
+        lock(&self.jobs).len()
+    }
+
+    fn on_knock(self: &Arc<Self>, knock: Knock) {
+        match knock {
+            Knock::Joined { stream, peer, addr } => {
+                let host = Arc::clone(self);
+                let greeting = move || host.greeted(stream, peer, addr);
+                let thread = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024);
+                if thread.spawn(greeting).is_err() {
+                    (self.tell)(&format!("{addr} was turned away: no thread could be started to greet it"));
+                }
+            }
+            Knock::Refused { addr, reason: Reason::RefusedUs(why), .. } => {
+                (self.tell)(&format!("{addr} did not accept this host: {why}"));
+            }
+            Knock::Refused { addr, reason, more: 0 } => (self.tell)(&format!("{addr} was refused: {reason}")),
+            Knock::Refused { addr, reason, more } => {
+                (self.tell)(&format!("{addr} was refused: {reason} (and {more} more that were not told)"));
+            }
+            Knock::Stuck { errno } => (self.tell)(&format!("nobody can be let in for the moment: {errno}")),
+        }
+    }
+
+    /// A member has connected: what does it want?
+    fn greeted(self: &Arc<Self>, mut stream: TlsStream, facts: PeerFacts, addr: SocketAddr) {
+        let until = Instant::now() + GREETING;
+        let mut decoder = PacketDecoder::default();
+        let heard = hear(&mut stream, &mut decoder, until)
+            .map_err(|error| error.to_string())
+            .and_then(|packet| Join::read(&packet).map_err(|error| error.to_string()));
+        match heard {
+            Ok(join) => self.joined(&join, stream, decoder, facts),
+            Err(why) => (self.tell)(&format!("{addr} was turned away: it did not say what it wants: {why}")),
+        }
+    }
+
+    fn joined(self: &Arc<Self>, join: &Join, stream: TlsStream, decoder: PacketDecoder, facts: PeerFacts) {
+        if join.from == 0 && facts.role != Role::Controller {
+            (self.tell)("a member was refused: it has a host's certificate, and says that it is the controller");
+            return refuse(
+                stream,
+                Refusal::Other,
+                "only a controller's certificate speaks for the controller".to_owned(),
+            );
+        }
+        let runtime = {
+            let mut jobs = lock(&self.jobs);
+            match jobs.get(&join.job) {
+                Some(runtime) => Ok(Arc::clone(runtime)),
+                None if *lock(&self.closed) => Err((Refusal::NoSuchJob, "this host shuts down".to_owned())),
+                None if join.from == 0 && facts.role != Role::Controller => {
+                    Err((Refusal::Other, "it is a host, where a controller is expected".to_owned()))
+                }
+                None => match Attachment::decode(&join.body).filter(|_| join.expected == 0) {
+                    None => Err((Refusal::NoSuchJob, "there is no such job here, or not any more".to_owned())),
+                    Some(attachment) => match self.begin(join, &attachment) {
+                        Ok(runtime) => {
+                            jobs.insert(join.job, Arc::clone(&runtime));
+                            Ok(runtime)
+                        }
+                        Err(error) => Err((Refusal::Other, error.to_string())),
+                    },
+                },
+            }
+        };
+        match runtime {
+            Ok(runtime) => runtime.taken_in(join, stream, decoder, facts),
+            Err((code, text)) => refuse(stream, code, text),
+        }
+    }
+
+    /// A job begins here.
+    fn begin(self: &Arc<Self>, join: &Join, attachment: &Attachment) -> Result<Arc<Runtime>, RuntimeError> {
+        let scratch = self.scratch_of(join.job);
+        std::fs::create_dir_all(&scratch)
+            .map_err(|error| RuntimeError::Address(format!("no folder can be made for the job: {error}")))?;
+        let runtime = Runtime::host_agent(join.to, &self.options, scratch)?;
+        let this = Arc::downgrade(self);
+        let job = join.job;
+        let over = move |why: String| {
+            let Some(host) = this.upgrade() else { return };
+            // Not on the runtime's own thread, which ends with it.
+            let end = move || host.end(job, &why);
+            let _ = std::thread::Builder::new().name("mesh-end".to_owned()).spawn(end);
+        };
+        let teller = Arc::downgrade(self);
+        let log = move |text: String| {
+            if let Some(host) = teller.upgrade() {
+                (host.tell)(&text);
+            }
+        };
+        runtime.begin_job(join, attachment, &self.identity, Box::new(over), Box::new(log));
+        (self.tell)(&format!("job {job:016x} begins here, as its host {}", join.to));
+        Ok(runtime)
+    }
+
+    fn scratch_of(&self, job: u64) -> std::path::PathBuf {
+        self.options.scratch.join(format!("job-{job:016x}"))
+    }
+
+    fn end(&self, job: u64, why: &str) {
+        let Some(runtime) = lock(&self.jobs).remove(&job) else { return };
+        runtime.close(Duration::ZERO);
+        let _ = std::fs::remove_dir_all(self.scratch_of(job));
+        (self.tell)(&format!("job {job:016x} has ended here: {why}"));
+        drop(lock(&self.closed));
+        self.changed.notify_all();
+    }
+
+    /// Waits until the host was closed, for at most `limit`; whether it is.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let closed = lock(&self.closed);
+        let (closed, _) =
+            self.changed.wait_timeout_while(closed, limit, |closed| !*closed).unwrap_or_else(PoisonError::into_inner);
+        *closed
+    }
+
+    /// Ends the host: all its jobs' work here stops.
+    pub fn close(&self) {
+        *lock(&self.closed) = true;
+        self.changed.notify_all();
+        if let Some(listener) = lock(&self.listener).take() {
+            listener.close();
+        }
+        let jobs: Vec<(u64, Arc<Runtime>)> = lock(&self.jobs).drain().collect();
+        for (_, runtime) in jobs {
+            runtime.end_job("its agent was stopped", true);
+            runtime.close(Duration::ZERO);
+        }
+    }
+
+    /// Offers this host to a controller that listens at `address`, again and again, until the host is closed: for networks
+    /// in which nobody can connect to it.
+    pub fn dial_out(self: &Arc<Self>, address: &str) {
+        let mut told = String::new();
+        while !self.wait(Duration::ZERO) {
+            if self.jobs() == 0 {
+                // What stays wrong is told once.
+                let why = self.offer(address).err().unwrap_or_default();
+                if !why.is_empty() && why != told {
+                    (self.tell)(&why);
+                }
+                told = why;
+            }
+            if self.wait(OFFER_AGAIN) {
+                return;
+            }
+        }
+    }
+
+    fn offer(self: &Arc<Self>, address: &str) -> Result<(), String> {
+        let Dialed { mut stream, peer, .. } = match dial(address, &self.identity, Some(Role::Controller), GREETING) {
+            Ok(dialed) => dialed,
+            // No controller runs just now.
+            Err(DialError::Refused { .. } | DialError::TimedOut { .. } | DialError::Unreachable { .. }) => {
+                return Ok(());
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        let body = Writer::default().text(&self.options.name).done();
+        let offer = Join { job: 0, from: 0, to: 0, incarnation: 0, expected: 0, body };
+        let failed = |error: io::Error| format!("{address} did not take this host: {error}");
+        let mut decoder = PacketDecoder::default();
+        say(&mut stream, &offer.packet(), Instant::now() + GREETING).map_err(failed)?;
+        // Until the controller wants another host.
+        let packet = loop {
+            match hear(&mut stream, &mut decoder, Instant::now() + OFFER_AGAIN) {
+                Ok(packet) => break packet,
+                Err(error) if error.kind() == ErrorKind::TimedOut && !self.wait(Duration::ZERO) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        };
+        if packet.kind == PacketKind::Refuse {
+            return Ok(());
+        }
+        let mut join = Join::read(&packet).map_err(|error| failed(io::Error::other(error)))?;
+        if let Some(mut told) = Attachment::decode(&join.body) {
+            told.dialed = true;
+            // Where it finds its way back.
+            told.below = vec![(0, address.to_owned())];
+            join.body = told.encode();
+        }
+        self.joined(&join, stream, decoder, peer);
+        Ok(())
+    }
+}
+
+impl Runtime {
+    /// What a host that was attached knows of its job.
+    fn begin_job(
+        &self,
+        join: &Join,
+        told: &Attachment,
+        identity: &Arc<Identity>,
+        ended: Box<dyn Fn(String) + Send + Sync>,
+        log: Box<dyn Fn(String) + Send + Sync>,
+    ) {
+        let _ = self.gateway.identity.set(Arc::clone(identity));
+        let _ = self.gateway.ended.set(super::Teller(ended));
+        let _ = self.gateway.log.set(super::Teller(log));
+        {
+            let mut state = lock(&self.gateway.state);
+            let now = self.started.elapsed();
+            state.job = join.job;
+            state.window = told.window;
+            state.fan_out = told.fan_out;
+            if told.dialed {
+                state.topology.add_dialed(self.me.host);
+            } else {
+                state.topology.add_group(told.base, told.count, told.fan_out);
+            }
+            state.orphaned = Some(now);
+            let children = state.topology.children(self.me.host);
+            for (host, address) in &told.below {
+                let peer = state.peers.entry(*host).or_default();
+                peer.address = Some(address.clone());
+                peer.lost_since = children.contains(*host).then_some(now);
+                if *host == 0 {
+                    peer.dials = true;
+                    continue;
+                }
+                let attachment = Attachment { below: Vec::new(), ..told.clone() };
+                peer.attachment = Some(Arc::new(attachment));
+            }
+        }
+        self.gateway.active.store(true, Ordering::SeqCst);
+        self.reach_out();
+        // The controller's call waits for this.
+        let mut header = Header::new(Kind::Reply, self.me, ProcAddr::CONTROLLER);
+        header.call = told.call;
+        header.index = self.me.host - told.base;
+        let said = Self::introduction(&self.host_name());
+        self.dispatch(Frame::build(header, None, b"", &[Part::Inline(said.into())]), None);
+        self.reactor.ring_io();
+    }
+
+    /// Listens for hosts that can only dial out, and takes up to `count` of them. Returns where it listens, the number of
+    /// the first, and the call that completes as they come.
+    ///
+    /// # Errors
+    /// As [`Runtime::attach`]; or if the address cannot be had.
+    pub fn attach_dialers(
+        &self,
+        address: &str,
+        count: u32,
+        identity: &Arc<Identity>,
+        options: super::GatewayOptions,
+    ) -> Result<(Vec<SocketAddr>, HostNo, Arc<crate::calls::Call>), RuntimeError> {
+        self.usable()?;
+        if self.me != ProcAddr::CONTROLLER {
+            return Err(RuntimeError::NotController);
+        }
+        let identity = Arc::clone(self.gateway.identity.get_or_init(|| Arc::clone(identity)));
+        let addrs = resolve(address, GREETING).map_err(|error| RuntimeError::Address(error.to_string()))?;
+        let (base, call) = {
+            let mut state = lock(&self.gateway.state);
+            let base = state.next_host;
+            state.next_host += count;
+            state.window = options.window;
+            state.fan_out = options.fan_out;
+            (base, self.open(super::agents(base, count), false)?)
+        };
+        let seats = Arc::new(Mutex::new((base..base + count).collect::<Vec<_>>()));
+        let this = self.weak();
+        let told = call.id;
+        let knocked = move |knock: Knock| {
+            let Some(runtime) = this.upgrade() else { return };
+            let (stream, peer) = match knock {
+                Knock::Joined { stream, peer, .. } => (stream, peer),
+                Knock::Refused { addr, reason, .. } => {
+                    return runtime.gateway.warn(format!("{addr} was refused: {reason}"));
+                }
+                Knock::Stuck { errno } => {
+                    return runtime.gateway.warn(format!("no host can be let in for the moment: {errno}"));
+                }
+            };
+            let seats = Arc::clone(&seats);
+            let greeting = move || runtime.take_offer(stream, peer, &seats, (told, base, count, options));
+            let _ = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024).spawn(greeting);
+        };
+        let listener = Listener::bind(&addrs[..1], identity, Limits::default(), knocked)
+            .map_err(|error| RuntimeError::Address(error.to_string()))?;
+        let addrs = listener.addrs().to_vec();
+        lock(&self.gateway.listeners).push(listener);
+        self.gateway.active.store(true, Ordering::SeqCst);
+        Ok((addrs, base, call))
+    }
+
+    /// A host offers itself, or comes back.
+    fn take_offer(
+        &self,
+        mut stream: TlsStream,
+        facts: PeerFacts,
+        seats: &Mutex<Vec<HostNo>>,
+        (call, base, count, options): (u64, HostNo, u32, super::GatewayOptions),
+    ) {
+        let until = Instant::now() + GREETING;
+        let mut decoder = PacketDecoder::default();
+        let Ok(packet) = hear(&mut stream, &mut decoder, until) else { return };
+        let Ok(join) = Join::read(&packet) else { return };
+        if join.job != 0 {
+            let job = lock(&self.gateway.state).job;
+            if join.job == job {
+                self.taken_in(&join, stream, decoder, facts);
+            } else {
+                refuse(stream, Refusal::NoSuchJob, "there is no such job here, or not any more".to_owned());
+            }
+            return;
+        }
+        let seat = {
+            let mut seats = lock(seats);
+            if seats.is_empty() || facts.role != Role::Host { None } else { Some(seats.remove(0)) }
+        };
+        let Some(host) = seat else {
+            return refuse(stream, Refusal::Busy, "no more hosts are wanted".to_owned());
+        };
+        {
+            let mut state = lock(&self.gateway.state);
+            state.topology.add_dialed(host);
+            let peer = state.peers.entry(host).or_default();
+            peer.attachment = Some(Arc::new(Attachment {
+                call,
+                base,
+                count,
+                fan_out: options.fan_out,
+                window: options.window,
+                dialed: true,
+                below: Vec::new(),
+            }));
+        }
+        let join = self.join(host);
+        let greeted = say(&mut stream, &join.packet(), until)
+            .and_then(|()| hear(&mut stream, &mut decoder, until))
+            .map_err(|error| (error.to_string(), true))
+            .and_then(|answer| self.answered(host, "a host that has dialed", stream, decoder, facts, &answer));
+        match greeted {
+            Ok(Some(greeted)) => self.adopt(host, greeted, false),
+            Ok(None) => {}
+            Err((why, _)) => self.on_host_lost(host, mesh_proto::flags::DEAD, why),
+        }
+    }
+}
+
+/// What an agent has said of itself when it was attached: its name, pid and number of CPUs.
+pub fn read_introduction(raw: &[u8]) -> Option<(String, u64, u64)> {
+    let mut reader = Reader(raw);
+    Some((reader.text()?, reader.number()?, reader.number()?))
+}

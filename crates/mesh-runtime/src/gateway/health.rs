@@ -1,0 +1,596 @@
+//! Whether the other hosts live, and what follows if one does not.
+//!
+//! GTW-2: the controller alone says that a host is dead, once, and everybody acts on its word: calls there fail, what was
+//! owned from there ends, and the host itself, if it still lives, is refused and stops its work.
+//! GTW-3: a host that nobody above can reach for the window ends its job's work by itself.
+
+use super::State;
+use super::trunk::Trunk;
+use super::words::Writer;
+use crate::agent::down_frame;
+use crate::runtime::{Runtime, lock};
+use mesh_proto::hosts::{Beat, Farewell, HostSet, Standing};
+use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr, flags};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a host that was not reached is left alone until the next attempt: twice as long each time, up to the last.
+const REDIAL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1000)];
+/// How often certificates of connected hosts are looked at again.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// What is to be done once the lock is let go.
+#[derive(Default)]
+struct Due {
+    dial: Vec<HostNo>,
+    ask: Vec<HostNo>,
+    lost: Vec<(HostNo, bool, String)>,
+    closed: Vec<(Arc<Trunk>, String)>,
+    silent: Vec<(Arc<Trunk>, String)>,
+    orphan: bool,
+    /// A list of revocations that all hosts are to hear of.
+    revoked: Option<Vec<u8>>,
+}
+
+impl Runtime {
+    /// The I/O thread's turn: what is due. Returns when it wants to be called next.
+    pub(crate) fn gateway_turn(&self) -> Option<Instant> {
+        if !self.gateway.is_active() {
+            return None;
+        }
+        let now = self.started.elapsed();
+        let mut due = Due::default();
+        let next = {
+            let mut state = lock(&self.gateway.state);
+            if state.over {
+                return None;
+            }
+            self.tick_strands(&mut state, now);
+            self.tick_peers(&mut state, now, &mut due);
+            let mut next = [state.strands.next_deadline(), state.merge.next_deadline(), state.relays.next_deadline()]
+                .into_iter()
+                .flatten()
+                .min()
+                .unwrap_or(Duration::MAX);
+            for peer in state.peers.values() {
+                let beat = peer.pulse.as_ref().map(mesh_proto::hosts::Pulse::next_deadline);
+                let end = peer.lost_since.map(|since| since + state.window);
+                next = [beat, peer.redial_at, end].into_iter().flatten().fold(next, Duration::min);
+            }
+            if state.peers.values().any(|peer| peer.trunk.is_some()) {
+                next = next.min(state.recheck_at);
+            }
+            if let Some(since) = state.orphaned {
+                next = next.min(since + state.window);
+            }
+            // What this turn was asked for may be settled already, and asked for again by the next packet: an ack that is
+            // due in a moment, say. One look too many then costs less than a wake-up for every packet.
+            let next = if state.armed > now { next.min(state.armed) } else { next };
+            let next = next.max(now + Duration::from_micros(200));
+            state.armed = next;
+            next
+        };
+        for (trunk, why) in due.closed {
+            self.trunk_lost(&trunk, &why);
+        }
+        for (trunk, why) in due.silent {
+            if self.me == ProcAddr::CONTROLLER {
+                // In case it hears more than it says.
+                let farewell = Farewell { text: format!("declared dead: {why}") };
+                trunk.send(&self.reactor, &farewell.packet(self.me.host), now);
+                trunk.flush(&self.reactor);
+            }
+            self.trunk_lost(&trunk, &why);
+            let (child, above) = {
+                let state = lock(&self.gateway.state);
+                let above = state.topology.ancestors(self.me.host).contains(&trunk.peer);
+                (state.topology.children(self.me.host).contains(trunk.peer), above)
+            };
+            if child {
+                self.report_lost(trunk.peer, true, &why);
+            } else if !above {
+                self.dial_failed(trunk.peer, why, true);
+            }
+        }
+        for host in due.ask {
+            let mut header = Header::new(Kind::Whereabouts, self.me, ProcAddr::CONTROLLER);
+            header.actor = u64::from(host);
+            self.dispatch(Frame::build(header, None, b"", &[]), None);
+        }
+        for host in due.dial {
+            self.dial(host);
+        }
+        if let Some(list) = due.revoked {
+            self.cast_to_agents(Kind::Revoked, 0, b"", &[Part::Inline(list.into())]);
+        }
+        for (host, dead, why) in due.lost {
+            self.report_lost(host, dead, &why);
+        }
+        if due.orphan {
+            let window = lock(&self.gateway.state).window;
+            self.end_job(&format!("the controller could not be reached for {} s", window.as_secs_f64()), false);
+        }
+        self.started.checked_add(next)
+    }
+
+    fn tick_strands(&self, state: &mut State, now: Duration) {
+        let mut unreached = HostSet::default();
+        for frame in state.merge.on_tick(now) {
+            self.post_frame(state, &frame, &mut unreached);
+        }
+        let merged = state.relays.on_tick(now);
+        self.send_on(state, merged);
+        let mut packets = Vec::new();
+        state.strands.on_tick(now, &mut packets);
+        self.send_on(state, packets);
+        for via in state.strands.take_ready() {
+            self.pump(state, via);
+        }
+    }
+
+    fn tick_peers(&self, state: &mut State, now: Duration, due: &mut Due) {
+        let me = self.me.host;
+        let window = state.window;
+        let identity = self.gateway.identity.get().filter(|_| now >= state.recheck_at);
+        if let Some(identity) = identity {
+            state.recheck_at = now + RECHECK;
+            match identity.reload_if_changed() {
+                Ok(true) if me == 0 => due.revoked = identity.revocations(),
+                Ok(_) => {}
+                Err(error) => self.gateway.warn(format!("the credentials cannot be read again: {error}")),
+            }
+        }
+        let children = state.topology.children(me);
+        let hosts: Vec<HostNo> = state.peers.keys().copied().collect();
+        let mut up = false;
+        for host in hosts {
+            let standing = state.topology.standing(host);
+            let parent = Some(host) == state.topology.parent(me);
+            let Some(peer) = state.peers.get_mut(&host) else { continue };
+            if standing == Standing::Dead {
+                continue;
+            }
+            if let (Some(trunk), Some(pulse)) = (&peer.trunk, &mut peer.pulse) {
+                let was_suspect = pulse.heard(trunk.heard_at());
+                pulse.sent(trunk.sent_at());
+                if was_suspect && trunk.heard_at() + window / 4 > now && children.contains(host) {
+                    due.lost.push((host, false, String::new()));
+                }
+                loop {
+                    match pulse.on_tick(now) {
+                        Beat::Quiet => break,
+                        Beat::Ping => {
+                            let ping = mesh_proto::hosts::Packet::new(mesh_proto::hosts::PacketKind::Ping, me);
+                            trunk.send(&self.reactor, &ping, now);
+                        }
+                        Beat::Suspect if children.contains(host) => due.lost.push((host, false, "suspect".to_owned())),
+                        Beat::Suspect => {}
+                        Beat::Dead => {
+                            let why = format!("nothing was heard of it for {} s", window.as_secs_f64());
+                            due.silent.push((Arc::clone(trunk), why));
+                            break;
+                        }
+                    }
+                }
+                if let Some(identity) = identity
+                    && let Err(reason) = identity.check_peer(&trunk.facts, std::time::SystemTime::now())
+                {
+                    due.closed.push((Arc::clone(trunk), format!("its certificate holds no more: {reason}")));
+                }
+                up |= parent || host == 0;
+                continue;
+            }
+            let silent = peer.lost_since.map(|since| now.saturating_sub(since));
+            if silent.is_some_and(|silent| silent >= window) {
+                if children.contains(host) && (peer.dials || me == 0) {
+                    let why = match peer.why.as_str() {
+                        "" => format!("it could not be reached for {} s", window.as_secs_f64()),
+                        why => why.to_owned(),
+                    };
+                    peer.redial_at = None;
+                    due.lost.push((host, true, why));
+                    peer.lost_since = Some(now);
+                    continue;
+                }
+                if !children.contains(host) && !parent && host != 0 {
+                    // There is another way.
+                    peer.lost_since = None;
+                    peer.redial_at = None;
+                    if state.topology.unreachable(host) {
+                        self.reroute(state, &HostSet::one(host));
+                    }
+                    continue;
+                }
+            }
+            let Some(peer) = state.peers.get_mut(&host) else { continue };
+            if !peer.dialing && peer.redial_at.is_some_and(|at| at <= now) {
+                peer.redial_at = None;
+                // Who is above dials; whoever is below waits.
+                let above = parent || host == 0;
+                if peer.address.is_some() && (peer.dials || !above) {
+                    peer.dials = true;
+                    due.dial.push(host);
+                } else if !peer.asked && me != 0 && !above {
+                    peer.asked = true;
+                    due.ask.push(host);
+                }
+            }
+        }
+        if me != 0 {
+            up |= state
+                .peers
+                .iter()
+                .any(|(host, peer)| peer.trunk.is_some() && state.topology.ancestors(me).contains(host));
+            if up {
+                state.orphaned = None;
+            } else {
+                // The window counts from the last sign of life, as it does for whoever is above.
+                let heard = |host: &HostNo| state.peers.get(host).and_then(|peer| peer.lost_since);
+                let last = state.topology.ancestors(me).iter().filter_map(heard).max();
+                let since = *state.orphaned.get_or_insert(last.unwrap_or(now));
+                due.orphan = now.saturating_sub(since) >= window;
+            }
+        }
+    }
+
+    /// A connection has ended. If it should be there, it is made again; if that is refused, its host is dead.
+    pub(super) fn trunk_lost(&self, trunk: &Arc<Trunk>, why: &str) {
+        trunk.close(&self.reactor);
+        self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&trunk.token);
+        let now = self.started.elapsed();
+        {
+            let mut state = lock(&self.gateway.state);
+            if state.over {
+                return;
+            }
+            let me = self.me.host;
+            let above = state.topology.ancestors(me).contains(&trunk.peer);
+            if state.closing {
+                // What was said to it has been heard, or nobody is left to hear it.
+                let gone = state.topology.subtree(trunk.peer);
+                for host in gone.iter() {
+                    state.strands.end(host);
+                }
+                drop(state);
+                self.tell_room();
+                return;
+            }
+            let Some(peer) = state.peers.get_mut(&trunk.peer) else { return };
+            // A later connection has taken its place.
+            if peer.trunk.as_ref().is_none_or(|current| current.token != trunk.token) {
+                return;
+            }
+            peer.trunk = None;
+            peer.pulse = None;
+            // The window counts from the last sign of life.
+            let heard = trunk.heard_at();
+            peer.lost_since = Some(heard);
+            peer.why = why.to_owned();
+            peer.attempts = 0;
+            if peer.dials {
+                peer.redial_at = Some(now);
+            } else if !above {
+                peer.lost_since = if me == 0 { Some(heard) } else { None };
+            }
+            if above {
+                // Where that was the only way up, silence has counted from then on (GTW-3).
+                state.orphaned.get_or_insert(heard);
+            }
+            // Who sees it goes around it at once, before the controller has heard of it.
+            let neighbour = above || state.topology.children(me).contains(trunk.peer);
+            if neighbour && state.topology.standing(trunk.peer) == Standing::Live {
+                self.stand(&mut state, trunk.peer, Standing::Suspect);
+            }
+            state.armed = Duration::ZERO;
+        }
+        self.reach_out();
+        self.reactor.ring_io();
+    }
+
+    /// A host was dialed in vain.
+    pub(super) fn dial_failed(&self, host: HostNo, why: String, gone: bool) {
+        let now = self.started.elapsed();
+        let report = {
+            let mut state = lock(&self.gateway.state);
+            let me = self.me.host;
+            let child = state.topology.children(me).contains(host);
+            let dead = state.topology.standing(host) == Standing::Dead;
+            let Some(peer) = state.peers.get_mut(&host) else { return };
+            // Until its death is told nobody dials it anew, not even to tell it. What was said of the dead stays.
+            peer.dialing = gone && child && !dead && peer.trunk.is_none();
+            if peer.trunk.is_some() || dead {
+                return;
+            }
+            peer.why = why.clone();
+            peer.attempts += 1;
+            let wait = REDIAL[0] * 2_u32.saturating_pow(peer.attempts.min(8) - 1);
+            peer.redial_at = Some(now + wait.min(REDIAL[1]));
+            if gone && child {
+                peer.redial_at = None;
+                true
+            } else {
+                if gone && !child {
+                    // Whoever relays for it knows better.
+                    peer.redial_at = None;
+                    peer.lost_since = None;
+                    if state.topology.unreachable(host) {
+                        self.reroute(&mut state, &HostSet::one(host));
+                    }
+                }
+                state.armed = Duration::ZERO;
+                false
+            }
+        };
+        if report {
+            self.report_lost(host, true, &why);
+            if let Some(peer) = lock(&self.gateway.state).peers.get_mut(&host) {
+                peer.dialing = false;
+            }
+        }
+        self.reactor.ring_io();
+    }
+
+    /// Tells the controller, which may be this process, that a host is dead, suspect, or well again.
+    pub(super) fn report_lost(&self, host: HostNo, dead: bool, why: &str) {
+        let mark = if dead { flags::DEAD } else { 0 };
+        if self.me == ProcAddr::CONTROLLER {
+            self.on_host_lost(host, mark, why.to_owned());
+            return;
+        }
+        let mut header = Header::new(Kind::HostLost, self.me, ProcAddr::CONTROLLER);
+        header.actor = u64::from(host);
+        header.flags = mark;
+        self.dispatch(Frame::build(header, None, why.as_bytes(), &[]), None);
+    }
+
+    /// The controller decides.
+    pub(super) fn on_host_lost(&self, host: HostNo, mark: u16, why: String) {
+        if mark & flags::DEAD == 0 {
+            let word: &[u8] = if why.is_empty() { b"live" } else { b"suspect" };
+            self.cast_to_agents(Kind::Standing, host, word, &[]);
+            let standing = if why.is_empty() { Standing::Live } else { Standing::Suspect };
+            self.set_standing(host, standing);
+            return;
+        }
+        {
+            let state = lock(&self.gateway.state);
+            if state.topology.standing(host) == Standing::Dead || !state.topology.knows(host) || host == 0 {
+                return;
+            }
+        }
+        let name = self.host_label(host);
+        let reason = format!("its host ({name}) is dead: {why}");
+        self.gateway.tell(format!("host {name} is dead: {why}"));
+        // Before anybody learns of it from somewhere else.
+        self.cast_to_agents(Kind::HostDown, host, reason.as_bytes(), &[]);
+        self.host_down(host, reason);
+    }
+
+    fn host_label(&self, host: HostNo) -> String {
+        let address = lock(&self.gateway.state).peers.get(&host).and_then(|peer| peer.address.clone());
+        let name = self.host_called(host).filter(|name| Some(name) != address.as_ref());
+        let number = host.to_string();
+        [name.unwrap_or(number), address.unwrap_or_default()]
+            .iter()
+            .filter(|part| !part.is_empty())
+            .cloned()
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
+    /// From the controller to every other agent.
+    fn cast_to_agents(&self, kind: Kind, host: HostNo, text: &[u8], parts: &[Part]) {
+        let Some(target) = self.other_agents() else { return };
+        let mut header = Header::new(kind, self.me, ProcAddr::CONTROLLER);
+        header.call = 0;
+        header.actor = u64::from(host);
+        self.dispatch(Frame::build(header, Some(&target), text, parts), None);
+    }
+
+    /// A host's standing has changed: what went by it takes another way.
+    pub(super) fn set_standing(&self, host: HostNo, standing: Standing) {
+        self.stand(&mut lock(&self.gateway.state), host, standing);
+        self.reach_out();
+    }
+
+    /// As [`Runtime::set_standing`], for who holds the state and reaches out later.
+    pub(super) fn stand(&self, state: &mut State, host: HostNo, standing: Standing) {
+        if let Some(changed) = state.topology.set(host, standing) {
+            self.reroute(state, &changed);
+        }
+    }
+
+    /// Sends again what these hosts have not acknowledged, by the way that leads there now.
+    pub(super) fn reroute(&self, state: &mut State, hosts: &HostSet) {
+        let State { strands, topology, .. } = state;
+        let me = self.me.host;
+        strands.reroute(hosts, &|host| topology.next_hop(me, host));
+        for via in state.strands.take_ready() {
+            self.pump(state, via);
+        }
+        self.arm(state);
+    }
+
+    /// A host is dead, by the controller's word.
+    pub(super) fn host_down(&self, host: HostNo, reason: String) {
+        let (lost, trunk) = {
+            let mut state = lock(&self.gateway.state);
+            if host == self.me.host {
+                drop(state);
+                self.end_job(&reason, false);
+                return;
+            }
+            let Some(changed) = state.topology.set(host, Standing::Dead) else { return };
+            let peer = state.peers.entry(host).or_default();
+            peer.why = reason.clone();
+            peer.lost_since = None;
+            peer.redial_at = None;
+            peer.pulse = None;
+            peer.kept.clear();
+            peer.kept_bytes = 0;
+            let trunk = peer.trunk.take();
+            let lost = state.strands.end(host);
+            state.merge.end(|caller| caller.host == host);
+            let merged = state.relays.lost(host);
+            self.send_on(&mut state, merged);
+            state.relays.end(host);
+            state.assemblies.retain(|(origin, _), _| *origin != host);
+            self.reroute(&mut state, &changed);
+            (lost, trunk)
+        };
+        if let Some(trunk) = trunk {
+            let farewell = Farewell { text: format!("declared dead: {reason}") };
+            trunk.send(&self.reactor, &farewell.packet(self.me.host), self.started.elapsed());
+            trunk.close(&self.reactor);
+            self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&trunk.token);
+        }
+        self.note_host_died(host, &reason);
+        self.tell_room();
+        self.reach_out();
+        self.bounce_lost(host, lost);
+        let aftermath = lock(&self.agent).family.host_died(host);
+        self.end_orphans(aftermath.end);
+        for link in self.links() {
+            let mut header = Header::new(Kind::HostDown, self.me, link.peer);
+            header.actor = u64::from(host);
+            link.send(&self.reactor, &Frame::build(header, None, reason.as_bytes(), &[]));
+        }
+        self.ranks_lost_with(host, &reason);
+    }
+
+    /// What this process has to do with a host that is dead: its calls there are lost, its meshes have lost ranks.
+    pub(super) fn ranks_lost_with(&self, host: HostNo, reason: &str) {
+        let ended = super::away::gone_with_host(reason.to_owned());
+        let known: Vec<_> = lock(&self.known_afar)
+            .iter()
+            .map(|(mesh, (placement, ranks))| (*mesh, placement.clone(), *ranks))
+            .collect();
+        for (mesh, placement, ranks) in known {
+            for rank in placement.ranks_on(host, ranks) {
+                let addr = placement.addr(mesh, rank);
+                self.deliver(down_frame(ProcAddr::agent(host), self.me, addr, &ended));
+            }
+        }
+        self.calls.on_host_down(&self.reactor, host, &Arc::new(ended));
+        self.forget_lines_of(host);
+        self.forget_fallen();
+        self.ports.on_host_down(host);
+        self.meters.end_host(&self.reactor, host);
+    }
+
+    // Where others are.
+
+    pub(super) fn tell_whereabouts(&self, asker: ProcAddr, host: HostNo) {
+        let address = lock(&self.gateway.state).peers.get(&host).and_then(|peer| peer.address.clone());
+        let mut header = Header::new(Kind::Whereabouts, self.me, asker);
+        header.actor = u64::from(host);
+        let part = Part::Inline(address.unwrap_or_default().into());
+        self.dispatch(Frame::build(header, None, b"at", &[part]), None);
+    }
+
+    pub(super) fn on_whereabouts(&self, host: HostNo, address: String) {
+        {
+            let mut state = lock(&self.gateway.state);
+            let Some(peer) = state.peers.get_mut(&host) else { return };
+            if address.is_empty() {
+                // It has dialed the controller, and can be reached by that alone.
+                peer.lost_since = None;
+                if state.topology.unreachable(host) {
+                    self.reroute(&mut state, &HostSet::one(host));
+                }
+                return;
+            }
+            peer.address = Some(address);
+            if peer.trunk.is_some() || peer.dialing {
+                return;
+            }
+        }
+        self.dial(host);
+    }
+
+    // The end.
+
+    /// The other end has said that it ends.
+    pub(super) fn on_farewell(&self, trunk: &Arc<Trunk>, text: &str) {
+        let (above, dead) = {
+            let state = lock(&self.gateway.state);
+            let above = state.topology.ancestors(self.me.host).contains(&trunk.peer);
+            (above, text.starts_with("declared dead"))
+        };
+        if self.me != ProcAddr::CONTROLLER && (dead || above && trunk.peer == 0) {
+            self.end_job(text, !dead);
+            return;
+        }
+        let missed = {
+            let state = lock(&self.gateway.state);
+            !state.closing && !state.over && state.topology.children(self.me.host).contains(trunk.peer)
+        };
+        if missed {
+            self.report_lost(trunk.peer, true, text);
+        }
+    }
+
+    /// This host's part in the job is over: its process, or what holds this runtime, sees to the rest.
+    pub(super) fn end_job(&self, why: &str, orderly: bool) {
+        {
+            let mut state = lock(&self.gateway.state);
+            if std::mem::replace(&mut state.over, true) {
+                return;
+            }
+        }
+        if !orderly {
+            self.gateway.tell(format!("host {} stops its work: {why}", self.me.host));
+        }
+        let farewell = Farewell { text: why.to_owned() }.packet(self.me.host);
+        for trunk in self.trunks() {
+            trunk.send(&self.reactor, &farewell, self.started.elapsed());
+            trunk.flush(&self.reactor);
+        }
+        if let Some(ended) = self.gateway.ended.get() {
+            (ended.0)(why.to_owned());
+        }
+    }
+
+    /// The runtime closes: the others are told.
+    pub(crate) fn close_gateway(&self, limit: Duration) {
+        if !self.gateway.is_active() {
+            return;
+        }
+        let until = Instant::now() + limit;
+        // They refer to this runtime, and would keep it.
+        let listeners = std::mem::take(&mut *lock(&self.gateway.listeners));
+        listeners.iter().for_each(crate::tls::Listener::close);
+        drop(listeners);
+        if self.me == ProcAddr::CONTROLLER {
+            lock(&self.gateway.state).closing = true;
+            self.cast_to_agents(Kind::EndJob, 0, b"", &[]);
+            // What was said before the end is to arrive; a host that does not answer holds up nobody for long.
+            let mut state = lock(&self.gateway.state);
+            while !state.strands.is_idle() && Instant::now() < until {
+                self.gateway.room_wanted.store(true, Ordering::SeqCst);
+                let wait = self.gateway.room.wait_timeout(state, Duration::from_millis(5));
+                state = wait.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            }
+            state.over = true;
+        }
+        let farewell = Farewell { text: "the job has ended".to_owned() }.packet(self.me.host);
+        let trunks: Vec<Arc<Trunk>> = {
+            let mut all = self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+            all.drain().map(|(_, trunk)| trunk).collect()
+        };
+        for trunk in trunks {
+            trunk.send(&self.reactor, &farewell, self.started.elapsed());
+            trunk.drain(&self.reactor, until.saturating_duration_since(Instant::now()).min(Duration::from_millis(200)));
+            trunk.close(&self.reactor);
+        }
+        self.gateway.active.store(false, Ordering::SeqCst);
+    }
+
+    /// What an agent says of itself when it is attached.
+    pub(super) fn introduction(name: &str) -> Vec<u8> {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
+        let said = Writer::default().text(name).number(u64::from(std::process::id())).number(cpus).done();
+        said.to_vec()
+    }
+}

@@ -1,0 +1,319 @@
+//! The part of an agent's runtime that talks to other hosts.
+//!
+//! - this file: what it is made of, and attaching hosts;
+//! - `trunk`: one encrypted connection;
+//! - `greeting`: how connections come about, and who is taken in;
+//! - `away`: messages out, to the hosts that they are for, and on behalf of others;
+//! - `arriving`: packets in, and what gateways tell each other;
+//! - `roll`: which hosts there are, for people;
+//! - `health`: whether the others live, and what follows if not;
+//! - `assembly`: frames out of segments, large parts straight into shared memory.
+//!
+//! All state is behind one lock, which is never held while a frame is dispatched or an agent's lock is taken. The order
+//! of locks is: agent, gateway, trunk.
+//!
+//! GTW-1: what has arrived is delivered in the order of its strand: whoever takes packets from trunks holds `delivery`
+//! until what they bring is delivered.
+
+mod arriving;
+mod assembly;
+mod away;
+mod greeting;
+mod health;
+mod roll;
+mod trunk;
+mod words;
+
+pub use greeting::{Host, HostOptions, HostTold, read_introduction};
+pub use roll::HostView;
+
+use crate::calls::Call;
+use crate::error::RuntimeError;
+use crate::runtime::{Runtime, lock};
+use crate::tls::{Identity, Listener};
+use assembly::Assembly;
+use mesh_proto::hosts::{HostMerge, Packet, Pulse, RelayMerge, Strands, Topology};
+use mesh_proto::{HostNo, LinkId, MeshId, Placement, ProcAddr, Target};
+use mesh_topology::{Region, Slice};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
+use std::time::Duration;
+use trunk::Trunk;
+use words::Attachment;
+
+/// What a frame came by that another host has sent.
+pub(crate) const GATEWAY: LinkId = LinkId::MAX;
+/// Trunks' tokens begin here, above all others.
+pub(crate) const TRUNK_TOKENS: u64 = 1 << 40;
+/// Bytes that may be under way to one other host.
+const WINDOW: u64 = 64 << 20;
+/// Bytes that wait here for a relayed packet's next hop while there is no connection to it.
+const MOST_KEPT: usize = 16 << 20;
+
+/// What a job's gateways agree on.
+#[derive(Clone, Copy, Debug)]
+pub struct GatewayOptions {
+    /// After how much silence a host is dead.
+    pub window: Duration,
+    /// To how many hosts each relays.
+    pub fan_out: u32,
+}
+
+/// One other host, as seen from here.
+#[derive(Debug, Default)]
+struct Peer {
+    address: Option<String>,
+    trunk: Option<Arc<Trunk>>,
+    pulse: Option<Pulse>,
+    /// This side makes the connection, and makes it again.
+    dials: bool,
+    dialing: bool,
+    redial_at: Option<Duration>,
+    attempts: u32,
+    /// Since when there is no connection to a host that there should be one to.
+    lost_since: Option<Duration>,
+    why: String,
+    /// What it has said of itself; at the controller.
+    introduction: Option<(String, u64, u64)>,
+    /// Which run of that host's runtime this side knows; 0 for none.
+    incarnation: u64,
+    /// What it is told when it is connected to for the first time.
+    attachment: Option<Arc<Attachment>>,
+    /// Others' packets that wait for a connection.
+    kept: VecDeque<Packet>,
+    kept_bytes: usize,
+    /// The controller was asked where it is.
+    asked: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    topology: Topology,
+    strands: Strands,
+    peers: BTreeMap<HostNo, Peer>,
+    assemblies: HashMap<(HostNo, u32), Assembly>,
+    merge: HostMerge,
+    relays: RelayMerge,
+    job: u64,
+    incarnation: u64,
+    window: Duration,
+    fan_out: u32,
+    next_host: HostNo,
+    /// When the I/O thread was last told to look in again.
+    armed: Duration,
+    /// Since when nobody above this host is connected to it.
+    orphaned: Option<Duration>,
+    /// The job is over, or this host was told that it is dead.
+    over: bool,
+    /// The controller closes: hosts that go are not missed.
+    closing: bool,
+    /// When certificates are looked at again.
+    recheck_at: Duration,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    state: Mutex<State>,
+    trunks: RwLock<HashMap<u64, Arc<Trunk>>>,
+    next_token: AtomicU64,
+    identity: OnceLock<Arc<Identity>>,
+    /// Whether there are other hosts at all.
+    active: AtomicBool,
+    /// GTW-1.
+    delivery: Mutex<()>,
+    /// Senders that wait for what is under way to become less.
+    room: Condvar,
+    room_wanted: AtomicBool,
+    /// What becomes of this runtime's process when the job is over; set by its host.
+    ended: OnceLock<Teller>,
+    /// Who is told what people should know.
+    log: OnceLock<Teller>,
+    /// Where hosts that can only dial out find this one.
+    listeners: Mutex<Vec<Listener>>,
+}
+
+/// Somebody who is told something.
+pub(super) struct Teller(pub(super) Box<dyn Fn(String) + Send + Sync>);
+
+impl std::fmt::Debug for Teller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Teller")
+    }
+}
+
+impl Gateway {
+    pub(crate) fn new(me: HostNo, incarnation: u64) -> Self {
+        let state = State {
+            topology: Topology::new(me),
+            strands: Strands::new(me, WINDOW),
+            peers: BTreeMap::new(),
+            assemblies: HashMap::new(),
+            merge: HostMerge::new(me, ProcAddr::agent(me)),
+            relays: RelayMerge::new(me),
+            job: incarnation,
+            incarnation,
+            window: Duration::from_secs(10),
+            fan_out: mesh_proto::hosts::DEFAULT_FAN_OUT,
+            next_host: 1,
+            armed: Duration::MAX,
+            orphaned: None,
+            over: false,
+            closing: false,
+            recheck_at: Duration::ZERO,
+        };
+        Self {
+            state: Mutex::new(state),
+            trunks: RwLock::default(),
+            next_token: AtomicU64::new(TRUNK_TOKENS),
+            identity: OnceLock::new(),
+            active: AtomicBool::new(false),
+            delivery: Mutex::new(()),
+            room: Condvar::new(),
+            room_wanted: AtomicBool::new(false),
+            ended: OnceLock::new(),
+            log: OnceLock::new(),
+            listeners: Mutex::default(),
+        }
+    }
+
+    fn trunk(&self, token: u64) -> Option<Arc<Trunk>> {
+        self.trunks.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&token).cloned()
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Something that who runs a host should know; a script hears of it by its failures.
+    fn tell(&self, text: String) {
+        if let Some(log) = self.log.get() {
+            (log.0)(text);
+        }
+    }
+
+    /// Something that nobody would hear of otherwise.
+    fn warn(&self, text: String) {
+        match self.log.get() {
+            Some(log) => (log.0)(text),
+            None => {
+                let _ = writeln!(std::io::stderr(), "mesh: {text}");
+            }
+        }
+    }
+}
+
+/// `count` hosts from `first` on, as agents.
+pub fn agents(first: HostNo, count: u32) -> Target {
+    let slice = Slice::new(first as usize, &[count as usize], &[1]);
+    let region = slice.and_then(|slice| Region::new(&["hosts"], slice));
+    match region {
+        Ok(region) => Target::Many(0, region, Placement::Agents),
+        Err(_) => Target::One(ProcAddr::agent(first)),
+    }
+}
+
+impl Runtime {
+    /// Attaches hosts that agents run on, at these addresses. Returns the number of the first, and the call that
+    /// completes as they come up: each answers with what it says of itself.
+    ///
+    /// # Errors
+    /// If the runtime is closed, is not the controller's, or was given other credentials before.
+    pub fn attach(
+        &self,
+        addresses: &[String],
+        identity: &Arc<Identity>,
+        options: GatewayOptions,
+    ) -> Result<(HostNo, Arc<Call>), RuntimeError> {
+        self.usable()?;
+        if self.me != ProcAddr::CONTROLLER {
+            return Err(RuntimeError::NotController);
+        }
+        let known = self.gateway.identity.get_or_init(|| Arc::clone(identity));
+        if known.dir() != identity.dir() {
+            return Err(RuntimeError::OtherCredentials { dir: known.dir().to_owned() });
+        }
+        let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+        let (base, call) = {
+            let mut state = lock(&self.gateway.state);
+            let base = state.next_host;
+            let call = self.open(agents(base, count), false)?;
+            state.next_host += count;
+            state.window = options.window;
+            state.fan_out = options.fan_out;
+            state.topology.add_group(base, count, options.fan_out);
+            let now = self.started.elapsed();
+            for (host, address) in (base..).zip(addresses) {
+                let peer = state.peers.entry(host).or_default();
+                peer.address = Some(address.clone());
+                peer.lost_since = Some(now);
+                let attachment = Attachment {
+                    call: call.id,
+                    base,
+                    count,
+                    fan_out: options.fan_out,
+                    window: options.window,
+                    dialed: false,
+                    below: Vec::new(),
+                };
+                peer.attachment = Some(Arc::new(attachment));
+            }
+            (base, call)
+        };
+        self.gateway.active.store(true, Ordering::SeqCst);
+        self.reach_out();
+        Ok((base, call))
+    }
+
+    /// Sees to it that there is, or comes, a connection to every host that this one relays to.
+    pub(crate) fn reach_out(&self) {
+        let wanted: Vec<HostNo> = {
+            let mut state = lock(&self.gateway.state);
+            let me = self.me.host;
+            let children = state.topology.children(me);
+            let mut wanted = Vec::new();
+            for host in children.iter() {
+                let Some(peer) = state.peers.get_mut(&host) else { continue };
+                if peer.address.is_some() && peer.trunk.is_none() && !peer.dialing {
+                    peer.dials = true;
+                    wanted.push(host);
+                }
+            }
+            wanted
+        };
+        for host in wanted {
+            self.dial(host);
+        }
+    }
+
+    /// The hosts that are attached and not dead.
+    pub fn live_hosts(&self) -> Vec<HostNo> {
+        let state = lock(&self.gateway.state);
+        state.topology.hosts().iter().filter(|host| *host != self.me.host).collect()
+    }
+
+    /// Notes where a mesh of another host is that this process sends to: if a host dies, its ranks there are lost.
+    pub fn note_afar(&self, mesh: MeshId, placement: &Placement, ranks: usize) {
+        if mesh == 0 || placement.only() == Some(self.me.host) {
+            return;
+        }
+        let mut afar = lock(&self.known_afar);
+        let known = afar.entry(mesh).or_insert_with(|| (placement.clone(), ranks));
+        known.1 = known.1.max(ranks);
+    }
+
+    fn hosts_below(state: &State, host: HostNo) -> Vec<(HostNo, String)> {
+        let mut below = state.topology.subtree(host);
+        below.remove(host);
+        let address = |host: HostNo| state.peers.get(&host).and_then(|peer| peer.address.clone());
+        below.iter().filter_map(|host| Some((host, address(host)?))).collect()
+    }
+
+    /// The connections to all other hosts, for whoever looks in: number, whether it is up, bytes under way.
+    pub fn peers(&self) -> Vec<(HostNo, bool, u64)> {
+        let state = lock(&self.gateway.state);
+        state.peers.iter().map(|(host, peer)| (*host, peer.trunk.is_some(), state.strands.outstanding(*host))).collect()
+    }
+}

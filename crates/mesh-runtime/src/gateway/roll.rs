@@ -1,0 +1,114 @@
+//! Which hosts there are, as the controller knows them: for people, and for whoever has to ask all of them something.
+
+use super::agents;
+use super::greeting::read_introduction;
+use crate::inspect::Note;
+use crate::runtime::{Runtime, lock};
+use mesh_proto::hosts::Standing;
+use mesh_proto::{Frame, HostNo, Part, ProcAddr, Target};
+
+/// What a reason says beside that a host is dead.
+fn cause(reason: &str) -> &str {
+    reason.split_once(" is dead: ").map_or(reason, |(_, cause)| cause)
+}
+
+/// A host, as the controller knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostView {
+    /// Its number.
+    pub host: HostNo,
+    /// What it calls itself, or how it is reached; empty if nothing is known.
+    pub name: String,
+    /// Where it was attached; empty if it has dialed.
+    pub address: String,
+    /// Its agent's process; 0 if nothing was heard of it yet.
+    pub pid: u64,
+    /// `attaching`, `running`, `suspect`, `unreachable` or `dead`.
+    pub state: &'static str,
+    /// Why, if it is not running.
+    pub why: String,
+}
+
+impl Runtime {
+    /// The agents of all hosts that were ever attached, at the controller; none if there was none.
+    pub(crate) fn other_agents(&self) -> Option<Target> {
+        let last = lock(&self.gateway.state).next_host;
+        (last > 1).then(|| agents(1, last - 1))
+    }
+
+    /// The hosts that were attached here, dead ones included.
+    pub fn roll(&self) -> Vec<HostView> {
+        let state = lock(&self.gateway.state);
+        let children = state.topology.children(self.me.host);
+        let view = |host: HostNo| {
+            let peer = state.peers.get(&host);
+            let said = peer.and_then(|peer| peer.introduction.as_ref());
+            let address = peer.and_then(|peer| peer.address.clone()).unwrap_or_default();
+            let standing = state.topology.standing(host);
+            let how = match (standing, said) {
+                (Standing::Dead, _) => "dead",
+                (_, None) => "attaching",
+                (Standing::Suspect, _) => "suspect",
+                _ if children.contains(host) && peer.is_none_or(|peer| peer.trunk.is_none()) => "unreachable",
+                _ => "running",
+            };
+            HostView {
+                host,
+                name: said.map_or_else(|| address.clone(), |said| said.0.clone()),
+                address,
+                pid: said.map_or(0, |said| said.1),
+                state: how,
+                why: peer.filter(|_| how != "running").map(|peer| cause(&peer.why).to_owned()).unwrap_or_default(),
+            }
+        };
+        let known = (1..state.next_host).filter(|host| *host != self.me.host && state.topology.knows(*host));
+        known.map(view).collect()
+    }
+
+    /// The hosts that can be expected to answer, at the controller.
+    pub(crate) fn hosts_in_reach(&self) -> Vec<HostNo> {
+        if !self.gateway.is_active() {
+            return Vec::new();
+        }
+        self.roll().into_iter().filter(|one| matches!(one.state, "running" | "suspect")).map(|one| one.host).collect()
+    }
+
+    /// What people call a host, as far as it is known here.
+    pub fn host_called(&self, host: HostNo) -> Option<String> {
+        let state = lock(&self.gateway.state);
+        let peer = state.peers.get(&host)?;
+        let said = peer.introduction.as_ref().map(|said| said.0.clone());
+        said.or_else(|| peer.address.clone()).filter(|name| !name.is_empty())
+    }
+
+    /// A reply of an agent has come: if it is the one to its attachment, the agent says in it what it is called.
+    pub(super) fn note_introduction(&self, frame: &Frame) {
+        let host = frame.header.src.host;
+        let name = {
+            let mut state = lock(&self.gateway.state);
+            let Some(peer) = state.peers.get_mut(&host) else { return };
+            let expected = peer.attachment.as_ref().is_some_and(|told| told.call == frame.header.call);
+            if !expected || peer.introduction.is_some() {
+                return;
+            }
+            let Ok(parts) = frame.parts() else { return };
+            let Some(Part::Inline(raw)) = parts.first() else { return };
+            peer.introduction = read_introduction(raw);
+            peer.introduction.as_ref().map(|said| said.0.clone())
+        };
+        let Some(name) = name else { return };
+        self.note(Note::new("host_attached", ProcAddr::agent(host)).text("host", &name), false);
+        if let Some(frame) = self.watch_frame(ProcAddr::agent(host)) {
+            self.dispatch(frame, None);
+        }
+    }
+
+    /// A host is dead from now on: an event, at the controller.
+    pub(super) fn note_host_died(&self, host: HostNo, reason: &str) {
+        if self.me != ProcAddr::CONTROLLER {
+            return;
+        }
+        let name = self.host_called(host).unwrap_or_else(|| format!("host {host}"));
+        self.note(Note::new("host_died", ProcAddr::agent(host)).text("host", &name).text("text", cause(reason)), true);
+    }
+}

@@ -1,0 +1,225 @@
+//! What can go wrong with credentials and with peers.
+
+use super::facts::Role;
+use rustls::CertificateError;
+use std::io;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// A job's credentials cannot be made, read or used.
+#[derive(Debug, Error)]
+pub enum CredentialError {
+    /// A file or folder is not there, or cannot be used.
+    #[error("cannot {what} {}: {error}", path.display())]
+    Io {
+        /// What was tried: a verb.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A folder holds no credentials of the kind that is asked for.
+    #[error("{} holds no credentials of {role}; {remedy}", path.display())]
+    None {
+        /// The folder.
+        path: PathBuf,
+        /// Of whom.
+        role: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Others may read a key.
+    #[error(
+        "{} may be read or written by others (mode {mode:04o}): whoever has this key is a member of the job; \
+         say `chmod 600 {}`, and if others may have read it, make new credentials",
+        path.display(), path.display()
+    )]
+    Readable {
+        /// The key's file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// A key belongs to another user.
+    #[error("{} belongs to user {owner}, and this process runs as user {user}: copy it as the user that runs Mesh", path.display())]
+    Owner {
+        /// The key's file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// This process's user.
+        user: u32,
+    },
+    /// A file does not contain what it should.
+    #[error("{} is not what it should be: {why}; copy the folder again, or make new credentials", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// A certificate has run out.
+    #[error("{} has expired: `mesh credentials renew` makes another for the same key, which is all there is to copy", path.display())]
+    Expired {
+        /// The certificate's file.
+        path: PathBuf,
+    },
+    /// A certificate that was not made by Mesh.
+    #[error("this is not a certificate of a job of Mesh")]
+    NotOurs,
+    /// Something is there already.
+    #[error("{} exists already; nothing was written: take another folder, or remove this one first", path.display())]
+    Exists {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// Nothing of this authority goes by that name.
+    #[error("this authority has issued no certificate {0:?}; `mesh credentials show` lists those that it has")]
+    Unknown(String),
+    /// More than one does.
+    #[error("{0:?} stands for several certificates: give more of it")]
+    Ambiguous(String),
+    /// Cryptography failed.
+    #[error("cannot {what}: {why}")]
+    Crypto {
+        /// What was tried: a verb.
+        what: &'static str,
+        /// What the library said.
+        why: String,
+    },
+}
+
+impl CredentialError {
+    pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |error| Self::Io { what, path, error }
+    }
+
+    pub(crate) fn crypto<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |error| Self::Crypto { what, why: error.to_string() }
+    }
+}
+
+/// Why a peer is not let in, or not any more.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Reason {
+    /// It showed no certificate.
+    #[error("it has no certificate of any job")]
+    NoCertificate,
+    /// Another authority made its certificate.
+    #[error("its certificate is another job's")]
+    OtherJob,
+    /// Its certificate has run out.
+    #[error("its certificate has expired: renew it, or compare the clocks of the two machines")]
+    Expired,
+    /// Its certificate is from the future.
+    #[error("its certificate does not hold yet: compare the clocks of the two machines")]
+    NotYet,
+    /// Its certificate was withdrawn.
+    #[error("its certificate was revoked")]
+    Revoked,
+    /// It is not what was expected at this address.
+    #[error("it is a {found}, where a {expected} is expected")]
+    WrongRole {
+        /// What it is.
+        found: Role,
+        /// What it should be.
+        expected: Role,
+    },
+    /// Its certificate is of no use for another reason.
+    #[error("its certificate is not valid: {0}")]
+    BadCertificate(String),
+    /// It speaks another protocol, or plaintext.
+    #[error("it does not speak TLS 1.3: {0}")]
+    NotTls(String),
+    /// It said more than a handshake needs.
+    #[error("it sent more than {0} bytes before it had proved who it is")]
+    TooMuch(usize),
+    /// It took too long.
+    #[error("it had not proved who it is within {0:?}")]
+    TooSlow(std::time::Duration),
+    /// Others wanted its place.
+    #[error("it had not proved who it is when {0} others were at it, and was the one to make room")]
+    Crowded(usize),
+    /// It went away.
+    #[error("it closed the connection before it had proved who it is")]
+    Left,
+    /// It does not let us in.
+    #[error("it refused this side: {0}")]
+    RefusedUs(String),
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Broke(String),
+}
+
+impl Reason {
+    /// What TLS says, in words of this crate.
+    pub(crate) fn of(error: &rustls::Error) -> Self {
+        use rustls::Error;
+        match error {
+            Error::NoCertificatesPresented => Self::NoCertificate,
+            Error::InvalidCertificate(error) => Self::of_certificate(error),
+            Error::AlertReceived(alert) => Self::RefusedUs(alert_text(*alert)),
+            Error::InvalidMessage(_) | Error::PeerIncompatible(_) | Error::PeerMisbehaved(_) => {
+                Self::NotTls(error.to_string())
+            }
+            Error::DecryptError => Self::NotTls("what it sent cannot be decrypted".to_owned()),
+            other => Self::NotTls(other.to_string()),
+        }
+    }
+
+    fn of_certificate(error: &CertificateError) -> Self {
+        use CertificateError as Bad;
+        match error {
+            Bad::Expired | Bad::ExpiredContext { .. } => Self::Expired,
+            Bad::NotValidYet | Bad::NotValidYetContext { .. } => Self::NotYet,
+            Bad::Revoked => Self::Revoked,
+            // The same name, signed by somebody else; or a list of revocations that is for another job.
+            Bad::UnknownIssuer | Bad::BadSignature | Bad::UnknownRevocationStatus => Self::OtherJob,
+            Bad::NotValidForName | Bad::NotValidForNameContext { .. } => Self::OtherJob,
+            Bad::Other(other) => match other.0.downcast_ref::<Self>() {
+                Some(reason) => reason.clone(),
+                None => Self::BadCertificate(other.to_string()),
+            },
+            other => Self::BadCertificate(format!("{other:?}")),
+        }
+    }
+}
+
+/// What a peer means by an alert.
+pub(crate) fn alert_text(alert: rustls::AlertDescription) -> String {
+    use rustls::AlertDescription as Alert;
+    match alert {
+        Alert::UnknownCA | Alert::DecryptError => "its job is another one".to_owned(),
+        Alert::CertificateExpired => "this side's certificate has expired, or the clocks differ".to_owned(),
+        Alert::CertificateRevoked => "this side's certificate was revoked".to_owned(),
+        Alert::CertificateRequired => "it wants a certificate".to_owned(),
+        Alert::BadCertificate | Alert::CertificateUnknown => "it does not accept this side's certificate".to_owned(),
+        Alert::AccessDenied => "this side has the wrong role".to_owned(),
+        Alert::ProtocolVersion | Alert::HandshakeFailure => "it knows no protocol in common".to_owned(),
+        other => format!("alert {other:?}"),
+    }
+}
+
+/// A connection that is encrypted could not be made, or ended.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// One side did not let the other in.
+    #[error("{0}")]
+    Refused(#[from] Reason),
+    /// The system said no.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl TlsError {
+    /// Why, whatever it was.
+    #[must_use]
+    pub fn into_reason(self) -> Reason {
+        match self {
+            Self::Refused(reason) => reason,
+            Self::Io(error) => Reason::Broke(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Files of credentials: read with care, written whole or not at all.
+
+use super::error::CredentialError;
+use rustix::fs::{Mode, OFlags};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+pub(crate) const CA: &str = "ca.pem";
+pub(crate) const CA_KEY: &str = "ca.key";
+pub(crate) const CRL: &str = "crl.pem";
+
+/// Nothing that belongs here is longer; a list of 10,000 revocations has a tenth of it.
+const MOST: u64 = 4 << 20;
+
+/// What tells one version of a file from the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+}
+
+/// The stamp of a file; none if it is not there.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+    let meta = std::fs::metadata(path).ok()?;
+    Some(Stamp { inode: meta.ino(), size: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) })
+}
+
+fn read_open(file: File, path: &Path) -> Result<String, CredentialError> {
+    let mut text = String::new();
+    let n = file.take(MOST).read_to_string(&mut text).map_err(CredentialError::io("read", path))?;
+    if n as u64 >= MOST {
+        return Err(CredentialError::Broken { path: path.into(), why: "it is far too long".to_owned() });
+    }
+    Ok(text)
+}
+
+pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
+    read_open(File::open(path).map_err(CredentialError::io("read", path))?, path)
+}
+
+/// Reads a key, which must be the reader's own, and nobody else's to read.
+pub(crate) fn read_key(path: &Path) -> Result<String, CredentialError> {
+    let file = File::open(path).map_err(CredentialError::io("read", path))?;
+    // Of what was opened, not of what has that name by now.
+    let meta = file.metadata().map_err(CredentialError::io("look at", path))?;
+    let mode = meta.mode() & 0o7777;
+    if mode & !0o600 != 0 {
+        return Err(CredentialError::Readable { path: path.into(), mode });
+    }
+    let user = rustix::process::geteuid().as_raw();
+    if meta.uid() != user {
+        return Err(CredentialError::Owner { path: path.into(), owner: meta.uid(), user });
+    }
+    read_open(file, path)
+}
+
+/// Makes a folder that only its owner can enter. It must not be there yet.
+pub(crate) fn make_dir(path: &Path) -> Result<(), CredentialError> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            Err(CredentialError::Exists { path: path.into() })
+        }
+        made => made.map_err(CredentialError::io("make the folder", path)),
+    }
+}
+
+/// Writes a file of mode 0600 so that nobody ever sees a part of it, not even after a crash.
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), CredentialError> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}", super::provider::random::<8>().map_or(0, u64::from_ne_bytes)));
+    let part = dir.join(name);
+    let write = || -> std::io::Result<()> {
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&part)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&part, path)?;
+        sync_dir(dir);
+        Ok(())
+    };
+    write().map_err(|error| {
+        let _ = std::fs::remove_file(&part);
+        CredentialError::Io { what: "write", path: path.into(), error }
+    })
+}
+
+/// Has a folder's names on disk; a file system that cannot do that is no reason to fail.
+fn sync_dir(dir: &Path) {
+    if let Ok(dir) = rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        let _ = rustix::fs::fsync(&dir);
+    }
+}
+
+fn broken(what: &'static str) -> impl FnOnce(rustls::pki_types::pem::Error) -> CredentialError {
+    move |error| CredentialError::Crypto { what, why: format!("{error:?}") }
+}
+
+/// The first certificate of a PEM file.
+pub(crate) fn one_certificate(pem: &str) -> Result<CertificateDer<'static>, CredentialError> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).map_err(broken("read a certificate"))
+}
+
+/// The revocation list of a PEM file.
+pub(crate) fn one_list(pem: &str) -> Result<CertificateRevocationListDer<'static>, CredentialError> {
+    CertificateRevocationListDer::from_pem_slice(pem.as_bytes()).map_err(broken("read a list of revocations"))
+}
+
+/// The key of a PEM file.
+pub(crate) fn one_key(pem: &str) -> Result<PrivateKeyDer<'static>, CredentialError> {
+    PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(broken("read a key"))
+}
+
+/// Says of which file something is wrong with.
+pub(crate) fn in_file<T>(path: PathBuf, read: Result<T, CredentialError>) -> Result<T, CredentialError> {
+    read.map_err(|error| match error {
+        CredentialError::Crypto { why, .. } => CredentialError::Broken { path, why },
+        CredentialError::NotOurs => CredentialError::Broken { path, why: CredentialError::NotOurs.to_string() },
+        other => other,
+    })
+}

@@ -1,0 +1,439 @@
+//! Where other hosts knock: accepts connections and drives their handshakes, many at once, on one thread of its own.
+//!
+//! TLS-3: whoever has not proved who it is has one of a bounded number of places, for a bounded time, and may send a bounded
+//! number of bytes; all of them together use a bounded share of one core. When places run out, the one to make room is one
+//! that has said nothing yet, then one of the address that holds most places, then the oldest: real members are through
+//! within milliseconds, and those of other addresses are not held up by a flood from one.
+
+use super::budget::{Allowance, CpuBudget};
+use super::error::Reason;
+use super::facts::PeerFacts;
+use super::identity::Identity;
+use super::stream::{Progress, TlsStream};
+use crate::reactor::timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, ipproto, listen, socket_with, sockopt};
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+const TOKEN_STOP: u64 = u64::MAX;
+/// Listening sockets have tokens from here on.
+const TOKEN_LISTEN: u64 = 1 << 48;
+const BATCH: usize = 64;
+const BACKLOG: i32 = 1024;
+/// How many connections are accepted between two looks at those that are under way.
+const ACCEPTS: usize = 32;
+/// How long nobody is let in when descriptors have run out.
+const NO_FDS_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a listener allows to those who have not proved who they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How many handshakes may be under way.
+    pub places: usize,
+    /// How long one may take.
+    pub deadline: Duration,
+    /// Which share of one core all of them together may use for long, in percent.
+    pub cpu_percent: u32,
+    /// How much time of a core they may use at once, as a job's hosts do that all come together.
+    pub cpu_burst: Duration,
+    /// How many refusals are told at once, and then one each second.
+    pub told: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            places: 64,
+            deadline: Duration::from_secs(5),
+            cpu_percent: 50,
+            cpu_burst: Duration::from_millis(500),
+            told: 20,
+        }
+    }
+}
+
+/// What a listener tells, on its own thread: whoever is told must not block.
+#[derive(Debug)]
+pub enum Knock {
+    /// A member of the job, its handshake done. What the stream still has to send (the greeting) may wait in it:
+    /// [`TlsStream::wants_write`].
+    Joined {
+        /// The connection.
+        stream: TlsStream,
+        /// Who it is.
+        peer: PeerFacts,
+        /// Where it comes from.
+        addr: SocketAddr,
+    },
+    /// Somebody who was not let in.
+    Refused {
+        /// Where it came from.
+        addr: SocketAddr,
+        /// Why not.
+        reason: Reason,
+        /// How many more were refused since the last one that was told.
+        more: u64,
+    },
+    /// Nobody can be let in for the moment, which is tried again all the time.
+    Stuck {
+        /// What the system said.
+        errno: Errno,
+    },
+}
+
+/// A listener cannot be made.
+#[derive(Debug, Error)]
+pub enum ListenError {
+    /// The address is in use.
+    #[error("{addr} is in use: another `mesh host` may listen there already; take another port, or 0 for any")]
+    InUse {
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// The address is not one of this machine.
+    #[error("{addr} is no address of this machine; 0.0.0.0 or [::] stands for all that it has")]
+    NotHere {
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// The port is kept for root.
+    #[error("this user may not listen at {addr}: ports below 1024 are kept for root")]
+    Denied {
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// The system said no.
+    #[error("cannot listen at {addr}: {error}")]
+    Io {
+        /// The address.
+        addr: SocketAddr,
+        /// What it said.
+        error: std::io::Error,
+    },
+    /// No address was given.
+    #[error("no address to listen at was given")]
+    Nowhere,
+}
+
+/// Listens until it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    addrs: Vec<SocketAddr>,
+    stop: Arc<OwnedFd>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Listener {
+    /// Listens at these addresses. Whoever is told of members and refusals is told on the listener's thread.
+    ///
+    /// # Errors
+    /// If an address cannot be had.
+    pub fn bind(
+        addrs: &[SocketAddr],
+        identity: Arc<Identity>,
+        limits: Limits,
+        tell: impl FnMut(Knock) + Send + 'static,
+    ) -> Result<Self, ListenError> {
+        let first = *addrs.first().ok_or(ListenError::Nowhere)?;
+        let mut sockets = Vec::new();
+        for &addr in addrs {
+            sockets.push(open(addr).map_err(|errno| match errno {
+                Errno::ADDRINUSE => ListenError::InUse { addr },
+                Errno::ADDRNOTAVAIL => ListenError::NotHere { addr },
+                Errno::ACCESS => ListenError::Denied { addr },
+                errno => ListenError::Io { addr, error: errno.into() },
+            })?);
+        }
+        let failed = |error: std::io::Error| ListenError::Io { addr: first, error };
+        let os = |errno: Errno| failed(errno.into());
+        let bound = sockets.iter().map(local).collect::<Result<Vec<_>, _>>().map_err(os)?;
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os)?);
+        let set = epoll::create(CreateFlags::CLOEXEC).map_err(os)?;
+        epoll::add(&set, &*stop, EventData::new_u64(TOKEN_STOP), EventFlags::IN).map_err(os)?;
+        for (i, socket) in sockets.iter().enumerate() {
+            epoll::add(&set, socket, EventData::new_u64(TOKEN_LISTEN + i as u64), EventFlags::IN).map_err(os)?;
+        }
+        let door = Door {
+            set,
+            sockets,
+            stop: Arc::clone(&stop),
+            identity,
+            limits,
+            tell,
+            shaking: HashMap::new(),
+            next: 0,
+            open: true,
+            shut_until: None,
+            begun: Instant::now(),
+            cpu: CpuBudget::new(limits.cpu_percent, limits.cpu_burst, Duration::ZERO),
+            allowance: Allowance::new(limits.told, Duration::ZERO),
+            stuck: false,
+        };
+        let thread =
+            std::thread::Builder::new().name("mesh-listen".to_owned()).spawn(move || door.run()).map_err(failed)?;
+        Ok(Self { addrs: bound, stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Where it listens: with the port that the system has chosen, if it was left to it.
+    #[must_use]
+    pub fn addrs(&self) -> &[SocketAddr] {
+        &self.addrs
+    }
+
+    /// Stops listening; handshakes under way are broken off. Nothing is told after that.
+    pub fn close(&self) {
+        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Whoever is told may be the one who closes.
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn open(addr: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    if addr.is_ipv6() {
+        // IPv4 has a socket of its own, if it is wanted: so "0.0.0.0" and "[::]" go together with one port.
+        sockopt::set_ipv6_v6only(&fd, true)?;
+    }
+    bind(&fd, &addr)?;
+    listen(&fd, BACKLOG)?;
+    Ok(fd)
+}
+
+fn local(fd: &OwnedFd) -> Result<SocketAddr, Errno> {
+    SocketAddr::try_from(getsockname(fd)?).map_err(|_| Errno::AFNOSUPPORT)
+}
+
+/// Time that this thread has spent on a core.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+/// A handshake under way.
+struct Guest {
+    stream: TlsStream,
+    addr: SocketAddr,
+    since: Instant,
+    writing: bool,
+}
+
+/// What the listener's thread has.
+struct Door<F> {
+    set: OwnedFd,
+    sockets: Vec<OwnedFd>,
+    stop: Arc<OwnedFd>,
+    identity: Arc<Identity>,
+    limits: Limits,
+    tell: F,
+    /// By token; tokens are given in order of arrival.
+    shaking: HashMap<u64, Guest>,
+    next: u64,
+    /// The listening sockets are looked at.
+    open: bool,
+    shut_until: Option<Instant>,
+    /// Where the clock of the budgets begins.
+    begun: Instant,
+    cpu: CpuBudget,
+    /// How many refusals may be told.
+    allowance: Allowance,
+    /// Nobody could be accepted the last time, and that was told.
+    stuck: bool,
+}
+
+impl<F: FnMut(Knock)> Door<F> {
+    fn run(mut self) {
+        let mut buffer = [MaybeUninit::<Event>::uninit(); BATCH];
+        let mut used = cpu_time();
+        loop {
+            let now = Instant::now();
+            let (paused, timeout) = self.pause(now);
+            // While the share is used up nothing but the end is waited for.
+            let (ready, stop) = if paused {
+                (Vec::new(), wait_stop(&self.stop, timeout.unwrap_or(Duration::ZERO)))
+            } else {
+                match epoll::wait(&self.set, &mut buffer, timeout.map(timespec).as_ref()) {
+                    Ok((events, _)) => {
+                        let ready: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
+                        let stop = ready.contains(&TOKEN_STOP);
+                        (ready, stop)
+                    }
+                    Err(_) => (Vec::new(), false),
+                }
+            };
+            if stop {
+                return;
+            }
+            // Those under way first: they need their time before others come.
+            for &token in ready.iter().filter(|&&token| token < TOKEN_LISTEN) {
+                self.advance(token);
+            }
+            for &token in ready.iter().filter(|&&token| (TOKEN_LISTEN..TOKEN_STOP).contains(&token)) {
+                self.accept(token);
+            }
+            self.expire(Instant::now());
+            let spent = cpu_time();
+            self.cpu.spend(spent.saturating_sub(used), self.begun.elapsed());
+            used = spent;
+        }
+    }
+
+    /// Whether to rest, and for how long at most to wait.
+    fn pause(&mut self, now: Instant) -> (bool, Option<Duration>) {
+        if let Some(rest) = self.cpu.rest() {
+            return (true, Some(rest));
+        }
+        if self.shut_until.is_some_and(|until| until <= now) {
+            self.shut_until = None;
+            self.watch_door(true);
+        }
+        let oldest = self.shaking.values().map(|guest| guest.since + self.limits.deadline).min();
+        let next = oldest.into_iter().chain(self.shut_until).min();
+        (false, next.map(|at| at.saturating_duration_since(now) + Duration::from_millis(1)))
+    }
+
+    fn watch_door(&mut self, open: bool) {
+        if self.open == open {
+            return;
+        }
+        self.open = open;
+        let flags = if open { EventFlags::IN } else { EventFlags::empty() };
+        for (i, socket) in self.sockets.iter().enumerate() {
+            let _ = epoll::modify(&self.set, socket, EventData::new_u64(TOKEN_LISTEN + i as u64), flags);
+        }
+    }
+
+    fn accept(&mut self, token: u64) {
+        let Some(at) = usize::try_from(token - TOKEN_LISTEN).ok().filter(|at| *at < self.sockets.len()) else { return };
+        for _ in 0..ACCEPTS {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match rustix::net::acceptfrom_with(&self.sockets[at], flags) {
+                Ok((fd, addr)) => {
+                    self.stuck = false;
+                    if let Some(addr) = addr.and_then(|addr| SocketAddr::try_from(addr).ok()) {
+                        self.admit(fd, addr);
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                // It came and went, or was a network's hiccup: the next one may be better.
+                Err(
+                    Errno::INTR | Errno::CONNABORTED | Errno::PROTO | Errno::PERM | Errno::NETDOWN | Errno::HOSTUNREACH,
+                ) => {}
+                Err(errno) => {
+                    // Out of descriptors or memory. What is not accepted stays ready, and would be asked for again at once.
+                    self.watch_door(false);
+                    self.shut_until = Some(Instant::now() + NO_FDS_PAUSE);
+                    if !self.stuck {
+                        self.stuck = true;
+                        (self.tell)(Knock::Stuck { errno });
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, fd: OwnedFd, addr: SocketAddr) {
+        while self.shaking.len() >= self.limits.places.max(1) {
+            let Some(token) = self.least_wanted() else { break };
+            let others = self.shaking.len() - 1;
+            self.refuse(token, Reason::Crowded(others));
+        }
+        let stream = match TlsStream::server(fd, &self.identity) {
+            Ok(stream) => stream,
+            Err(error) => return self.tell_refusal(addr, error.into_reason()),
+        };
+        let token = self.next;
+        self.next += 1;
+        if epoll::add(&self.set, stream.as_fd(), EventData::new_u64(token), EventFlags::IN).is_err() {
+            return;
+        }
+        self.shaking.insert(token, Guest { stream, addr, since: Instant::now(), writing: false });
+        // What it has to say is usually there already.
+        self.advance(token);
+    }
+
+    /// Who makes room.
+    fn least_wanted(&self) -> Option<u64> {
+        let mut places: HashMap<IpAddr, usize> = HashMap::new();
+        for guest in self.shaking.values() {
+            *places.entry(guest.addr.ip()).or_default() += 1;
+        }
+        let rank = |(token, guest): &(&u64, &Guest)| {
+            (guest.stream.heard() == 0, places.get(&guest.addr.ip()).copied(), std::cmp::Reverse(**token))
+        };
+        self.shaking.iter().max_by_key(rank).map(|(token, _)| *token)
+    }
+
+    fn advance(&mut self, token: u64) {
+        let Some(guest) = self.shaking.get_mut(&token) else { return };
+        // Anybody may knock with anything: should that make a library panic, it costs the one connection.
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| guest.stream.handshake()))
+            .unwrap_or_else(|_| Err(Reason::Broke("its handshake made this side panic".to_owned()).into()));
+        match done {
+            Ok(Progress::Done(peer)) => {
+                let Some(Guest { stream, addr, .. }) = self.shaking.remove(&token) else { return };
+                let _ = epoll::delete(&self.set, stream.as_fd());
+                (self.tell)(Knock::Joined { stream, peer, addr });
+            }
+            Ok(wants) => {
+                let writing = wants == Progress::WantWrite;
+                if guest.writing != writing {
+                    guest.writing = writing;
+                    let flags = if writing { EventFlags::OUT } else { EventFlags::IN };
+                    let _ = epoll::modify(&self.set, guest.stream.as_fd(), EventData::new_u64(token), flags);
+                }
+            }
+            Err(error) => self.refuse(token, error.into_reason()),
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let deadline = self.limits.deadline;
+        let late = |guest: &Guest| now.saturating_duration_since(guest.since) >= deadline;
+        let tokens: Vec<u64> = self.shaking.iter().filter(|(_, guest)| late(guest)).map(|(token, _)| *token).collect();
+        for token in tokens {
+            self.refuse(token, Reason::TooSlow(deadline));
+        }
+    }
+
+    /// Lets go of somebody; the descriptor is closed with the stream.
+    fn refuse(&mut self, token: u64, reason: Reason) {
+        if let Some(guest) = self.shaking.remove(&token) {
+            let _ = epoll::delete(&self.set, guest.stream.as_fd());
+            self.tell_refusal(guest.addr, reason);
+        }
+    }
+
+    /// A flood shall not fill logs: a number of refusals is told, then one each second.
+    fn tell_refusal(&mut self, addr: SocketAddr, reason: Reason) {
+        let Some(more) = self.allowance.tell(self.begun.elapsed()) else { return };
+        (self.tell)(Knock::Refused { addr, reason, more });
+    }
+}
+
+/// Rests; whether the end has come meanwhile.
+fn wait_stop(stop: &OwnedFd, limit: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
+    poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&timespec(limit))).is_ok_and(|n| n > 0)
+}

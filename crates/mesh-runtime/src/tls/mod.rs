@@ -1,0 +1,35 @@
+//! Between hosts everything is encrypted, and both sides prove that they belong to the job: mutual TLS 1.3 with an authority of
+//! the job's own. There is no way around it.
+//!
+//! TLS-1: nobody is let in but by a certificate of this job's authority that holds now and is not revoked.
+//! TLS-2: no record number is used twice with a key ([`record`]).
+//! TLS-3: before it has proved who it is a peer costs a bounded number of bytes and seconds, and is told nothing but an alert.
+
+mod authority;
+mod budget;
+mod der;
+mod dial;
+mod error;
+mod facts;
+mod files;
+mod halves;
+mod identity;
+mod listener;
+mod provider;
+mod record;
+mod store;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod verify;
+
+pub use authority::{Authority, CLOCK_SKEW, Issued, Revocation};
+pub use dial::{DialError, Dialed, dial, resolve, split_address};
+pub use error::{CredentialError, Reason, TlsError};
+pub use facts::{PeerFacts, Role};
+pub use halves::{MOST_QUEUED, TlsReader, TlsWriter};
+pub use identity::Identity;
+pub use listener::{Knock, Limits, ListenError, Listener};
+pub use record::Truncated;
+pub use store::{Entry, Store, certificates_in};
+pub use stream::{MOST_HANDSHAKE, Progress, TlsStream};

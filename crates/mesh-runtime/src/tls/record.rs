@@ -1,0 +1,279 @@
+//! Records of a connection whose handshake is done: sealing and opening them, one direction each.
+//!
+//! rustls makes the handshake, holds the secrets of both directions (for key updates) and does the cryptography of a record. What
+//! is done here is framing and counting. Its own connections take both directions under one lock and copy every byte twice more.
+//!
+//! TLS-2: a record's number is never used twice with one key: it is counted up before anything else happens, whether or
+//! not the record was sent.
+
+use super::error::alert_text;
+use rustls::client::ClientConnectionData;
+use rustls::crypto::cipher::{
+    InboundOpaqueMessage, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
+};
+use rustls::kernel::KernelConnection;
+use rustls::server::ServerConnectionData;
+use rustls::{
+    AlertDescription, ConnectionTrafficSecrets, ContentType, ExtractedSecrets, ProtocolVersion, SupportedCipherSuite,
+    Tls13CipherSuite,
+};
+use std::io;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// The most plaintext that a record holds.
+pub(crate) const MOST_PLAIN: usize = 16 * 1024;
+pub(crate) const HEAD: usize = 5;
+/// The most ciphertext that a record holds.
+const MOST_CIPHER: usize = MOST_PLAIN + 256;
+/// The longest record.
+pub(crate) const MOST_RECORD: usize = HEAD + MOST_CIPHER;
+
+const KEY_UPDATE: u8 = 24;
+const NEW_SESSION_TICKET: u8 = 4;
+/// How many records in a row may bring nothing before it is taken for an attack on this side's time.
+const MOST_IDLE: u32 = 32;
+
+/// What a connection's end without a farewell is called.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection ended without a farewell: the peer has crashed, or somebody has cut it off")]
+pub struct Truncated;
+
+fn bad(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+/// What rustls keeps of a connection: the secrets from which the next keys are made.
+pub(crate) enum Kernel {
+    Client(KernelConnection<ClientConnectionData>),
+    Server(KernelConnection<ServerConnectionData>),
+}
+
+impl Kernel {
+    fn suite(&self) -> io::Result<&'static Tls13CipherSuite> {
+        let SupportedCipherSuite::Tls13(suite) = match self {
+            Self::Client(kernel) => kernel.negotiated_cipher_suite(),
+            Self::Server(kernel) => kernel.negotiated_cipher_suite(),
+        };
+        Ok(suite)
+    }
+
+    fn next_tx(&mut self) -> io::Result<(u64, ConnectionTrafficSecrets)> {
+        match self {
+            Self::Client(kernel) => kernel.update_tx_secret(),
+            Self::Server(kernel) => kernel.update_tx_secret(),
+        }
+        .map_err(|error| bad(error.to_string()))
+    }
+
+    fn next_rx(&mut self) -> io::Result<(u64, ConnectionTrafficSecrets)> {
+        match self {
+            Self::Client(kernel) => kernel.update_rx_secret(),
+            Self::Server(kernel) => kernel.update_rx_secret(),
+        }
+        .map_err(|error| bad(error.to_string()))
+    }
+}
+
+fn key_and_iv(
+    secrets: ConnectionTrafficSecrets,
+) -> io::Result<(rustls::crypto::cipher::AeadKey, rustls::crypto::cipher::Iv)> {
+    match secrets {
+        ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => Ok((key, iv)),
+        _ => Err(bad("a cipher that is not known here")),
+    }
+}
+
+/// Both directions of a connection that was just made.
+pub(crate) fn open(kernel: &Kernel, secrets: ExtractedSecrets) -> io::Result<(Sealer, Opener)> {
+    let suite = kernel.suite()?;
+    let ((tx_seq, tx), (rx_seq, rx)) = (secrets.tx, secrets.rx);
+    let ((tx_key, tx_iv), (rx_key, rx_iv)) = (key_and_iv(tx)?, key_and_iv(rx)?);
+    // Long before a key has seen so much that its ciphertext could be told from noise.
+    let most = suite.common.confidentiality_limit.min(u64::MAX >> 1).saturating_sub(64);
+    let sealer = Sealer { cipher: suite.aead_alg.encrypter(tx_key, tx_iv), seq: tx_seq, most };
+    let opener = Opener {
+        cipher: suite.aead_alg.decrypter(rx_key, rx_iv),
+        seq: rx_seq,
+        handshake: Vec::new(),
+        idle: 0,
+        closed: false,
+    };
+    Ok((sealer, opener))
+}
+
+/// Seals what is sent.
+pub(crate) struct Sealer {
+    cipher: Box<dyn MessageEncrypter>,
+    seq: u64,
+    /// How many records one key seals.
+    most: u64,
+}
+
+impl Sealer {
+    /// One record with at most [`MOST_PLAIN`] bytes, header and all.
+    fn seal(&mut self, typ: ContentType, payload: OutboundChunks<'_>) -> io::Result<Vec<u8>> {
+        let seq = self.seq;
+        self.seq += 1;
+        let plain = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_3, payload };
+        self.cipher.encrypt(plain, seq).map(|sealed| sealed.encode()).map_err(|error| bad(error.to_string()))
+    }
+
+    pub(crate) fn data(&mut self, chunks: OutboundChunks<'_>) -> io::Result<Vec<u8>> {
+        self.seal(ContentType::ApplicationData, chunks)
+    }
+
+    pub(crate) fn close_notify(&mut self) -> io::Result<Vec<u8>> {
+        self.seal(ContentType::Alert, OutboundChunks::Single(&[1, 0]))
+    }
+
+    /// Whether the key should be changed before the next record.
+    pub(crate) fn worn(&self) -> bool {
+        self.seq >= self.most
+    }
+
+    /// The record that announces the next key, which is in use from then on; with `ask` the peer shall change its own too.
+    pub(crate) fn update(&mut self, kernel: &mut Kernel, ask: bool) -> io::Result<Vec<u8>> {
+        let message = [KEY_UPDATE, 0, 0, 1, u8::from(ask)];
+        let record = self.seal(ContentType::Handshake, OutboundChunks::Single(&message))?;
+        let (seq, secrets) = kernel.next_tx()?;
+        let (key, iv) = key_and_iv(secrets)?;
+        (self.cipher, self.seq) = (kernel.suite()?.aead_alg.encrypter(key, iv), seq);
+        Ok(record)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn wear_out_after(&mut self, records: u64) {
+        self.most = records;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn number(&self) -> u64 {
+        self.seq
+    }
+
+    #[cfg(test)]
+    pub(crate) fn any(&mut self, typ: ContentType, payload: &[u8]) -> io::Result<Vec<u8>> {
+        self.seal(typ, OutboundChunks::Single(payload))
+    }
+}
+
+/// Opens what arrives.
+pub(crate) struct Opener {
+    cipher: Box<dyn MessageDecrypter>,
+    seq: u64,
+    /// The beginning of a message of the handshake protocol.
+    handshake: Vec<u8>,
+    idle: u32,
+    closed: bool,
+}
+
+/// What a record brings.
+pub(crate) enum Opened {
+    /// Plaintext: where it lies.
+    Data(Range<usize>),
+    /// Nothing for the reader.
+    Nothing,
+    /// The peer has changed its key, and wants this side's changed as well.
+    UpdateWanted,
+    /// The peer says that nothing follows.
+    Farewell,
+}
+
+/// How long the record at the beginning of `bytes` is, if its header is there.
+pub(crate) fn record_len(bytes: &[u8]) -> io::Result<Option<usize>> {
+    let Some(head) = bytes.first_chunk::<HEAD>() else { return Ok(None) };
+    let len = usize::from(u16::from_be_bytes([head[3], head[4]]));
+    if head[0] != 23 || head[1] != 3 || len > MOST_CIPHER {
+        return Err(bad("what arrived is not a record of TLS 1.3: the connection was tampered with"));
+    }
+    Ok(Some(HEAD + len))
+}
+
+impl Opener {
+    /// Opens one whole record where it lies.
+    pub(crate) fn open(&mut self, record: &mut [u8], kernel: &Mutex<Kernel>) -> io::Result<Opened> {
+        let seq = self.seq;
+        self.seq += 1;
+        let (start, whole) = (record.as_ptr().addr(), record.len());
+        let message =
+            InboundOpaqueMessage::new(ContentType::ApplicationData, ProtocolVersion::TLSv1_2, &mut record[HEAD..]);
+        let plain = self
+            .cipher
+            .decrypt(message, seq)
+            .map_err(|_| bad("a record that cannot be opened arrived: the connection was tampered with"))?;
+        // It is opened in place; where that is, only its address tells.
+        let len = plain.payload.len();
+        let at = plain.payload.as_ptr().addr().checked_sub(start).filter(|at| at + len <= whole);
+        let range = at.map_or(0..0, |at| at..at + len);
+        if range.len() != len {
+            return Err(bad("a record was not opened where it lies"));
+        }
+        if range.is_empty() || plain.typ != ContentType::ApplicationData {
+            self.idle += 1;
+            if self.idle > MOST_IDLE {
+                return Err(bad(format!("the peer sent {MOST_IDLE} records in a row that bring nothing")));
+            }
+        }
+        match plain.typ {
+            // Between two records of one message of the handshake protocol there may be no others.
+            _ if !self.handshake.is_empty() && plain.typ != ContentType::Handshake => {
+                Err(bad("the peer broke off a message of the handshake protocol"))
+            }
+            ContentType::ApplicationData if range.is_empty() => Ok(Opened::Nothing),
+            ContentType::ApplicationData => {
+                self.idle = 0;
+                Ok(Opened::Data(range))
+            }
+            ContentType::Alert => match *plain.payload {
+                [_, 0] => {
+                    self.closed = true;
+                    Ok(Opened::Farewell)
+                }
+                [_, code] => Err(io::Error::new(
+                    io::ErrorKind::ConnectionAborted,
+                    format!("the peer ended the connection: {}", alert_text(AlertDescription::from(code))),
+                )),
+                _ => Err(bad("the peer sent an alert that is none")),
+            },
+            ContentType::Handshake => {
+                self.handshake.extend_from_slice(plain.payload);
+                self.handle_handshake(kernel)
+            }
+            _ => Err(bad("the peer sent a record of an unknown kind")),
+        }
+    }
+
+    pub(crate) fn closed(&self) -> bool {
+        self.closed
+    }
+
+    fn handle_handshake(&mut self, kernel: &Mutex<Kernel>) -> io::Result<Opened> {
+        let Some(&[kind, a, b, c]) = self.handshake.first_chunk::<4>() else { return Ok(Opened::Nothing) };
+        let len = 4 + (usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c));
+        match kind {
+            KEY_UPDATE if len == 5 && self.handshake.len() <= 5 => {
+                let Some(&asked) = self.handshake.get(4) else { return Ok(Opened::Nothing) };
+                self.handshake.clear();
+                if asked > 1 {
+                    return Err(bad("the peer sent a key update that is none"));
+                }
+                let mut kernel = kernel.lock().unwrap_or_else(PoisonError::into_inner);
+                let (seq, secrets) = kernel.next_rx()?;
+                let (key, iv) = key_and_iv(secrets)?;
+                (self.cipher, self.seq) = (kernel.suite()?.aead_alg.decrypter(key, iv), seq);
+                Ok(if asked == 1 { Opened::UpdateWanted } else { Opened::Nothing })
+            }
+            // This side has not asked for any, and uses none.
+            NEW_SESSION_TICKET if len <= MOST_PLAIN && self.handshake.len() <= len => {
+                if self.handshake.len() == len {
+                    self.handshake.clear();
+                }
+                Ok(Opened::Nothing)
+            }
+            _ => Err(bad("the peer sent a message of the handshake protocol that has no place here")),
+        }
+    }
+}

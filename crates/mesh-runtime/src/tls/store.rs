@@ -1,0 +1,304 @@
+//! The folder of a job's owner: its authority, its controller's identity, and one for its hosts to copy.
+//!
+//! ```text
+//! DIR/  ca.pem  ca.key  crl.pem  controller.pem  controller.key   mode 0700, all files 0600
+//! DIR/issued/   every certificate that was ever made, by serial number: what can be revoked
+//! DIR/host/     ca.pem  crl.pem  host.pem  host.key               all that a host needs; copied to hosts
+//! ```
+
+use super::authority::{Authority, Revocation};
+use super::error::CredentialError;
+use super::facts::{PeerFacts, RevocationList, Role, hex};
+use super::files::{self, CA, CA_KEY, CRL};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const ISSUED: &str = "issued";
+/// As many digits of a serial number or fingerprint as may stand for it.
+const FEWEST_DIGITS: usize = 6;
+
+/// A job's authority and what it has made, in a folder.
+#[derive(Debug)]
+pub struct Store {
+    dir: PathBuf,
+    authority: Authority,
+}
+
+/// A certificate that was made, and whether it still counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What it says.
+    pub facts: PeerFacts,
+    /// When it was revoked, if it was.
+    pub revoked: Option<SystemTime>,
+}
+
+impl Store {
+    /// Makes a new job's folder, which must not exist yet or be empty.
+    ///
+    /// # Errors
+    /// If something is there, or cannot be written; nothing is left behind then.
+    pub fn create(dir: &Path, lifetime: Duration, hosts: Duration) -> Result<Self, CredentialError> {
+        let now = SystemTime::now();
+        let store = Self { dir: dir.into(), authority: Authority::create(now)? };
+        claim(dir)?;
+        store.fill(lifetime, hosts, now).inspect_err(|_| {
+            let _ = std::fs::remove_dir_all(dir);
+        })?;
+        Ok(store)
+    }
+
+    fn fill(&self, lifetime: Duration, hosts: Duration, now: SystemTime) -> Result<(), CredentialError> {
+        files::make_dir(&self.dir.join(ISSUED))?;
+        files::write(&self.dir.join(CRL), &self.authority.sign_revocations(&[], 1, now)?)?;
+        self.issue(&self.dir, Role::Controller, lifetime, now, None)?;
+        files::make_dir(&self.dir.join(Role::Host.name()))?;
+        self.bundle(&self.dir.join(Role::Host.name()), hosts, now, None)?;
+        files::write(&self.dir.join(CA_KEY), &self.authority.key())?;
+        // Last: a folder without it is none.
+        files::write(&self.dir.join(CA), self.authority.certificate())
+    }
+
+    /// Opens the folder of a job's owner.
+    ///
+    /// # Errors
+    /// If it holds no authority, or others can read its key.
+    pub fn open(dir: &Path) -> Result<Self, CredentialError> {
+        let (ca, key) = (dir.join(CA), dir.join(CA_KEY));
+        if !key.exists() {
+            let remedy = if ca.exists() {
+                "this folder is a host's; give that of the job's owner, which `mesh credentials new` has made"
+            } else {
+                "give a folder that `mesh credentials new` has made"
+            };
+            return Err(CredentialError::None { path: dir.into(), role: "a job's owner", remedy });
+        }
+        let pem = files::read_key(&key)?;
+        let authority = files::in_file(key, Authority::from_pem(&files::read(&ca)?, &pem))?;
+        Ok(Self { dir: dir.into(), authority })
+    }
+
+    /// Whether a folder is a job owner's, with an authority, rather than a host's.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn is_owners(dir: &Path) -> Result<bool, CredentialError> {
+        let owners = dir.join(CA_KEY).exists();
+        if !owners && !dir.join(Role::Host.file("pem")).exists() {
+            let remedy = "give a folder that `mesh credentials new` or `issue` has made";
+            return Err(CredentialError::None { path: dir.into(), role: "a job", remedy });
+        }
+        Ok(owners)
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The job's name.
+    #[must_use]
+    pub fn job(&self) -> &str {
+        self.authority.job()
+    }
+
+    /// Makes a folder that holds all that a host needs, and only that. Hosts may share one; one each can be revoked each.
+    ///
+    /// # Errors
+    /// If something is there already, or cannot be written.
+    pub fn issue_host(&self, out: &Path, lifetime: Duration) -> Result<PeerFacts, CredentialError> {
+        let _lock = self.lock()?;
+        claim(out)?;
+        self.bundle(out, lifetime, SystemTime::now(), None).inspect_err(|_| {
+            let _ = std::fs::remove_dir_all(out);
+        })
+    }
+
+    /// Makes new certificates for the keys of a folder: a host's, or the owner's own (the controller's, and that in `host`).
+    /// Running members take them up by themselves.
+    ///
+    /// # Errors
+    /// If there are no keys, or something cannot be written.
+    pub fn renew(&self, out: &Path, lifetime: Duration) -> Result<Vec<PeerFacts>, CredentialError> {
+        let _lock = self.lock()?;
+        let now = SystemTime::now();
+        let mut made = Vec::new();
+        let inner = out.join(Role::Host.name());
+        for (dir, role) in [(out, Role::Controller), (out, Role::Host), (&inner, Role::Host)] {
+            let path = dir.join(role.file("key"));
+            if !path.exists() {
+                continue;
+            }
+            let ca = dir.join(CA);
+            if files::read(&ca)? != self.authority.certificate() {
+                return Err(CredentialError::Broken { path: ca, why: "it is another job's".to_owned() });
+            }
+            let key = files::read_key(&path)?;
+            made.push(match role {
+                Role::Controller => self.issue(dir, role, lifetime, now, Some(&key))?,
+                Role::Host => self.bundle(dir, lifetime, now, Some(&key))?,
+            });
+        }
+        if made.is_empty() {
+            let remedy = "`mesh credentials issue` makes a new folder for a host";
+            return Err(CredentialError::None { path: out.into(), role: "a member", remedy });
+        }
+        Ok(made)
+    }
+
+    /// All certificates, oldest first.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn certificates(&self) -> Result<Vec<Entry>, CredentialError> {
+        certificates_in(&self.dir)
+    }
+
+    /// Revokes a certificate: by its serial number, its fingerprint, the beginning of either, or its file. Members that see
+    /// the new list drop its owner at once.
+    ///
+    /// # Errors
+    /// If nothing goes by that name, or several do.
+    pub fn revoke(&self, what: &str) -> Result<Entry, CredentialError> {
+        let _lock = self.lock()?;
+        let facts = self.find(what)?;
+        let (mut revoked, number) = revoked_in(&self.dir)?;
+        if let Some(before) = revoked.iter().find(|one| one.serial == facts.serial) {
+            return Ok(Entry { facts, revoked: Some(before.at) });
+        }
+        let now = SystemTime::now();
+        revoked.push(Revocation { serial: facts.serial.clone(), at: now });
+        let list = self.authority.sign_revocations(&revoked, number + 1, now)?;
+        files::write(&self.dir.join(CRL), &list)?;
+        let hosts = self.dir.join(Role::Host.name());
+        if hosts.is_dir() {
+            files::write(&hosts.join(CRL), &list)?;
+        }
+        Ok(Entry { facts, revoked: Some(now) })
+    }
+
+    fn find(&self, what: &str) -> Result<PeerFacts, CredentialError> {
+        let unknown = || CredentialError::Unknown(what.to_owned());
+        if Path::new(what).is_file() {
+            let facts = read_facts(Path::new(what))?;
+            return if facts.job == self.job() { Ok(facts) } else { Err(unknown()) };
+        }
+        let digits: String = what.chars().filter(|c| *c != ':').map(|c| c.to_ascii_lowercase()).collect();
+        if digits.len() < FEWEST_DIGITS {
+            return Err(unknown());
+        }
+        let matches = |facts: &PeerFacts| facts.serial.starts_with(&digits) || facts.fingerprint.starts_with(&digits);
+        let mut found = self.certificates()?.into_iter().map(|entry| entry.facts).filter(matches);
+        match (found.next(), found.next()) {
+            (Some(one), None) => Ok(one),
+            (Some(_), Some(_)) => Err(CredentialError::Ambiguous(what.to_owned())),
+            (None, _) => Err(unknown()),
+        }
+    }
+
+    /// A certificate and its key into `dir`. A key that is there already is kept: so the two always fit each other.
+    fn issue(
+        &self,
+        dir: &Path,
+        role: Role,
+        lifetime: Duration,
+        now: SystemTime,
+        key: Option<&str>,
+    ) -> Result<PeerFacts, CredentialError> {
+        let issued = self.authority.issue(role, lifetime, now, key)?;
+        // On record first: what is not on record cannot be revoked by its number.
+        files::write(&self.dir.join(ISSUED).join(format!("{}.pem", issued.facts.serial)), &issued.certificate)?;
+        if key.is_none() {
+            files::write(&dir.join(role.file("key")), &issued.key)?;
+        }
+        files::write(&dir.join(role.file("pem")), &issued.certificate)?;
+        Ok(issued.facts)
+    }
+
+    fn bundle(
+        &self,
+        dir: &Path,
+        lifetime: Duration,
+        now: SystemTime,
+        key: Option<&str>,
+    ) -> Result<PeerFacts, CredentialError> {
+        files::write(&dir.join(CA), self.authority.certificate())?;
+        files::write(&dir.join(CRL), &files::read(&self.dir.join(CRL))?)?;
+        self.issue(dir, Role::Host, lifetime, now, key)
+    }
+
+    /// Held while files are changed, so that of two that do it at once neither forgets the other's revocation.
+    fn lock(&self) -> Result<File, CredentialError> {
+        let path = self.dir.join(CA_KEY);
+        let file = File::open(&path).map_err(CredentialError::io("open", &path))?;
+        flock(&file, FlockOperation::LockExclusive)
+            .map_err(|errno| CredentialError::io("lock", &path)(errno.into()))?;
+        Ok(file)
+    }
+}
+
+/// Makes a folder of mode 0700, or takes an empty one.
+fn claim(dir: &Path) -> Result<(), CredentialError> {
+    match files::make_dir(dir) {
+        Err(CredentialError::Exists { path }) => {
+            let empty = std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none());
+            if !empty {
+                return Err(CredentialError::Exists { path });
+            }
+            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
+                .map_err(CredentialError::io("close to others", dir))
+        }
+        made => made,
+    }
+}
+
+/// What is revoked, and the number of that list; nothing where there is no list.
+fn revoked_in(dir: &Path) -> Result<(Vec<Revocation>, u64), CredentialError> {
+    let path = dir.join(CRL);
+    if !path.exists() {
+        return Ok((Vec::new(), 0));
+    }
+    let der = files::in_file(path.clone(), files::one_list(&files::read(&path)?))?;
+    let list = RevocationList::read(&der)
+        .map_err(|_| CredentialError::Broken { path, why: "it is not a list of revocations".to_owned() })?;
+    let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+    let revoked = list.revoked.iter().map(|(serial, when)| Revocation { serial: hex(serial), at: at(*when) });
+    Ok((revoked.collect(), list.number))
+}
+
+/// The certificates of a folder, oldest first: all that an authority has ever made, or the one of a host.
+///
+/// # Errors
+/// If they cannot be read.
+pub fn certificates_in(dir: &Path) -> Result<Vec<Entry>, CredentialError> {
+    let mut paths = Vec::new();
+    if Store::is_owners(dir)? {
+        let issued = dir.join(ISSUED);
+        let failed = || CredentialError::io("read", &issued);
+        for entry in std::fs::read_dir(&issued).map_err(failed())? {
+            paths.push(entry.map_err(failed())?.path());
+        }
+        // Not what is being written just now.
+        paths.retain(|path| path.extension().is_some_and(|ext| ext == "pem"));
+    } else {
+        paths.push(dir.join(Role::Host.file("pem")));
+    }
+    let (revoked, _) = revoked_in(dir)?;
+    let read = |path: &PathBuf| {
+        let facts = read_facts(path)?;
+        let revoked = revoked.iter().find(|one| one.serial == facts.serial).map(|one| one.at);
+        Ok(Entry { facts, revoked })
+    };
+    let mut all = paths.iter().map(read).collect::<Result<Vec<_>, CredentialError>>()?;
+    all.sort_by_cached_key(|entry| (entry.facts.not_before, entry.facts.role, entry.facts.serial.clone()));
+    Ok(all)
+}
+
+fn read_facts(path: &Path) -> Result<PeerFacts, CredentialError> {
+    let read = files::read(path).and_then(|pem| files::one_certificate(&pem)).and_then(|der| PeerFacts::of(&der));
+    files::in_file(path.into(), read)
+}
