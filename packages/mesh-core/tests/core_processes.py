@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -79,9 +80,10 @@ class Traces:
 
 
 def is_fork(pid: int) -> bool:
-    """A worker has its nursery's command line, and is no child of this process."""
+    """A worker has its nursery's command line, and that for a parent."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) != os.getpid()
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        return "_nursery" in Path(f"/proc/{parent}/cmdline").read_text()
     except OSError:
         return False
 
@@ -138,7 +140,11 @@ class Watch:
 
     def __init__(self, processes: Iterable[int]) -> None:
         self.pids = sorted(processes)
-        self._fds = {os.pidfd_open(pid): pid for pid in self.pids}
+        self._fds: dict[int, int] = {}
+        for pid in self.pids:
+            # One that has ended meanwhile needs no watching.
+            with contextlib.suppress(ProcessLookupError):
+                self._fds[os.pidfd_open(pid)] = pid
 
     def wait(self, limit: float = 20.0) -> list[int]:
         """Wait until all have ended; those that have not within the limit."""

@@ -186,6 +186,14 @@ def test_main_can_be_called(capsys):
     assert capsys.readouterr().out.startswith("mesh-core")
 
 
+def test_credentials_are_made_by_the_installed_command(tmp_path, capsys):
+    assert main(["credentials", "new", str(tmp_path / "job")]) == 0
+    assert main(["credentials", "new", str(tmp_path / "job")]) == 1
+    out, err = capsys.readouterr()
+    assert "made the credentials of job" in out
+    assert err.startswith("mesh: ") and "exists already" in err
+
+
 # --- mesh plugins ---
 
 

@@ -45,7 +45,13 @@ def test_own_commands_and_checks_come_by_entry_points():
     entries = [
         each for kind in KINDS for each in PluginManager().entries(kind) if each.distribution == "mesh-core"
     ]
-    assert {each.name for each in entries if each.group == "mesh.commands"} == {"debug", "doctor", "plugins"}
+    assert {each.name for each in entries if each.group == "mesh.commands"} == {
+        "credentials",
+        "debug",
+        "doctor",
+        "host",
+        "plugins",
+    }
     assert {each.value for each in entries} == {"mesh_core.cli._builtin"}
 
 

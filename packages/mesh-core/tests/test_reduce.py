@@ -84,9 +84,10 @@ def test_every_rank_is_in_the_tree_once_and_in_order(count: int) -> None:
 
 def test_ranks_of_a_slice_are_found() -> None:
     from mesh_core import Extent, Region
+    from mesh_core._native import Placement
 
     region = Region.whole(Extent.of(a=4, b=3, c=2)).slice(a=slice(1, 4, 2), c=1)
-    plan = Plan((7, "sum", region.offset, *region.sizes, *region.strides))
+    plan = Plan((7, Placement.on(0), "sum", region.offset, *region.sizes, *region.strides))
     assert (plan.mesh, plan.count()) == (7, len(region))
     assert [plan.rank(index) for index in range(len(region))] == region.ranks()
 

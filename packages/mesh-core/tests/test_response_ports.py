@@ -455,9 +455,8 @@ def test_what_is_said_of_plain_methods(summands: Any) -> None:
 def test_marks_are_not_taken_for_endpoints(procs: ProcMesh, echo: Any) -> None:
     one = echo.slice(hosts=0, gpus=0)
     runtime = one._process.runtime
-    from mesh_core._native import Target
 
-    target = Target.one(one._procs_id, one._view.rank_at(0))
+    target = one._home.target(one._procs_id, one._view)
     for name in (".", "!", ">", "+", ".echo", ">none", "+none", ".__init__", "._private", ">>>", "?echo"):
         call = runtime.sender(target, one._actor_id, name).call(((), {}))
         assert call.wait(SOON)

@@ -22,6 +22,8 @@ def test_defaults():
         "stop_timeout": 5.0,
         "link_budget": 256 * 1024**2,
         "mailbox_budget": 64 * 1024**2,
+        "heartbeat_timeout": 10.0,
+        "fan_out": 16,
         "shm_budget": 0,
         "shm_threshold": 64 * 1024,
         "log_level": "INFO",

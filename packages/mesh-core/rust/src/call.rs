@@ -12,8 +12,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[pyclass(name = "Lost", module = "mesh_core._native", frozen)]
 pub(crate) struct PyLost(pub(crate) Arc<Ended>);
 
+impl PyCall {
+    /// A call of this process's own, for whom it names.
+    pub(crate) fn of(runtime: &Arc<Runtime>, call: Arc<Call>, target: Target) -> Self {
+        Self { runtime: Arc::clone(runtime), call, target: Arc::new(target), actor: 0, port: None }
+    }
+}
+
 #[pymethods]
 impl PyLost {
+    /// Whether it ended with its whole host.
+    #[getter]
+    fn with_host(&self) -> bool {
+        self.0.exit == Exit::Host
+    }
+
     #[getter]
     fn pid(&self) -> Option<u32> {
         self.0.pid

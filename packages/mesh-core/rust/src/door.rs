@@ -15,6 +15,7 @@ fn class_of(error: &RuntimeError) -> &'static str {
         RuntimeError::Full { .. } => "MailboxFull",
         RuntimeError::NoSuchProc(_) | RuntimeError::PortClosed(_) => "Undeliverable",
         RuntimeError::Nursery { .. } => "SpawnError",
+        RuntimeError::Credentials(_) | RuntimeError::OtherCredentials { .. } => "AuthenticationError",
         RuntimeError::Os { errno, .. } if *errno == Errno::MFILE => "SpawnError",
         _ => "MeshError",
     }

@@ -149,9 +149,9 @@ impl PyMessage {
     }
 
     #[getter]
-    fn src(&self) -> (u64, u32) {
+    fn src(&self) -> (u64, u32, u32) {
         let src = self.message().header().src;
-        (src.mesh, src.rank)
+        (src.mesh, src.rank, src.host)
     }
 
     /// The caller's number of the call; 0 if nobody waits.
@@ -252,9 +252,9 @@ impl PyMessage {
     }
 
     /// Sends this rank's share of a combined reply to the rank above it.
-    fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, mesh: u64, rank: u32) -> PyResult<()> {
+    fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, to: (u64, u32, u32)) -> PyResult<()> {
         let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
-        let parent = ProcAddr { mesh, rank };
+        let parent = ProcAddr { mesh: to.0, rank: to.1, host: to.2 };
         payload.send(py, |bytes, buffers| self.runtime.pass_on(self.message().header(), parent, bytes, buffers));
         Ok(())
     }

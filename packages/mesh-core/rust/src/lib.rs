@@ -1,8 +1,10 @@
 //! The Python face of the runtime: conversions, leaving the interpreter, errors; no decisions.
 
 mod call;
+mod credentials;
 mod door;
 mod flow;
+mod hosts;
 mod inbox;
 mod inspect;
 mod lines;
@@ -24,6 +26,15 @@ mod _native {
         topology::register(m)?;
         m.add_class::<runtime::PyRuntime>()?;
         m.add_class::<runtime::PyTarget>()?;
+        m.add_class::<runtime::PyPlacement>()?;
+        m.add_class::<hosts::PyHost>()?;
+        m.add_function(wrap_pyfunction!(hosts::attach, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::attach_dialers, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::be_host, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::peers, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::live_hosts, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::roll, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::host_name, m)?)?;
         m.add_class::<runtime::PySender>()?;
         m.add_class::<call::PyCall>()?;
         m.add_class::<call::PyLost>()?;
@@ -37,6 +48,12 @@ mod _native {
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
         m.add_function(wrap_pyfunction!(door::exit_with, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
+        m.add_function(wrap_pyfunction!(credentials::credentials_new, m)?)?;
+        m.add_function(wrap_pyfunction!(credentials::credentials_owner, m)?)?;
+        m.add_function(wrap_pyfunction!(credentials::credentials_list, m)?)?;
+        m.add_function(wrap_pyfunction!(credentials::credentials_issue, m)?)?;
+        m.add_function(wrap_pyfunction!(credentials::credentials_renew, m)?)?;
+        m.add_function(wrap_pyfunction!(credentials::credentials_revoke, m)?)?;
         m.add_class::<logs::PyLogs>()?;
         m.add_class::<lines::PyLineWriter>()?;
         m.add_function(wrap_pyfunction!(logs::line_buffer_stdio, m)?)?;

@@ -61,11 +61,11 @@ impl PyMailbox {
     }
 }
 
-/// A port as it travels: its owner's mesh and rank, then what `Way` holds.
+/// A port as it travels: its owner's mesh, rank and host, then what `Way` holds.
 #[derive(FromPyObject, IntoPyObject)]
 pub(crate) enum PyAddress {
-    Channel(u64, u32, u64, bool),
-    Response(u64, u32, u64, u64, u32, bool),
+    Channel(u64, u32, u32, u64, bool),
+    Response(u64, u32, u32, u64, u64, u32, bool),
 }
 
 /// The sending end of a port.
@@ -74,13 +74,13 @@ pub(crate) struct PyOutlet(pub(crate) Outlet);
 
 impl PyOutlet {
     pub(crate) fn from_address(runtime: &Arc<Runtime>, address: PyAddress) -> Self {
-        let (mesh, rank, way) = match address {
-            PyAddress::Channel(mesh, rank, id, once) => (mesh, rank, Way::Channel { id, once }),
-            PyAddress::Response(mesh, rank, call, actor, index, stream) => {
-                (mesh, rank, Way::Response { call, actor, index, stream })
+        let (mesh, rank, host, way) = match address {
+            PyAddress::Channel(mesh, rank, host, id, once) => (mesh, rank, host, Way::Channel { id, once }),
+            PyAddress::Response(mesh, rank, host, call, actor, index, stream) => {
+                (mesh, rank, host, Way::Response { call, actor, index, stream })
             }
         };
-        Self(runtime.outlet(ProcAddr { mesh, rank }, way, false))
+        Self(runtime.outlet(ProcAddr { mesh, rank, host }, way, false))
     }
 
     fn post(&self, py: Python<'_>, payload: &Payload<'_>, said: Said<'_>) -> PyResult<()> {
@@ -147,9 +147,9 @@ impl PyOutlet {
         self.0.hand_on();
         let owner = self.0.owner();
         match self.0.way() {
-            Way::Channel { id, once } => PyAddress::Channel(owner.mesh, owner.rank, id, once),
+            Way::Channel { id, once } => PyAddress::Channel(owner.mesh, owner.rank, owner.host, id, once),
             Way::Response { call, actor, index, stream } => {
-                PyAddress::Response(owner.mesh, owner.rank, call, actor, index, stream)
+                PyAddress::Response(owner.mesh, owner.rank, owner.host, call, actor, index, stream)
             }
         }
     }

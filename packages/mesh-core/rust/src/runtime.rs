@@ -8,7 +8,7 @@ use crate::logs::PyLogs;
 use crate::port::{PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
-use mesh_proto::{ActorId, Kind, ProcAddr, Target};
+use mesh_proto::{ActorId, Kind, Placement, ProcAddr, Target};
 use mesh_runtime::{NurserySpec, Options, Outgoing, Runtime, SpawnSpec, Terms};
 use mesh_topology::Wire;
 use pyo3::buffer::PyBuffer;
@@ -98,22 +98,93 @@ impl<'py> Payload<'py> {
     }
 }
 
+/// On which host each rank of a mesh lives.
+#[pyclass(name = "Placement", module = "mesh_core._native", frozen, eq, hash)]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct PyPlacement(pub(crate) Placement);
+
+#[pymethods]
+impl PyPlacement {
+    /// All ranks on one host.
+    #[staticmethod]
+    fn on(host: u32) -> Self {
+        Self(Placement::On(host))
+    }
+
+    /// `per_host` ranks on each host of a region.
+    #[staticmethod]
+    fn spread(hosts: &PyRegion, per_host: u32) -> PyResult<Self> {
+        if per_host == 0 || hosts.inner().is_empty() {
+            return Err(PyValueError::new_err("a mesh has at least one rank on at least one host"));
+        }
+        Ok(Self(Placement::spread(hosts.inner().clone(), per_host)))
+    }
+
+    /// The mesh of the host agents themselves.
+    #[staticmethod]
+    fn agents() -> Self {
+        Self(Placement::Agents)
+    }
+
+    /// The number of the host that a rank is on.
+    fn host_of(&self, rank: u32) -> u32 {
+        self.0.host_of(rank)
+    }
+
+    /// The number of the one host, where there is but one.
+    #[getter]
+    fn only(&self) -> Option<u32> {
+        self.0.only()
+    }
+
+    /// The numbers of the hosts, in the order of the ranks; none of the mesh of agents.
+    fn hosts(&self) -> Vec<u32> {
+        match &self.0 {
+            Placement::On(host) => vec![*host],
+            Placement::Agents => Vec::new(),
+            Placement::Spread(spread) => spread.hosts.iter().filter_map(|host| u32::try_from(host).ok()).collect(),
+        }
+    }
+
+    /// The ranks on a host, of a mesh of `size`: the first, and the one after the last.
+    fn ranks_on(&self, host: u32, size: usize) -> (usize, usize) {
+        let ranks = self.0.ranks_on(host, size);
+        (ranks.start, ranks.end)
+    }
+
+    /// For pickling.
+    fn to_wire<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.to_wire())
+    }
+
+    /// What [`Self::to_wire`] has made.
+    #[staticmethod]
+    fn from_wire(raw: &[u8]) -> PyResult<Self> {
+        Placement::from_wire(raw).map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    fn __reduce__(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, (Py<PyBytes>,))> {
+        let revive = py.get_type::<Self>().getattr("from_wire")?.unbind();
+        Ok((revive, (PyBytes::new(py, &self.0.to_wire()).unbind(),)))
+    }
+}
+
 /// Who a message is for.
 #[pyclass(name = "Target", module = "mesh_core._native", frozen)]
-pub(crate) struct PyTarget(Arc<Target>);
+pub(crate) struct PyTarget(Arc<Target>, Placement);
 
 #[pymethods]
 impl PyTarget {
     /// One proc.
     #[staticmethod]
-    fn one(mesh: u64, rank: u32) -> Self {
-        Self(Arc::new(Target::One(ProcAddr { mesh, rank })))
+    fn one(mesh: u64, rank: u32, placement: &PyPlacement) -> Self {
+        Self(Arc::new(Target::One(placement.0.addr(mesh, rank as usize))), placement.0.clone())
     }
 
     /// The ranks of a region of a mesh.
     #[staticmethod]
-    fn many(mesh: u64, region: &PyRegion) -> Self {
-        Self(Arc::new(Target::Many(mesh, region.inner().clone())))
+    fn many(mesh: u64, region: &PyRegion, placement: &PyPlacement) -> Self {
+        Self(Arc::new(Target::Many(mesh, region.inner().clone(), placement.0.clone())), placement.0.clone())
     }
 
     fn __len__(&self) -> usize {
@@ -249,7 +320,7 @@ impl PyRuntime {
     }
 }
 
-fn options(
+pub(crate) fn options(
     spin_us: f64,
     link_budget: usize,
     mailbox_budget: u64,
@@ -278,12 +349,13 @@ impl PyRuntime {
 
     /// The runtime of a worker. It owns the two descriptors from here on.
     #[staticmethod]
-    #[pyo3(signature = (*, mesh, rank, link, board, seat, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
+    #[pyo3(signature = (*, mesh, rank, host, link, board, seat, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn worker(
         py: Python<'_>,
         mesh: u64,
         rank: u32,
+        host: u32,
         link: i32,
         board: i32,
         seat: u32,
@@ -296,14 +368,14 @@ impl PyRuntime {
         let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold)?;
         // SAFETY: the caller, a worker's first lines, gives away descriptors that it alone knows of.
         let (link, board) = unsafe { (OwnedFd::from_raw_fd(link), OwnedFd::from_raw_fd(board)) };
-        leave(py, || Runtime::worker(ProcAddr { mesh, rank }, link, board, seat, options)).map(Self)
+        leave(py, || Runtime::worker(ProcAddr { mesh, rank, host }, link, board, seat, options)).map(Self)
     }
 
-    /// This process's mesh and rank.
+    /// This process's mesh, rank and host.
     #[getter]
-    fn me(&self) -> (u64, u32) {
+    fn me(&self) -> (u64, u32, u32) {
         let me = self.0.me();
-        (me.mesh, me.rank)
+        (me.mesh, me.rank, me.host)
     }
 
     /// An id that nobody else makes.
@@ -331,9 +403,11 @@ impl PyRuntime {
             "inspect" => Kind::Inspect,
             other => return Err(PyValueError::new_err(format!("no message of kind {other:?} is sent this way"))),
         };
+        let last = target.0.procs().map(|addr| addr.rank as usize).max().unwrap_or(0);
+        self.0.note_afar(target.0.mesh(), &target.1, last + 1);
         let target = Arc::clone(&target.0);
         let mut name = name.as_bytes().to_vec();
-        if let Target::Many(_, region) = &*target {
+        if let Target::Many(_, region, _) = &*target {
             // Receivers of a cast are told its shape, so that they know their place in it.
             name.push(0);
             let extent = region.extent();
@@ -356,13 +430,14 @@ impl PyRuntime {
     }
 
     /// Makes a mesh of processes; the call completes as they come up.
-    #[pyo3(signature = (mesh, region, *, argv, env, fresh, config, within, title=""))]
+    #[pyo3(signature = (mesh, region, placement, *, argv, env, fresh, config, within, title=""))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn spawn_procs(
         &self,
         py: Python<'_>,
         mesh: u64,
         region: &PyRegion,
+        placement: &PyPlacement,
         argv: Vec<OsString>,
         env: Vec<(OsString, OsString)>,
         fresh: bool,
@@ -379,17 +454,26 @@ impl PyRuntime {
             title: title.into(),
         };
         let region = region.inner();
-        let call = leave(py, || self.0.spawn_procs(mesh, region, &spec))?;
-        let target = Arc::new(Target::Many(mesh, region.clone()));
+        let placement = &placement.0;
+        let call = leave(py, || self.0.spawn_procs(mesh, region, placement, &spec))?;
+        let target = Arc::new(Target::Many(mesh, region.clone(), placement.clone()));
         Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0, port: None })
     }
 
     /// Asks a mesh of processes to end, kills what has not after `within` seconds; completes when all have ended.
-    fn stop_procs(&self, py: Python<'_>, mesh: u64, region: &PyRegion, within: f64) -> PyResult<PyCall> {
+    fn stop_procs(
+        &self,
+        py: Python<'_>,
+        mesh: u64,
+        region: &PyRegion,
+        placement: &PyPlacement,
+        within: f64,
+    ) -> PyResult<PyCall> {
         let within = duration(within)?;
         let region = region.inner();
-        let call = leave(py, || self.0.stop_procs(mesh, region, within))?;
-        let target = Arc::new(Target::Many(mesh, region.clone()));
+        let placement = &placement.0;
+        let call = leave(py, || self.0.stop_procs(mesh, region, placement, within))?;
+        let target = Arc::new(Target::Many(mesh, region.clone(), placement.clone()));
         Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0, port: None })
     }
 
@@ -408,8 +492,8 @@ impl PyRuntime {
     }
 
     /// A process's pid, as far as it is known here.
-    fn pid_of(&self, mesh: u64, rank: u32) -> Option<u32> {
-        self.0.pid_of(ProcAddr { mesh, rank })
+    fn pid_of(&self, mesh: u64, rank: u32, host: u32) -> Option<u32> {
+        self.0.pid_of(ProcAddr { mesh, rank, host })
     }
 
     /// Opens a port that is received at here.
@@ -430,8 +514,8 @@ impl PyRuntime {
     }
 
     /// Whether a process is known here to have ended.
-    fn is_gone(&self, mesh: u64, rank: u32) -> bool {
-        self.0.is_gone(ProcAddr { mesh, rank })
+    fn is_gone(&self, mesh: u64, rank: u32, host: u32) -> bool {
+        self.0.is_gone(ProcAddr { mesh, rank, host })
     }
 
     /// What owners at the controller have to hear of.
@@ -465,8 +549,8 @@ impl PyRuntime {
     }
 
     /// The meshes of processes that this one has spawned and that have not all ended, with their sizes.
-    fn live_meshes(&self) -> Vec<(u64, usize)> {
-        self.0.live()
+    fn live_meshes(&self) -> Vec<(u64, usize, PyPlacement)> {
+        self.0.live().into_iter().map(|(mesh, n, placement)| (mesh, n, PyPlacement(placement))).collect()
     }
 
     /// Says that this worker ends in order, and writes out what still waits.

@@ -32,6 +32,7 @@ from mesh_core._endpoint import endpoint
 from mesh_core._errors import (
     ActorError,
     ActorTimeout,
+    AuthenticationError,
     ChannelClosed,
     MailboxFull,
     MeshError,
@@ -51,12 +52,16 @@ from mesh_core._values import ValueMesh
 
 if TYPE_CHECKING:
     from mesh_core._accumulator import Accumulator
+    from mesh_core._agent import run_worker_loop_forever
+    from mesh_core._attach import attach_to_workers
     from mesh_core._controllers import get_or_spawn_controller
+    from mesh_core._credentials import Credentials
     from mesh_core._failure import MeshFailure
     from mesh_core._ports import Channel, Port, PortReceiver
     from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
     from mesh_core._supervision import set_fault_handler
+    from mesh_core._workspace._report import WorkspaceReport
 
 __all__ = [
     "Accumulator",
@@ -64,9 +69,11 @@ __all__ = [
     "ActorError",
     "ActorMesh",
     "ActorTimeout",
+    "AuthenticationError",
     "Channel",
     "ChannelClosed",
     "Context",
+    "Credentials",
     "Endpoint",
     "Extent",
     "Future",
@@ -92,8 +99,10 @@ __all__ = [
     "SupervisionError",
     "Undeliverable",
     "ValueMesh",
+    "WorkspaceReport",
     "__version__",
     "as_endpoint",
+    "attach_to_workers",
     "configure",
     "configured",
     "context",
@@ -103,6 +112,7 @@ __all__ = [
     "endpoint",
     "get_or_spawn_controller",
     "proc_mesh",
+    "run_worker_loop_forever",
     "send",
     "set_fault_handler",
     "shutdown",
@@ -116,8 +126,11 @@ _LATER = {
     "Channel": "mesh_core._ports",
     "Port": "mesh_core._ports",
     "PortReceiver": "mesh_core._ports",
+    "attach_to_workers": "mesh_core._attach",
+    "run_worker_loop_forever": "mesh_core._agent",
     "as_endpoint": "mesh_core._send",
     "send": "mesh_core._send",
+    "Credentials": "mesh_core._credentials",
     "get_or_spawn_controller": "mesh_core._controllers",
     "MeshFailure": "mesh_core._failure",
     "Settings": "mesh_core._settings",
@@ -125,6 +138,7 @@ _LATER = {
     "configure": "mesh_core._settings",
     "configured": "mesh_core._settings",
     "set_fault_handler": "mesh_core._supervision",
+    "WorkspaceReport": "mesh_core._workspace._report",
 }
 
 

@@ -10,12 +10,13 @@ from mesh_core._adverbs import Endpoint, addressee
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
 from mesh_core._mesh import Mesh, describe
-from mesh_core._native import Point, Target
+from mesh_core._native import Point
 from mesh_core._nearest import did_you_mean
 from mesh_core._outcomes import Addressee, value_of
 
 if TYPE_CHECKING:
     from mesh_core._endpoint import Interface
+    from mesh_core._home import Home
     from mesh_core._native import Call, Region
     from mesh_core._process import Process
 
@@ -34,7 +35,7 @@ class ActorMesh(Mesh, Generic[T]):
         interface: Interface,
         *,
         name: str,
-        host: str,
+        home: Home,
         procs_id: int,
         actor_id: int,
         root: Region,
@@ -44,7 +45,7 @@ class ActorMesh(Mesh, Generic[T]):
         self._process = process
         self._interface = interface
         self._name = name
-        self._host = host
+        self._home = home
         self._procs_id = procs_id
         self._actor_id = actor_id
         self._root = root
@@ -93,7 +94,7 @@ class ActorMesh(Mesh, Generic[T]):
         """What makes a reference, apart from the process that holds it."""
         return {
             "name": self._name,
-            "host": self._host,
+            "home": self._home,
             "procs_id": self._procs_id,
             "actor_id": self._actor_id,
             "root": self._root,
@@ -132,12 +133,7 @@ class ActorMesh(Mesh, Generic[T]):
         """Stop the actors, after what was sent to them before. Their processes live on."""
         if len(self._view) == len(self._root):
             self._process.estates.drop(self._actor_id)
-        one = len(self._view) == 1
-        target = (
-            Target.one(self._procs_id, self._view.rank_at(0))
-            if one
-            else Target.many(self._procs_id, self._view)
-        )
+        target = self._home.target(self._procs_id, self._view)
         call = self._process.runtime.sender(target, self._actor_id, "", "stop_actor").call(reason)
         who = self._addressee()
 
@@ -162,7 +158,7 @@ class ActorMesh(Mesh, Generic[T]):
         table = listed(
             Table(["endpoint", ""]), len(known), lambda index: (known[index][0], known[index][1].text)
         )
-        return table.html(f"{self!r} on {self._host}")
+        return table.html(f"{self!r} on {self._home.called(self._view)}")
 
 
 def _revive(interface: Interface, told: dict[str, Any]) -> ActorMesh[Any]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 from mesh_core._deadlines import inherited
 from mesh_core._errors import ActorTimeout, MeshError
 from mesh_core._future import Future, Stream, StreamFuture
-from mesh_core._native import Target
 from mesh_core._outcomes import Addressee, error_of, load, value_of
 from mesh_core._traces import notice
 from mesh_core._values import ValueMesh, lazy
@@ -137,8 +136,7 @@ class Endpoint(Generic[P, R]):
 
     def _sender(self, view: Region, mark: str = "", kind: str = "call") -> Sender:
         mesh = self._mesh
-        one = len(view) == 1
-        target = Target.one(mesh._procs_id, view.rank_at(0)) if one else Target.many(mesh._procs_id, view)
+        target = mesh._home.target(mesh._procs_id, view)
         name = mark + self._arity.mark + self._name
         return mesh._process.runtime.sender(target, mesh._actor_id, name, kind, self._block, self._who)
 
@@ -225,7 +223,7 @@ class Endpoint(Generic[P, R]):
 
     def _lives(self, index: int) -> bool:
         mesh = self._mesh
-        return not mesh._process.runtime.is_gone(mesh._procs_id, mesh._view.rank_at(index))
+        return not mesh._process.runtime.is_gone(*mesh._home.addr(mesh._procs_id, mesh._view.rank_at(index)))
 
     def _load_of(self, index: int) -> int:
         calls = (self._busy or {}).get(index)
@@ -267,7 +265,7 @@ class Endpoint(Generic[P, R]):
                     raise ActorTimeout(
                         f"{self._what()} did not finish within its deadline of {round(limit or 0.0, 6)} s; it was cancelled",
                         actor=self._who.name,
-                        host=self._who.host,
+                        host=self._who.home.called(self._who.view),
                         timeout=limit,
                     )
                 if arrived is None:
@@ -329,4 +327,4 @@ class Endpoint(Generic[P, R]):
 
 def addressee(mesh: ActorMesh[Any]) -> Addressee:
     """Who a mesh of actors is, for error messages."""
-    return Addressee(mesh.name, mesh._host, mesh._root, mesh._view, mesh)
+    return Addressee(mesh.name, mesh._home, mesh._root, mesh._view, mesh)

@@ -9,6 +9,7 @@ from mesh_core import _process
 from mesh_core._actor import Actor
 from mesh_core._actors import ActorMesh
 from mesh_core._endpoint import EndpointProperty, Interface, endpoint, table_of
+from mesh_core._home import Home
 from mesh_core._native import Extent, Region
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Registry(Actor):
         async with self._locks.setdefault(name, asyncio.Lock()):
             await self._heard_all()
             procs, found = self._found.get(name, (None, None))
-            if found is None or found._process.runtime.is_gone(procs._procs_id, 0):
+            if found is None or found._process.runtime.is_gone(procs._procs_id, 0, 0):
                 from mesh_core._hosts import this_host
 
                 procs = this_host().spawn_procs(name=name)
@@ -107,6 +108,13 @@ def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwar
     interface = Interface(Registry.__qualname__, {key: value.arity for key, value in table.items()})
     whole = Region.whole(Extent([], []))
     registry: ActorMesh[Registry] = ActorMesh(
-        process, interface, name="controllers", host="", procs_id=0, actor_id=REGISTRY, root=whole, view=whole
+        process,
+        interface,
+        name="controllers",
+        home=Home.on(0, "controller"),
+        procs_id=0,
+        actor_id=REGISTRY,
+        root=whole,
+        view=whole,
     )
     return cast("Future[T]", registry.get_or_spawn.call_one(name, cls, args, kwargs))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _LEAST_S = 0.001
 _NAMED = 8
+# Of very many, so many are looked at for the hosts that they are on.
+_LOOKED_AT = 1000
 
 
 def inherited(limit: float | None) -> float | None:
@@ -35,18 +37,25 @@ def late(process: Process, call: Call, owner: Any) -> tuple[str, dict[str, Any]]
     points = [who.point(index) for index in missing[:_NAMED]]
     ranks = ", ".join(str(point.rank) for point in points)
     if len(missing) == 1:
-        text = f"actor {who.name!r} on rank {ranks}, host {who.host}, has not answered"
+        text = f"actor {who.name!r} on rank {ranks}, host {who.host(missing[0])}, has not answered"
     else:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        text = f"actors {who.name!r} on ranks {ranks}{more}, host {who.host}, have not answered"
-    mesh_id = getattr(who.mesh, "_procs_id", None)
+        text = f"actors {who.name!r} on ranks {ranks}{more}, {_hosts(missing, who)}, have not answered"
     for index in missing[:_NAMED]:
-        pid = None if mesh_id is None else process.runtime.pid_of(mesh_id, who.view.rank_at(index))
+        pid = process.runtime.pid_of(*who.home.addr(who.mesh._procs_id, who.view.rank_at(index)))
         if pid is not None and _is_stopped(pid):
             text += (
                 f"; process {pid} of rank {who.point(index).rank} is stopped by a signal; SIGCONT resumes it"
             )
-    return text, {"actor": who.name, "rank": points[0].rank, "host": who.host}
+    return text, {"actor": who.name, "rank": points[0].rank, "host": who.host(missing[0])}
+
+
+def _hosts(missing: list[int], who: Addressee) -> str:
+    # As many as there are names for; counting all of a large mesh is not worth it.
+    names = list(dict.fromkeys(who.host(index) for index in missing[:_LOOKED_AT]))
+    if len(names) == 1:
+        return f"host {names[0]}"
+    return f"hosts {', '.join(names[:_NAMED])}{' and others' if len(names) > _NAMED else ''}"
 
 
 def _is_stopped(pid: int) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core._errors import ActorError
 
@@ -74,6 +74,11 @@ class Estate:
     def actors(self, actor_id: int) -> Holding | None:
         """The mesh of these actors."""
         return self._holdings.get(actor_id)
+
+    def procs(self) -> list[ProcMesh]:
+        """The meshes of processes in it."""
+        with self._lock:
+            return [cast("ProcMesh", each.mesh) for each in self._holdings.values() if not each.actor_id]
 
     def broken(self) -> list[BaseException]:
         """What constructors have raised, where nobody has looked, neither at the spawn nor by a call."""

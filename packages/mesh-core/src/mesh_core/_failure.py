@@ -55,7 +55,7 @@ class MeshFailure:
     def report(self) -> str:
         """Tell it all in lines for a human."""
         lines = [self.headline()]
-        if self.reason:
+        if self.reason and not lines[0].endswith(self.reason):
             lines.append(f"  {self.reason}")
         if self.since is not None:
             lines.append(f"  since: {time.strftime('%Y-%m-%d %H:%M:%S%z', time.localtime(self.since))}")
@@ -97,7 +97,9 @@ class MeshFailure:
             return f"raised {type(self.exception).__name__}"
         if self.exitcode is not None:
             return f"exited with status {self.exitcode}"
-        return "no reason is known"
+        if self.reason.startswith("its host ("):
+            return "its host is dead"
+        return self.reason or "no reason is known"
 
 
 def of_loss(

@@ -41,7 +41,7 @@ _GRACE_S = 0.1
 """A caller that waits keeps its deadline itself, and can say more about it; this process does where none waits."""
 _EXPIRED = "the call's deadline has passed"
 
-CallKey = tuple[tuple[int, int], int]
+CallKey = tuple[tuple[int, int, int], int]
 """A call's caller and its number there."""
 
 
@@ -90,7 +90,7 @@ class Hosted:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         broken: BaseException | None = None,
-        owner: tuple[tuple[int, int], int] = ((0, 0), 0),
+        owner: tuple[tuple[int, int, int], int] = ((0, 0, 0), 0),
     ) -> None:
         self.stage = stage
         self.inbox = inbox

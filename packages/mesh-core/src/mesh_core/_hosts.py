@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mesh_core import _process
+from mesh_core._errors import MeshError
+from mesh_core._home import Home
 from mesh_core._mesh import Mesh, describe
-from mesh_core._native import Extent, Point, Region
+from mesh_core._native import Extent, Placement, Point, Region, Slice, roll
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
     from mesh_core._estate import Policy
+    from mesh_core._future import Future
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
+    from mesh_core._workspace._report import WorkspaceReport
+
+# So many hosts a repr names.
+_SHOWN = 4
 
 MAX_PROCS = 100_000
 """More processes than any one host can hold: asking for them is a slip of the pen."""
@@ -21,13 +31,47 @@ MAX_PROCS = 100_000
 class HostMesh(Mesh):
     """Hosts, on which processes are spawned; :func:`this_host` is the one this code runs on."""
 
-    def __init__(self, process: Process, view: Region, name: str) -> None:
+    def __init__(self, process: Process, view: Region, name: str, home: Home) -> None:
         self._process = process
         self._view = view
         self._name = name
+        self._home = home
+        self._ready: Future[None] | None = None
 
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._process, region, self._name)
+        part = HostMesh(self._process, region, self._name, self._home)
+        part._ready = self._ready
+        return part
+
+    def __iter__(self) -> Iterator[tuple[Point, HostMesh]]:
+        extent = self._view.extent
+        for index, host in enumerate(self._view):
+            yield Point(index, extent), self._with_region(Region([], Slice(host, [], [])))
+
+    @property
+    def name(self) -> str:
+        """What errors and listings call the hosts."""
+        return self._name
+
+    @property
+    def names(self) -> list[str]:
+        """What each host is called, as far as it is known."""
+        return [self._home.name_of(host) for host in self._view]
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when every host is attached.
+
+        Raises :class:`SpawnError` if one cannot be used, :class:`AuthenticationError` if that is for its credentials.
+        """
+        if self._ready is None:
+            raise MeshError(f"{self!r} was not attached here; only the script that attached it hears of that")
+        return self._ready
+
+    def __await__(self) -> Generator[Any, None, HostMesh]:
+        if self._ready is not None:
+            yield from self._ready.__await__()
+        return self
 
     def spawn_procs(
         self,
@@ -83,13 +127,15 @@ class HostMesh(Mesh):
             raise ValueError(
                 "python= names another interpreter, which needs start='exec': a fork keeps this one"
             )
-        if proc_bind is not None and len(proc_bind) != extent.nelements:
+        per = extent.nelements // len(self._view)
+        if proc_bind is not None and len(proc_bind) != per:
             raise ValueError(
-                f"proc_bind names CPUs for {len(proc_bind)} processes, and {extent.nelements} are asked for"
+                f"proc_bind names CPUs for {len(proc_bind)} processes, and {per} are asked for on each host"
             )
         return spawn(
             self._process,
             extent,
+            Home(Placement.spread(self._view, per), self._home.names),
             name=name,
             bootstrap=bootstrap,
             env=dict(env or {}),
@@ -100,30 +146,83 @@ class HostMesh(Mesh):
             supervise=supervise,
         )
 
+    def sync_workspace(
+        self,
+        path: str | os.PathLike[str] = ".",
+        *,
+        to: str | os.PathLike[str] | None = None,
+        reload: bool = False,
+        exclude: Iterable[str] = (),
+    ) -> Future[WorkspaceReport]:
+        """Copy the files below ``path`` to the hosts, and have processes import from the copies. Returns at once.
+
+        Only what a host does not have already is sent, once for all hosts. What was deleted here is deleted there.
+        Processes that run and those spawned later import from the copy what the script would import from ``path``.
+
+        Args:
+            path: a directory of the machine on which the script runs.
+            to: where the copies are, instead of in a directory of the job's own that goes with the job.
+            reload: import changed modules again in processes that run; actors that live get the new code.
+            exclude: more patterns, as in ``.gitignore``, of what is left out; ``"!build"`` takes one back.
+
+        >>> import pathlib, tempfile
+        >>> from mesh_core import shutdown, this_host
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "recipe.py").write_text("RATE = 0.5")
+        >>> this_host().sync_workspace(folder).get().sent
+        ('recipe.py',)
+        >>> _ = (folder / "schedule.py").write_text("STEPS = 100")
+        >>> this_host().sync_workspace(folder).get().sent
+        ('schedule.py',)
+        >>> shutdown()
+        """
+        from mesh_core._workspace import sync
+
+        return sync(self, path, to=to, reload=reload, exclude=exclude)
+
     def __reduce__(self) -> Any:
-        return _revive_host, (self._view, self._name)
+        names = self._home.names
+        known = {host: names[host] for host in self._view if host in names}
+        return _revive_host, (self._view, self._name, Home(self._home.placement, known))
+
+    def _unwell(self) -> dict[int, str]:
+        """How those hosts are that do not run as they should, where that is known."""
+        told = {host: state for host, _, _, _, state, _ in roll(self._process.runtime) if state != "running"}
+        return {host: told[host] for host in self._view if host in told} if told else {}
 
     def __repr__(self) -> str:
-        return f"<HostMesh {self._name!r}: {describe(self._view)}>"
+        shown = f"{self._name!r}: {describe(self._view)}"
+        if len(self) > 1 or self._home.name_of(self._view.rank_at(0)) != self._name:
+            first = [self._home.name_of(host) for host, _ in zip(self._view, range(_SHOWN), strict=False)]
+            shown += f" on {', '.join(first)}{', …' if len(self) > len(first) else ''}"
+        states = list(self._unwell().values())
+        counts = [f"{states.count(state)} {state}" for state in sorted(set(states))]
+        return f"<HostMesh {', '.join([shown, *counts])}>"
 
     def _repr_html_(self) -> str:
         from mesh_core._show import Table, listed, place
 
-        extent = self._view.extent
-        table = Table(["place", "host"])
-        return listed(table, len(self), lambda index: (place(Point(index, extent)) or "0", self._name)).html(
-            repr(self)
-        )
+        extent, unwell = self._view.extent, self._unwell()
+        table = Table(["place", "host", "state"] if unwell else ["place", "host"])
+
+        def row(index: int) -> list[str]:
+            host = self._view.rank_at(index)
+            states = [unwell.get(host, "running")] if unwell else []
+            return [place(Point(index, extent)) or "0", self._home.name_of(host), *states]
+
+        return listed(table, len(self), row).html(repr(self))
 
 
-def _revive_host(view: Region, name: str) -> HostMesh:
-    return HostMesh(_process.current(), view, name)
+def _revive_host(view: Region, name: str, home: Home) -> HostMesh:
+    return HostMesh(_process.current(), view, name, home)
 
 
 def this_host() -> HostMesh:
     """The host on which this code runs; inside an actor, the actor's."""
     process = _process.current()
-    return HostMesh(process, Region.whole(Extent([], [])), process.identity.host)
+    me = process.identity
+    here = Region([], Slice(me.host_no, [], []))
+    return HostMesh(process, here, me.host, process.here)
 
 
 def this_proc() -> ProcMesh:
@@ -136,11 +235,9 @@ def this_proc() -> ProcMesh:
     root = me.region
     view = root if me.mesh_id == 0 else Region.whole(Extent([], []))
     if me.mesh_id != 0:
-        from mesh_core._native import Slice
-
         view = Region([], Slice(root.rank_at(me.rank), [], []))
     return ProcMesh(
-        process, name=me.proc_id, host=me.host, procs_id=me.mesh_id, root=root, view=view, ready=None
+        process, name=me.proc_id, home=me.home, procs_id=me.mesh_id, root=root, view=view, ready=None
     )
 
 

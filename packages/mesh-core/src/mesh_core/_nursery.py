@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 from mesh_core import _streams, _worker
 from mesh_core._native import die_with_parent
 
-_ORDER = struct.Struct("<BQII")
+_ORDER = struct.Struct("<BQIII")
 _REPORT = struct.Struct("<BQIIi")
 _FORK, _KILL, _EXEC = 1, 2, 3
 _FORKED, _EXITED, _FAILED, _REFUSED = 11, 12, 13, 14
@@ -51,8 +51,15 @@ _SHARED = (
 )
 
 _EXEC_CODE = "from mesh_core._worker import main_exec; main_exec()"
-_EXEC_PATH = "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
+_EXEC_PATH = (
+    "import json, os, sys; told = json.loads(sys.argv[1]); "
+    "sys.path[:] = [*(p for p in told['path'] if os.path.isdir(p) and p not in sys.path), *sys.path] "
+    "if told['afar'] else told['path']; "
+)
 
+
+SCRATCH = "MESH_HOST_SCRATCH"
+"""Where the agent of a host has a directory for the job, it tells the nurseries by this variable."""
 
 _Addr = tuple[int, int]
 
@@ -61,6 +68,7 @@ class _Order(NamedTuple):
     """One worker to be made."""
 
     addr: _Addr
+    host: int
     seat: int
     link: int
     out: int
@@ -81,6 +89,8 @@ class Nursery:
         self._epoll = select.epoll()
         self._epoll.register(control, select.EPOLLIN)
         self._unsent: list[bytes] = []
+        # Set by the agent of another machine than the controller's.
+        self._host_name = os.environ.pop("_MESH_HOST", "")
         self.only_exec = False
 
     def report(self, op: int, addr: _Addr, *, pid: int = 0, status: int = 0, text: str = "") -> None:
@@ -121,7 +131,7 @@ class Nursery:
         if not packet:
             # The agent is gone. The kernel kills the workers with this process.
             os._exit(0)
-        op, mesh, rank, seat = _ORDER.unpack_from(packet)
+        op, mesh, rank, host, seat = _ORDER.unpack_from(packet)
         if op == _KILL:
             pid = self._pids.get((mesh, rank))
             if pid is not None:
@@ -141,7 +151,7 @@ class Nursery:
             return
         if pid == 0:
             self._become(
-                _Order(addr, seat, link, out, err, packet[_ORDER.size :], op == _EXEC or self.only_exec)
+                _Order(addr, host, seat, link, out, err, packet[_ORDER.size :], op == _EXEC or self.only_exec)
             )
         for fd in fds:
             os.close(fd)
@@ -171,7 +181,9 @@ class Nursery:
             for watch in self._children:
                 os.close(watch)
             self._children.clear()
-            told = json.loads(order.config)
+            told = {**json.loads(order.config), "scratch": os.environ.get(SCRATCH, "")}
+            if self._host_name:
+                told["host"] = self._host_name
             for pipe, fd in ((order.out, 1), (order.err, 2)):
                 os.dup2(pipe, fd)
                 os.close(pipe)
@@ -182,10 +194,8 @@ class Nursery:
             gc.enable()
             signal.signal(signal.SIGINT, signal.default_int_handler)
             sys.argv[:] = [""]
-            mesh, rank = order.addr
-            status = _worker.run(
-                told, mesh=mesh, rank=rank, seat=order.seat, link=order.link, board=self._board
-            )
+            addr = (*order.addr, order.host)
+            status = _worker.run(told, addr=addr, seat=order.seat, link=order.link, board=self._board)
         except BaseException:  # noqa: BLE001 - the last line of defence of a process
             traceback.print_exc()
         finally:
@@ -196,9 +206,9 @@ class Nursery:
         interpreter = told["python"] or [sys.executable]
         os.set_inheritable(order.link, True)
         os.set_inheritable(self._board, True)
-        numbers = [str(n) for n in (*order.addr, order.seat, order.link, self._board, parent)]
-        argv = [*interpreter, "-c", _EXEC_PATH + _EXEC_CODE, order.config.decode(), *numbers]
-        os.execvpe(argv[0], argv, told["env"])
+        numbers = [str(n) for n in (*order.addr, order.host, order.seat, order.link, self._board, parent)]
+        argv = [*interpreter, "-c", _EXEC_PATH + _EXEC_CODE, json.dumps(told), *numbers]
+        os.execvpe(argv[0], argv, {**os.environ, **told["env"]} if told["afar"] else told["env"])
 
 
 def _threads() -> int:
@@ -221,7 +231,7 @@ def _preload(names: list[str]) -> str:
     return why
 
 
-def main(preload: list[str], control: int, board: int) -> NoReturn:
+def main(preload: list[str], control: int, board: int, workspaces: list[list[Any]]) -> NoReturn:
     """Entry of a nursery; its agent starts it with these arguments."""
     os.set_inheritable(control, False)
     os.set_inheritable(board, False)
@@ -235,6 +245,10 @@ def main(preload: list[str], control: int, board: int) -> NoReturn:
         importlib.import_module(name)
 
     try:
+        if workspaces:
+            from mesh_core._workspace._place import put_on_path
+
+            put_on_path(workspaces, os.environ.get(SCRATCH, ""))
         why = _preload(preload)
     except BaseException as error:  # noqa: BLE001 - reported to whoever asked
         text = "".join(traceback.format_exception_only(error)).strip()

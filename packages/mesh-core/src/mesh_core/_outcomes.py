@@ -10,20 +10,25 @@ from mesh_core._native import Lost, Message, Point
 from mesh_core._serialize import explain_load_failure
 
 if TYPE_CHECKING:
+    from mesh_core._home import Home
     from mesh_core._native import Region
 
 
 class Addressee:
     """Who was asked, for error messages: an actor mesh (or a mesh of processes), and the part of it that was meant."""
 
-    __slots__ = ("host", "mesh", "name", "root", "view")
+    __slots__ = ("home", "mesh", "name", "root", "view")
 
-    def __init__(self, name: str, host: str, root: Region, view: Region, mesh: Any) -> None:
+    def __init__(self, name: str, home: Home, root: Region, view: Region, mesh: Any) -> None:
         self.name = name
-        self.host = host
+        self.home = home
         self.root = root
         self.view = view
         self.mesh = mesh
+
+    def host(self, index: int) -> str:
+        """What the host of an addressee is called."""
+        return self.home.name_of(self.view.rank_at(index))
 
     def point(self, index: int) -> Point:
         """The place in the whole mesh of an addressee."""
@@ -86,13 +91,18 @@ def _unanswered(index: int, who: Addressee) -> MeshError:
         actor=who.name,
         rank=point.rank,
         point=point,
-        host=who.host,
+        host=who.host(index),
     )
 
 
 def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     point = who.point(index)
-    if lost.pid is None and lost.exitcode is None and lost.signal is None and not lost.orderly:
+    if (
+        lost.pid is None
+        and lost.exitcode is None
+        and lost.signal is None
+        and not (lost.orderly or lost.with_host)
+    ):
         return SpawnError(
             f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}",
             stderr_tail="\n".join(lost.stderr_tail),
@@ -106,5 +116,5 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     from mesh_core._failure import of_loss
 
     key = (who.mesh._procs_id, who.view.rank_at(index), 0)
-    failure = of_loss(lost, who.mesh, name=who.name, host=who.host, point=point, key=key)
+    failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, key=key)
     return SupervisionError(failure=failure)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _native
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
+from mesh_core._home import Home
 from mesh_core._journal import Journal
 from mesh_core._serialize import dumps
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._loop import Bridge
     from mesh_core._native import Region, Runtime
+    from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
     from mesh_core._substitutes import Substitutes
@@ -38,14 +40,29 @@ _GRACE = 10.0
 class Identity:
     """Which process this is: its mesh, its place there, and how both are called."""
 
-    __slots__ = ("host", "mesh_id", "mesh_name", "rank", "region")
+    __slots__ = ("home", "host", "host_no", "mesh_id", "mesh_name", "rank", "region", "scratch")
 
-    def __init__(self, *, mesh_id: int, mesh_name: str, region: Region, rank: int, host: str) -> None:
+    def __init__(
+        self,
+        *,
+        mesh_id: int,
+        mesh_name: str,
+        region: Region,
+        rank: int,
+        host: str,
+        host_no: int,
+        home: Home,
+        scratch: str = "",
+    ) -> None:
         self.mesh_id = mesh_id
         self.mesh_name = mesh_name
         self.region = region
         self.rank = rank
         self.host = host
+        self.host_no = host_no
+        self.home = home
+        self.scratch = scratch
+        """The host's own directory for this job; empty where it is the controller's."""
 
     @property
     def proc_id(self) -> str:
@@ -79,6 +96,8 @@ class Process:
         """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
         self._names: dict[str, int] = {}
         self.estates = Estates()
+        self.here = Home.on(identity.host_no, identity.host)
+        """The host that this process is on."""
         self._faults: Faults | None = None
         self.alarmed = False
         """Whether the script's next call that has to wait raises a failure instead."""
@@ -88,6 +107,15 @@ class Process:
         """Makes spans, where an OpenTelemetry provider is set; see ``_traces``."""
         self.untraced = False
         """The program wants no spans, whatever is set."""
+        self.began_ns = time.time_ns()
+        """Before any process of the job was started."""
+        self.workspaces: list[list[Any]] = []
+        """The directories that processes import from copies of; see ``_workspace``."""
+        self.stale: set[str] = set()
+        """Modules that have changed since they were imported here."""
+        self.synchronizer: Any = None
+        """The actor that copies them; made by the first sync."""
+        self._scratch: Scratch | None = None
 
     @property
     def settings(self) -> Settings:
@@ -181,6 +209,10 @@ class Process:
                     "an actor that has ended, or is about to, spawns nothing any more: what it owns ends with it"
                 )
 
+    def home_name(self, host: int) -> str:
+        """What a host is called, as far as it is known here."""
+        return _native.host_name(self.runtime, host) or f"host {host}"
+
     def unique_name(self, stem: str) -> str:
         """``stem``, with a number if it was used before."""
         with self._lock:
@@ -196,6 +228,14 @@ class Process:
                 self._stage = Stage(self)
                 self._stage.start_thread()
             return self._stage
+
+    def scratch(self) -> Scratch:
+        """A directory for this job's files on the controller's host; removed when everything has stopped."""
+        if self._scratch is None:
+            from mesh_core._scratch import Scratch
+
+            self._scratch = Scratch()
+        return self._scratch
 
     def open_console(self) -> None:
         """Show what workers print; only the controller does, from its first spawn on."""
@@ -237,6 +277,8 @@ class Process:
                 self._faults.end()
             if self._console is not None:
                 self._console.end()
+            if self._scratch is not None:
+                self._scratch.close()
             if self.identity.mesh_id == 0:
                 from mesh_core._debug._places import forget_job
 
@@ -250,8 +292,10 @@ class Process:
         runtime = self.runtime
         until = time.monotonic() + limit + 1.0
         calls = [
-            runtime.stop_procs(mesh, _native.Region.whole(_native.Extent(["procs"], [size])), limit)
-            for mesh, size in runtime.live_meshes()
+            runtime.stop_procs(
+                mesh, _native.Region.whole(_native.Extent(["procs"], [size])), placement, limit
+            )
+            for mesh, size, placement in runtime.live_meshes()
         ]
         for call in calls:
             # What fails meanwhile is reported at the end, and does not hold it up.
@@ -295,7 +339,8 @@ def substitutes() -> Substitutes:
     return _HOLDER.substitutes
 
 
-def _runtime_options(settings: Settings) -> dict[str, Any]:
+def runtime_options(settings: Settings) -> dict[str, Any]:
+    """What a runtime is made with."""
     return {
         "spin_us": settings.spin_us,
         "link_budget": settings.link_budget,
@@ -323,10 +368,11 @@ def become_worker(identity: Identity, settings: Settings, *, link: int, board: i
     runtime = _native.Runtime.worker(
         mesh=identity.mesh_id,
         rank=identity.rank,
+        host=identity.host_no,
         link=link,
         board=board,
         seat=seat,
-        **_runtime_options(settings),
+        **runtime_options(settings),
     )
     return _install(Process(runtime, identity))
 
@@ -344,10 +390,17 @@ def current() -> Process:
             from mesh_core._settings import current_settings
 
             settings = current_settings()
-            runtime = _native.Runtime.controller(**_runtime_options(settings))
+            runtime = _native.Runtime.controller(**runtime_options(settings))
             region = _native.Region.whole(_native.Extent([], []))
+            host = socket.gethostname()
             identity = Identity(
-                mesh_id=0, mesh_name="controller", region=region, rank=0, host=socket.gethostname()
+                mesh_id=0,
+                mesh_name="controller",
+                region=region,
+                rank=0,
+                host=host,
+                host_no=0,
+                home=Home.on(0, host),
             )
             process = _install(Process(runtime, identity))
             if not _HOLDER.leaves:

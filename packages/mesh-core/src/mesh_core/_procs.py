@@ -15,7 +15,7 @@ from mesh_core._errors import MeshError, SpawnError, SupervisionError
 from mesh_core._estate import check_policy
 from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, describe
-from mesh_core._native import Lost, Point, Region, Target
+from mesh_core._native import Lost, Point, Region
 from mesh_core._outcomes import Addressee, error_of
 from mesh_core._traces import notice
 
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mesh_core._estate import Policy
-    from mesh_core._native import Call, Extent
+    from mesh_core._home import Home
+    from mesh_core._native import Call, Extent, Target
     from mesh_core._process import Process
 
 T = TypeVar("T")
 
 # What a worker is told travels in one packet of a Unix socket.
 _CONFIG_LIMIT = 120_000
+
+# How long other hosts may take to tell the ids of their processes.
+_PIDS_S = 1.0
 
 # A process whose event loop is busy longer than this logs by its new level once it gets to it.
 _TOLD_S = 1.0
@@ -47,7 +51,7 @@ class ProcMesh(Mesh):
         process: Process,
         *,
         name: str,
-        host: str,
+        home: Home,
         procs_id: int,
         root: Region,
         view: Region,
@@ -55,7 +59,7 @@ class ProcMesh(Mesh):
     ) -> None:
         self._process = process
         self._name = name
-        self._host = host
+        self._home = home
         self._procs_id = procs_id
         self._root = root
         self._view = view
@@ -71,7 +75,7 @@ class ProcMesh(Mesh):
         return ProcMesh(
             self._process,
             name=self._name,
-            host=self._host,
+            home=self._home,
             procs_id=self._procs_id,
             root=self._root,
             view=region,
@@ -121,7 +125,7 @@ class ProcMesh(Mesh):
         sender = process.runtime.sender(self._target(), actor_id, name, "spawn")
         notice(process)
         creator = "the script" if owner is None else owner.describe()
-        spawned = (blob, self._name, self._host, (owner_id, creator), args, kwargs)
+        spawned = (blob, self._name, (owner_id, creator), args, kwargs)
         if process.tracer is None:
             call = sender.call(spawned)
         else:
@@ -130,7 +134,7 @@ class ProcMesh(Mesh):
             process,
             interface,
             name=name,
-            host=self._host,
+            home=self._home,
             procs_id=self._procs_id,
             actor_id=actor_id,
             root=self._view,
@@ -158,9 +162,7 @@ class ProcMesh(Mesh):
             raise TypeError(f"{cls.__qualname__}{text} {complaint}")
 
     def _target(self) -> Target:
-        if len(self._view) == 1:
-            return Target.one(self._procs_id, self._view.rank_at(0))
-        return Target.many(self._procs_id, self._view)
+        return self._home.target(self._procs_id, self._view)
 
     @property
     def initialized(self) -> Future[None]:
@@ -177,13 +179,20 @@ class ProcMesh(Mesh):
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes' ids, as far as they are known here."""
-        runtime = self._process.runtime
-        mesh, own = runtime.me
-        return [
-            os.getpid() if (self._procs_id, rank) == (mesh, own) else runtime.pid_of(self._procs_id, rank)
-            for rank in self._view
+        """The processes' ids; ``None`` for one that is not there yet, or no more. Those of other hosts are asked for."""
+        process, runtime = self._process, self._process.runtime
+        addrs = [self._home.addr(self._procs_id, rank) for rank in self._view]
+        pids = {addr: os.getpid() if addr == runtime.me else runtime.pid_of(*addr) for addr in addrs}
+        me = process.identity
+        # The script's process knows all that there are on its own host.
+        afar = [
+            addr for addr, pid in pids.items() if pid is None and (me.mesh_id != 0 or addr[2] != me.host_no)
         ]
+        if afar and self._procs_id != 0 and not process.closed:
+            from mesh_core.inspect._hosts import pids as ask
+
+            pids |= ask(process, afar, _PIDS_S)
+        return [pids[addr] for addr in addrs]
 
     def logging_option(
         self,
@@ -217,7 +226,7 @@ class ProcMesh(Mesh):
         here = self._process.identity.mesh_id == 0
         set_options = runtime.logs().set if here else _streams.set_options
         set_options(self._procs_id, bool(stream_to_client), round(window * 1000), level)
-        target = Target.many(self._procs_id, self._root)
+        target = self._home.target(self._procs_id, self._root)
         told = runtime.sender(target, runtime.new_id(), "@logging", "spawn").call(level)
         if self._ready is None or self._ready.done():
             # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
@@ -239,7 +248,9 @@ class ProcMesh(Mesh):
             raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
         process.estates.drop(self._procs_id)
         what = f"the stop of {self._name!r} {reason}".rstrip()
-        call = process.runtime.stop_procs(self._procs_id, self._root, process.settings.stop_timeout)
+        call = process.runtime.stop_procs(
+            self._procs_id, self._root, self._home.placement, process.settings.stop_timeout
+        )
         return Future(process, call, lambda _: process.flush_console(), lambda: what)
 
     def __enter__(self) -> Self:
@@ -280,7 +291,7 @@ class ProcMesh(Mesh):
                 raise failed
 
     def __reduce__(self) -> Any:
-        return _revive, (self._name, self._host, self._procs_id, self._root, self._view)
+        return _revive, (self._name, self._home, self._procs_id, self._root, self._view)
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self._name!r}: {describe(self._view)}>"
@@ -294,7 +305,9 @@ class ProcMesh(Mesh):
             pid = pids[index]
             return [place(Point(index, extent)) or "0", "-" if pid is None else str(pid)]
 
-        return listed(Table(["place", "pid"]), len(pids), row).html(f"{self!r} on {self._host}")
+        return listed(Table(["place", "pid"]), len(pids), row).html(
+            f"{self!r} on {self._home.called(self._view)}"
+        )
 
 
 def _is_actor(cls: type) -> bool:
@@ -310,9 +323,9 @@ def _all_well(call: Call, who: Addressee) -> None:
             raise error
 
 
-def _revive(name: str, host: str, procs_id: int, root: Region, view: Region) -> ProcMesh:
+def _revive(name: str, home: Home, procs_id: int, root: Region, view: Region) -> ProcMesh:
     return ProcMesh(
-        _process.current(), name=name, host=host, procs_id=procs_id, root=root, view=view, ready=None
+        _process.current(), name=name, home=home, procs_id=procs_id, root=root, view=view, ready=None
     )
 
 
@@ -327,6 +340,7 @@ def _interpreter(python: str | None) -> list[str]:
 def spawn(
     process: Process,
     extent: Extent,
+    home: Home,
     *,
     name: str | None,
     bootstrap: Callable[[], object] | None,
@@ -356,7 +370,7 @@ def spawn(
     if python is not None:
         import shutil
 
-        if shutil.which(python) is None:
+        if home.placement.only == process.identity.host_no and shutil.which(python) is None:
             raise SpawnError(
                 f"python={python!r} is not a program that can be run here; give the path of an interpreter"
             )
@@ -368,21 +382,26 @@ def spawn(
     process.open_console()
     mesh_id = process.runtime.new_id()
     shown = name or process.unique_name("procs")
-    inherited = dict(os.environ)
+    # What runs on another machine has that machine's environment and interpreter.
+    afar = home.placement.only != process.identity.host_no
+    inherited = {} if afar else dict(os.environ)
     here = os.getcwd()  # noqa: PTH109 - pathlib takes longer to import than this package may
     config = {
         "mesh_name": shown,
         "host": process.identity.host,
+        "placement": home.placement.to_wire().hex(),
         "labels": extent.labels,
         "sizes": extent.sizes,
         "env": {**inherited, **env},
+        "afar": afar,
         "path": [entry or here for entry in sys.path],
         "cwd": here,
         "settings": process.settings.as_dict(),
         "bind": proc_bind,
         "substitutes": _process.substitutes().tell(),
         "job": process.job,
-        "python": _interpreter(python) if fresh else None,
+        "python": _interpreter(python) if fresh and (python or not afar) else None,
+        "workspaces": process.workspaces,
     }
     encoded = json.dumps(config).encode()
     if len(encoded) > _CONFIG_LIMIT:
@@ -392,12 +411,15 @@ def spawn(
         )
     # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
     # every spawn, with them it is those of one environment.
-    nursery_env = {**inherited, **env} if preload else process.environ
-    plan = json.dumps({"path": config["path"], "preload": preload})
-    argv = [*_interpreter(None), "-c", _NURSERY, plan]
+    nursery_env = {**inherited, **env} if preload else {} if afar else process.environ
+    # What is preloaded from a workspace is imported anew once that has changed.
+    workspaces = process.workspaces if preload else []
+    plan = json.dumps({"path": config["path"], "preload": preload, "workspaces": workspaces, "afar": afar})
+    argv = [*([""] if afar else _interpreter(None)), "-c", _NURSERY, plan]
     call = process.runtime.spawn_procs(
         mesh_id,
         region,
+        home.placement,
         argv=argv,
         env=sorted(nursery_env.items()),
         fresh=fresh,
@@ -407,17 +429,17 @@ def spawn(
     )
     notice(process)
     if process.tracer is not None:
-        process.tracer.spawn_procs(shown, len(region), process.identity.host)
+        process.tracer.spawn_procs(shown, len(region), home.label)
     mesh = ProcMesh(
         process,
         name=shown,
-        host=process.identity.host,
+        home=home,
         procs_id=mesh_id,
         root=region,
         view=region,
         ready=None,
     )
-    who = Addressee(shown, process.identity.host, region, region, mesh)
+    who = Addressee(shown, home, region, region, mesh)
     ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {shown!r}")
     if bootstrap is not None:
         mesh._boots = True
@@ -434,8 +456,11 @@ def spawn(
 
 
 _NURSERY = (
-    "import json, sys; plan = json.loads(sys.argv[1]); sys.path[:] = plan['path']; "
-    "from mesh_core._nursery import main; main(plan['preload'], int(sys.argv[2]), int(sys.argv[3]))"
+    "import json, os, sys; plan = json.loads(sys.argv[1]); "
+    "sys.path[:] = [*(p for p in plan['path'] if os.path.isdir(p) and p not in sys.path), *sys.path] "
+    "if plan['afar'] else plan['path']; "
+    "from mesh_core._nursery import main; "
+    "main(plan['preload'], int(sys.argv[2]), int(sys.argv[3]), plan['workspaces'])"
 )
 
 
@@ -445,7 +470,7 @@ def _all_up(call: Call, who: Addressee) -> None:
         if isinstance(outcome, Lost) and not outcome.orderly and not isinstance(error, SpawnError):
             raise SpawnError(
                 f"a process of {who.name!r} died while it started: {error}",
-                host=who.host,
+                host=who.host(index),
                 pid=outcome.pid,
                 exitcode=outcome.exitcode,
                 signal=outcome.signal,

@@ -48,7 +48,14 @@ class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
                 f"{self._what()} answers by a port, perhaps often; only results that endpoints return can be combined"
             )
         view = self._mesh._view
-        self._plan = (self._mesh._procs_id, reduce, view.offset, *view.sizes, *view.strides)
+        self._plan = (
+            self._mesh._procs_id,
+            self._mesh._home.placement,
+            reduce,
+            view.offset,
+            *view.sizes,
+            *view.strides,
+        )
         self._combined: Sender = self._sender(view, "+", "reduce")
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:  # type: ignore[override]  # one value, not a mesh
@@ -103,10 +110,10 @@ def place_of(index: int, count: int) -> Place:
 class Plan:
     """What a call tells its ranks: how to combine, and which ranks were called."""
 
-    __slots__ = ("mesh", "offset", "reducer", "sizes", "strides")
+    __slots__ = ("mesh", "offset", "placement", "reducer", "sizes", "strides")
 
     def __init__(self, told: tuple[Any, ...]) -> None:
-        self.mesh, self.reducer, self.offset, *dims = told
+        self.mesh, self.placement, self.reducer, self.offset, *dims = told
         half = len(dims) // 2
         self.sizes, self.strides = dims[:half], dims[half:]
 
@@ -174,7 +181,7 @@ class Reductions:
         if not place.below:
             self._pass_on(message, plan, place, first_share(plan.reducer, value))
             return
-        key = (f"{message.src[0]}.{message.src[1]}", message.call)
+        key = (".".join(map(str, message.src)), message.call)
         with self._lock:
             if key in self._forgotten:
                 return
@@ -205,7 +212,7 @@ class Reductions:
 
     def forget(self, cancel: Message) -> None:
         """A call has failed, or was given up: nothing is gathered for it any more."""
-        key = (f"{cancel.src[0]}.{cancel.src[1]}", cancel.call)
+        key = (".".join(map(str, cancel.src)), cancel.call)
         with self._lock:
             self._gathering.pop(key, None)
             self._forgotten[key] = None
@@ -224,4 +231,5 @@ class Reductions:
         if place.above is None:
             message.reply(result(plan.reducer, share))
         else:
-            message.pass_on(share, plan.mesh, plan.rank(place.above))
+            rank = plan.rank(place.above)
+            message.pass_on(share, (plan.mesh, rank, plan.placement.host_of(rank)))

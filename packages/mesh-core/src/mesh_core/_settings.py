@@ -159,6 +159,12 @@ class Settings:
     mailbox_budget: int = _setting(64 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
     """Bytes that may wait at one actor, from all its senders, before these wait."""
 
+    heartbeat_timeout: float = _setting(10.0, _Number(float, 0.05, 86_400.0, "seconds"))
+    """After how much silence another host is taken for dead, in seconds."""
+
+    fan_out: int = _setting(16, _Number(int, 1, 4096, "hosts"))
+    """To how many hosts each host relays what is for many."""
+
     shm_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
     """Bytes of shared memory that messages of this machine may occupy; 0 is a quarter of its memory."""
 

@@ -205,6 +205,11 @@ class Stage:
             message.reply(None)
             self.process.runtime.close_inbox(message.actor)
             return
+        if message.name == "@workspace":
+            from mesh_core._workspace._told import hear
+
+            self.keep(self.loop.create_task(hear(self, message)))
+            return
         me = self.process.identity
         extent = parse_shape(message.shape)
         name = message.name
@@ -220,7 +225,7 @@ class Stage:
             return
         try:
             try:
-                blob, _mesh_name, _host, (owner, creator), args, kwargs = message.load()
+                blob, _mesh_name, (owner, creator), args, kwargs = message.load()
                 instance.creator = creator
                 cls = self._class(blob)
             except MeshError:
@@ -312,7 +317,7 @@ class Stage:
         if actor is not None and not actor.over:
             self.keep(self.loop.create_task(self.process.faults.ask(actor, holding, failure)))
         elif owner == 0:
-            self.process.faults.pass_on(((0, 0), 0), failure)
+            self.process.faults.pass_on(((0, 0, 0), 0), failure)
 
     def forget(self, actor: Hosted) -> None:
         """An actor has ended."""

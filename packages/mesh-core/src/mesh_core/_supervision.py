@@ -27,7 +27,7 @@ from mesh_core import _native, _process
 from mesh_core._context import current_instance
 from mesh_core._errors import SupervisionError
 from mesh_core._failure import MeshFailure, of_loss
-from mesh_core._native import Target
+from mesh_core._native import Placement, Target
 
 if TYPE_CHECKING:
     from mesh_core._estate import Holding
@@ -88,7 +88,7 @@ class Faults:
     def barrier(self, then: Callable[[], object]) -> None:
         """Call ``then`` (on another thread) once every notice that has come before now is on its way to its owner."""
         self._barriers.append(then)
-        self._process.runtime.sender(Target.one(0, 0), 0, "", "failure").tell(None)
+        self._process.runtime.sender(Target.one(0, 0, Placement.on(0)), 0, "", "failure").tell(None)
 
     def catch_up(self) -> BaseException | None:
         """What a waiting call of the script would raise, once the notices that have come are looked at.
@@ -248,10 +248,11 @@ class Faults:
             for holding in estate.struck(procs_id, rank)
         ]
 
-    def pass_on(self, to: tuple[tuple[int, int], int], failure: MeshFailure) -> None:
+    def pass_on(self, to: tuple[tuple[int, int, int], int], failure: MeshFailure) -> None:
         """Tell an owner, wherever it is: the process it lives in, and its id there."""
-        (mesh, rank), actor = to
-        sender = self._process.runtime.sender(Target.one(mesh, rank), actor, "", "failure")
+        (mesh, rank, host), actor = to
+        target = Target.one(mesh, rank, Placement.on(host))
+        sender = self._process.runtime.sender(target, actor, "", "failure")
         sender.tell((failure._key, failure))
 
     async def ask(self, owner: Hosted, holding: Holding | None, failure: MeshFailure) -> None:
@@ -286,7 +287,14 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
     """What the end of a process means for a mesh that it was in."""
     mesh = holding.mesh
     point = mesh._root.point_of(rank)
-    return of_loss(lost, mesh, name=mesh.name, host=mesh._host, point=point, key=(holding.procs_id, rank, 0))
+    return of_loss(
+        lost,
+        mesh,
+        name=mesh.name,
+        host=mesh._home.name_of(rank),
+        point=point,
+        key=(holding.procs_id, rank, 0),
+    )
 
 
 def named(failure: MeshFailure, holding: Holding | None) -> MeshFailure:

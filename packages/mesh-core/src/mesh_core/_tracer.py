@@ -39,7 +39,11 @@ class Tracer:
             name = f"{mesh.class_name}/{endpoint._name}"
             kind, attributes = self._kinds.CLIENT, _call_attributes(name)
             attributes["mesh.adverb"] = adverb
-        attributes |= {"mesh.actor": mesh.name, "mesh.actors": len(mesh), "server.address": mesh._host}
+        attributes |= {
+            "mesh.actor": mesh.name,
+            "mesh.actors": len(mesh),
+            "server.address": mesh._home.called(mesh._view),
+        }
         span = _Open(self._tracer.start_span(name, kind=kind, attributes=attributes))
         try:
             future = getattr(endpoint._traced(span.context()), adverb)(*args, **kwargs)

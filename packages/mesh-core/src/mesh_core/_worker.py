@@ -10,26 +10,37 @@ import sys
 from typing import Any, NoReturn
 
 from mesh_core import _process, _streams
-from mesh_core._native import Extent, Region
+from mesh_core._home import Home
+from mesh_core._native import Extent, Placement, Region
 from mesh_core._settings import configure
 
 _GOODBYE_S = 5.0
 
 
-def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, board: int) -> int:
+def run(config: dict[str, Any], *, addr: tuple[int, int, int], seat: int, link: int, board: int) -> int:
     """Be the worker that ``config`` describes until told to stop; returns the exit status."""
+    mesh, rank, host = addr
     _streams.install()
     # Before any module of the user's is imported.
-    os.environ.clear()
+    if not config["afar"]:
+        # The nursery of another machine has its own, and has seen to the path.
+        os.environ.clear()
+        sys.path[:] = config["path"]
     os.environ.update(config["env"])
-    sys.path[:] = config["path"]
     with contextlib.suppress(OSError):
         os.chdir(config["cwd"])
     if config["bind"] is not None:
-        os.sched_setaffinity(0, config["bind"][rank])
+        os.sched_setaffinity(0, config["bind"][rank % len(config["bind"])])
     region = Region.whole(Extent(config["labels"], config["sizes"]))
     identity = _process.Identity(
-        mesh_id=mesh, mesh_name=config["mesh_name"], region=region, rank=rank, host=config["host"]
+        mesh_id=mesh,
+        mesh_name=config["mesh_name"],
+        region=region,
+        rank=rank,
+        host=config["host"],
+        host_no=host,
+        home=Home(Placement.from_wire(bytes.fromhex(config["placement"])), {host: config["host"]}),
+        scratch=config.get("scratch", ""),
     )
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
@@ -37,6 +48,11 @@ def run(config: dict[str, Any], *, mesh: int, rank: int, seat: int, link: int, b
     if config["substitutes"]:
         _process.substitutes().hear(config["substitutes"])
     process.job = tuple(config["job"])
+    if config["workspaces"]:
+        from mesh_core._workspace._place import put_on_path
+
+        process.workspaces = config["workspaces"]
+        put_on_path(process.workspaces, identity.scratch)
     from mesh_core._dumps import arm
     from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage
@@ -86,9 +102,9 @@ def main_exec() -> None:
     config = json.loads(sys.argv[1])
     # Set before the start; python= may name a script that adds to it before it starts an interpreter.
     config["env"] = dict(os.environ)
-    mesh, rank, seat, link, board, parent = (int(word) for word in sys.argv[2:8])
+    mesh, rank, host, seat, link, board, parent = (int(word) for word in sys.argv[2:9])
     from mesh_core._native import die_with_parent
 
     die_with_parent(parent)
     sys.argv[:] = [""]
-    leave(run(config, mesh=mesh, rank=rank, seat=seat, link=link, board=board))
+    leave(run(config, addr=(mesh, rank, host), seat=seat, link=link, board=board))

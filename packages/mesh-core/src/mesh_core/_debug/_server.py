@@ -105,9 +105,11 @@ class Debugger:
         """Tell the user, where the process's other errors go."""
         place = ",".join(f"{label}={index}" for label, index in about["coordinates"].items())
         where = ",".join(filter(None, (about["mesh"], place)))
+        # The socket lies on the machine that the process is on, and can be reached from there only.
+        there = f", on host {about['host']}," if self._process.identity.host_no != 0 else ""
         _say(
             f"mesh: {where} stopped at {about['file']}:{about['line']} in {about['function']} ({about['why']}); "
-            f"attach with: mesh debug attach {where}"
+            f"attach{there} with: mesh debug attach {where}"
         )
 
 

@@ -16,7 +16,7 @@ from mesh_core.cli._quiet import quiet_manager
 from mesh_core.plugins import COMMANDS, PluginManager
 
 # With one of these names taken by another distribution as well, `mesh` must still be able to say so.
-_OWN_COMMANDS: Final = ("debug", "doctor", "plugins")
+_OWN_COMMANDS: Final = ("credentials", "debug", "doctor", "host", "plugins")
 _OWN_DISTRIBUTION: Final = "mesh-core"
 
 

@@ -7,7 +7,7 @@ from mesh_core.plugins import Check, Command, CommandPlugin, DoctorCheck, hookim
 
 @hookimpl
 def mesh_register_commands() -> Iterable[CommandPlugin]:
-    """`mesh plugins`, `mesh doctor` and `mesh debug`."""
+    """`mesh credentials`, `mesh debug`, `mesh doctor`, `mesh host` and `mesh plugins`."""
     yield CommandPlugin(
         name="plugins",
         api_version=1,
@@ -15,8 +15,15 @@ def mesh_register_commands() -> Iterable[CommandPlugin]:
         summary="list the plugins of this environment, and what keeps any from working",
     )
     yield CommandPlugin(
+        name="credentials",
+        api_version=1,
+        create=_credentials,
+        summary="make, show, renew and revoke what the members of a job prove themselves with",
+    )
+    yield CommandPlugin(
         name="debug", api_version=1, create=_debug, summary="debug actors that are stopped at a breakpoint"
     )
+    yield CommandPlugin(name="host", api_version=1, create=_host, summary="serve jobs on this machine")
     yield CommandPlugin(
         name="doctor", api_version=1, create=_doctor, summary="check that this machine is ready for Mesh"
     )
@@ -50,10 +57,22 @@ def _plugins() -> Command:
     return PluginsCommand()
 
 
+def _credentials() -> Command:
+    from mesh_core.cli._credentials import CredentialsCommand
+
+    return CredentialsCommand()
+
+
 def _debug() -> Command:
     from mesh_core.cli._debug import DebugCommand
 
     return DebugCommand()
+
+
+def _host() -> Command:
+    from mesh_core.cli._host import HostCommand
+
+    return HostCommand()
 
 
 def _doctor() -> Command:

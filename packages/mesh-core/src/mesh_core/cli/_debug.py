@@ -196,7 +196,8 @@ def _as_table(found: Found) -> str:
     ]
     if not found.stops:
         return "\n".join(["nothing is stopped", *notes])
-    rows = [("#", "JOB", "MESH", "RANK", "COORDINATES", "AT", "IN", "FOR", "WHY")]
+    several = len({stop.about.get("host") for stop in found.stops}) > 1
+    rows = [("#", "JOB", "MESH", "RANK", "COORDINATES", *["HOST"] * several, "AT", "IN", "FOR", "WHY")]
     for number, stop in enumerate(found.stops):
         about = stop.about
         why = about["why"] if about["state"] == "stopped" else "running"
@@ -207,6 +208,7 @@ def _as_table(found: Found) -> str:
                 stop.mesh,
                 str(about["rank"]),
                 ",".join(f"{label}={index}" for label, index in stop.coordinates.items()) or "-",
+                *[str(about.get("host", "-"))] * several,
                 f"{about['file']}:{about['line']}",
                 about["function"],
                 _age(time.time() - about["since"]),

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._native import Message, Target
+from mesh_core._native import Message, Placement, Target
 
 if TYPE_CHECKING:
     from mesh_core._native import Call
     from mesh_core._process import Process
 
-Addr = tuple[int, int]
-"""A process's mesh and its rank there; the controller is ``(0, 0)``."""
+Addr = tuple[int, int, int]
+"""A process's mesh, its rank there and its host; agents of hosts are mesh 0, and the controller is host 0's."""
 
-ROOT: Addr = (0, 0)
+ROOT: Addr = (0, 0, 0)
 
 _USUAL_S = 0.1
 """A process that has not answered after so long is looked at more closely."""
@@ -36,12 +36,29 @@ def ask(
 ) -> dict[Addr, Any]:
     """Put a question to processes, given with their pids where these are known.
 
-    Those that have not answered by ``deadline`` are not in the answer; those that turn out to be stopped by a signal are
+    Pids are those of this very host; of processes elsewhere there is none. Those that have not answered by ``deadline`` are not in the answer; those that turn out to be stopped by a signal are
     not waited for that long.
     """
-    calls: dict[Addr, Call] = {
-        addr: process.runtime.sender(Target.one(*addr), 0, question, "inspect").call(None) for addr in whom
+    return hear(put(process, question, whom), whom, deadline, read)
+
+
+def put(process: Process, question: str, whom: Iterable[Addr]) -> dict[Addr, Call]:
+    """Put a question to processes, whose answers :func:`hear` waits for."""
+    return {
+        (mesh, rank, host): process.runtime.sender(
+            Target.one(mesh, rank, Placement.on(host)), 0, question, "inspect"
+        ).call(None)
+        for mesh, rank, host in whom
     }
+
+
+def hear(
+    calls: Mapping[Addr, Call],
+    whom: Mapping[Addr, int | None],
+    deadline: float,
+    read: Callable[[Message], Any] = _from_json,
+) -> dict[Addr, Any]:
+    """The answers that have come by ``deadline``; see :func:`ask`."""
     answers: dict[Addr, Any] = {}
     soon = min(deadline, time.monotonic() + _USUAL_S)
     for addr, call in calls.items():
@@ -74,9 +91,11 @@ def point_of(rank: int, sizes: dict[str, int]) -> dict[str, int]:
 
 def proc_name(addr: Addr, names: dict[int, str]) -> str:
     """A process for people."""
-    mesh, rank = addr
+    mesh, rank, _ = addr
     if addr == ROOT:
         return "controller"
+    if mesh == 0:
+        return f"agent of host {rank}"
     return f"{names.get(mesh, f'mesh {mesh:x}')}[{rank}]"
 
 

@@ -31,7 +31,9 @@ class Event:
     """Something that happened; what does not apply is empty or ``None``.
 
     ==================== =============================================================================
-    ``procs_spawned``    a mesh of processes was asked for; ``count`` of them
+    ``host_attached``    a host has answered for the first time
+    ``host_died``        a host is not part of the job any more; ``text`` says why
+    ``procs_spawned``    a mesh of processes was asked for; ``count`` of them on this ``host``
     ``proc_up``          a process can be reached
     ``proc_stopped``     a process has ended as it was asked to
     ``proc_died``        a process has ended otherwise: ``exitcode`` or ``signal`` say how
@@ -57,6 +59,8 @@ class Event:
     exitcode: int | None = None
     signal: int | None = None
     text: str = ""
+    host: str = ""
+    """The host that this is about, or on which it happened; empty for what the script's process has noted."""
     failure: MeshFailure | None = None
     """At the controller, where it was recorded there; elsewhere its report is the ``text``."""
 
@@ -72,6 +76,7 @@ class Event:
             exitcode=failure.exitcode,
             signal=failure.signal,
             text=f"by {by}" if by else "",
+            host=failure.host,
             failure=failure,
         )
 
@@ -92,7 +97,7 @@ class Event:
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.time))
-        parts = [when, self.kind, self.proc]
+        parts = [when, self.kind, self.proc or (self.host if self.kind.startswith("host_") else "")]
         if self.actor:
             parts.append(f"{self.actor}[{self.rank}]" if self.rank is not None else self.actor)
         if self.count is not None:
@@ -122,15 +127,21 @@ class Names:
     def of(self, addr: Addr) -> str:
         """A process for people."""
         if addr != ROOT and addr[0] not in self._known:
-            self._ask()
+            self._ask(addr[2])
             # Asked once: a mesh that has ended since is not named any more.
             self._known.setdefault(addr[0], f"mesh {addr[0]:x}")
         return proc_name(addr, self._known)
 
-    def _ask(self) -> None:
-        tree = ask(self._process, "tree", {ROOT: None}, time.monotonic() + _TREE_S).get(ROOT, {})
-        for mesh, title in tree.get("titles", ()):
-            self._known.setdefault(mesh, split_title(title)[0])
+    def host(self, number: int) -> str:
+        """A host for people."""
+        me = self._process.identity
+        return me.host if number == me.host_no else self._process.home_name(number)
+
+    def _ask(self, host: int) -> None:
+        whom: dict[Addr, int | None] = {ROOT: None, (0, host, host): None}
+        for tree in ask(self._process, "tree", whom, time.monotonic() + _TREE_S).values():
+            for mesh, title in tree.get("titles", ()):
+                self._known.setdefault(mesh, split_title(title)[0])
 
 
 def read_event(process: Process, text: str, names: Names) -> Event | None:
@@ -154,13 +165,17 @@ def _recorded(process: Process, entry: dict[str, Any]) -> Event:
 
 def _told(entry: dict[str, Any], names: Names) -> Event | None:
     """One that a runtime has told."""
-    mesh, rank = entry["proc"]
+    mesh, rank, host = entry["proc"]
     if entry.get("title"):
         names.learn(mesh, split_title(entry["title"])[0])
     actor = split_title(entry.get("actor_title", ""))[0]
     if actor.startswith("@"):
         return None  # the bootstrap of a process travels as an actor does
-    proc = names.of((mesh, rank))
+    if entry["kind"] in ("host_attached", "host_died"):
+        return Event(
+            kind=entry["kind"], time=entry["time"], host=entry.get("host", ""), text=entry.get("text", "")
+        )
+    proc = names.of((mesh, rank, host))
     if entry["kind"] == "procs_spawned":
         proc = proc.rpartition("[")[0]
     return Event(
@@ -172,6 +187,7 @@ def _told(entry: dict[str, Any], names: Names) -> Event | None:
         class_name=entry.get("class", ""),
         rank=entry.get("rank", None if entry["kind"] == "procs_spawned" else rank),
         count=entry.get("count"),
+        host=names.host(host),
         exitcode=entry.get("exitcode"),
         signal=entry.get("signal"),
         # How a process ended says more than that its connection closed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,9 +14,11 @@ from mesh_core import _process
 from mesh_core._errors import MeshError
 from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, point_of, proc_name, split_title
 from mesh_core.inspect._events import Event, Names, read_event
+from mesh_core.inspect._hosts import look
 
 if TYPE_CHECKING:
     from mesh_core._process import Process
+    from mesh_core.inspect._hosts import Host, Tree
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -110,6 +113,18 @@ class HostState:
     memory_free: int
     """Bytes that are available without swapping."""
     procs: tuple[ProcState, ...]
+    state: str = "running"
+    """``attaching`` until its agent has answered for the first time, then ``running``; ``suspect`` if it has been silent
+    for a while, ``unreachable`` if there is no connection to it just now, ``silent`` if its agent has not answered in
+    time, ``dead``. Of one that is not running or suspect nothing else is known."""
+    number: int = 0
+    """Its number in the job; the script's own host is 0."""
+    address: str = ""
+    """Where it was attached."""
+    pid: int | None = None
+    """Its agent's process; the controller's for the script's host."""
+    why: str = ""
+    """The reason, if it is dead or cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +186,7 @@ def snapshot(timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
     """
     process = _process.current()
     deadline = time.monotonic() + timeout
-    tree = ask(process, "tree", {ROOT: None}, deadline).get(ROOT)
+    tree = look(process, deadline, pss=pss)
     if tree is None:
         raise MeshError(
             f"the controller did not answer within {timeout} s, and only it knows all processes; "
@@ -181,39 +196,55 @@ def snapshot(timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
 
 
 class _Taker:
-    def __init__(self, process: Process, tree: dict[str, Any], pss: bool) -> None:
+    def __init__(self, process: Process, tree: Tree, pss: bool) -> None:
         self.process = process
-        self.host = process.identity.host
-        self.titles = {mesh: split_title(title) for mesh, title in tree["titles"]}
+        self.here = process.identity.host_no
+        self.tree = tree
+        self.titles = tree.titles
         self.names = {mesh: name for mesh, (name, _) in self.titles.items()}
         self.procs: list[Any] = sorted(
-            tree["procs"], key=lambda proc: (self.names.get(proc[0], ""), *proc[:2])
+            tree.procs, key=lambda proc: (self.names.get(proc[0][0], ""), *proc[0])
         )
-        self.failures: list[str] = tree["failures"]
         self.pss = pss
 
+    def _stopped(self, pid: int | None, host: int) -> bool:
+        """Whether a signal has stopped a process."""
+        if host == self.here:
+            return is_stopped(pid)
+        used = self.tree.hosts[host].used.get(pid or 0)
+        return used is not None and used[0] in "Tt"
+
     def take(self, deadline: float) -> Snapshot:
-        frozen = {(mesh, rank) for mesh, rank, _, pid, *_ in self.procs if is_stopped(pid)}
+        frozen = {
+            (mesh, rank, host) for (mesh, rank, host), _, pid, *_ in self.procs if self._stopped(pid, host)
+        }
         able = {
-            (mesh, rank): pid
-            for mesh, rank, stage, pid, *_ in self.procs
-            if stage in ("running", "stopping") and (mesh, rank) not in frozen
+            (mesh, rank, host): pid if host == self.here else None
+            for (mesh, rank, host), stage, pid, *_ in self.procs
+            if stage in ("running", "stopping") and (mesh, rank, host) not in frozen
         }
         answers = ask(self.process, "state", {ROOT: None, **able}, deadline)
-        states = [self._proc(ROOT, "running", None, None, answers=answers)]
-        for mesh, rank, stage, pid, owner, outgoing in self.procs:
-            addr = (mesh, rank)
+        root = self._proc(ROOT, "running", None, None, answers=answers)
+        states: dict[int, list[ProcState]] = {0: [root]}
+        for (mesh, rank, host), stage, pid, owner, outgoing in self.procs:
+            addr = (mesh, rank, host)
             if addr in frozen:
                 stage = "stopped"  # noqa: PLW2901 - what the kernel says counts
             elif addr not in answers and stage == "running":
                 # It may have stopped, or ended, since it was asked.
-                stage = "stopped" if is_stopped(pid) else "silent"  # noqa: PLW2901
-            states.append(self._proc(addr, stage, pid, (owner[0], owner[1]), outgoing, answers=answers))
+                stage = "stopped" if self._stopped(pid, host) else "silent"  # noqa: PLW2901
+            states.setdefault(host, []).append(
+                self._proc(addr, stage, pid, (owner[0], owner[1], owner[2]), outgoing, answers=answers)
+            )
         names = Names(self.process, self.names)
-        failures = [read_event(self.process, one, names) for one in self.failures]
+        failures = [read_event(self.process, one, names) for one in self.tree.failures]
+        hosts = sorted(self.tree.hosts.values(), key=lambda host: host.number)
         return Snapshot(
             time=time.time(),
-            hosts=(_host(self.host, tuple(states)),),
+            hosts=tuple(
+                _host(host, tuple(states.get(host.number, ())), host.number == self.here, root.pid)
+                for host in hosts
+            ),
             failures=tuple(event for event in failures if event is not None),
         )
 
@@ -231,14 +262,17 @@ class _Taker:
         pid = answer.get("pid", pid)
         mesh, sizes = self.titles.get(addr[0], ("controller" if addr == ROOT else "?", {}))
         name = proc_name(addr, self.names)
-        used = _Used(pid, self.pss)
+        if addr[2] == self.here:
+            used = _Used(pid, self.pss)
+        else:
+            used = _Used.told(self.tree.hosts[addr[2]].used.get(pid or 0))
         actors = [self._actor(told, name) for told in answer.get("actors", ())]
         return ProcState(
             name=name,
             mesh=mesh,
             rank=addr[1],
             point=point_of(addr[1], sizes),
-            host=self.host,
+            host=self.tree.host_name(addr[2]),
             pid=pid,
             owner="" if owner is None else proc_name(owner, self.names),
             state=stage,
@@ -255,7 +289,7 @@ class _Taker:
     def _actor(self, told: dict[str, Any], proc: str) -> ActorState:
         name, sizes = split_title(told["title"])
         running = tuple(
-            Running(endpoint, seconds, proc_name((caller[0], caller[1]), self.names))
+            Running(endpoint, seconds, proc_name((caller[0], caller[1], caller[2]), self.names))
             for endpoint, seconds, caller in told["running"]
         )
         return ActorState(
@@ -264,7 +298,7 @@ class _Taker:
             rank=told["rank"],
             point=point_of(told["rank"], sizes),
             proc=proc,
-            owner=proc_name((told["owner"][0], told["owner"][1]), self.names),
+            owner=proc_name((told["owner"][0], told["owner"][1], told["owner"][2]), self.names),
             state="busy" if running else "idle" if told["up"] else "starting",
             age=told["age"],
             queue=told["queue"],
@@ -302,6 +336,14 @@ class _Used:
         except (OSError, ValueError, IndexError):
             return  # it has ended since
 
+    @classmethod
+    def told(cls, used: list[Any] | None) -> _Used:
+        """Of a process of another host, as its agent has told it."""
+        made = cls(None, pss=False)
+        if used is not None:
+            _, made.cpu, made.rss, made.pss, made.threads = used
+        return made
+
 
 def _kilobytes(file: Path, *labels: str) -> Iterator[int]:
     for line in file.read_text().splitlines():
@@ -310,9 +352,24 @@ def _kilobytes(file: Path, *labels: str) -> Iterator[int]:
             yield int(words[1]) * 1024
 
 
-def _host(name: str, procs: tuple[ProcState, ...]) -> HostState:
-    try:
-        memory, free = _kilobytes(Path("/proc/meminfo"), "MemTotal:", "MemAvailable:")
-    except (OSError, ValueError):
-        memory, free = 0, 0
-    return HostState(name, os.cpu_count() or 0, os.getloadavg()[0], memory, free, procs)
+def _host(host: Host, procs: tuple[ProcState, ...], here: bool, root: int | None) -> HostState:
+    cpus, load, memory, free = 0, 0.0, 0, 0
+    if here:
+        cpus, load = os.cpu_count() or 0, os.getloadavg()[0]
+        with contextlib.suppress(OSError, ValueError):
+            memory, free = _kilobytes(Path("/proc/meminfo"), "MemTotal:", "MemAvailable:")
+    elif (told := host.told) is not None:
+        cpus, load, memory, free = told["cpus"], told["load"], told["memory"], told["free"]
+    return HostState(
+        name=host.name or f"host {host.number}",
+        cpus=cpus,
+        load=load,
+        memory=memory,
+        memory_free=free,
+        procs=procs,
+        state=host.state,
+        number=host.number,
+        address=host.address,
+        pid=root if host.number == 0 else host.pid,
+        why=host.why,
+    )

@@ -13,6 +13,8 @@ from mesh_core._native import Message
 from mesh_core._show import counted
 from mesh_core._values import ValueMesh
 from mesh_core.inspect._ask import Addr, ask, is_stopped, proc_name
+from mesh_core.inspect._hosts import pids as pids_afar
+from mesh_core.inspect._hosts import stopped
 from mesh_core.inspect._table import span
 
 if TYPE_CHECKING:
@@ -136,13 +138,19 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     process: Process = mesh._process
     view, procs_id = mesh._view, mesh._procs_id
     mesh_name = _mesh_name(process, mesh)
-    addrs: list[Addr] = [(procs_id, rank) for rank in view]
-    here: Addr = (process.identity.mesh_id, process.identity.rank)
+    addrs: list[Addr] = [mesh._home.addr(procs_id, rank) for rank in view]
+    here: Addr = process.runtime.me
     pids = {addr: process.runtime.pid_of(*addr) for addr in addrs}
     frozen = {addr for addr, pid in pids.items() if is_stopped(pid)}
     asked = {addr: pids[addr] for addr in addrs if addr not in frozen and addr != here}
     deadline = time.monotonic() + timeout
-    threads = ask(process, "threads", asked, deadline)
+    threads = ask(process, "threads", asked, min(deadline, time.monotonic() + _LOOP_S))
+    # Nobody waits for those of other hosts that a signal has stopped; only their agents know.
+    afar = [addr for addr in asked if addr not in threads and pids[addr] is None]
+    pids |= pids_afar(process, afar, _LOOP_S)
+    frozen |= stopped(process, {addr: pid for addr in afar if (pid := pids[addr])}, _LOOP_S)
+    late = {addr: pid for addr, pid in asked.items() if addr not in threads and addr not in frozen}
+    threads |= ask(process, "threads", late, deadline)
     able = {addr: pids[addr] for addr in threads}
     told = ask(process, "stacks", able, min(deadline, time.monotonic() + _LOOP_S), Message.load)
     # Their loops are blocked; nothing else is told of them than by the runtimes.
@@ -158,7 +166,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
         elif addr in dumps:
             text, error = dumps[addr].get("text", ""), dumps[addr].get("error", "")
             found.append(_made(name, threads[addr], parse(text), error))
-        elif addr in frozen or is_stopped(pids[addr]):
+        elif addr in frozen or (addr not in afar and is_stopped(pids[addr])):
             found.append(ProcStacks(name, pids[addr], (), "stopped by a signal; SIGCONT lets it go on"))
         else:
             found.append(
@@ -173,7 +181,7 @@ def _mesh_name(process: Process, mesh: Any) -> str:
 
     if isinstance(mesh, ProcMesh):
         return mesh.name.partition("[")[0]
-    return Names(process).of((mesh._procs_id, 0)).rpartition("[")[0]
+    return Names(process).of((mesh._procs_id, 0, 0)).rpartition("[")[0]
 
 
 def _made(name: str, told: dict[str, Any], stacks: list[Stack], error: str = "") -> ProcStacks:

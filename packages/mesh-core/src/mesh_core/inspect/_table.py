@@ -109,10 +109,13 @@ def _title(snapshot: Snapshot) -> str:
 
 
 def _host_line(host: HostState) -> str:
+    state = "" if host.state == "running" else f", {host.state}{f' ({host.why})' if host.why else ''}"
+    if not host.memory and state:
+        return f"host {host.name}{state}"
     used = host.memory - host.memory_free
     return (
         f"host {host.name}: {counted(host.cpus, 'cpu')}, load {host.load:.1f}, "
-        f"memory {size(used)} of {size(host.memory)} in use"
+        f"memory {size(used)} of {size(host.memory)} in use{state}"
     )
 
 
@@ -120,7 +123,9 @@ def as_text(snapshot: Snapshot) -> str:
     """The snapshot as lines."""
     lines = [_title(snapshot)]
     for host in snapshot.hosts:
-        lines += [_host_line(host), _tables(host).text(indent="  ")]
+        lines.append(_host_line(host))
+        if host.procs:
+            lines.append(_tables(host).text(indent="  "))
     if snapshot.failures:
         lines.append(f"failures: {len(snapshot.failures)}, the latest:")
         lines += [f"  {event}" for event in snapshot.failures[-_MOST_FAILURES:]]

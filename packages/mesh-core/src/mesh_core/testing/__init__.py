@@ -8,6 +8,7 @@
 """
 
 from mesh_core.testing._clock import FakeClock, Timer
+from mesh_core.testing._cluster import LocalCluster
 from mesh_core.testing._fakes import FakeJob, FakeLauncher, MemoryTransport, installed_plugins
 from mesh_core.testing._local import local_procs
 from mesh_core.testing._patch import mock_actor, patch_actor
@@ -19,6 +20,7 @@ __all__ = [
     "FakeClock",
     "FakeJob",
     "FakeLauncher",
+    "LocalCluster",
     "MemoryTransport",
     "PluginConformance",
     "Timer",

@@ -1,0 +1,77 @@
+//! Folders of credentials, as Python makes and reads them.
+
+use crate::door;
+use mesh_runtime::tls::{self, CredentialError, Entry, Store};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Role, job, serial number, fingerprint, since when, until when, and when it was revoked.
+type Told = (&'static str, String, String, String, f64, f64, Option<f64>);
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+fn tell(entry: Entry) -> Told {
+    let Entry { facts, revoked } = entry;
+    let (from, until) = (seconds(facts.not_before), seconds(facts.not_after));
+    (facts.role.name(), facts.job, facts.serial, facts.fingerprint, from, until, revoked.map(seconds))
+}
+
+fn raise(py: Python<'_>, error: &CredentialError) -> PyErr {
+    let made = py
+        .import("mesh_core._errors")
+        .and_then(|module| module.getattr("AuthenticationError"))
+        .and_then(|class| class.call1((error.to_string(),)));
+    match made {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(failed) => failed,
+    }
+}
+
+fn leave<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T, CredentialError> + Send) -> PyResult<T> {
+    door::outside(py, body).map_err(|error| raise(py, &error))
+}
+
+/// Makes a new job's folder; its controller's and its hosts' certificates hold for so many seconds.
+#[pyfunction]
+pub(crate) fn credentials_new(py: Python<'_>, path: PathBuf, lifetime: f64, hosts: f64) -> PyResult<()> {
+    let (lifetime, hosts) = (door::duration(lifetime)?, door::duration(hosts)?);
+    leave(py, || Store::create(&path, lifetime, hosts).map(drop))
+}
+
+/// Whether a folder of credentials has an authority, or is that of a member.
+#[pyfunction]
+pub(crate) fn credentials_owner(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
+    leave(py, || Store::is_owners(&path))
+}
+
+/// What a folder's certificates say.
+#[pyfunction]
+pub(crate) fn credentials_list(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Told>> {
+    leave(py, || Ok(tls::certificates_in(&path)?.into_iter().map(tell).collect()))
+}
+
+/// Makes a folder for a host.
+#[pyfunction]
+pub(crate) fn credentials_issue(py: Python<'_>, path: PathBuf, out: PathBuf, lifetime: f64) -> PyResult<Told> {
+    let lifetime = door::duration(lifetime)?;
+    leave(py, || Store::open(&path)?.issue_host(&out, lifetime).map(|facts| tell(Entry { facts, revoked: None })))
+}
+
+/// Makes new certificates for the keys of a folder.
+#[pyfunction]
+pub(crate) fn credentials_renew(py: Python<'_>, path: PathBuf, out: PathBuf, lifetime: f64) -> PyResult<Vec<Told>> {
+    let lifetime = door::duration(lifetime)?;
+    leave(py, || {
+        let made = Store::open(&path)?.renew(&out, lifetime)?;
+        Ok(made.into_iter().map(|facts| tell(Entry { facts, revoked: None })).collect())
+    })
+}
+
+/// Revokes a certificate: a serial number, a fingerprint, the beginning of either, or a file.
+#[pyfunction]
+pub(crate) fn credentials_revoke(py: Python<'_>, path: PathBuf, which: &str) -> PyResult<Told> {
+    leave(py, || Store::open(&path)?.revoke(which).map(tell))
+}

@@ -1,0 +1,166 @@
+//! Other hosts: attaching them, and being one.
+
+use crate::call::PyCall;
+use crate::door::{duration, leave, outside};
+use crate::runtime::{PyRuntime, options};
+use mesh_runtime::tls::{Identity, Role};
+use mesh_runtime::{GatewayOptions, Host, HostOptions, RuntimeError};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+fn load(dir: &std::path::Path, role: Role) -> Result<Arc<Identity>, RuntimeError> {
+    Identity::load_as(dir, role).map_err(RuntimeError::from)
+}
+
+/// Attaches hosts: the number of the first, and the call that completes as they come up.
+#[pyfunction]
+pub(crate) fn attach(
+    runtime: &PyRuntime,
+    py: Python<'_>,
+    addresses: Vec<String>,
+    credentials: PathBuf,
+    window: f64,
+    fan_out: u32,
+) -> PyResult<(u32, PyCall)> {
+    let window = duration(window)?;
+    let runtime = runtime.shared();
+    let (base, call) = leave(py, || {
+        let identity = load(&credentials, Role::Controller)?;
+        runtime.attach(&addresses, &identity, GatewayOptions { window, fan_out })
+    })?;
+    let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+    Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
+}
+
+/// Listens for hosts that dial out by themselves: where, the number of the first, and the call that completes as they
+/// come.
+#[pyfunction]
+pub(crate) fn attach_dialers(
+    runtime: &PyRuntime,
+    py: Python<'_>,
+    address: String,
+    count: u32,
+    credentials: PathBuf,
+    window: f64,
+    fan_out: u32,
+) -> PyResult<(String, u32, PyCall)> {
+    let window = duration(window)?;
+    let runtime = runtime.shared();
+    let (addrs, base, call) = leave(py, || {
+        let identity = load(&credentials, Role::Controller)?;
+        runtime.attach_dialers(&address, count, &identity, GatewayOptions { window, fan_out })
+    })?;
+    let at = addrs.first().map(ToString::to_string).unwrap_or_default();
+    Ok((at, base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
+}
+
+/// Says what the controller's own host is called, and what procs are started with there that others ask for.
+#[pyfunction]
+pub(crate) fn be_host(runtime: &PyRuntime, name: String, python: Vec<OsString>, env: Vec<(OsString, OsString)>) {
+    runtime.shared().be_host(name, python, env, None);
+}
+
+/// The other hosts: number, whether there is a connection, bytes under way.
+#[pyfunction]
+pub(crate) fn peers(runtime: &PyRuntime) -> Vec<(u32, bool, u64)> {
+    runtime.shared().peers()
+}
+
+/// The hosts that are attached and not dead.
+#[pyfunction]
+pub(crate) fn live_hosts(runtime: &PyRuntime) -> Vec<u32> {
+    runtime.shared().live_hosts()
+}
+
+/// All hosts that were attached, at the controller: number, name, address, pid of the agent, how it is, and why.
+#[pyfunction]
+pub(crate) fn roll(runtime: &PyRuntime) -> Vec<(u32, String, String, u64, &'static str, String)> {
+    let all = runtime.shared().roll().into_iter();
+    all.map(|one| (one.host, one.name, one.address, one.pid, one.state, one.why)).collect()
+}
+
+/// What people call a host, as far as it is known here.
+#[pyfunction]
+pub(crate) fn host_name(runtime: &PyRuntime, host: u32) -> Option<String> {
+    runtime.shared().host_called(host)
+}
+
+/// A host that serves jobs.
+#[pyclass(name = "HostServer", module = "mesh_core._native", frozen)]
+pub(crate) struct PyHost {
+    host: Arc<Host>,
+    told: Arc<Mutex<Vec<String>>>,
+}
+
+#[pymethods]
+impl PyHost {
+    /// Listens at `address`, if there is one, with the credentials in a folder.
+    #[new]
+    #[pyo3(signature = (address, *, credentials, name, python, env, scratch, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
+    #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
+    fn new(
+        py: Python<'_>,
+        address: Option<String>,
+        credentials: PathBuf,
+        name: String,
+        python: Vec<OsString>,
+        env: Vec<(OsString, OsString)>,
+        scratch: PathBuf,
+        spin_us: f64,
+        link_budget: usize,
+        mailbox_budget: u64,
+        shm_budget: usize,
+        shm_threshold: usize,
+    ) -> PyResult<Self> {
+        let runtime = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold)?;
+        let told: Arc<Mutex<Vec<String>>> = Arc::default();
+        let tell = Arc::clone(&told);
+        let host = leave(py, || {
+            let identity = load(&credentials, Role::Host)?;
+            let options = HostOptions { name, python, env, scratch, runtime };
+            let tell = Box::new(move |line: &str| {
+                tell.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
+            });
+            Host::start(address.as_deref(), identity, options, tell)
+        })?;
+        Ok(Self { host, told })
+    }
+
+    /// Where it listens.
+    #[getter]
+    fn address(&self) -> Option<String> {
+        self.host.addrs().first().map(ToString::to_string)
+    }
+
+    /// How many jobs it serves just now.
+    #[getter]
+    fn jobs(&self) -> usize {
+        self.host.jobs()
+    }
+
+    /// Waits for the host's end, at most so many seconds; whether it has ended, and what is to be told since the last time.
+    fn wait(&self, py: Python<'_>, limit: f64) -> PyResult<(bool, Vec<String>)> {
+        let limit = duration(limit)?.min(Duration::from_secs(3600));
+        let closed = outside(py, || self.host.wait(limit));
+        Ok((closed, std::mem::take(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner))))
+    }
+
+    /// Offers the host to a controller that listens at `address`, until the host is closed; on a thread of its own.
+    fn dial_out(&self, address: String) -> PyResult<()> {
+        let host = Arc::clone(&self.host);
+        std::thread::Builder::new()
+            .name("mesh-offer".to_owned())
+            .spawn(move || host.dial_out(&address))
+            .map(drop)
+            .map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// Ends the host, and all that runs on it.
+    fn close(&self, py: Python<'_>) {
+        outside(py, || self.host.close());
+    }
+}

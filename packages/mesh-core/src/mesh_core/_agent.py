@@ -1,0 +1,93 @@
+"""A host's agent: what ``mesh host`` runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from mesh_core._native import HostServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from mesh_core._credentials import Credentials
+
+# Between two looks at what is to be told; signals end the wait at once.
+_LOOK_S = 0.25
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} mesh host: {line}\n")
+    sys.stderr.flush()
+
+
+def run_worker_loop_forever(
+    address: str | None = None,
+    *,
+    credentials: Credentials | str | os.PathLike[str],
+    dial: str | None = None,
+    name: str | None = None,
+    ready: Callable[[str], object] | None = None,
+    tell: Callable[[str], object] = _tell,
+) -> None:
+    """Serve jobs on this machine until SIGTERM or Ctrl-C: what the ``mesh host`` command does.
+
+    Args:
+        address: where to listen, such as ``"tcp://0.0.0.0:7411"``; port 0 takes any.
+        credentials: the host's credentials, or the folder that holds them.
+        dial: a controller's address, for networks in which nobody can connect to this host.
+        name: what errors and listings call the host; its network name if nothing is given.
+        ready: told the address, once it listens.
+        tell: told what people should know: jobs that begin and end, and who was refused.
+    """
+    if address is None and dial is None:
+        raise ValueError("give an address to listen at, or the address of a controller to dial")
+    from mesh_core._process import runtime_options
+    from mesh_core._procs import _interpreter
+    from mesh_core._scratch import Scratch
+    from mesh_core._settings import current_settings
+
+    scratch = Scratch()
+    try:
+        server = HostServer(
+            address,
+            credentials=str(getattr(credentials, "path", credentials)),
+            name=name or socket.gethostname(),
+            python=_interpreter(None),
+            env=sorted(os.environ.items()),
+            scratch=scratch.path,
+            **runtime_options(current_settings()),
+        )
+    except BaseException:
+        scratch.close()
+        raise
+    ends: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        ends.append(number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        if dial is not None:
+            server.dial_out(dial)
+            tell(f"offers itself to the controller at {dial}")
+        if server.address is not None:
+            if ready is not None:
+                ready(server.address)
+            tell(f"listens at {server.address}")
+        while not ends:
+            closed, lines = server.wait(_LOOK_S)
+            for line in lines:
+                tell(line)
+            if closed:
+                break
+    finally:
+        server.close()
+        scratch.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)

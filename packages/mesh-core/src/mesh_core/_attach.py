@@ -1,0 +1,115 @@
+"""Hosts of other machines: agents that run there, as a mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mesh_core import _process
+from mesh_core._errors import AuthenticationError, MeshError, SpawnError
+from mesh_core._future import Future
+from mesh_core._home import Home, Names
+from mesh_core._hosts import HostMesh
+from mesh_core._native import Lost, Placement, Region, Slice, attach, attach_dialers, be_host
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from mesh_core._credentials import Credentials
+    from mesh_core._native import Call
+
+# So the runtime begins to say why a peer is not let in (dial.rs).
+_UNPROVEN = "is not authenticated: "
+_REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
+# So long a future among the addresses is waited for.
+_ADDRESS_S = 600.0
+
+
+def attach_to_workers(
+    workers: Sequence[str | Future[str]] = (),
+    *,
+    credentials: Credentials | str | os.PathLike[str],
+    name: str = "hosts",
+    listen: str | None = None,
+    expect: int = 0,
+) -> HostMesh:
+    """Make a mesh of hosts on which agents run: ``mesh host`` was started there. Returns at once.
+
+    Args:
+        workers: the agents' addresses, such as ``"tcp://b7:7411"``; or futures of addresses.
+        credentials: the job's credentials, or the folder that holds them (see :class:`Credentials`).
+        name: what errors and listings call the mesh.
+        listen: an address at which this script waits for agents that can only dial out (``mesh host --dial``).
+        expect: how many of those there will be.
+
+    The mesh has one dimension, ``hosts``, in the order of ``workers``, or in which the agents dial in; one call makes a
+    mesh of either. ``await`` it, or wait for ``.initialized``, to hear whether all can be reached.
+    """
+    from mesh_core._procs import _interpreter
+
+    process = _process.current()
+    if process.identity.mesh_id != 0:
+        raise MeshError(
+            "hosts are attached by the script that drives the job, not by a worker of it; attach them there, and "
+            "pass the mesh"
+        )
+    addresses = [_address(worker) for worker in workers]
+    if addresses and (listen is not None or expect):
+        raise ValueError(
+            "a mesh of hosts is made either of workers= or of those that dial in (listen=, expect=); call twice"
+        )
+    if not addresses and (listen is None or expect < 1):
+        raise ValueError(
+            "name the agents' addresses in workers=; or, for agents that dial out, give listen= and how many to expect="
+        )
+    if len(set(addresses)) < len(addresses):
+        from collections import Counter
+
+        twice = sorted(address for address, times in Counter(addresses).items() if times > 1)
+        raise ValueError(f"workers= names {', '.join(twice)} more than once; a host is attached once")
+    folder = str(getattr(credentials, "path", credentials))
+    settings = process.settings
+    # What others ask for on this host.
+    be_host(process.runtime, process.identity.host, _interpreter(None), sorted(process.environ.items()))
+    if listen is None:
+        base, call = attach(process.runtime, addresses, folder, settings.heartbeat_timeout, settings.fan_out)
+        where = dict(enumerate(addresses))
+    else:
+        at, base, call = attach_dialers(
+            process.runtime, listen, expect, folder, settings.heartbeat_timeout, settings.fan_out
+        )
+        where = dict.fromkeys(range(expect), f"an agent that dials {at}")
+    view = Region(["hosts"], Slice(base, [len(where)], [1]))
+    mesh = HostMesh(
+        process, view, process.unique_name(name), Home(Placement.agents(), Names(process.runtime))
+    )
+    mesh._ready = Future(
+        process, call, lambda call: _all_attached(call, where), lambda: f"attaching {mesh._name!r}"
+    )
+    return mesh
+
+
+def _address(worker: Any) -> str:
+    address = worker.get(_ADDRESS_S) if isinstance(worker, Future) else worker
+    if not isinstance(address, str):
+        raise TypeError(f"a worker is an address such as 'tcp://b7:7411', or a future of one, not {worker!r}")
+    return address
+
+
+def _all_attached(call: Call, where: dict[int, str]) -> None:
+    failed: list[str] = []
+    for index, outcome in enumerate(call.outcomes()):
+        if outcome is None or isinstance(outcome, Lost):
+            failed.append(_failed(where[index], outcome.reason if outcome else "nothing was heard of it"))
+    if failed:
+        first = "; ".join(failed[:3]) + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
+        text = f"{len(failed)} of {len(where)} hosts cannot be used: {first}"
+        if all(_UNPROVEN in line for line in failed):
+            raise AuthenticationError(text, remedy=_REMEDY)
+        raise SpawnError(text)
+
+
+def _failed(address: str, reason: str) -> str:
+    # The gateway's "its host (number, address) is dead: " says no more than the address.
+    why = reason.partition(" is dead: ")[2] or reason
+    return why if address in why else f"{address}: {why}"

@@ -1,0 +1,95 @@
+"""Where the processes of a mesh are: on which host each rank lives, and what that host is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._native import Placement, Target, host_name, roll
+
+if TYPE_CHECKING:
+    from mesh_core._native import Region, Runtime
+
+# A reference tells the names of so many hosts; of more it says the numbers only.
+_NAMED = 64
+# A part of so many ranks is looked at for the hosts that it is on.
+_LOOKED_AT = 1000
+
+
+class Names(Mapping[int, str]):
+    """What the hosts that were attached here are called: where they were attached, until they have said so."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def __getitem__(self, host: int) -> str:
+        name = host_name(self._runtime, host)
+        if name is None:
+            raise KeyError(host)
+        return name
+
+    def __iter__(self) -> Iterator[int]:
+        return (host for host, *_ in roll(self._runtime))
+
+    def __len__(self) -> int:
+        return len(roll(self._runtime))
+
+
+class Home:
+    """The hosts of a mesh. It travels with every reference, so that messages find their way without asking anybody."""
+
+    __slots__ = ("_names", "placement")
+
+    def __init__(self, placement: Placement, names: Mapping[int, str]) -> None:
+        self.placement = placement
+        self._names = names
+
+    @classmethod
+    def on(cls, host: int, name: str) -> Home:
+        """All ranks on one host."""
+        return cls(Placement.on(host), {host: name})
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """What hosts are called, by number; not of all of very many."""
+        return self._names
+
+    def host_of(self, rank: int) -> int:
+        """The number of a rank's host."""
+        return self.placement.host_of(rank)
+
+    def name_of(self, rank: int) -> str:
+        """What a rank's host is called."""
+        host = self.placement.host_of(rank)
+        return self._names.get(host) or f"host {host}"
+
+    @property
+    def label(self) -> str:
+        """The hosts, in a few words."""
+        only = self.placement.only
+        if only is not None:
+            return self._names.get(only) or f"host {only}"
+        hosts = self.placement.hosts()
+        return f"{len(hosts)} hosts"
+
+    def called(self, view: Region) -> str:
+        """The hosts of a part of the mesh, in a few words."""
+        if self.placement.only is None and 0 < len(view) <= _LOOKED_AT:
+            hosts = {self.placement.host_of(rank) for rank in view}
+            return self.name_of(view.rank_at(0)) if len(hosts) == 1 else f"{len(hosts)} hosts"
+        return self.label
+
+    def target(self, procs_id: int, view: Region) -> Target:
+        """The processes of a view, for messages to them."""
+        if len(view) == 1:
+            return Target.one(procs_id, view.rank_at(0), self.placement)
+        return Target.many(procs_id, view, self.placement)
+
+    def addr(self, procs_id: int, rank: int) -> tuple[int, int, int]:
+        """The address of a rank."""
+        return procs_id, rank, self.placement.host_of(rank)
+
+    def __reduce__(self) -> Any:
+        # A mesh of hosts names those that it is of.
+        hosts = (self.placement.hosts() or list(self._names))[:_NAMED]
+        return Home, (self.placement, {host: self._names[host] for host in hosts if host in self._names})

@@ -1,0 +1,132 @@
+"""Which hosts have a keeper, and telling running processes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._errors import MeshError
+from mesh_core._future import Future
+from mesh_core._native import Lost, Region, Slice
+from mesh_core._workspace._told import Answer, Told
+
+if TYPE_CHECKING:
+    from mesh_core._hosts import HostMesh
+    from mesh_core._native import Call
+    from mesh_core._process import Process
+    from mesh_core._workspace._place import Workspace
+
+_TOLD_S = 2.0
+"""A process whose event loop is busy longer than this imports from the copies once it gets to it."""
+
+
+class Fleet:
+    """The keepers of all hosts that were ever synced; each host has one, whatever parts of meshes are synced."""
+
+    def __init__(self) -> None:
+        self._crews: list[tuple[list[int], Any, Any]] = []
+        """Hosts, the processes on them, the keepers there."""
+
+    def procs_ids(self) -> set[int]:
+        """The meshes of processes that keepers live in."""
+        return {procs._procs_id for _, procs, _ in self._crews}
+
+    def keepers(self, hosts: HostMesh) -> list[Any]:
+        """Meshes of keepers that have together one on each of these hosts: one mesh, but for unusual choices."""
+        self._bury()
+        wanted = list(hosts._view)
+        known = {host for numbers, _, _ in self._crews for host in numbers}
+        if not known.intersection(wanted):
+            self._hire(hosts)
+        else:
+            for index, host in enumerate(wanted):
+                if host not in known:
+                    self._hire(hosts._with_region(Region([], Slice(hosts._view.rank_at(index), [], []))))
+        found: list[Any] = []
+        for numbers, _, keepers in self._crews:
+            places = [numbers.index(host) for host in wanted if host in numbers]
+            if len(places) == len(numbers):
+                found.append(keepers)
+            elif places:
+                found += _parts(keepers, places)
+        return found
+
+    def _hire(self, hosts: HostMesh) -> None:
+        from mesh_core._workspace._keeper import Keeper
+
+        procs = hosts.spawn_procs(name="workspace")
+        self._crews.append((list(hosts._view), procs, procs.spawn("workspace", Keeper)))
+
+    def _bury(self) -> None:
+        """Give up crews of which somebody has died; their hosts get others."""
+        for crew in list(self._crews):
+            _, procs, _ = crew
+            gone = procs._process.runtime.is_gone
+            if any(gone(*procs._home.addr(procs._procs_id, rank)) for rank in procs._view):
+                self._crews.remove(crew)
+                procs.stop()
+
+
+def _parts(keepers: Any, places: list[int]) -> list[Any]:
+    """The keepers at these places: as one mesh if they lie at equal distances, else each alone."""
+    step = places[1] - places[0] if len(places) > 1 else 1
+    if step > 0 and places == list(range(places[0], places[0] + step * len(places), step)):
+        return [keepers._with_region(Region(["hosts"], Slice(places[0], [len(places)], [step])))]
+    return [keepers._with_region(Region([], Slice(place, [], []))) for place in places]
+
+
+def tell_running(
+    process: Process, fleet: Fleet, workspace: Workspace, changed: list[str], again: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Have the processes that run import from the copies and, ``again``, anew what has ``changed``."""
+    keepers = fleet.procs_ids()
+    told = Told(process.workspaces, workspace.source, workspace.to, changed, again)
+    futures = send_told(process, told, keepers)
+    until = time.monotonic() + _TOLD_S
+    reloaded: set[str] = set()
+    kept: set[str] = set()
+    failed: list[str] = []
+    for future in futures:
+        if not again:
+            # Only the path: whoever is late comes to it before what is sent from now on.
+            future._call.wait(max(0.0, until - time.monotonic()))
+            continue
+        for answer in future.get():
+            reloaded.update(answer.reloaded)
+            kept.update(answer.kept)
+            if answer.failed:
+                failed.append(answer.failed)
+    if failed:
+        raise MeshError(
+            f"the hosts have the new files of {workspace.source}, but {len(failed)} processes could not import them again, "
+            f"and go on with the code they had: {failed[0]}. Correct it and sync again"
+        )
+    return tuple(sorted(reloaded)), tuple(sorted(kept))
+
+
+def send_told(process: Process, told: Told, but: set[int]) -> list[Future[list[Answer]]]:
+    """Send it to all processes that this one has spawned; they pass it on to theirs."""
+    futures = []
+    for _, estate in process.estates.all():
+        for procs in estate.procs():
+            if procs._procs_id not in but:
+                sender = process.runtime.sender(
+                    procs._target(), process.runtime.new_id(), "@workspace", "spawn"
+                )
+                what = f"telling {procs._name!r} of a workspace"
+                futures.append(Future(process, sender.call(told), _answers, lambda what=what: what))  # type: ignore[misc]
+    return futures
+
+
+def _answers(call: Call) -> list[Answer]:
+    """What processes have answered; those that have ended have nothing to import any more."""
+    answers: list[Answer] = []
+    for outcome in call.outcomes():
+        if outcome is None or isinstance(outcome, Lost) or outcome.kind == "undeliverable":
+            continue
+        if outcome.is_error:
+            from mesh_core._exceptions import decode_exception
+
+            raise decode_exception(*outcome.raw())
+        answers += outcome.load()
+    return answers

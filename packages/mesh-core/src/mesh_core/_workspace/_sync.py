@@ -1,0 +1,237 @@
+"""The controller's part in syncs: the actor that does one after another."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh_core import _process
+from mesh_core._actor import Actor
+from mesh_core._context import context
+from mesh_core._endpoint import endpoint
+from mesh_core._errors import MeshError
+from mesh_core._workspace._fleet import Fleet, tell_running
+from mesh_core._workspace._manifest import FILE, FOLDER, PROGRAM, Manifest, Print, Scanner, hasher
+from mesh_core._workspace._mirror import ABANDON, DONE, MORE, Committed, Piece
+from mesh_core._workspace._place import Workspace, key_of
+from mesh_core._workspace._report import WorkspaceReport
+from mesh_core._workspace._rules import Rules
+
+if TYPE_CHECKING:
+    from mesh_core._failure import MeshFailure
+    from mesh_core._hosts import HostMesh
+
+_BATCH = 4 << 20
+_MOST_PIECES = 2000
+_AHEAD = 3
+"""Batches under way: with their size, what a sync takes of memory here and on links."""
+_TRIES = 5
+
+
+class Synchronizer(Actor):
+    """Lives in the script's process. One sync at a time: its endpoint is sync."""
+
+    def __init__(self) -> None:
+        self._fleet = Fleet()
+        self._scanners: dict[tuple[str, tuple[str, ...]], Scanner] = {}
+
+    @endpoint
+    def sync(self, hosts: HostMesh, source: str, to: str, reload: bool, patterns: tuple[str, ...]) -> Any:
+        """Do one sync; returns a report, or the exception as a value: it is the caller's as it is, not an actor's."""
+        try:
+            return self._sync(hosts, source, to, reload, patterns)
+        except Exception as error:  # noqa: BLE001 - raised at the caller
+            return error.with_traceback(None)
+
+    def _sync(
+        self, hosts: HostMesh, source: str, to: str, reload: bool, patterns: tuple[str, ...]
+    ) -> WorkspaceReport:
+        began = time.monotonic()
+        process = _process.current()
+        rules = Rules(patterns)
+        scanner = self._scanners.setdefault((source, patterns), Scanner(source, rules, _check_end))
+        workspace = Workspace(source, key_of(source), to, process.scratch().path, (), 0)
+        keepers = self._fleet.keepers(hosts)
+        sent: dict[str, int] = {}
+        try:
+            manifest, lacking = self._transfer(scanner, keepers, workspace, sent)
+            committed: list[Committed] = [
+                each for mesh in keepers for each in mesh.commit.call(workspace).get().values()
+            ]
+        except BaseException:
+            for mesh in keepers:
+                with contextlib.suppress(Exception):
+                    mesh.discard.broadcast(workspace)
+            raise
+        workspace = workspace._replace(paths=_importable(source, manifest))
+        changed = _changed(process, manifest, lacking, committed)
+        anything = any(each.written or each.deleted for each in committed)
+        self._register(process, workspace, anything)
+        reloaded, kept = tell_running(process, self._fleet, workspace, changed, reload)
+        return WorkspaceReport(
+            source=source,
+            hosts=len(hosts),
+            files=sum(entry.kind != FOLDER for entry in manifest.entries),
+            sent=tuple(sorted(sent)),
+            sent_bytes=sum(sent.values()),
+            deleted=max(each.deleted for each in committed),
+            seconds=time.monotonic() - began,
+            reloaded=reloaded,
+            kept=kept,
+        )
+
+    def _transfer(
+        self, scanner: Scanner, keepers: list[Any], workspace: Workspace, sent: dict[str, int]
+    ) -> tuple[Manifest, list[int]]:
+        """Have all hosts take in what they lack of the tree as it is; again, where it changes meanwhile."""
+        changing: list[str] = []
+        needed: set[str] = set()
+        for _ in range(_TRIES):
+            manifest = scanner.scan()
+            lacking = self._survey(keepers, workspace, manifest)
+            needed.update(manifest.entries[number].path for number in lacking)
+            changing = self._send(keepers, workspace, manifest, lacking, sent)
+            if not changing:
+                return manifest, [n for n, entry in enumerate(manifest.entries) if entry.path in needed]
+        raise MeshError(
+            f"{changing[0]!r} in {workspace.source} changed each of {_TRIES} times while it was read; whoever writes it "
+            "should come to an end before the sync, or it should be excluded. No host has changed"
+        )
+
+    def _survey(self, keepers: list[Any], workspace: Workspace, manifest: Manifest) -> list[int]:
+        """Which entries' content some host lacks."""
+        whole: bytes | None = None
+        lacking: set[int] = set()
+        asked = [(mesh, mesh.survey.call(workspace, manifest.digest, None)) for mesh in keepers]
+        for mesh, first in asked:
+            answers = first.get().values()
+            if None in answers:
+                whole = whole or manifest.encode()
+                answers = mesh.survey.call(workspace, manifest.digest, whole).get().values()
+            for answer in set(answers):
+                lacking.update(array.array("I", answer))
+        return sorted(lacking)
+
+    def _send(
+        self,
+        keepers: list[Any],
+        workspace: Workspace,
+        manifest: Manifest,
+        lacking: list[int],
+        sent: dict[str, int],
+    ) -> list[str]:
+        """Send contents, a bounded number of bytes ahead; returns what changed while it was read."""
+        changing: list[str] = []
+        under_way: deque[list[Any]] = deque()
+        for batch in _batches(_pieces(workspace.source, manifest, lacking, sent, changing)):
+            _check_end()
+            under_way.append([mesh.take.call(workspace, batch) for mesh in keepers])
+            if len(under_way) > _AHEAD:
+                for future in under_way.popleft():
+                    future.get()
+        for futures in under_way:
+            for future in futures:
+                future.get()
+        return changing
+
+    def _register(self, process: _process.Process, workspace: Workspace, changed: bool) -> None:
+        """Have processes that are spawned from now on import from the copies."""
+        told = [list(each) for each in process.workspaces]
+        for at, each in enumerate(told):
+            if (each[0], each[2]) == (workspace.source, workspace.to):
+                told[at] = list(workspace._replace(version=each[5] + changed))
+                break
+        else:
+            told.insert(0, list(workspace._replace(version=1)))
+        process.workspaces = told
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        """A keeper has died: a sync under way has raised it, and the next one spawns another."""
+        return True
+
+
+def _check_end() -> None:
+    """Give up where the script comes to its end: it does not wait for what nobody waits for."""
+    me, stage = context().actor_instance, _process.current().stage()
+    actor = stage.actors.get(me.actor_id)
+    if actor is None or actor.gone is not None:
+        raise MeshError(
+            "the script came to its end before the sync; no host has changed. Wait for it with get()"
+        )
+
+
+def _pieces(
+    source: str, manifest: Manifest, lacking: list[int], sent: dict[str, int], changing: list[str]
+) -> Iterator[Piece]:
+    """The contents of files, in pieces; what is not as the manifest has it is noted, and abandoned."""
+    for number in lacking:
+        entry = manifest.entries[number]
+        assert entry.kind in (FILE, PROGRAM)
+        whole, left = hasher(), entry.size
+        try:
+            with Path(source, entry.path).open("rb", buffering=0) as file:
+                before = Print.of(os.fstat(file.fileno()))
+                data = file.read(min(left + 1, _BATCH))
+                while left > len(data) > 0:
+                    whole.update(data)
+                    left -= len(data)
+                    yield number, data, MORE
+                    data = file.read(min(left + 1, _BATCH))
+                whole.update(data)
+                same = before == Print.of(os.fstat(file.fileno()))
+        except OSError:
+            data, same = b"", False
+        if same and whole.digest() == entry.digest:
+            sent[entry.path] = entry.size
+            yield number, data, DONE
+        else:
+            changing.append(entry.path)
+            yield number, b"", ABANDON
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece[1])
+        if size >= _BATCH or len(batch) >= _MOST_PIECES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _importable(source: str, manifest: Manifest) -> tuple[str, ...]:
+    """What of the workspace this script can import from, in its order; the workspace itself if it names nothing."""
+    folders = {entry.path for entry in manifest.entries if entry.kind == FOLDER}
+    found: list[str] = []
+    for each in sys.path:
+        real = os.path.realpath(each or os.curdir)
+        path = "" if real == source else real.removeprefix(f"{source}/")
+        if path != real and (not path or path in folders) and path not in found:
+            found.append(path)
+    return tuple(found) or ("",)
+
+
+def _changed(
+    process: _process.Process, manifest: Manifest, lacking: list[int], committed: list[Committed]
+) -> list[str]:
+    """Modules that a running process may have imported as they were before.
+
+    Of those that came to a host for the first time (a process there may have imported them from where the controller has
+    them) it is those that were touched since this job began.
+    """
+    names = {path for each in committed for path in each.modules}
+    for number in lacking:
+        path = manifest.entries[number].path
+        if manifest.touched.get(path, 0) >= process.began_ns:
+            names.add(path)
+    return sorted(names)

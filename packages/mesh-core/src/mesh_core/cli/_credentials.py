@@ -1,0 +1,166 @@
+"""``mesh credentials``."""
+
+import json
+import shlex
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from datetime import timedelta
+from pathlib import Path
+
+from mesh_core._credentials import LIFETIME, Certificate, Credentials
+from mesh_core.cli import _exit
+from mesh_core.cli._table import aligned
+
+
+class CredentialsCommand:
+    """Make, show, renew and revoke what the members of a job prove themselves with."""
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Declare the subcommands."""
+        commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="do", help="what to do")
+        for name, summary in (
+            ("new", "make a new job's credentials"),
+            ("issue", "make a folder for one more host, which can be revoked alone"),
+            ("renew", "make new certificates for the keys of a folder"),
+            ("show", "list a folder's certificates, and how long they hold"),
+            ("revoke", "shut somebody out"),
+        ):
+            each = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+            each.add_argument("dir", type=Path, metavar="DIR", help="the job's folder")
+            if name == "issue":
+                each.add_argument("out", type=Path, metavar="OUT", help="the host's new folder")
+            elif name == "renew":
+                each.add_argument(
+                    "out", type=Path, metavar="OUT", nargs="?", help="a host's folder; else DIR itself"
+                )
+            elif name == "show":
+                each.add_argument("--json", action="store_true", help="print JSON instead of a table")
+            elif name == "revoke":
+                each.add_argument(
+                    "which",
+                    metavar="WHICH",
+                    help="a serial number, a fingerprint (the first digits do), or a file",
+                )
+            if name in ("new", "issue", "renew"):
+                for unit in ("days", "hours", "seconds"):
+                    each.add_argument(
+                        f"--{unit}",
+                        type=_number,
+                        default=0.0,
+                        metavar="N",
+                        help=f"certificates hold for N {unit}",
+                    )
+
+    def run(self, args: Namespace) -> int:
+        """Carry out one of them."""
+        if args.do == "new":
+            _new(args.dir, _lifetime(args))
+        elif args.do == "issue":
+            _issue(args.dir, args.out, _lifetime(args))
+        elif args.do == "renew":
+            _renew(args.dir, args.out, _lifetime(args))
+        elif args.do == "show":
+            _show(Credentials.load(args.dir), as_json=args.json)
+        else:
+            _revoke(args.dir, args.which)
+        return _exit.OK
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < 1e9:
+        raise ArgumentTypeError(f"{text!r} is not a positive number")
+    return number
+
+
+def _lifetime(args: Namespace) -> timedelta:
+    given = timedelta(days=args.days, hours=args.hours, seconds=args.seconds)
+    return given or LIFETIME
+
+
+def _new(path: Path, lifetime: timedelta) -> None:
+    credentials = Credentials.new(path, lifetime=lifetime)
+    print(f"made the credentials of job {credentials.job} in {path}; they hold for {_age(lifetime)}")
+    print()
+    rows = [
+        ("your script", f"attach_to_workers([...], credentials={str(path)!r})"),
+        ("each host", f"scp -rp {shlex.quote(str(credentials.host_path))} HOST:mesh-credentials"),
+        ("on the host", "mesh host --listen 0.0.0.0:26600 --credentials mesh-credentials"),
+    ]
+    print(aligned(rows))
+    print()
+    print(f"Whoever can read {path / 'ca.key'} can let anybody in: it stays here.")
+
+
+def _issue(path: Path, out: Path, lifetime: timedelta) -> None:
+    made = Credentials.load(path).issue_host(out, lifetime=lifetime)
+    print(f"made {out} for a host: certificate {_short(made)}, which holds for {_age(lifetime)}")
+
+
+def _renew(path: Path, out: Path | None, lifetime: timedelta) -> None:
+    for made in Credentials.load(path).renew(out, lifetime=lifetime):
+        print(f"the {made.role} certificate is now {_short(made)}, which holds for {_age(lifetime)}")
+
+
+def _revoke(path: Path, which: str) -> None:
+    gone = Credentials.load(path).revoke(which)
+    print(f"revoked the {gone.role} certificate {_short(gone)}")
+    print(
+        f"A running controller that uses {path} takes this up by itself, and hands it on to its hosts; "
+        f"hosts that wait for a job need the new {path / 'crl.pem'}."
+    )
+
+
+def _show(credentials: Credentials, *, as_json: bool) -> None:
+    certificates = credentials.certificates
+    if as_json:
+        rows = [
+            {
+                "role": each.role,
+                "state": each.state,
+                "serial": each.serial,
+                "fingerprint": each.fingerprint,
+                "not_before": each.not_before.isoformat(),
+                "not_after": each.not_after.isoformat(),
+                "revoked": each.revoked.isoformat() if each.revoked else None,
+            }
+            for each in certificates
+        ]
+        print(
+            json.dumps(
+                {"schema": 1, "job": credentials.job, "owner": credentials.owner, "certificates": rows},
+                indent=2,
+            )
+        )
+        return
+    print(
+        f"job {credentials.job}"
+        + ("" if credentials.owner else " (a host's folder: it cannot issue or revoke)")
+    )
+    table = [("CERTIFICATE", "ROLE", "STATE", "UNTIL", "REMAINING")]
+    for each in certificates:
+        remaining = _age(each.remaining) if each.state == "valid" else "-"
+        table.append((_short(each), each.role, each.state, f"{each.not_after:%Y-%m-%d %H:%M} UTC", remaining))
+    print(aligned(table))
+
+
+def _short(certificate: Certificate) -> str:
+    return certificate.fingerprint[:16]
+
+
+def _age(span: timedelta) -> str:
+    """A span as people say it.
+
+    >>> _age(timedelta(days=6, hours=23, minutes=59)), _age(timedelta(minutes=95)), _age(timedelta(seconds=2.5))
+    ('6 d 23 h', '1 h 35 min', '2 s')
+    """
+    minutes, seconds = divmod(int(span.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,0 +1,65 @@
+"""``mesh host``: the agent of a machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mesh_core.cli import _exit
+
+_EXAMPLE = """\
+example, with a folder that `mesh credentials new train` has made where the script runs:
+  scp -rp train/host HERE:mesh-credentials
+  mesh host --listen 0.0.0.0:26600 --credentials mesh-credentials
+  ... and in the script: attach_to_workers(["tcp://HERE:26600"], credentials="train")
+
+The address is printed on stdout; jobs that begin and end, and who was refused, on stderr."""
+
+
+class HostCommand:
+    """Serves jobs on this machine."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options."""
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.description = (
+            "Serve jobs on this machine until SIGTERM or Ctrl-C: one after another, and several at once."
+        )
+        parser.epilog = _EXAMPLE
+        parser.add_argument(
+            "--listen",
+            metavar="HOST:PORT",
+            help="where controllers and other hosts find this one; port 0 is any",
+        )
+        parser.add_argument(
+            "--credentials", metavar="DIR", required=True, help="the folder with this host's credentials"
+        )
+        parser.add_argument(
+            "--dial",
+            metavar="HOST:PORT",
+            help="where a script waits (attach_to_workers(listen=...)), if nobody can connect to this host",
+        )
+        parser.add_argument("--name", help="what errors and listings call this host")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Serve until SIGTERM or Ctrl-C."""
+        from mesh_core._agent import run_worker_loop_forever
+
+        if options.listen is None and options.dial is None:
+            print(
+                "mesh: give --listen, or --dial for a network in which nobody can connect to this host",
+                file=sys.stderr,
+            )
+            return _exit.USAGE
+
+        def ready(address: str) -> None:
+            print(f"tcp://{address}", flush=True)
+
+        run_worker_loop_forever(
+            options.listen,
+            credentials=options.credentials,
+            dial=options.dial,
+            name=options.name,
+            ready=ready,
+        )
+        return _exit.OK

@@ -1,0 +1,110 @@
+"""The hosts of the tree: which there are, and what their agents tell of their processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mesh_core.inspect._ask import ROOT, Addr, ask, hear, put, split_title
+
+if TYPE_CHECKING:
+    from mesh_core._process import Process
+
+_AGENTS_SHARE = 0.4
+"""Of the time for a look at the whole, what agents may take: the processes are asked after that."""
+
+
+def agent(host: int) -> Addr:
+    """The address of a host's agent; the controller is the agent of host 0."""
+    return 0, host, host
+
+
+def pids(process: Process, addrs: Iterable[Addr], timeout: float) -> dict[Addr, int]:
+    """The pids of processes anywhere, as their agents tell them; those that are gone are not in it."""
+    agents = dict.fromkeys(agent(addr[2]) for addr in addrs)
+    told = ask(process, "tree", agents, time.monotonic() + timeout) if agents else {}
+    return {
+        (who[0], who[1], who[2]): pid
+        for answer in told.values()
+        for who, _, pid, *_ in answer["procs"]
+        if pid is not None
+    }
+
+
+def stopped(process: Process, pids: Mapping[Addr, int], timeout: float) -> set[Addr]:
+    """Those processes of other hosts that a signal has stopped."""
+    agents = dict.fromkeys(agent(addr[2]) for addr in pids)
+    told = ask(process, "usage", agents, time.monotonic() + timeout) if agents else {}
+    states = {(answer["host"], pid): used[0] for answer in told.values() for pid, used in answer["procs"]}
+    return {addr for addr, pid in pids.items() if states.get((addr[2], pid)) in ("T", "t")}
+
+
+@dataclass
+class Host:
+    """What is known of one host."""
+
+    number: int
+    name: str
+    state: str
+    pid: int | None = None
+    address: str = ""
+    why: str = ""
+    told: dict[str, Any] | None = None
+    """What its agent says it uses; ``None`` for the host of whoever asks, where the kernel says it."""
+    used: dict[int, list[Any]] = field(default_factory=dict)
+    """The same for its processes, by pid."""
+
+
+@dataclass
+class Tree:
+    """All hosts and processes, and what failed lately."""
+
+    hosts: dict[int, Host]
+    titles: dict[int, tuple[str, dict[str, int]]]
+    procs: list[Any]
+    failures: list[str]
+
+    def host_name(self, number: int) -> str:
+        """A host for people."""
+        host = self.hosts.get(number)
+        return host.name if host is not None and host.name else f"host {number}"
+
+
+def look(process: Process, deadline: float, *, pss: bool) -> Tree | None:
+    """Ask the controller which hosts there are, and their agents for the rest; ``None`` if it does not answer.
+
+    A host that cannot be reached, or is silent, is told as that and holds up nothing.
+    """
+    told = ask(process, "tree", {ROOT: None}, deadline).get(ROOT)
+    if told is None:
+        return None
+    here = process.identity.host_no
+    root_name = process.identity.host if here == 0 else process.home_name(0)
+    hosts = {0: Host(0, root_name, "running")}
+    for number, state, pid, name, address, why in told.get("hosts", ()):
+        hosts[number] = Host(number, name, state, pid or None, address, why)
+    others = [host for host in hosts.values() if host.number != 0 and host.state in ("running", "suspect")]
+    agents: dict[Addr, int | None] = {agent(host.number): None for host in others}
+    foreign = {addr: None for addr in (ROOT, *agents) if addr[2] != here}
+    soon = time.monotonic() + _AGENTS_SHARE * max(0.0, deadline - time.monotonic())
+    trees, usage = put(process, "tree", agents), put(process, "shares" if pss else "usage", foreign)
+    heard = {ROOT: told, **hear(trees, agents, soon)}
+    used = hear(usage, foreign, soon)
+    found = Tree(hosts, {}, [], told["failures"])
+    for host in hosts.values():
+        answer = heard.get(agent(host.number))
+        if answer is None:
+            if host.state in ("running", "suspect"):
+                host.state = "silent"
+            continue
+        found.procs += answer["procs"]
+        found.titles |= {mesh: split_title(title) for mesh, title in answer["titles"]}
+        host.told = used.get(agent(host.number))
+        if host.told is None and host.number != here:
+            host.state = "silent"
+        if host.told is not None:
+            host.name = host.told["name"] or host.name
+            host.used = dict(host.told["procs"])
+    return found

@@ -1,0 +1,313 @@
+"""Credentials as scripts and the command line make them. What they are worth is tested beside the code that checks them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from argparse import ArgumentParser
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from mesh_core import AuthenticationError, Credentials, MeshError
+from mesh_core.cli._credentials import CredentialsCommand
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+    """A job's credentials, for tests that only look."""
+    return Credentials.new(tmp_path_factory.mktemp("credentials") / "job")
+
+
+def files(path: Path) -> dict[str, int]:
+    """Every file below, and its mode."""
+    return {
+        str(each.relative_to(path)): stat.S_IMODE(each.stat().st_mode)
+        for each in path.rglob("*")
+        if each.is_file()
+    }
+
+
+# --- making -------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_the_owner_s_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        credentials = Credentials.new(tmp_path / "job")
+        credentials.issue_host(tmp_path / "b7")
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "job", tmp_path / "job" / "host", tmp_path / "job" / "issued", tmp_path / "b7"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert set(files(tmp_path).values()) == {0o600}
+
+
+def test_a_host_gets_what_it_needs_and_nothing_that_lets_others_in(made: Credentials, tmp_path: Path) -> None:
+    made.issue_host(tmp_path / "b7")
+    expected = {"ca.pem", "crl.pem", "host.key", "host.pem"}
+    assert set(files(tmp_path / "b7")) == set(files(made.host_path)) == expected
+    authority = (made.path / "ca.key").read_text()
+    assert all(authority not in each.read_text() for each in (tmp_path / "b7").iterdir())
+
+
+def test_nothing_is_written_over(made: Credentials) -> None:
+    before = {name: (made.path / name).read_bytes() for name in files(made.path)}
+    with pytest.raises(AuthenticationError, match="exists already; nothing was written"):
+        Credentials.new(made.path)
+    with pytest.raises(AuthenticationError, match="exists already"):
+        made.issue_host(made.host_path)
+    assert {name: (made.path / name).read_bytes() for name in files(made.path)} == before
+
+
+def test_a_failure_leaves_nothing_half_made(tmp_path: Path) -> None:
+    with pytest.raises(AuthenticationError, match="cannot make the folder"):
+        Credentials.new(tmp_path / "no" / "such" / "folder")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_jobs_have_nothing_in_common(made: Credentials, tmp_path: Path) -> None:
+    other = Credentials.new(tmp_path / "other")
+    assert other.job != made.job
+    for name in ("ca.pem", "ca.key", "controller.pem", "controller.key", "host/host.key"):
+        assert (other.path / name).read_bytes() != (made.path / name).read_bytes()
+
+
+@pytest.mark.parametrize("lifetime", [timedelta(hours=2), 7200, 7200.0])
+def test_certificates_hold_as_long_as_was_asked(tmp_path: Path, lifetime: timedelta | float) -> None:
+    credentials = Credentials.new(tmp_path / "job", lifetime=lifetime, host_lifetime=60)
+    controller, host = sorted(credentials.certificates, key=lambda each: each.role)
+    assert (controller.role, host.role) == ("controller", "host")
+    assert timedelta(hours=1, minutes=59) < controller.remaining <= timedelta(hours=2)
+    assert timedelta(seconds=30) < host.remaining <= timedelta(seconds=60)
+    # From a little earlier, since clocks differ.
+    assert controller.not_before < datetime.now(UTC) - timedelta(minutes=4)
+    assert controller.state == host.state == "valid"
+
+
+@pytest.mark.parametrize("lifetime", [0, -1, timedelta(0), float("nan")])
+def test_a_lifetime_of_nothing_is_refused(tmp_path: Path, lifetime: float) -> None:
+    with pytest.raises(ValueError, match="longer than nothing"):
+        Credentials.new(tmp_path / "job", lifetime=lifetime)
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_very_long_lifetime_is_cut_rather_than_wrapped(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job", lifetime=1e300)
+    assert all(
+        timedelta(days=3000) < each.remaining < timedelta(days=4000) for each in credentials.certificates
+    )
+
+
+# --- loading ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_none_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(AuthenticationError, match="mesh credentials new") as raised:
+        Credentials.load(tmp_path)
+    assert isinstance(raised.value, PermissionError) and isinstance(raised.value, MeshError)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_key_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    key = credentials.path / "ca.key"
+    key.chmod(mode)
+    with pytest.raises(AuthenticationError, match=f"chmod 600 {re.escape(str(key))}"):
+        credentials.issue_host(tmp_path / "b7")
+    assert not (tmp_path / "b7").exists()
+    key.chmod(0o600)
+    credentials.issue_host(tmp_path / "b7")
+
+
+def test_a_host_s_folder_can_be_looked_at_and_no_more(made: Credentials, tmp_path: Path) -> None:
+    shutil.copytree(made.host_path, tmp_path / "copy")
+    host = Credentials.load(tmp_path / "copy")
+    assert not host.owner and made.owner
+    assert host.job == made.job
+    assert [each.role for each in host.certificates] == ["host"]
+    for attempt in (lambda: host.issue_host(tmp_path / "x"), lambda: host.revoke(host.certificates[0])):
+        with pytest.raises(AuthenticationError, match="this folder is a host's"):
+            attempt()
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    (credentials.path / "ca.pem").write_text("no certificate")
+    with pytest.raises(AuthenticationError, match=r"ca\.(pem|key) is not what it should be"):
+        credentials.issue_host(tmp_path / "b7")
+    (credentials.path / "crl.pem").write_text("no list")
+    with pytest.raises(AuthenticationError, match=r"crl\.pem is not what it should be"):
+        _ = credentials.certificates
+
+
+# --- revoking and renewing ----------------------------------------------------------------------------------
+
+
+def test_revocation_by_every_name(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    hosts = [credentials.issue_host(tmp_path / f"b{i}") for i in range(4)]
+    credentials.revoke(hosts[0])
+    credentials.revoke(hosts[1].serial[:12])
+    colons = ":".join(re.findall("..", hosts[2].fingerprint.upper()))
+    credentials.revoke(colons)
+    gone = credentials.revoke(tmp_path / "b3" / "host.pem")
+    assert gone.state == "revoked" and gone.serial == hosts[3].serial
+    states = {each.serial: each.state for each in Credentials.load(credentials.path).certificates}
+    assert [states[each.serial] for each in hosts] == ["revoked"] * 4
+    assert sorted(states.values()).count("valid") == 2
+    # What is handed to hosts knows it too.
+    assert (credentials.path / "crl.pem").read_bytes() == (credentials.host_path / "crl.pem").read_bytes()
+
+
+def test_revoking_twice_keeps_the_first_time(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    host = credentials.issue_host(tmp_path / "b7")
+    first = credentials.revoke(host).revoked
+    assert first is not None
+    again = credentials.revoke(host).revoked
+    assert again is not None and abs(again - first) < timedelta(seconds=1)
+
+
+@pytest.mark.parametrize("which", ["", "ab", "0123456789ab", "no/such/file.pem"])
+def test_an_unknown_name_revokes_nothing(made: Credentials, which: str) -> None:
+    with pytest.raises(AuthenticationError, match="mesh credentials show"):
+        made.revoke(which)
+    assert {each.state for each in made.certificates} == {"valid"}
+
+
+def test_revocations_at_once_are_all_kept(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    hosts = [credentials.issue_host(tmp_path / f"b{i}") for i in range(8)]
+    start = threading.Barrier(len(hosts))
+
+    def revoke(serial: str) -> None:
+        start.wait()
+        Credentials.load(credentials.path).revoke(serial)
+
+    threads = [threading.Thread(target=revoke, args=(each.serial,)) for each in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [each.state for each in credentials.certificates].count("revoked") == len(hosts)
+
+
+def test_renewal_keeps_the_key_and_makes_another_certificate(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job", lifetime=60)
+    key = (credentials.path / "controller.key").read_bytes()
+    made = credentials.renew(lifetime=timedelta(days=30))
+    assert [each.role for each in made] == ["controller", "host"]
+    assert all(each.remaining > timedelta(days=29) for each in made)
+    assert (credentials.path / "controller.key").read_bytes() == key
+    assert len(credentials.certificates) == 4
+    host = credentials.issue_host(tmp_path / "b7")
+    (renewed,) = credentials.renew(tmp_path / "b7")
+    assert renewed.serial != host.serial
+    other = Credentials.new(tmp_path / "other")
+    with pytest.raises(AuthenticationError, match="another job's"):
+        other.renew(tmp_path / "b7")
+    with pytest.raises(AuthenticationError, match="no credentials"):
+        credentials.renew(tmp_path)
+
+
+# --- secrets ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_shown_or_sent_holds_no_key(made: Credentials) -> None:
+    keys = [each.read_text().splitlines()[1] for each in made.path.rglob("*.key")]
+    assert len(keys) == 3
+    shown = [repr(made), str(made), repr(made.certificates), pickle.dumps(made).decode("latin-1")]
+    assert not any(key in text for key in keys for text in shown)
+    assert repr(made) == f"Credentials({str(made.path)!r})"
+    assert pickle.loads(pickle.dumps(made)).job == made.job
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def mesh(*arguments: object) -> int:
+    """Run ``mesh credentials`` as the command line would."""
+    command = CredentialsCommand()
+    parser = ArgumentParser(prog="mesh credentials", allow_abbrev=False)
+    command.configure(parser)
+    return command.run(parser.parse_args([str(each) for each in arguments]))
+
+
+def test_command_makes_credentials_and_says_where_they_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "my job"
+    assert mesh("new", job, "--hours", 12) == 0
+    said = capsys.readouterr().out
+    credentials = Credentials.load(job)
+    assert credentials.job in said and "12 h 0 min" in said
+    assert f"credentials={str(job)!r}" in said and f"scp -rp '{job / 'host'}'" in said
+    assert str(job / "ca.key") in said
+    assert {each.state for each in credentials.certificates} == {"valid"}
+
+
+def test_command_shows_them_as_a_table_and_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    b7 = credentials.issue_host(tmp_path / "b7", lifetime=90)
+    credentials.revoke(credentials.issue_host(tmp_path / "b8"))
+    mesh("show", credentials.path)
+    title, head, *rows = capsys.readouterr().out.splitlines()
+    assert title == f"job {credentials.job}"
+    assert head.split() == ["CERTIFICATE", "ROLE", "STATE", "UNTIL", "REMAINING"]
+    states = {row.split()[0]: row.split()[1:3] for row in rows}
+    assert len(rows) == 4 and ["host", "revoked"] in states.values()
+    assert states[b7.fingerprint[:16]] == ["host", "valid"]
+    assert re.search(r"1 min \d+ s$", next(row for row in rows if row.startswith(b7.fingerprint[:16])))
+    mesh("show", credentials.path, "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == 1 and told["job"] == credentials.job and told["owner"]
+    assert {each["serial"] for each in told["certificates"]} == {
+        each.serial for each in credentials.certificates
+    }
+    mesh("show", tmp_path / "b7")
+    assert "a host's folder" in capsys.readouterr().out
+
+
+def test_command_issues_renews_and_revokes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mesh("new", tmp_path / "job")
+    mesh("issue", tmp_path / "job", tmp_path / "b7", "--days", 1)
+    capsys.readouterr()
+    mesh("renew", tmp_path / "job", tmp_path / "b7", "--days", 2)
+    said = capsys.readouterr().out
+    (host,) = Credentials.load(tmp_path / "b7").certificates
+    assert said == f"the host certificate is now {host.fingerprint[:16]}, which holds for 2 d 0 h\n"
+    mesh("renew", tmp_path / "job")
+    assert capsys.readouterr().out.count("holds for 7 d 0 h") == 2
+    mesh("revoke", tmp_path / "job", host.fingerprint[:16])
+    assert f"revoked the host certificate {host.fingerprint[:16]}" in capsys.readouterr().out
+    revoked = [
+        each.serial for each in Credentials.load(tmp_path / "job").certificates if each.state == "revoked"
+    ]
+    assert revoked == [host.serial]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "nan", "1e300"])
+def test_command_refuses_lifetimes_that_are_none(
+    tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        mesh("new", tmp_path / "job", f"--days={value}")
+    assert ended.value.code == 2 and "is not a positive number" in capsys.readouterr().err
+    assert not (tmp_path / "job").exists()
+
+
+def test_naming_the_class_is_what_loads_it() -> None:
+    code = "import sys, mesh_core; print('mesh_core._credentials' in sys.modules); mesh_core.Credentials"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,546 @@
+"""What a user sees of other hosts: lines, listings, stacks, events, breakpoints, spans, and names in errors."""
+
+# ruff: noqa: T201 - printing is what is tested
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_processes import Script, Traces
+from core_samples import Echo
+
+from mesh_core import (
+    ActorError,
+    ActorTimeout,
+    HostMesh,
+    ProcMesh,
+    SupervisionError,
+    inspect,
+    set_fault_handler,
+    shutdown,
+    this_host,
+)
+from mesh_core.cli._debug import Desk
+from mesh_core.testing import LocalCluster
+
+LONG = 30.0
+
+
+def say(text: str) -> None:
+    print(text)
+
+
+def warm_up() -> None:
+    """Have this module imported, which takes longer than similar lines wait for each other."""
+
+
+def say_rank() -> None:
+    from mesh_core import current_rank
+
+    print(f"rank {current_rank().rank} is here")
+
+
+def flood(lines: int) -> None:
+    for number in range(lines):
+        print(f"{number} {'x' * 90}")
+
+
+def log(level: int, text: str) -> None:
+    import logging
+
+    logging.getLogger("app").log(level, text)
+
+
+def die(status: int) -> None:
+    print("the last words", file=sys.stderr)
+    os._exit(status)
+
+
+def wait_for(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def stack_here(pipe: str) -> None:
+    Path(pipe).read_text()
+
+
+def see() -> list[tuple[str, str, str]]:
+    return [(proc.name, proc.host, proc.state) for proc in inspect.snapshot(LONG).procs]
+
+
+def quiet_spawn() -> list[str]:
+    """From a worker: a mesh of its own that is not to be shown, and one that is."""
+    with this_host().spawn_procs(name="hidden") as procs:
+        procs.logging_option(stream_to_client=False)
+        procs.spawn("hidden", Echo).call.call(say, "this is hidden").get(LONG)
+    with this_host().spawn_procs(name="open") as procs:
+        procs.spawn("open", Echo).call.call(say, "this is open").get(LONG)
+    return []
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something that nobody tells of."""
+    end = time.monotonic() + LONG
+    while not true():
+        assert time.monotonic() < end, "it has not come to that"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    gc.collect()
+    before = Traces()
+    with LocalCluster(hosts=3) as cluster:
+        yield cluster
+    gc.collect()
+    left = Traces().left_since(before)
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(scope="module")
+def hosts(cluster: LocalCluster) -> HostMesh:
+    hosts = cluster.attach()
+    # Every host keeps what it forks processes from, one for the script and one for its workers.
+    with hosts.spawn_procs() as procs:
+        procs.spawn("warm", Echo).call.call(quiet_spawn).get(LONG)
+    return hosts
+
+
+@pytest.fixture
+def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
+    with hosts.spawn_procs({"gpus": 2}, name="procs") as procs:
+        procs.initialized.get(LONG)
+        yield procs
+
+
+@pytest.fixture
+def echo(procs: ProcMesh) -> Any:
+    echo = procs.spawn("echo", Echo)
+    echo.call.call(warm_up).get(LONG)
+    return echo
+
+
+@pytest.fixture
+def calm() -> Iterator[None]:
+    """What nobody has handled is nothing to stop for."""
+    before = set_fault_handler(lambda failure: None)
+    yield
+    set_fault_handler(before)
+
+
+# Lines.
+
+
+def test_similar_lines_of_all_hosts_are_one(
+    procs: ProcMesh, echo: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    echo.call.call(say, "hello").get(LONG)
+    echo.slice(hosts=1, gpus=0).call.call_one(say, "alone").get(LONG)
+    procs.stop().get(LONG)
+    out = capfd.readouterr().out.splitlines()
+    # Those of a slow machine may come in two groups, which are shown as several lines; all ranks are counted.
+    hello = [line for line in out if line.endswith("] hello")]
+    assert sum(int(found[1]) if (found := re.search(r" x(\d+)", line)) else 1 for line in hello) == 6, out
+    assert len(hello) < 6, out
+    assert "[echo hosts=1,gpus=0 on host-1] alone" in out
+
+
+def test_options_hold_on_every_host_from_then_on(
+    procs: ProcMesh, echo: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    procs.logging_option(aggregate_window_sec=None)
+    echo.call.call(say, "each").get(LONG)
+    procs.logging_option(stream_to_client=False)
+    echo.call.call(say, "none").get(LONG)
+    procs.logging_option(aggregate_window_sec=None, level=40)
+    echo.call.call(log, 30, "a warning").get(LONG)
+    echo.call.call(log, 40, "an error").get(LONG)
+    procs.stop().get(LONG)
+    out, err = capfd.readouterr()
+    names = [f"[echo hosts={rank // 2},gpus={rank % 2} on host-{rank // 2}]" for rank in range(6)]
+    assert sorted(line for line in out.splitlines() if "each" in line) == [f"{name} each" for name in names]
+    assert "none" not in out
+    assert "warning" not in out + err
+    assert (out + err).count("an error") == 6
+
+
+def test_an_owner_on_another_host_sets_options_too(
+    procs: ProcMesh, echo: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    echo.slice(hosts=2, gpus=0).call.call_one(quiet_spawn).get(LONG)
+    procs.stop().get(LONG)
+    out = capfd.readouterr().out
+    assert "[open" in out
+    assert "this is open" in out
+    assert "hidden" not in out
+
+
+def test_all_that_was_printed_is_shown_before_a_stop_returns(
+    hosts: HostMesh, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(5):
+        with hosts.spawn_procs(name="brief") as procs:
+            procs.logging_option(aggregate_window_sec=None)
+            procs.spawn("brief", Echo).call.call(flood, 500).get(LONG)
+        out = capfd.readouterr().out
+        assert len(out.splitlines()) == 1500
+        for host in range(3):
+            mine = [line.partition("] ")[2] for line in out.splitlines() if f"hosts={host} " in line]
+            assert mine == [f"{number} {'x' * 90}" for number in range(500)]
+
+
+def test_a_flood_on_one_host_is_slowed_down_and_stalls_nobody(
+    cluster: LocalCluster, script: Callable[..., Script]
+) -> None:
+    run = script(FLOOD, cluster.credentials, *cluster.addresses)
+    # Nobody reads the script's output now: what cannot be shown stays where it is printed.
+    assert run.process.stderr is not None
+    told = run.process.stderr.readline().split()
+    assert told[:1] == ["calls"], told
+    calls, slowest, grown = int(told[1]), float(told[2]), int(told[3])
+    assert calls == 500
+    assert slowest < 5.0
+    # Megabytes, at the controller and at the agent of the flooded host.
+    assert grown < 64
+    out, _ = run.process.communicate("on\n", timeout=120)
+    assert out.count("\n") == 200_000
+
+
+LAST = """
+import sys
+from core_samples import Echo
+from mesh_core import attach_to_workers
+
+if __name__ == "__main__":
+    hosts = attach_to_workers(sys.argv[2:], credentials=sys.argv[1])
+    procs = hosts.spawn_procs(name="procs")
+    procs.logging_option(aggregate_window_sec=None)
+    echo = procs.spawn("echo", Echo)
+    echo.call.call(print, "beginning").get()
+    echo.call.call(exec, "print('end', end='')").get()
+"""
+
+
+def test_the_end_of_a_script_shows_all_and_leaves_nothing_at_the_agents(
+    cluster: LocalCluster, script: Callable[..., Script]
+) -> None:
+    def threads() -> list[int]:
+        return [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in cluster.pids]
+
+    # This test's own job goes on meanwhile, if there is one.
+    before = threads()
+    for _ in range(3):
+        run = script(LAST, cluster.credentials, *cluster.addresses)
+        out, err = run.process.communicate(timeout=60)
+        assert (run.process.returncode, err) == (0, "")
+        shown = [f"[echo hosts={host} on host-{host}]" for host in range(3)]
+        assert sorted(line for line in out.splitlines() if "beginning" in line) == [
+            f"{one} beginning" for one in shown
+        ]
+        assert sorted(line for line in out.splitlines() if "end" in line) == [f"{one} end" for one in shown]
+    until(lambda: threads() == before)
+
+
+FLOOD = """
+import os, sys, threading, time
+from pathlib import Path
+from mesh_core import Actor, attach_to_workers, endpoint
+
+class Some(Actor):
+    @endpoint
+    def flood(self):
+        for number in range(200_000):
+            print(number, "x" * 300)
+    @endpoint
+    def ping(self):
+        return os.getppid()
+
+def memory(pids):
+    pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+if __name__ == "__main__":
+    hosts = attach_to_workers(sys.argv[2:], credentials=sys.argv[1])
+    from mesh_core import inspect
+    with hosts.spawn_procs(name="procs") as procs:
+        some = procs.spawn("some", Some)
+        some.ping.call().get()
+        procs.logging_option(aggregate_window_sec=None)
+        pids = [os.getpid(), *(host.pid for host in inspect.snapshot().hosts[1:])]
+        before = memory(pids)
+        flood = some.slice(hosts=0).flood.call()
+        worst = 0.0
+        for _ in range(500):
+            begun = time.monotonic()
+            some.slice(hosts=1).ping.call_one().get()
+            worst = max(worst, time.monotonic() - begun)
+        end = time.monotonic() + 3.0
+        grown = 0
+        while time.monotonic() < end:
+            grown = max(grown, memory(pids) - before)
+            time.sleep(0.02)
+        assert not flood.done()
+        sys.stderr.write(f"calls 500 {worst} {grown}\\n")
+        sys.stderr.flush()
+        input()
+        flood.get()
+"""
+
+
+# Looking in.
+
+
+def test_a_snapshot_has_all_hosts_and_who_looks_does_not_matter(
+    hosts: HostMesh, procs: ProcMesh, echo: Any
+) -> None:
+    seen = inspect.snapshot(LONG)
+    assert [host.number for host in seen.hosts] == [0, 1, 2, 3]
+    assert [host.name for host in seen.hosts[1:]] == hosts.names == ["host-0", "host-1", "host-2"]
+    for host in seen.hosts[1:]:
+        assert host.state == "running"
+        assert host.memory > host.memory_free > 0
+        assert host.cpus > 0
+        assert len(host.procs) == 2
+        for proc in host.procs:
+            assert (proc.state, proc.host, proc.mesh) == ("running", host.name, "procs")
+            assert proc.rss
+            assert proc.pss
+            assert proc.threads
+            assert proc.cpu is not None
+            assert [actor.name for actor in proc.actors] == ["echo"]
+    assert [proc.pid for proc in seen.procs if proc.mesh == "procs"] == procs.pids
+    assert all(f"host host-{number}: " in str(seen) for number in range(3))
+    assert "host-2" in seen._repr_html_()
+    there = echo.slice(hosts=2, gpus=1).call.call_one(see).get(LONG)
+    assert there == [(proc.name, proc.host, proc.state) for proc in seen.procs]
+
+
+def test_pids_of_other_hosts_are_known_everywhere(procs: ProcMesh, echo: Any) -> None:
+    pids = echo.call.call(os.getpid).get(LONG).values()
+    assert procs.pids == pids
+    assert procs.slice(hosts=1).pids == pids[2:4]
+    assert echo.slice(hosts=0, gpus=1).call.call_one(pids_of, procs).get(LONG) == pids
+    assert str(pids[5]) in procs._repr_html_()
+    procs.stop().get(LONG)
+    assert procs.pids == [None] * 6
+
+
+def pids_of(procs: ProcMesh) -> list[int | None]:
+    return procs.pids
+
+
+def test_stacks_of_processes_of_other_hosts(procs: ProcMesh, echo: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    echo.slice(hosts=1, gpus=1).call.broadcast(stack_here, str(tmp_path / "pipe"))
+    pids = procs.pids
+    frozen = pids[5]
+    assert frozen is not None
+    until(lambda: any(actor.running for actor in inspect.snapshot(LONG, pss=False).actors))
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        seen = inspect.stacks(procs, timeout=LONG).values()
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+        (tmp_path / "pipe").write_text("")
+    assert [one.pid for one in seen] == pids
+    assert "stack_here" in [frame.function for frame in seen[3].of("echo").frames]
+    assert "stopped by a signal" in seen[5].error
+    assert not any(one.error for one in seen[:5])
+
+
+def test_events_of_all_hosts_arrive(hosts: HostMesh) -> None:
+    with inspect.events() as happening:
+        with hosts.spawn_procs(name="workers") as procs:
+            procs.spawn("echo", Echo).initialized.get(LONG)
+        seen = []
+        while len(seen) < 3 * 5:
+            event = happening.get(LONG)
+            assert event is not None, seen
+            seen.append(event)
+    for kind in ("procs_spawned", "proc_up", "actor_created", "proc_stopped"):
+        assert sorted(event.host for event in seen if event.kind == kind) == ["host-0", "host-1", "host-2"], (
+            seen
+        )
+    ups = {event.proc: event.host for event in seen if event.kind == "proc_up"}
+    assert ups == {f"workers[{rank}]": f"host-{rank}" for rank in range(3)}
+
+
+def test_reprs_name_the_hosts(hosts: HostMesh, procs: ProcMesh) -> None:
+    assert repr(hosts) == "<HostMesh 'hosts': hosts=3 on host-0, host-1, host-2>"
+    assert repr(hosts.slice(hosts=1)) == "<HostMesh 'hosts': a single one on host-1>"
+    shown = hosts._repr_html_()
+    assert all(f"<td>host-{number}</td>" in shown for number in range(3))
+    assert "3 hosts" in procs._repr_html_()
+
+
+# Errors.
+
+
+def test_errors_name_the_host(procs: ProcMesh, echo: Any) -> None:
+    with pytest.raises(ActorError, match="host host-1") as raised:
+        echo.slice(hosts=1, gpus=1).fail.call_one(ValueError("no")).get(LONG)
+    assert raised.value.host == "host-1"
+    assert isinstance(raised.value, ValueError)
+    with pytest.raises(ActorTimeout, match="host host-2,") as late:
+        echo.slice(hosts=2, gpus=0).call.with_options(timeout=0.2).call_one(wait_for, 2.0).get(LONG)
+    assert late.value.host == "host-2"
+    with pytest.raises(ActorTimeout, match="hosts host-0, host-1,"):
+        echo.slice(gpus=0, hosts=slice(0, 2)).call.with_options(timeout=0.2).call(wait_for, 1.0).get(LONG)
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_death_names_the_host_and_tells_its_last_words(procs: ProcMesh, echo: Any) -> None:
+    with pytest.raises(SupervisionError) as raised:
+        echo.slice(hosts=2, gpus=1).call.call_one(die, 7).get(LONG)
+    failure = raised.value.failure
+    assert failure is not None
+    assert (failure.host, failure.exitcode, failure.point) == ("host-2", 7, {"hosts": 2, "gpus": 1})
+    assert "the last words" in failure.stderr_tail
+    assert "on host host-2" in failure.report()
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_dead_and_a_stopped_host_are_shown_as_that_and_hold_up_nothing() -> None:
+    shutdown()
+    with LocalCluster(hosts=3) as cluster, inspect.events() as happening:
+        hosts = cluster.attach()
+        procs = hosts.spawn_procs(name="procs")
+        procs.initialized.get(LONG)
+        cluster.kill(0)
+        kinds = []
+        while "host_died" not in kinds:
+            event = happening.get(LONG)
+            assert event is not None, kinds
+            kinds.append(event.kind)
+        assert (event.host, kinds.count("host_attached")) == ("host-0", 3)
+        assert event.text
+        with pytest.raises(SupervisionError, match="died on host host-0: its host is dead"):
+            procs.spawn("late", Echo).call.call(warm_up).get(LONG)
+        os.kill(cluster.pids[1], signal.SIGSTOP)
+        try:
+            stat = Path(f"/proc/{cluster.pids[1]}/stat")
+            until(lambda: stat.read_text().rpartition(") ")[2][0] == "T")
+            begun = time.monotonic()
+            seen = inspect.snapshot(2.0)
+            took = time.monotonic() - begun
+        finally:
+            os.kill(cluster.pids[1], signal.SIGCONT)
+        assert took < 2.0
+        assert [host.state for host in seen.hosts] == ["running", "dead", "silent", "running"]
+        assert "host host-0, dead (" in str(seen)
+        assert "host host-1, silent" in str(seen)
+        assert [proc.name for proc in seen.procs if proc.state == "running"] == ["controller", "procs[2]"]
+        assert "1 dead" in repr(hosts)
+        assert "<td>dead</td>" in hosts._repr_html_()
+        assert repr(hosts.slice(hosts=2)) == "<HostMesh 'hosts': a single one on host-2>"
+
+
+# Breakpoints.
+
+STOPPED = """
+from mesh_core import Actor, endpoint
+from mesh_core.testing import LocalCluster
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, n):
+        breakpoint()
+        return n + 1
+
+if __name__ == "__main__":
+    with LocalCluster(hosts=2) as cluster:
+        procs = cluster.attach().spawn_procs()
+        # What they say is alike, and would be one line.
+        procs.logging_option(aggregate_window_sec=None)
+        trainers = procs.spawn("trainers", Trainer)
+        print(trainers.step.call(5).get().values(), flush=True)
+        input()
+"""
+
+
+def test_breakpoints_on_hosts_of_this_machine(
+    script: Callable[..., Script],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    run = script(STOPPED)
+    assert run.process.stderr is not None
+    said = []
+    while len(said) < 2:
+        line = run.process.stderr.readline()
+        assert line, "the script has ended"
+        if "stopped at" in line:
+            said.append(line)
+    assert any("attach, on host host-1, with: mesh debug attach trainers,hosts=1" in line for line in said)
+
+    desk = Desk(run.process.pid)
+    desk.show()
+    listing = capsys.readouterr().out.splitlines()
+    assert "HOST" in listing[0]
+    assert ["host-0" in listing[1], "host-1" in listing[2]] == [True, True]
+    desk.cast("all", "p n")
+    assert capsys.readouterr().out == "trainers hosts=0:2 (2 alike):\n  5\n"
+    desk.continue_("all")
+    out, _ = run.process.communicate("\n", timeout=60)
+    assert "[6, 6]" in out
+
+
+# Spans.
+
+SPANS = """
+import sys
+from test_traces import Worker, begin_recording, record
+
+from mesh_core import Actor, endpoint
+from mesh_core.testing import LocalCluster
+
+class Middle(Actor):
+    @endpoint
+    def ask(self, other, n):
+        return other.step.call_one(n).get()
+    @endpoint
+    def spans(self):
+        from test_traces import Seen
+        return [Seen(span) for span in record().get_finished_spans()]
+
+if __name__ == "__main__":
+    record()
+    from opentelemetry import trace
+    with LocalCluster(hosts=2) as cluster:
+        procs = cluster.attach().spawn_procs(bootstrap=begin_recording)
+        middle = procs.slice(hosts=0).spawn("middle", Middle)
+        worker = procs.slice(hosts=1).spawn("worker", Worker)
+        with trace.get_tracer("test").start_as_current_span("root") as root:
+            assert middle.ask.call_one(worker, 1).get() == 2
+        here = [span for span in record().get_finished_spans() if span.name == "Middle/ask"]
+        there = middle.spans.call_one().get()
+        beyond = worker.spans.call_one().get()
+        one = {(span.kind, span.name): span for span in there}
+        asked, asks = one["SERVER", "Middle/ask"], one["CLIENT", "Worker/step"]
+        (step,) = [span for span in beyond if span.name == "Worker/step"]
+        assert asked.parent == here[0].context.span_id
+        assert asks.parent == asked.id
+        assert step.parent == asks.id
+        assert {span.trace for span in (asked, asks, step)} == {root.get_span_context().trace_id}
+        assert asks.attributes["server.address"] == "host-1", asks.attributes
+        print("well", flush=True)
+"""
+
+
+def test_spans_know_their_parents_on_other_hosts(script: Callable[..., Script]) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
+    run = script(SPANS)
+    out, err = run.process.communicate(timeout=60)
+    assert "well" in out, err
