@@ -17,8 +17,7 @@ from typing import ClassVar
 
 from mesh_core import Actor, endpoint, this_host
 
-PAGES = 200
-CRAWLERS = 4
+PAGES, CRAWLERS = 200, 4
 
 
 class Web(BaseHTTPRequestHandler):
@@ -85,9 +84,10 @@ class Crawler(Actor):
 def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Web)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    with server, this_host().spawn_procs({"procs": 1 + CRAWLERS}) as procs:
-        frontier = procs.slice(procs=0).spawn("frontier", Frontier)
-        others = procs.slice(procs=slice(1, None)).rename(procs="crawler")
+    hosts = this_host()
+    with server, hosts.spawn_procs({"procs": -(-(1 + CRAWLERS) // len(hosts))}).flatten("crawler") as seats:
+        frontier = seats.slice(crawler=0).spawn("frontier", Frontier)
+        others = seats.slice(crawler=slice(1, 1 + CRAWLERS))
         crawlers = others.spawn("crawlers", Crawler, frontier, server.server_port)
         for point, pages in crawlers.crawl.call().get(timeout=60):
             print(f"crawler {point['crawler']}: {len(pages)} pages")

@@ -76,8 +76,10 @@ def main() -> None:
     env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     # PyTorch's optimizers import the second when first used; here it is imported once, and the ranks are forked.
     preload = ["torch", "torch._dynamo"]
-    with this_host().spawn_procs({"ranks": RANKS}, env=env, preload=preload) as procs:
-        trainers = procs.spawn("trainers", Trainer, free_port())
+    hosts = this_host()
+    with hosts.spawn_procs({"procs": -(-RANKS // len(hosts))}, env=env, preload=preload) as procs:
+        ranks = procs.flatten("ranks").slice(ranks=slice(0, RANKS))
+        trainers = ranks.spawn("trainers", Trainer, free_port())
         shares = trainers.run.call().get(timeout=60).values()
     together = [sum(losses) / RANKS for losses in zip(*shares, strict=True)]
 

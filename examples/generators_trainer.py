@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from mesh_core import Actor, Channel, Port, current_rank, endpoint, this_host
 
-GENERATORS = 3
-BATCHES = 150
+GENERATORS, BATCHES = 3, 150
 PAYS = [0.2, 0.5, 0.8, 0.4]  # how likely each machine pays
 
 Policy = list[float]
@@ -83,9 +82,10 @@ class Generator(Actor):
 
 
 def main() -> None:
-    with this_host().spawn_procs({"procs": 1 + GENERATORS}) as procs:
-        trainer = procs.slice(procs=0).spawn("trainer", Trainer)
-        generators = procs.slice(procs=slice(1, None)).spawn("generators", Generator)
+    hosts = this_host()
+    with hosts.spawn_procs({"procs": -(-(1 + GENERATORS) // len(hosts))}).flatten("seat") as seats:
+        trainer = seats.slice(seat=0).spawn("trainer", Trainer)
+        generators = seats.slice(seat=slice(1, 1 + GENERATORS)).spawn("generators", Generator)
         feeding = generators.generate.call(trainer.inlet.call_one().get(timeout=30))
         likely, senders = trainer.train.call_one().get(timeout=60)
         feeding.get(timeout=30)

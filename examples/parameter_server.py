@@ -61,9 +61,11 @@ class Worker(Actor):
 
 def main() -> None:
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with this_host().spawn_procs({"procs": 1 + WORKERS}, env=one_thread, preload=["numpy"]) as procs:
-        server = procs.slice(procs=0).spawn("server", Server, 0.1)
-        workers = procs.slice(procs=slice(1, None)).rename(procs="workers").spawn("workers", Worker, server)
+    hosts = this_host()
+    per_host = {"procs": -(-(1 + WORKERS) // len(hosts))}
+    with hosts.spawn_procs(per_host, env=one_thread, preload=["numpy"]).flatten("worker") as seats:
+        server = seats.slice(worker=0).spawn("server", Server, 0.1)
+        workers = seats.slice(worker=slice(1, 1 + WORKERS)).spawn("workers", Worker, server)
 
         for finished, version in enumerate(workers.train.stream(STEPS), start=1):
             print(f"{finished} of {WORKERS} workers done, weights at version {version.get(timeout=60)}")

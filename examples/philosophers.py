@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from mesh_core import Actor, current_rank, endpoint, proc_mesh
+from mesh_core import Actor, current_rank, endpoint, this_host
 
 NAMES = ["Arendt", "Buber", "Confucius", "Diotima", "Epicurus"]
 MEALS = 20
@@ -62,7 +62,9 @@ class Philosopher(Actor):
 
 
 def main() -> None:
-    with proc_mesh(seat=len(NAMES)) as table:
+    hosts = this_host()
+    with hosts.spawn_procs({"procs": -(-len(NAMES) // len(hosts))}) as procs:
+        table = procs.flatten("seat").slice(seat=slice(0, len(NAMES)))
         forks = table.spawn("forks", Fork)
         philosophers = table.spawn("philosophers", Philosopher, forks)
         for _, report in philosophers.dine.call(MEALS).get(timeout=60):

@@ -6,7 +6,7 @@ directly: the script starts the game and hears of its end.
 
 from __future__ import annotations
 
-from mesh_core import Actor, current_rank, endpoint, proc_mesh
+from mesh_core import Actor, current_rank, endpoint, this_host
 
 PAIRS = 2
 
@@ -40,7 +40,8 @@ class Player(Actor):
 
 
 def main() -> None:
-    with proc_mesh(pair=PAIRS, name="left") as left, proc_mesh(pair=PAIRS, name="right") as right:
+    here, there = this_host(), this_host()
+    with here.spawn_procs({"pair": PAIRS}) as left, there.spawn_procs({"pair": PAIRS}) as right:
         ping = left.spawn("ping", Player, "ping")
         pong = right.spawn("pong", Player, "pong")
         ping.meet.call(pong).get(timeout=30)

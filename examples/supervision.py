@@ -15,10 +15,9 @@ import signal
 import time
 from collections import Counter
 
-from mesh_core import Actor, MeshFailure, ProcMesh, SupervisionError, Undeliverable, endpoint, this_host
+from mesh_core import Actor, HostMesh, MeshError, MeshFailure, ProcMesh, endpoint, this_host
 
-WORKERS = 3
-BLOCK = 400_000
+WORKERS, BLOCK = 3, 400_000
 
 
 class Worker(Actor):
@@ -41,7 +40,8 @@ class Worker(Actor):
 
 
 class Foreman(Actor):
-    def __init__(self) -> None:
+    def __init__(self, hosts: HostMesh) -> None:
+        self.places = itertools.cycle([host for _, host in hosts])
         self.numbers = itertools.count(1)
         self.procs: dict[str, ProcMesh] = {}
         self.free: asyncio.Queue[Worker] = asyncio.Queue()
@@ -51,7 +51,7 @@ class Foreman(Actor):
 
     def hire(self, number: int) -> None:
         name = f"worker {number}"
-        self.procs[name] = this_host().spawn_procs(name=name)
+        self.procs[name] = next(self.places).spawn_procs(name=name)
         self.free.put_nowait(self.procs[name].spawn(name, Worker, number))
 
     def __supervise__(self, failure: MeshFailure) -> bool:
@@ -74,7 +74,7 @@ class Foreman(Actor):
                     worker = await self.free.get()
                     try:
                         sums[block] = await worker.add_up.call_one(block)
-                    except (SupervisionError, Undeliverable):
+                    except MeshError:
                         continue  # `__supervise__` hears of it as well, and hires the next
                     worker.tidy_up.broadcast()
                     self.free.put_nowait(worker)
@@ -88,7 +88,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=2.0)
     seconds = options.parse_args().seconds
     with this_host().spawn_procs(name="office") as office:
-        foreman = office.spawn("foreman", Foreman)
+        foreman = office.spawn("foreman", Foreman, this_host())
         sums, lost = foreman.run.call_one(seconds).get(timeout=seconds + 30)
     print(f"lost {lost.total()} workers:", ", ".join(f"{lost[how]} by {how}" for how in sorted(lost)))
     n, total = len(sums) * BLOCK, sum(sums.values())

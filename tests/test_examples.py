@@ -6,10 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import workspace
+from mesh_core.testing import LocalCluster
 
 EXAMPLES = workspace.ROOT / "examples"
 LONGEST = 100
@@ -20,6 +23,7 @@ TESTED = {
     "parameter_server",
     "philosophers",
     "ping_pong",
+    "several_hosts",
     "supervision",
     "tour",
 }
@@ -28,9 +32,59 @@ ELSEWHERE = {"demo"}
 pytestmark = pytest.mark.slow
 
 
-def run_example(name: str, *arguments: str, within: float = 50) -> list[str]:
+# The line of each example that names its hosts, and what stands there for a cluster. Nothing else changes.
+NAMES_HOSTS = {
+    "ping_pong": (
+        "    here, there = this_host(), this_host()",
+        "    here, _, there = (host for _, host in {hosts})",
+    ),
+    "supervision": (
+        '        foreman = office.spawn("foreman", Foreman, this_host())',
+        '        foreman = office.spawn("foreman", Foreman, {hosts})',
+    ),
+    "tour": (
+        '    with this_host().spawn_procs({"hosts": 2, "gpus": 2}) as procs:',
+        '    with {hosts}.slice(hosts=slice(0, 2)).spawn_procs({"gpus": 2}) as procs:',
+    ),
+}
+ANY_HOSTS = ("    hosts = this_host()", "    hosts = {hosts}")
+
+Run = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(hosts=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["one host", "three hosts"])
+def run_example(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Runs an example as it is; or with the one line changed that names its hosts."""
+    if request.param == "one host":
+        return lambda name, *arguments, within=50: run_script(
+            EXAMPLES / f"{name}.py", *arguments, within=within
+        )
+    cluster = request.getfixturevalue("cluster")
+    hosts = (
+        f"__import__('mesh_core').attach_to_workers({cluster.addresses}, credentials={cluster.credentials!r})"
+    )
+
+    def run(name: str, *arguments: str, within: float = 50) -> list[str]:
+        line, other = NAMES_HOSTS.get(name, ANY_HOSTS)
+        lines = (EXAMPLES / f"{name}.py").read_text().split("\n")
+        assert lines.count(line) == 1
+        lines[lines.index(line)] = other.replace("{hosts}", hosts)
+        path = tmp_path / f"{name}.py"
+        path.write_text("\n".join(lines))
+        return run_script(path, *arguments, within=within)
+
+    return run
+
+
+def run_script(path: Path, *arguments: str, within: float) -> list[str]:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
+        [sys.executable, str(path), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -54,7 +108,7 @@ def test_every_example_is_tested_and_short():
     assert not too_long
 
 
-def test_tour():
+def test_tour(run_example: Run):
     said = shown(run_example("tour"))
     assert said["mesh"] == "<ActorMesh 'counters' of Counter: hosts=2, gpus=2>"
     assert said["call"] == "[11, 11, 11, 11]"
@@ -76,18 +130,21 @@ def test_tour():
     assert said["ports"] == "[111, 114, 114, 116]"
     assert said["reduce"] == "455"
     assert said["owner"].startswith("rank 0 of mesh 'mine' died on host ")
-    assert said["[counters"] == "hosts=1,gpus=1] leaves with 114"
-    assert said["[mine]"] == "leaves with 0"
+    # What is printed on another host says on which.
+    printed = {word: re.sub(r" on host-\d\]", "]", rest) for word, rest in said.items()}
+    assert printed["[counters"] == "hosts=1,gpus=1] leaves with 114"
+    mine = printed.get("[mine]") or printed["[mine"].removeprefix("on host-0] ")
+    assert mine == "leaves with 0"
 
 
-def test_ping_pong():
+def test_ping_pong(run_example: Run):
     lines = run_example("ping_pong")
     game = " ".join(["ping pong"] * 5)
     assert lines == ["pair 0: 10 hits", "pair 1: 10 hits", f"pair 0: {game}", f"pair 1: {game}"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="the parameter server uses numpy")
-def test_parameter_server():
+def test_parameter_server(run_example: Run):
     *workers, distance = run_example("parameter_server")
     assert [line.split(",")[0] for line in workers] == [f"{n} of 3 workers done" for n in (1, 2, 3)]
     assert workers[-1].endswith("weights at version 600")
@@ -96,7 +153,7 @@ def test_parameter_server():
     assert float(numbers[2]) < float(numbers[1]) / 100
 
 
-def test_crawler():
+def test_crawler(run_example: Run):
     *crawlers, together = run_example("crawler")
     counts = [re.fullmatch(r"crawler (\d): (\d+) pages", line) for line in crawlers]
     assert [count and count[1] for count in counts] == ["0", "1", "2", "3"]
@@ -104,14 +161,14 @@ def test_crawler():
     assert together == "together: 200 requests for 200 pages"
 
 
-def test_philosophers():
+def test_philosophers(run_example: Run):
     *reports, forks = run_example("philosophers")
     names = ["Arendt", "Buber", "Confucius", "Diotima", "Epicurus"]
     assert [line.split(" and ")[0] for line in reports] == [f"{name} has eaten 20 times" for name in names]
     assert forks == "forks were used [40, 40, 40, 40, 40] times"
 
 
-def test_generators_trainer():
+def test_generators_trainer(run_example: Run):
     *generators, machines = run_example("generators_trainer")
     sent = [re.fullmatch(r"generator \d sent (\d+) batches", line) for line in generators]
     assert sum(int(count[1]) for count in sent if count) == 150
@@ -120,7 +177,16 @@ def test_generators_trainer():
     assert chosen[2] > 90
 
 
-def test_supervision():
+def test_several_hosts():
+    hosts, primes, *found, dead, others = run_script(EXAMPLES / "several_hosts.py", within=50)
+    assert hosts == "3 hosts: host-0, host-1, host-2"
+    assert primes == "3245 primes below 30000"
+    counts = [re.fullmatch(r"host-\d has found (\d+)", line) for line in found]
+    assert sum(int(count[1]) for count in counts if count) == 3245
+    assert (dead, others) == ("host-2 is dead: True", "the others go on: True")
+
+
+def test_supervision(run_example: Run):
     lost, added_up = run_example("supervision", "--seconds", "3")
     workers = re.fullmatch(r"lost (\d+) workers: (.*)", lost)
     assert workers is not None
@@ -132,7 +198,7 @@ def test_supervision():
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the ranks train with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
-def test_ddp():
+def test_ddp(run_example: Run):
     *steps, agree = run_example("ddp", within=150)
     for line in steps:
         losses = re.fullmatch(r"step .\d: loss (\S+) on one process, (\S+) on 2", line)

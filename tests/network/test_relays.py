@@ -1,0 +1,80 @@
+"""A tree of hosts, of which an inner one dies or is slow: what hangs on it goes on."""
+
+import signal
+import time
+
+import pytest
+from agents import Site
+
+pytestmark = [pytest.mark.network, pytest.mark.slow]
+
+SLACK = 1.0
+HOSTS = 7
+
+
+def tree(network, tmp_path, window):
+    """Seven hosts of which none relays to more than two: 1 and 2 are the controller's, 3 and 4 hang on 1."""
+    site = Site(network(HOSTS + 1), tmp_path, window=window, fan_out=2)
+    site.start(*range(1, HOSTS + 1))
+    job = site.job(0)
+    return site, job
+
+
+def test_below_a_relay_that_is_killed_all_goes_on_exactly_once(network, tmp_path):
+    site, job = tree(network, tmp_path, 4)
+    job.ask("load", first=1)
+    began = time.monotonic()
+    site.agents[1].process.send_signal(signal.SIGKILL)
+    outcome = job.ask("call", host=2, timeout=20)
+    assert outcome.get("answers") == [4], outcome
+    # The target is 0.1 s: the connection ends, and what was on its way goes another.
+    assert outcome["at"] - began < 0.1 + SLACK, outcome
+    settled = job.ask("settle")
+    assert settled["wrong"] == [] and settled["answered"] > 0, settled
+    assert job.failed_hosts() == {0}
+    assert job.end(within=3) == 0
+
+
+def test_a_relay_that_is_frozen_is_routed_around_and_comes_back(network, tmp_path):
+    site, job = tree(network, tmp_path, 6)
+    job.ask("load", first=1)
+    site.hosts[1].pause()
+    began = time.monotonic()
+    outcome = job.ask("call", host=2, timeout=20)
+    assert outcome.get("answers") == [4], outcome
+    # It is suspect after a quarter of the window.
+    assert outcome["at"] - began < site.window / 4 + SLACK, outcome
+    for host in (3, 6):
+        assert job.ask("call", host=host, timeout=20).get("answers") == [4]
+    site.hosts[1].resume()
+    assert job.ask("call", host=0, timeout=20).get("answers") == [4]
+    settled = job.ask("settle")
+    assert settled["wrong"] == [] and job.ask("failures") == [], settled
+    assert job.end(within=3) == 0
+
+
+def test_a_relay_whose_machine_loses_its_power_takes_nobody_with_it(network, tmp_path):
+    site, job = tree(network, tmp_path, 2)
+    job.ask("load", first=1)
+    site.hosts[1].power_off()
+    began = time.monotonic()
+    assert job.ask("call", host=2, timeout=20).get("answers") == [4]
+    assert job.ask("call", host=0, timeout=20)["error"] == "SupervisionError"
+    assert time.monotonic() - began < 1.1 * site.window + 2 * SLACK
+    settled = job.ask("settle")
+    assert settled["wrong"] == [], settled
+    assert job.failed_hosts() == {0}
+    assert job.end(within=3) == 0
+
+
+def test_one_relay_after_the_other_dies_under_load(network, tmp_path):
+    site, job = tree(network, tmp_path, 4)
+    job.ask("load", first=3)
+    for number in (1, 2, 3):
+        site.agents[number].process.send_signal(signal.SIGKILL)
+        for host in range(3, HOSTS):
+            assert job.ask("call", host=host, timeout=20).get("answers") == [4]
+    settled = job.ask("settle")
+    assert settled["wrong"] == [], settled
+    assert job.failed_hosts() == {0, 1, 2}
+    assert job.end(within=3) == 0
