@@ -14,7 +14,7 @@ HOME = Path(__file__).resolve().parent
 sys.path.insert(0, str(HOME))
 
 from meshbench.catalogue import FIGURES, ITEMS  # noqa: E402
-from meshbench.environments import SYSTEMS, SetupError, build_wheel, prepare, versions  # noqa: E402
+from meshbench.environments import SYSTEMS, SetupError, build_program, build_wheel, prepare, versions  # noqa: E402
 from meshbench.machine import describe  # noqa: E402
 from meshbench.report import number, render  # noqa: E402
 from meshbench.rounds import Outcome, adopt_orphans, run_all  # noqa: E402
@@ -115,7 +115,10 @@ def _prepare(systems: list[str], options: argparse.Namespace) -> tuple[dict[str,
     pythons: dict[str, Path] = {}
     made: dict[str | None, Path] = {}
     for name in systems:
-        environment = SYSTEMS[name].environment
+        environment, program = SYSTEMS[name].environment, SYSTEMS[name].program
+        if program is not None:
+            print(f"building {program}", flush=True)
+            build_program(HOME, program)
         if name in given:
             pythons[name] = given[name]
             continue

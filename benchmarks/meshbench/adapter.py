@@ -1,4 +1,4 @@
-"""What a system's adapter offers, as three protocols from narrow to wide.
+"""What a system's adapter offers, as protocols from narrow to wide: on one host, and over several.
 
 An adapter measures with its own loop written in its system's own style, so no shared indirection is timed.
 Times are in seconds, taken with `timing.Sampler`.
@@ -99,6 +99,55 @@ class MeshSystem(KillSystem, Protocol):
 
         Not `shown`, they print the same to /dev/null: what is left is what the printing itself takes from the cores.
         """
+
+
+class HostsFloor(Protocol):
+    """Something that joins two hosts; what a raw stream can do. This process is on a host of its own."""
+
+    def start_hosts(self, hosts: int, procs: int) -> None:
+        """Start so many other hosts on this machine, with `procs` actors in as many processes on each."""
+
+    def close_hosts(self) -> None:
+        """Stop everything that was started."""
+
+    def host_call(self, calls: int) -> list[float]:
+        """Seconds of each of `calls` round trips from here to an actor on another host, one at a time."""
+
+    def host_put(self, size: int, times: int) -> list[float]:
+        """Seconds of each of `times` transfers of an array of `size` bytes to another host, until it has answered."""
+
+    def host_get(self, size: int, times: int) -> list[float]:
+        """The same from another host, from the asking on."""
+
+
+class HostsSystem(HostsFloor, Protocol):
+    """A system whose actors are spread over hosts."""
+
+    def host_call_here(self, calls: int) -> list[float]:
+        """As `host_call`, but the actor is on this host; the others stay connected."""
+
+    def host_pair(self, calls: int, same: bool) -> list[float]:
+        """As `host_call`, from an actor on one of the hosts to one on the next, or on the `same`."""
+
+    def host_cast(self, size: int, times: int) -> list[float]:
+        """Seconds of each of `times` calls to all actors with an array of `size` bytes, until all have answered."""
+
+
+class HostsKillSystem(HostsSystem, Protocol):
+    """A system of which it is measured how soon a caller learns that a host is gone."""
+
+    host_kills: int
+    """How many kills a measurement makes; few where each takes seconds."""
+
+    def host_kill(self, kills: int) -> list[float]:
+        """Seconds from the SIGKILL of a host's agent to the error of the caller that waits for an actor there."""
+
+
+class MeshHosts(HostsKillSystem, Protocol):
+    """What is only measured on mesh."""
+
+    def attach(self, hosts: int, procs: int) -> tuple[float, int]:
+        """Seconds to attach to running hosts, spawn on all and call all; and how many processes stay after the stop."""
 
 
 def load(name: str) -> Any:

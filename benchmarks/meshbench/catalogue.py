@@ -13,6 +13,7 @@ from importlib import import_module, metadata
 from time import perf_counter
 from typing import Any
 
+from meshbench.network import octets_sent
 from meshbench.processes import cpu_seconds, descendants, pss_bytes
 
 FLOOR = ("mesh", "monarch", "ray", "xoscar", "socket", "socket-1core")
@@ -20,11 +21,15 @@ SYSTEMS = ("mesh", "monarch", "ray", "xoscar")
 LARGE = ("mesh", "monarch")
 SPINNING = ("mesh", "mesh-nospin")
 ONLY_MESH = ("mesh",)
+HOSTS_FLOOR = ("mesh", "monarch", "ray", "rawtls")
+HOSTS = ("mesh", "monarch", "ray")
 
 TENSOR_BYTES = 64 << 20
 IDLE_PROCS = 32
 IDLE_SECONDS = 3.0
 LINES_PER_SECOND = 100_000
+FAR_TENSOR_BYTES = 256 << 20
+CAST_BYTES = 1 << 20
 _SETTLE_SECONDS = 1.0
 """Idle figures are taken after this, so that what starting up left behind has run out."""
 
@@ -114,6 +119,17 @@ FIGURES: Mapping[str, Figure] = {
     "log_rate": Figure("lines of 2 procs that are shown, at most", "1/s", more_is_better=True),
     "log_call": Figure("one call, round trip, beside 100,000 lines/s that are shown", "µs"),
     "log_call_null": Figure("the same, the lines printed to /dev/null", "µs"),
+    "hosts_call": Figure("one call to another host, round trip", "µs", tail=True),
+    "hosts_call_here": Figure("the same to this host, the others connected", "µs", tail=True),
+    "hosts_pair": Figure("one call of an actor to one on another host, round trip", "µs", tail=True),
+    "hosts_pair_here": Figure("the same to one on its own host", "µs", tail=True),
+    "hosts_tensor": Figure("256 MiB tensor to another host", "GB/s", more_is_better=True),
+    "hosts_tensor_back": Figure("256 MiB tensor from another host", "GB/s", more_is_better=True),
+    "hosts_cast": Figure("1 MiB to 16 hosts of 8 procs, all replies", "ms"),
+    "hosts_cast_copies": Figure("how often this 1 MiB went over TCP, all hosts together", "copies"),
+    "hosts_kill": Figure("SIGKILL of a host's agent until the waiting caller has its error", "ms"),
+    "hosts_64": Figure("64 running hosts attached, 4 procs spawned on each, all called", "s"),
+    "hosts_64_left": Figure("of these, still there 2 s after stop", "procs"),
 }
 """All figures, in the order of the table. Samples are in these units."""
 
@@ -282,6 +298,65 @@ def _logs(system: Any, scale: Scale) -> Samples:
     return {"log_rate": [rate], "log_call": _micro(shown), "log_call_null": _micro(null)}
 
 
+@contextmanager
+def _over(system: Any, hosts: int, procs: int) -> Iterator[None]:
+    system.start_hosts(hosts, procs)
+    try:
+        yield
+    finally:
+        system.close_hosts()
+
+
+def _hosts_call(system: Any, scale: Scale) -> Samples:
+    with _over(system, 1, 1):
+        return {"hosts_call": _micro(system.host_call(scale.of(3000, 300)))}
+
+
+def _hosts_call_here(system: Any, scale: Scale) -> Samples:
+    with _over(system, 1, 1):
+        return {"hosts_call_here": _micro(system.host_call_here(scale.of(3000, 300)))}
+
+
+def _hosts_pair(system: Any, scale: Scale) -> Samples:
+    calls = scale.of(3000, 300)
+    with _over(system, 2, 2):
+        return {
+            "hosts_pair": _micro(system.host_pair(calls, False)),
+            "hosts_pair_here": _micro(system.host_pair(calls, True)),
+        }
+
+
+def _hosts_tensor(system: Any, scale: Scale) -> Samples:
+    times = scale.of(7, 2)
+    with _over(system, 1, 1):
+        ways = {
+            "hosts_tensor": system.host_put(FAR_TENSOR_BYTES, times),
+            "hosts_tensor_back": system.host_get(FAR_TENSOR_BYTES, times),
+        }
+    return {way: [FAR_TENSOR_BYTES / seconds / 1e9 for seconds in taken] for way, taken in ways.items()}
+
+
+def _hosts_cast(system: Any, scale: Scale) -> Samples:
+    times = scale.of(20, 5)
+    with _over(system, 16, 8):
+        time.sleep(_SETTLE_SECONDS)
+        system.host_cast(CAST_BYTES, 1)  # before counting: connections are made
+        before = octets_sent()
+        taken = system.host_cast(CAST_BYTES, times)
+        sent = octets_sent() - before
+    # Two more than `times`, which warm up.
+    return {"hosts_cast": _milli(taken), "hosts_cast_copies": [sent / CAST_BYTES / (times + 2)]}
+
+
+def _hosts_kill(system: Any, scale: Scale) -> Samples:
+    return {"hosts_kill": _milli(system.host_kill(scale.of(system.host_kills, 1)))}
+
+
+def _hosts_64(system: Any, scale: Scale) -> Samples:
+    taken, left = system.attach(64, 4)
+    return {"hosts_64": [taken], "hosts_64_left": [float(left)]}
+
+
 ITEMS: Mapping[str, Item] = {
     "call_sync": Item(FLOOR, _call_sync, ("call_sync",)),
     "call_async": Item(SYSTEMS, _call_async, ("call_async",)),
@@ -318,5 +393,12 @@ ITEMS: Mapping[str, Item] = {
     "busy_work": Item(SPINNING, _busy_work, ("busy_work",)),
     "busy_pingpong": Item(SPINNING, _busy_pingpong, ("busy_pingpong",)),
     "logs": Item(ONLY_MESH, _logs, ("log_rate", "log_call", "log_call_null")),
+    "hosts_call": Item(HOSTS_FLOOR, _hosts_call, ("hosts_call",)),
+    "hosts_call_here": Item(HOSTS, _hosts_call_here, ("hosts_call_here",)),
+    "hosts_pair": Item(HOSTS, _hosts_pair, ("hosts_pair", "hosts_pair_here"), rounds=3),
+    "hosts_tensor": Item(HOSTS_FLOOR, _hosts_tensor, ("hosts_tensor", "hosts_tensor_back")),
+    "hosts_cast": Item(LARGE, _hosts_cast, ("hosts_cast", "hosts_cast_copies"), rounds=3, time_limit=300.0),
+    "hosts_kill": Item(LARGE, _hosts_kill, ("hosts_kill",), rounds=3),
+    "hosts_64": Item(ONLY_MESH, _hosts_64, ("hosts_64", "hosts_64_left"), rounds=3),
 }
 """All work, in the order in which it is done."""

@@ -21,6 +21,8 @@ class System:
     environment: str | None = None
     """Whose environment it uses; None: the driver's own interpreter, which is enough for the standard library."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    program: str | None = None
+    """A cargo project in the benchmarks' folder that the adapter runs; see `build_program`."""
 
 
 SYSTEMS: Mapping[str, System] = {
@@ -32,6 +34,7 @@ SYSTEMS: Mapping[str, System] = {
     "socket": System("rawsocket", environment="socket"),
     # No sleeping core has to be woken when both ends share one; where the scheduler puts them decides what "socket" is.
     "socket-1core": System("rawsocket", environment="socket", variables={"MESH_BENCH_ONE_CORE": "1"}),
+    "rawtls": System("rawtls", program="rawtls"),
 }
 """By the name that `--systems` takes. Every environment has numpy, so that all echo the same array."""
 
@@ -73,6 +76,17 @@ def build_wheel(source: Path, into: Path) -> Path:
         _run([*pip, str(source)], f"building {source.name}")
     (wheel,) = fresh.glob("*.whl")
     return wheel
+
+
+def build_program(home: Path, name: str) -> None:
+    """Build the cargo project `name` in the benchmarks' folder `home`, into its own `target` folder."""
+    cargo = shutil.which("cargo")
+    if cargo is None:
+        raise SetupError(f"no cargo to build {name} with; install Rust, or give --systems without {name}")
+    project = home / name
+    # Told where to build, so that the adapter finds the program whatever CARGO_TARGET_DIR says.
+    command = [cargo, "build", "--release", "--locked", "--target-dir", str(project / "target")]
+    _run([*command, "--manifest-path", str(project / "Cargo.toml")], f"building {name}")
 
 
 def prepare(name: str, folder: Path, *, wheel: Path | None, torch: bool) -> Path:

@@ -90,6 +90,25 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return total / 1e9
 
 
+def running(pids: Iterable[int]) -> list[int]:
+    """Those of `pids` that have not ended; an orphan that nobody has reaped yet has.
+
+    Example:
+        >>> import os
+        >>> running([os.getpid()]) == [os.getpid()]
+        True
+    """
+    found = []
+    for pid in pids:
+        try:
+            stat = (_PROC / str(pid) / "stat").read_text()
+        except OSError:
+            continue
+        if stat.rpartition(")")[2].split()[0] not in ("Z", "X"):
+            found.append(pid)
+    return found
+
+
 def alive(pids: Iterable[int]) -> list[int]:
     """Those of `pids` that still exist, zombies included: an unreaped process is also left behind."""
     return [pid for pid in pids if (_PROC / str(pid)).exists()]

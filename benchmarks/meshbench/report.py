@@ -72,7 +72,7 @@ def _targets(record: Mapping[str, Any], targets: Sequence[Target]) -> str:
         stat = f", {target.stat}" if figure.tail else ""
         mine = value(record["figures"], target.figure, "mesh", target.stat)
         measured = "—" if mine is None else f"{number(mine)} {figure.unit}"
-        if target.against is not None and verdict.reached is not None:
+        if target.relative and verdict.reached is not None:
             ratio = float(verdict.reached)
             measured += f"; {f'1/{number(1 / ratio)}' if 0 < ratio < 0.5 else f'{number(ratio)}×'}"
         note = f" ({target.note})" if target.note else ""

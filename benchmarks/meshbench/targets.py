@@ -18,7 +18,7 @@ _PEERS = ("monarch", "ray", "xoscar")
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on a figure of mesh: in the figure's unit, or as a multiple of another system's in the same run."""
+    """A bound on a figure of mesh: in its unit, or as a multiple of another system's, or of another figure, in that run."""
 
     figure: str
     bound: Fraction
@@ -26,6 +26,13 @@ class Target:
     stat: str = "p50"
     against: str | None = None
     note: str = ""
+    of: str | None = None
+    """Which figure it is a multiple of, if not the same; mesh's own, unless `against` says otherwise."""
+
+    @property
+    def relative(self) -> bool:
+        """Whether the bound is a multiple."""
+        return self.against is not None or self.of is not None
 
     @property
     def wording(self) -> str:
@@ -36,8 +43,11 @@ class Target:
             "≤ 1/12 of monarch's"
         """
         sign = "≤" if self.at_most else "≥"
-        if self.against is None:
+        if not self.relative:
             return f"{sign} {float(self.bound):,g} {FIGURES[self.figure].unit}"
+        if self.of is not None:
+            whose = "" if self.against is None else f"{self.against}'s "
+            return f"{sign} {float(self.bound):g}× {whose}“{FIGURES[self.of].title}”"
         number = (
             str(self.bound) if self.bound < 1 and self.bound.numerator == 1 else f"{float(self.bound):g}×"
         )
@@ -85,6 +95,11 @@ def read(path: Path) -> list[Target]:
             raise ValueError(f"{path.name}: no figure is called {name!r}; there are {', '.join(FIGURES)}")
         if ("at_most" in entry) == ("at_least" in entry):
             raise ValueError(f"{path.name}: a target for {name!r} needs one of at_most and at_least")
+        of = entry.get("of")
+        if of is not None and of not in FIGURES:
+            raise ValueError(
+                f"{path.name}: a target for {name!r} is a multiple of {of!r}, which is no figure"
+            )
         at_most = "at_most" in entry
         targets.append(
             Target(
@@ -94,6 +109,7 @@ def read(path: Path) -> list[Target]:
                 stat=entry.get("stat", "p50"),
                 against=entry.get("against"),
                 note=entry.get("note", ""),
+                of=of,
             )
         )
     return targets
@@ -110,17 +126,18 @@ def judge(target: Target, figures: Mapping[str, Any]) -> Verdict:
     mine = value(figures, target.figure, "mesh", target.stat)
     if mine is None:
         return Verdict(target, None, f"{target.figure} of mesh")
-    if target.against is None:
+    if not target.relative:
         return Verdict(target, _exact(mine))
-    if target.against == BEST_PEER:
-        known = [v for peer in _PEERS if (v := value(figures, target.figure, peer, target.stat)) is not None]
+    figure, system = target.of or target.figure, target.against or "mesh"
+    if system == BEST_PEER:
+        known = [v for peer in _PEERS if (v := value(figures, figure, peer, target.stat)) is not None]
         if len(known) < len(_PEERS):
-            return Verdict(target, None, f"{target.figure} of every peer")
-        theirs: float | None = (max if FIGURES[target.figure].more_is_better else min)(known)
+            return Verdict(target, None, f"{figure} of every peer")
+        theirs: float | None = (max if FIGURES[figure].more_is_better else min)(known)
     else:
-        theirs = value(figures, target.figure, target.against, target.stat)
+        theirs = value(figures, figure, system, target.stat)
     if not theirs:
-        return Verdict(target, None, f"{target.figure} of {target.against}")
+        return Verdict(target, None, f"{figure} of {system}")
     return Verdict(target, _exact(mine) / _exact(theirs))
 
 

@@ -86,6 +86,19 @@ def test_what_was_not_measured_is_neither_reached_nor_missed():
     assert "not measured: tensor of mesh" in page
 
 
+def test_a_bound_may_be_a_multiple_of_another_figure():
+    target = Target("hosts_call", Fraction(2), at_most=True, of="hosts_call_here")
+    outcomes = [
+        outcome("mesh", "hosts_call", {"hosts_call": [30.0]}),
+        outcome("mesh", "hosts_call_here", {"hosts_call_here": [20.0]}),
+    ]
+    assert judge(target, summarise(outcomes)["figures"]).reached == Fraction(3, 2)
+    page = render(record(outcomes), [target])
+    assert "| ≤ 2× “the same to this host, the others connected” | 30 µs; 1.5× | reached |" in page
+    verdict = judge(target, summarise(outcomes[:1])["figures"])
+    assert verdict.wording == "not measured: hosts_call_here of mesh"
+
+
 def test_failures_and_leftovers_are_on_the_page():
     bad = outcome("ray", "call_2", None, error="exit status 1\nBoom: it broke", processes_left=3)
     page = render(record([*calls(50.0, 700.0), bad]), [])
@@ -102,12 +115,18 @@ def test_the_targets_file_reads():
     targets = read(HOME / "targets.toml")
     assert {t.figure for t in targets} <= set(FIGURES)
     assert {t.against for t in targets} - {None, BEST_PEER} <= set(SYSTEMS)
+    assert {t.of for t in targets} - {None} <= set(FIGURES)
+    measured_on = {figure: item.systems for item in ITEMS.values() for figure in item.figures}
+    for target in targets:
+        if target.against not in (None, BEST_PEER):
+            assert target.against in measured_on[target.of or target.figure], target
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ('figure = "speed"\nat_most = "1"', "no figure is called 'speed'"),
+        ('figure = "tensor"\nof = "speed"\nat_most = "1"', "a multiple of 'speed', which is no figure"),
         ('figure = "tensor"', "needs one of at_most and at_least"),
         ('figure = "tensor"\nat_most = "1"\nat_least = "1"', "needs one of at_most and at_least"),
     ],
@@ -117,6 +136,13 @@ def test_a_wrong_target_is_refused(tmp_path, text, complaint):
     path.write_text(f"[[target]]\n{text}\n")
     with pytest.raises(ValueError, match=complaint):
         read(path)
+
+
+def test_a_program_that_is_built_is_there_with_its_lock_file():
+    for system in SYSTEMS.values():
+        if system.program is not None:
+            assert (HOME / system.program / "Cargo.toml").exists()
+            assert (HOME / system.program / "Cargo.lock").exists()
 
 
 def test_every_figure_comes_from_one_item():

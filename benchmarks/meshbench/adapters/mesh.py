@@ -18,6 +18,7 @@ from typing import Any
 
 from mesh_core import Actor, SupervisionError, endpoint, this_host
 from meshbench.adapter import PAYLOAD
+from meshbench.adapters.mesh_hosts import Hosts
 from meshbench.processes import Killer, alive, pss_bytes
 from meshbench.timing import sample, sample_async
 
@@ -106,8 +107,8 @@ class Stuck(Actor):
         await asyncio.Event().wait()
 
 
-class System:
-    """See `meshbench.adapter.MeshSystem`."""
+class System(Hosts):
+    """See `meshbench.adapter.MeshSystem`; over several hosts, `Hosts`."""
 
     module = "mesh_core"
     distribution = "mesh-core"

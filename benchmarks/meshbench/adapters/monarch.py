@@ -13,6 +13,7 @@ from monarch import actor as actor_module
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
 
 from meshbench.adapter import PAYLOAD
+from meshbench.adapters.monarch_hosts import Hosts
 from meshbench.processes import Killer
 from meshbench.timing import sample, sample_async
 
@@ -56,8 +57,8 @@ class Stuck(Actor):
         threading.Event().wait()
 
 
-class System:
-    """See `meshbench.adapter.ActorSystem`."""
+class System(Hosts):
+    """See `meshbench.adapter.KillSystem`; over several hosts, `Hosts`."""
 
     module = "monarch.actor"
     distribution = "torchmonarch"

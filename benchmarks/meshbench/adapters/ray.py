@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from meshbench.adapter import PAYLOAD
+from meshbench.adapters.ray_hosts import Hosts
 from meshbench.timing import sample, sample_async
 
 
@@ -36,8 +37,8 @@ class AsyncEcho:
         return x
 
 
-class System:
-    """See `meshbench.adapter.ActorSystem`."""
+class System(Hosts):
+    """See `meshbench.adapter.ActorSystem`; over several hosts, `Hosts`."""
 
     module = "ray"
     distribution = "ray"
