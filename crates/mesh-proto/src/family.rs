@@ -9,6 +9,8 @@
 //! FAM-1: nothing outlives its owner: what a dead proc owned is ended, and what that owned with it.
 //! FAM-2: nothing else is ended.
 //! FAM-3: whoever has asked something of a mesh hears of each of its deaths once.
+//! FAM-4: on one host, what a dead proc owned is told to end before anybody hears of the death: what they then send to
+//!   it comes behind that.
 
 use crate::{ActorId, HostNo, MeshId, ProcAddr};
 use std::collections::{BTreeSet, HashMap, HashSet};

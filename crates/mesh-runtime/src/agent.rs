@@ -289,6 +289,8 @@ impl Runtime {
             (aftermath, title)
         };
         self.note_end(addr, &ended, title.as_deref().unwrap_or_default());
+        // Before anybody hears of the death: what they send then comes behind these stops (FAM-4).
+        self.end_orphans(aftermath.end);
         for listener in aftermath.tell {
             self.dispatch(down_frame(self.me, listener, addr, &ended), None);
         }
@@ -296,7 +298,6 @@ impl Runtime {
         self.forget_fallen();
         self.ports.on_down(addr);
         self.notice_down(addr, &ended, lost);
-        self.end_orphans(aftermath.end);
     }
 
     /// What dead owners have left behind ends too.

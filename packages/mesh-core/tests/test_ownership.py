@@ -181,7 +181,7 @@ def test_an_actor_on_somebody_elses_process_ends_with_its_owners_process(pair: P
     mine: Any = pair.slice(gpus=1).spawn("mine", Leaf)
     slay(own)
     assert told.next().mesh_name == "owner"
-    # Its stop is on its way, before this call.
+    # FAM-4: its stop is on its way, before this call.
     assert isinstance(placed.pid.call_one().exception(WITHIN), Undeliverable)
     assert mine.pid.call_one().get(WITHIN) == pair.pids[1]
     own.stop().get(WITHIN)

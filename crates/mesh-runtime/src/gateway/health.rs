@@ -448,9 +448,9 @@ impl Runtime {
         self.note_host_died(host, &reason);
         self.tell_room();
         self.reach_out();
-        self.bounce_lost(host, lost);
         let aftermath = lock(&self.agent).family.host_died(host);
         self.end_orphans(aftermath.end);
+        self.bounce_lost(host, lost);
         for link in self.links() {
             let mut header = Header::new(Kind::HostDown, self.me, link.peer);
             header.actor = u64::from(host);

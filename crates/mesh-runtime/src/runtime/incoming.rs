@@ -75,6 +75,10 @@ impl Runtime {
             }
             Kind::Down => {
                 if let Some((addr, ended)) = agent::read_down(&frame) {
+                    if self.me.is_agent() {
+                        let aftermath = lock(&self.agent).family.died(addr);
+                        self.end_orphans(aftermath.end);
+                    }
                     self.meters.end(&self.reactor, Some(addr));
                     self.memory.on_death(addr, ended.pid);
                     lock(&self.pids).remove(&addr);
@@ -82,10 +86,6 @@ impl Runtime {
                     let lost = self.calls.on_down(&self.reactor, addr, &ended);
                     self.forget_fallen();
                     self.ports.on_down(addr);
-                    if self.me.is_agent() {
-                        let aftermath = lock(&self.agent).family.died(addr);
-                        self.end_orphans(aftermath.end);
-                    }
                     if header.flags & flags::DEAD == 0 {
                         self.notice_down(addr, &ended, lost);
                     }
