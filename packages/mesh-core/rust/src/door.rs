@@ -60,13 +60,13 @@ static STATE: AtomicU8 = AtomicU8::new(RUNNING);
 static UNTIL: OnceLock<Instant> = OnceLock::new();
 
 thread_local! {
-    /// Works for actors of this process: their last messages are handled while the runtime closes.
+    /// Works for actors of this process, or for the runtime: last messages are handled while that closes.
     static SERVES: Cell<bool> = const { Cell::new(false) };
     /// Ends the interpreter.
     static ENDS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Called by the threads of actors wherever they wait for messages.
+/// Called by the threads of actors, of notices and of the console wherever they wait.
 pub(crate) fn serves() {
     SERVES.set(true);
 }
@@ -89,8 +89,8 @@ pub(crate) fn enter(py: Python<'_>) {
     }
 }
 
-/// The calling thread ends the interpreter: no other that comes here returns, for at most `limit` seconds. Threads of
-/// actors do until `done`.
+/// The calling thread ends the interpreter: no other that comes here returns, for at most `limit` seconds. Threads that
+/// serve do until `done`.
 #[pyfunction]
 pub(crate) fn begin_exit(limit: f64, done: bool) -> PyResult<()> {
     let limit = duration(limit)?.min(Duration::from_secs(3600));

@@ -1,6 +1,6 @@
 //! What processes print.
 
-use crate::door::duration;
+use crate::door::{self, duration};
 use mesh_proto::logs::{LogOptions, Stream};
 use mesh_runtime::Logs;
 use pyo3::prelude::*;
@@ -24,7 +24,8 @@ impl PyLogs {
             Ok(text) => text,
             Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
         };
-        py.detach(|| {
+        door::serves();
+        door::outside(py, || {
             let chunks = self.0.next()?;
             Some(chunks.into_iter().map(|chunk| (chunk.stream == Stream::Err, text(chunk.text))).collect())
         })

@@ -525,7 +525,8 @@ impl PyRuntime {
 
     /// Waits for notices, in nobody's way; returns when there are, or never will be again.
     fn wait_notices(&self, py: Python<'_>) {
-        py.detach(|| self.0.wait_notices());
+        door::serves();
+        outside(py, || self.0.wait_notices());
     }
 
     /// Has every call that is waited for here raise what `mesh_core._supervision.alarm` returns.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mesh_core._console import Console
     from mesh_core._estate import Policy
     from mesh_core._failure import MeshFailure
+    from mesh_core._interrupts import Interrupts
     from mesh_core._loop import Bridge
     from mesh_core._native import Region, Runtime
     from mesh_core._scratch import Scratch
@@ -254,27 +256,35 @@ class Process:
         """Take the stage that a worker's main thread runs."""
         self._stage = stage
 
-    def shutdown(self, within: float | None = None) -> None:
-        """Stop everything that this process owns. What it has not stopped after ``within`` seconds is killed."""
-        if not self.in_charge:
-            return
-        limit = self.settings.stop_timeout if within is None else within
+    def shutdown(self) -> None:
+        """Stop everything that this process owns. What it has not stopped within ``stop_timeout`` is killed."""
+        if self.in_charge:
+            from mesh_core._interrupts import Interrupts
+
+            with Interrupts() as interrupts:
+                self.end(interrupts)
+
+    def end(self, interrupts: Interrupts) -> None:
+        """As :meth:`shutdown`. Ctrl-C hurries it and is raised when all has ended."""
+        limit = self.settings.stop_timeout
         try:
-            if self._stage is not None:
-                self._stage.stop_actors(limit)
-            self.closed = True
-            self._stop_all(limit)
+            with interrupts.raised():
+                if self._stage is not None:
+                    self._stage.stop_actors(limit)
+                self.closed = True
+                self._stop_all(limit)
         except BaseException:
-            # Ctrl-C, again: whoever is still stopping is killed.
+            # Whoever is still stopping is killed.
             self.closed = True
-            self._stop_all(0.0)
+            limit = 0.0
+            self._stop_all(limit)
             raise
         finally:
             self.runtime.close(limit)
             if self._stage is not None:
                 self._stage.end_thread(limit)
             if self._faults is not None:
-                self._faults.end()
+                self._faults.end(_GRACE)
             if self._console is not None:
                 self._console.end()
             if self._scratch is not None:
@@ -387,6 +397,8 @@ def current() -> Process:
         if process is None or process.closed:
             import socket
 
+            # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.
+            from mesh_core import _console, _interrupts, _supervision  # noqa: F401
             from mesh_core._settings import current_settings
 
             settings = current_settings()
@@ -411,20 +423,20 @@ def current() -> Process:
 
 def _leave() -> None:
     """Stop everything at the interpreter's end; EXIT-1 in ``door.rs`` says what becomes of threads that call meanwhile."""
+    from mesh_core._interrupts import Interrupts
+
     process = _HOLDER.process
     unheard: list[str] = []
-    try:
+    with Interrupts() as interrupts:
         _native.begin_exit(_GRACE if process is None else process.settings.stop_timeout + _GRACE, done=False)
         if process is not None and process.in_charge:
             from mesh_core._supervision import stop_and_report
 
-            unheard = stop_and_report(process)
-    except KeyboardInterrupt:
-        # It wants the end, and hurries it.
-        if process is not None:
-            process.shutdown(0.0)
-    finally:
+            # Ctrl-C wants the end, and has hurried it.
+            with contextlib.suppress(KeyboardInterrupt):
+                unheard = stop_and_report(process, interrupts)
         _native.begin_exit(_GRACE, done=True)
+        interrupts.forget()
     if unheard:
         from mesh_core._supervision import leave_with
 

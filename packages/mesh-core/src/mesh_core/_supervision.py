@@ -14,6 +14,7 @@ SUP-2: no failure is lost: what nobody has heard of when the script ends is repo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import logging
@@ -32,6 +33,7 @@ from mesh_core._native import Placement, Target
 if TYPE_CHECKING:
     from mesh_core._estate import Holding
     from mesh_core._hosted import Hosted
+    from mesh_core._interrupts import Interrupts
     from mesh_core._native import Lost, Message
     from mesh_core._process import Process
 
@@ -103,11 +105,12 @@ class Faults:
         passed.wait(_MOMENT)
         return alarm() if self._process.alarmed else None
 
-    def end(self) -> None:
-        """Wait for the thread of :meth:`watch`, once the runtime is closed."""
+    def end(self, limit: float) -> None:
+        """Wait for the thread of :meth:`watch`, once the runtime is closed: its last notices may be of failures."""
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            with contextlib.suppress(RuntimeError):  # Ctrl-C came between it and its start
+                thread.join(limit)
 
     def _on_notice(self, message: Message) -> None:
         if message.kind == "down":
@@ -324,10 +327,10 @@ def alarm() -> BaseException | None:
     return _process.current().faults.take() if current_instance() is None else None
 
 
-def stop_and_report(process: Process) -> list[str]:
+def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
     """Stop everything at the script's end; returns what nobody has heard of (SUP-2)."""
     estate = process.estates.of(0)
-    process.shutdown()
+    process.end(interrupts)
     # Only now: a constructor may still have been at work.
     broken = [str(error) for error in estate.broken()]
     return [failure.report() for failure in process.faults.unheard()] + broken
