@@ -521,7 +521,7 @@ def end_of_swallowed(victim: subprocess.Popen[str]) -> tuple[str, str]:
 @pytest.mark.parametrize("pause", [0.05, 0.0002])
 @pytest.mark.parametrize("seed", range(10))
 def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
-    """During a spawn, a call, a wait, a stop, the end; once or twice, the second time soon or at once."""
+    """EXIT-2: during a spawn, a call, a wait, a stop, the end; once or twice, soon or at once."""
     chance = random.Random(f"{seed} {pause}")
     mode = chance.choice(["raise", "go on"])
     twice = chance.random() < 0.5

@@ -1,4 +1,7 @@
-"""When Ctrl-C may be raised, where something ends that must end as a whole."""
+"""When Ctrl-C may be raised, where something must end as a whole.
+
+EXIT-2: Ctrl-C hurries the end of a process's part in the mesh, and never breaks it off.
+"""
 
 from __future__ import annotations
 
