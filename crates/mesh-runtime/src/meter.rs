@@ -46,14 +46,11 @@ impl Meter {
         self.addr
     }
 
-    /// Bytes that were sent and not heard of again.
-    pub fn outstanding(&self) -> u64 {
-        lock(&self.state).flow.outstanding()
-    }
-
-    /// How many may be.
-    pub fn window(&self) -> u64 {
-        lock(&self.state).flow.window()
+    /// What keeps a message of `cost` bytes back: the bytes that were sent and not heard of again, and how many may be.
+    /// None if it would be let through now.
+    pub fn full(&self, cost: u64) -> Option<(u64, u64)> {
+        let flow = lock(&self.state).flow;
+        (!flow.has_room(cost)).then(|| (flow.outstanding(), flow.window()))
     }
 
     /// Whether a message of `cost` bytes would be let through.

@@ -69,7 +69,9 @@ impl Gate {
         let local = meter.addr() == runtime.me();
         let flow = py.import("mesh_core._flow")?;
         if !block || local {
-            let place = (meter.outstanding(), meter.window(), cost);
+            // A credit may have come since: what is said of the mailbox has to be what refuses the message.
+            let Some((queued, window)) = meter.full(cost) else { return Ok(()) };
+            let place = (queued, window, cost);
             let refusal = flow.getattr("refusal")?;
             let how = match block {
                 false => "refuse",
@@ -85,7 +87,8 @@ impl Gate {
         if door::wait(py, runtime, step, until)? {
             return Ok(());
         }
-        let place = (meter.outstanding(), meter.window(), cost);
+        let Some((queued, window)) = meter.full(cost) else { return Ok(()) };
+        let place = (queued, window, cost);
         Err(PyErr::from_value(flow.getattr("unsent")?.call1((&self.who, index, place))?))
     }
 }
