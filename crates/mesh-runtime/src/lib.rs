@@ -41,7 +41,7 @@ pub use logs::Logs;
 pub use message::Message;
 pub use meter::Meter;
 pub use nursery::NurserySpec;
-pub use ports::{Mailbox, Outlet, Receive, Way};
+pub use ports::{Mailbox, Outlet, Packed, Receive, Way};
 pub use runtime::{Counts, Options, Outgoing, Runtime, Said, Terms, Waited};
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};
