@@ -3,6 +3,7 @@
 //! One [`Runtime`] a process. A thread of its own reads every link; a thread that waits for an answer takes that duty
 //! over while it waits, so that the answer reaches it without a hand-over (see [`reactor`]).
 
+mod afar;
 mod agent;
 mod board;
 mod calls;

@@ -88,6 +88,7 @@ impl Runtime {
                         self.end_orphans(aftermath.end);
                     }
                     if header.flags & flags::DEAD == 0 {
+                        lock(&self.known_afar).ended(addr);
                         self.notice_down(addr, &ended, lost);
                     }
                 }
