@@ -5,9 +5,11 @@
 //! waits for the spawn, for a while.
 //!
 //! ERL-1: what waits for one thing is handed over in the order in which it came.
-//! ERL-2: nothing waits longer than it may, and no more than a fixed number of bytes.
+//! ERL-2: nothing waits longer than it may, and no more than a fixed number of bytes, of all senders together and with what it
+//! takes to keep a message: a flood of empty ones fills memory too.
 //! ERL-3: nothing waits for what was there once; that has ended.
 
+use crate::MESSAGE_COST;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::time::Duration;
@@ -54,12 +56,13 @@ impl<K: Copy + Eq + Hash, T> Early<K, T> {
         }
     }
 
-    /// Keeps something of `cost` bytes for what has not come; not longer than `within`, if that is said. Returns it if it is
+    /// Keeps something of `cost` bytes (and [`MESSAGE_COST`]) for what has not come; not longer than `within`, if that is said. Returns it if it is
     /// not to wait: what it is for has been here before, or there is no room.
     ///
     /// # Errors
     /// The item.
     pub fn keep(&mut self, key: K, item: T, cost: usize, within: Option<Duration>, now: Duration) -> Result<(), T> {
+        let cost = cost.saturating_add(MESSAGE_COST as usize);
         if self.known.contains(&key) || self.bytes.saturating_add(cost) > self.limit {
             return Err(item);
         }

@@ -96,7 +96,8 @@ pub enum Kind {
     Failure = 19,
     /// A rank's share of a combined reply, for the rank above it.
     Partial = 20,
-    /// An agent asks another to tell it of the end of a proc there: actor is its mesh, index its rank.
+    /// An agent asks another to tell it of the end of a proc there: actor is its mesh, index its rank. Sent to the proc
+    /// itself it does nothing there: its agent, which sees it pass, tells whoever sent it of that end.
     Watch = 21,
     /// A whole host is dead: actor is its number, the name the reason. From the controller to every agent, and from
     /// these to their procs.
@@ -113,14 +114,17 @@ pub enum Kind {
     Standing = 27,
     /// From the controller to every agent: certificates that hold no more; part 0 is the signed list.
     Revoked = 28,
+    /// Who holds the port of a call, for the caller: actor is the ticket, the name what people call those that are given
+    /// it; part 0 lists them (`MORE`), or the tickets of what the sender has let go of (`END`).
+    Held = 29,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Closed, Credit, Down, EndJob, Failure, Gathered, Goodbye, Hello, HostDown, HostLost, Inspect,
-            Lines, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing, StopActor, StopProc, StopProcs, Tell,
-            Undeliverable, Watch, Whereabouts,
+            Call, Cancel, Closed, Credit, Down, EndJob, Failure, Gathered, Goodbye, Held, Hello, HostDown, HostLost,
+            Inspect, Lines, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing, StopActor, StopProc, StopProcs,
+            Tell, Undeliverable, Watch, Whereabouts,
         };
         Ok(match byte {
             1 => Hello,
@@ -151,6 +155,7 @@ impl Kind {
             26 => Lines,
             27 => Standing,
             28 => Revoked,
+            29 => Held,
             other => return Err(FrameError::Kind(other)),
         })
     }

@@ -10,6 +10,8 @@ pub enum Outcome<R> {
     Replied(R),
     /// The proc is dead, or the message could not reach it: the reason.
     Lost(Arc<crate::Ended>),
+    /// Its port was handed on, and the last that held it has died.
+    Deserted(crate::Deserter),
     /// The caller gave up.
     Cancelled,
 }

@@ -6,6 +6,7 @@
 //! - [`Early`]: messages that are quicker than the spawn that they depend on.
 //! - [`Meter`], [`Ledger`]: how much may be under way to one mailbox.
 //! - [`Gather`]: many replies becoming one.
+//! - [`Holders`]: who may still answer a call by its port.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
 //! - [`Family`]: who owns whom, and what a death entails.
 //! - [`hosts`]: many hosts as one.
@@ -21,6 +22,7 @@ mod family;
 mod flow;
 mod frame;
 mod gather;
+mod holders;
 pub mod hosts;
 mod ids;
 mod lifecycle;
@@ -35,6 +37,7 @@ pub use family::{Aftermath, Family, Owned};
 pub use flow::{Admission, Credit, INITIAL_WINDOW, Ledger, Meter};
 pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Part, SharedRef, Target, flags};
 pub use gather::{Gather, Outcome};
+pub use holders::{Deserter, Holders, Ticket, Verdict};
 pub use ids::{ActorId, CallId, HostNo, IdMaker, MeshId, ProcAddr};
 pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};
 pub use placement::{Placement, Spread};

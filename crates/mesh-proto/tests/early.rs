@@ -1,8 +1,11 @@
 //! What arrives before the thing that it is for.
 
-use mesh_proto::Early;
+use mesh_proto::{Early, MESSAGE_COST};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
+
+/// What keeping a message takes beside its bytes.
+const EACH: usize = MESSAGE_COST as usize;
 
 const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
@@ -10,11 +13,11 @@ const fn ms(n: u64) -> Duration {
 
 #[test]
 fn what_waits_is_handed_over_in_order_once() {
-    let mut early = Early::new(ms(100), 1000);
+    let mut early = Early::new(ms(100), 4000);
     for item in 0..4 {
         assert_eq!(early.keep(item % 2, item, 10, None, ms(0)), Ok(()));
     }
-    assert_eq!(early.bytes(), 40);
+    assert_eq!(early.bytes(), 4 * (10 + EACH));
     assert_eq!(early.come(0), [0, 2]);
     assert_eq!(early.come(0), [0; 0]);
     assert_eq!(early.on_tick(ms(100)), [1, 3]);
@@ -24,14 +27,14 @@ fn what_waits_is_handed_over_in_order_once() {
 
 #[test]
 fn nothing_waits_for_what_was_there() {
-    let mut early = Early::new(ms(100), 1000);
+    let mut early = Early::new(ms(100), 4000);
     assert_eq!(early.come(7), [""; 0]);
     assert_eq!(early.keep(7, "late", 1, None, ms(0)), Err("late"));
 }
 
 #[test]
 fn room_and_time_are_bounded() {
-    let mut early = Early::new(ms(100), 25);
+    let mut early = Early::new(ms(100), 25 + 2 * EACH);
     assert_eq!(early.keep(1, 'a', 20, Some(ms(10)), ms(0)), Ok(()));
     assert_eq!(early.keep(2, 'b', 6, None, ms(0)), Err('b'));
     assert_eq!(early.keep(2, 'c', 5, Some(ms(900)), ms(0)), Ok(()));
@@ -53,7 +56,7 @@ fn of_everything_that_waits_one_thing_becomes() {
             random ^= random << 17;
             random % below
         };
-        let mut early = Early::new(ms(50), 500);
+        let mut early = Early::new(ms(50), 25 * (20 + EACH));
         let (mut now, mut kept, mut came) = (0, HashMap::new(), HashSet::new());
         for item in 0..400_u64 {
             now += next(8);
@@ -80,12 +83,22 @@ fn of_everything_that_waits_one_thing_becomes() {
                     }
                 }
             }
-            assert_eq!(early.bytes(), 20 * kept.len());
-            assert!(early.bytes() <= 500);
+            assert_eq!(early.bytes(), (20 + EACH) * kept.len());
+            assert!(kept.len() <= 25);
         }
         for late in early.on_tick(ms(now + 50)) {
             assert!(kept.remove(&late).is_some());
         }
         assert!(kept.is_empty() && early.next_deadline().is_none());
     }
+}
+
+#[test]
+fn a_flood_of_empty_messages_for_ever_other_things_is_bounded() {
+    // ERL-2: whoever they are from and whatever they are for.
+    let mut early = Early::new(ms(100), 100 * EACH);
+    let kept = (0..10_000_u32).filter(|key| early.keep(*key, (), 0, None, ms(0)).is_ok()).count();
+    assert_eq!((kept, early.bytes()), (100, 100 * EACH));
+    assert_eq!(early.on_tick(ms(100)).len(), 100);
+    assert_eq!(early.keep(10_001, (), 0, None, ms(100)), Ok(()));
 }

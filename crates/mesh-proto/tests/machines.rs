@@ -47,6 +47,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn plain(outcome: &Outcome<u32>) -> String {
     match outcome {
         Outcome::Replied(value) => format!("replied {value}"),
+        Outcome::Deserted(lost) => format!("deserted {}", lost.ended.reason),
         Outcome::Lost(ended) => format!("lost {}", ended.reason),
         Outcome::Cancelled => "cancelled".to_owned(),
     }

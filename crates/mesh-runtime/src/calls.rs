@@ -4,8 +4,10 @@ use crate::inbox::LoopWaker;
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
-use mesh_proto::{ActorId, CallId, Ended, Gather, HostNo, Kind, ProcAddr, Target, flags};
-use std::collections::HashMap;
+use mesh_proto::{
+    ActorId, CallId, Ended, Frame, Gather, Header, Holders, HostNo, Kind, ProcAddr, Target, Verdict, flags,
+};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,7 +24,9 @@ struct State {
     /// Places in the order in which their outcomes came; kept for streams only.
     order: Vec<(usize, Outcome)>,
     /// The first rank whose proc has died, where many were called: who waits need not wait for the others.
-    lost: Option<(usize, Arc<Ended>)>,
+    lost: Option<(usize, Outcome)>,
+    /// Of places whose port was handed on: who holds it.
+    holders: BTreeMap<usize, Holders>,
     waiters: Vec<Arc<Waiter>>,
     /// With how many outcomes they have seen: they want to be told of more.
     wakers: Vec<(Arc<LoopWaker>, u64, usize)>,
@@ -37,6 +41,14 @@ impl State {
 
 fn is_value(reply: &Message) -> bool {
     reply.header().kind == Kind::Reply && reply.header().flags & flags::ERROR == 0
+}
+
+/// What the callee would have said, had it been the last to let go of the port.
+fn end_of_port(callee: ProcAddr, id: CallId) -> Message {
+    let mut header = Header::new(Kind::Undeliverable, callee, callee);
+    header.call = id;
+    header.flags = flags::END;
+    Message::plain(Frame::build_plain(header, None, b"handed on", b""))
 }
 
 /// One call, from its sending until its last reply.
@@ -73,6 +85,7 @@ impl Call {
                 outcomes: empty.then(Vec::new),
                 order: Vec::new(),
                 lost: None,
+                holders: BTreeMap::new(),
                 waiters: Vec::new(),
                 wakers: Vec::new(),
             }),
@@ -155,7 +168,7 @@ impl Call {
     }
 
     /// The first rank that was lost, while others have not answered yet.
-    pub fn lost(&self) -> Option<(usize, Arc<Ended>)> {
+    pub fn lost(&self) -> Option<(usize, Outcome)> {
         self.lock().lost.clone()
     }
 
@@ -225,11 +238,13 @@ impl Call {
                 return state.gather.as_mut().is_some_and(|gather| gather.on_outcome(index, Outcome::Cancelled));
             }
             let stream = self.stream.then(|| outcome.clone());
-            if let Outcome::Lost(ended) = &outcome
-                && !self.stream
-                && !ended.orderly
-            {
-                state.lost.get_or_insert_with(|| (index, Arc::clone(ended)));
+            let ended = match &outcome {
+                Outcome::Lost(ended) => Some(ended),
+                Outcome::Deserted(lost) => Some(&lost.ended),
+                Outcome::Replied(_) | Outcome::Cancelled => None,
+            };
+            if !self.stream && ended.is_some_and(|ended| !ended.orderly) {
+                state.lost.get_or_insert_with(|| (index, outcome.clone()));
             }
             let Some(gather) = &mut state.gather else { return false };
             let missing = gather.missing();
@@ -252,6 +267,51 @@ impl Call {
         let complete = self.on_outcome(reactor, finish, index, Outcome::Lost(Arc::clone(ended)));
         let waited = complete || self.lock().gather.as_ref().is_some_and(|gather| gather.missing() < missing);
         (waited, complete)
+    }
+
+    /// Something is known of who holds the port of the call at a place. `None` where that place waits no more.
+    fn on_held<T>(
+        &self,
+        reactor: &Reactor,
+        finish: impl FnOnce(),
+        index: usize,
+        change: impl FnOnce(&mut Holders) -> T,
+    ) -> Option<T> {
+        let mut state = self.lock();
+        let gather = state.gather.as_ref().filter(|gather| gather.is_due(index))?;
+        let callee = gather.target().place(index)?;
+        let holders = state.holders.entry(index).or_insert_with(|| Holders::new(callee));
+        let said = change(holders);
+        let verdict = holders.verdict();
+        drop(state);
+        match verdict {
+            None => {}
+            Some(Verdict::Died(lost)) => {
+                self.on_outcome(reactor, finish, index, Outcome::Deserted(lost));
+            }
+            Some(Verdict::LetGo) => {
+                self.on_outcome(reactor, finish, index, Outcome::Replied(Arc::new(end_of_port(callee, self.id))));
+            }
+        }
+        Some(said)
+    }
+
+    /// Holders of its ports have died. Returns whether it was waiting for one of them.
+    fn on_holders_died(&self, reactor: &Reactor, finish: impl Fn(), died: impl Fn(&mut Holders)) -> bool {
+        let places: Vec<usize> = {
+            let state = self.lock();
+            // Hardly any call has some.
+            if state.holders.is_empty() {
+                return false;
+            }
+            state.holders.keys().copied().collect()
+        };
+        let missing = || self.lock().gather.as_ref().map_or(0, Gather::missing);
+        let before = missing();
+        for place in places {
+            self.on_held(reactor, &finish, place, &died);
+        }
+        missing() < before
     }
 }
 
@@ -328,7 +388,8 @@ impl Calls {
         let mut lost = 0;
         for call in self.all() {
             let (waited, complete) = call.on_down(reactor, || self.close(call.id), addr, ended);
-            lost += usize::from(waited);
+            let held = call.on_holders_died(reactor, || self.close(call.id), |holders| holders.died(addr, ended));
+            lost += usize::from(waited || held);
             if complete && call.reduced().is_some() {
                 self.fall(&call);
             }
@@ -389,7 +450,20 @@ impl Calls {
             for index in there {
                 self.offer(reactor, call.id, index, Outcome::Lost(Arc::clone(ended)));
             }
+            call.on_holders_died(reactor, || self.close(call.id), |holders| holders.host_died(host, ended));
         }
+    }
+
+    /// Something is known of who holds the port of a call; `None` where nobody waits for it.
+    pub(crate) fn on_held<T>(
+        &self,
+        reactor: &Reactor,
+        id: CallId,
+        index: usize,
+        change: impl FnOnce(&mut Holders) -> T,
+    ) -> Option<T> {
+        let call = self.shard(id).get(&id).cloned()?;
+        call.on_held(reactor, || self.close(id), index, change)
     }
 
     /// How many calls wait.

@@ -3,6 +3,7 @@
 //! One [`Runtime`] a process. A thread of its own reads every link; a thread that waits for an answer takes that duty
 //! over while it waits, so that the answer reaches it without a hand-over (see [`reactor`]).
 
+mod afar;
 mod agent;
 mod board;
 mod calls;
@@ -41,7 +42,7 @@ pub use logs::Logs;
 pub use message::Message;
 pub use meter::Meter;
 pub use nursery::NurserySpec;
-pub use ports::{Mailbox, Outlet, Receive, Way};
+pub use ports::{Mailbox, Outlet, Packed, Receive, Way};
 pub use runtime::{Counts, Options, Outgoing, Runtime, Said, Terms, Waited};
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};

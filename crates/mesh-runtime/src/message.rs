@@ -86,6 +86,11 @@ pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Few<Bytes>> {
 }
 
 impl Message {
+    /// One of this process's own making, without shared memory.
+    pub(crate) fn plain(frame: Frame) -> Self {
+        Self { frame, shared: Mutex::new(None), charge: Mutex::new(None), cost: 0, due: None }
+    }
+
     pub(crate) fn new(frame: Frame, memory: &Memory) -> Self {
         let shared = (frame.header.flags & flags::SHARED != 0).then(|| map(&frame, memory));
         let due = match frame.header.deadline_ms {

@@ -53,6 +53,11 @@ impl Meter {
         (!flow.has_room(cost)).then(|| (flow.outstanding(), flow.window()))
     }
 
+    #[cfg(test)]
+    pub(crate) fn outstanding(&self) -> u64 {
+        lock(&self.state).flow.outstanding()
+    }
+
     /// Whether a message of `cost` bytes would be let through.
     pub fn has_room(&self, cost: u64) -> bool {
         lock(&self.state).flow.has_room(cost)

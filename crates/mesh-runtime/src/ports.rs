@@ -3,14 +3,15 @@
 //! PRT-1: a value that has arrived is handed out once, in the order of arrival; one that nobody looked at, because the
 //! receive was given up, is the next one again.
 //! PRT-2: a sender whose receiver is gone hears of it: at once where that is known, else with the answer to what it sent.
+//! PRT-3: whoever sends the port of a call on tells the caller to whom, and whoever lets go of one that came tells that.
 
 use crate::calls::{Call, Calls, Outcome};
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::runtime::Runtime;
-use mesh_proto::{ActorId, CallId, HostNo, ProcAddr, Target};
+use mesh_proto::{ActorId, CallId, HostNo, ProcAddr, Target, Ticket};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -152,13 +153,22 @@ pub(crate) struct Known {
     why: Mutex<String>,
     /// A port for one message has had it.
     pub(crate) used: AtomicBool,
-    /// Somebody else may answer too.
-    pub(crate) handed_on: AtomicBool,
+    /// How often it was sent on: somebody else may answer too.
+    pub(crate) handed_on: AtomicUsize,
+    /// Of the port of a call: under what it came here, each once however often it is unpickled.
+    tickets: Mutex<Vec<Ticket>>,
     /// Its end has been told.
     pub(crate) ended: AtomicBool,
 }
 
 impl Known {
+    pub(crate) fn hold(&self, ticket: Ticket) {
+        let mut tickets = lock(&self.tickets);
+        if !tickets.contains(&ticket) {
+            tickets.push(ticket);
+        }
+    }
+
     fn close(&self, why: &str) {
         let mut text = lock(&self.why);
         if text.is_empty() {
@@ -207,12 +217,15 @@ impl Ports {
         known
     }
 
-    fn let_go(&self, address: &Address, known: &Arc<Known>) {
+    /// One sender lets go of a port. If it was the last here: under what it had come.
+    fn let_go(&self, address: &Address, known: &Arc<Known>) -> Vec<Ticket> {
         let mut outlets = lock(&self.outlets);
         // Under the lock nobody else can get hold of it meanwhile.
-        if Arc::strong_count(known) == 1 {
-            outlets.remove(address);
+        if Arc::strong_count(known) > 1 {
+            return Vec::new();
         }
+        outlets.remove(address);
+        std::mem::take(&mut *lock(&known.tickets))
     }
 
     pub(crate) fn on_closed(&self, address: &Address, why: &str) {
@@ -365,9 +378,26 @@ impl Outlet {
         }
     }
 
-    /// Somebody in another process may send too from now on.
+    /// It goes where nobody can follow it: somebody in another process may send too from now on.
     pub fn hand_on(&self) {
-        self.known.handed_on.store(true, Ordering::SeqCst);
+        self.known.handed_on.fetch_add(1, Ordering::SeqCst);
+        self.runtime.tell_loose(self);
+    }
+
+    /// What tells one handing on from all others.
+    pub fn new_ticket(&self) -> Ticket {
+        self.runtime.new_id()
+    }
+
+    /// The port is about to be part of a message.
+    pub fn packed(&self) -> Packed {
+        Packed { outlet: self.runtime.outlet(self.owner, self.way, false), ticket: self.new_ticket() }
+    }
+
+    /// Whether the receiver may still wait for what comes this way.
+    pub(crate) fn is_awaited(&self) -> bool {
+        let answered = self.is_single() && self.known.used.load(Ordering::SeqCst);
+        !answered && !self.known.ended.load(Ordering::SeqCst) && self.known.closed().is_none()
     }
 
     /// Bytes that may wait for the receiver before its senders do.
@@ -388,9 +418,46 @@ impl Outlet {
 
 impl Drop for Outlet {
     fn drop(&mut self) {
-        if self.first && !self.known.handed_on.load(Ordering::SeqCst) {
+        if self.first && self.known.handed_on.load(Ordering::SeqCst) == 0 {
             self.end();
         }
-        self.runtime.ports.let_go(&self.address(), &self.known);
+        let tickets = self.runtime.ports.let_go(&self.address(), &self.known);
+        if !tickets.is_empty() && self.is_awaited() {
+            self.runtime.tell_let_go(self, &tickets);
+        }
+    }
+}
+
+/// The port of a call in a message that is about to be sent.
+#[derive(Debug)]
+pub struct Packed {
+    outlet: Outlet,
+    ticket: Ticket,
+}
+
+impl Packed {
+    /// Whether it is that port.
+    pub fn is_of(&self, outlet: &Outlet) -> bool {
+        Arc::ptr_eq(&self.outlet.known, &outlet.known)
+    }
+
+    /// Under what it travels.
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// The message is being sent: from here on the end of this process's port is not the end of all.
+    pub fn begin(&self) {
+        self.outlet.known.handed_on.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The message was not sent.
+    pub fn unsent(&self) {
+        self.outlet.known.handed_on.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The message was sent to `to`; `who` is what people call them.
+    pub fn sent(&self, to: &Target, who: &str) {
+        self.outlet.runtime.tell_given(&self.outlet, self.ticket, to, who);
     }
 }

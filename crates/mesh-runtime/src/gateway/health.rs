@@ -462,15 +462,9 @@ impl Runtime {
     /// What this process has to do with a host that is dead: its calls there are lost, its meshes have lost ranks.
     pub(super) fn ranks_lost_with(&self, host: HostNo, reason: &str) {
         let ended = super::away::gone_with_host(reason.to_owned());
-        let known: Vec<_> = lock(&self.known_afar)
-            .iter()
-            .map(|(mesh, (placement, ranks))| (*mesh, placement.clone(), *ranks))
-            .collect();
-        for (mesh, placement, ranks) in known {
-            for rank in placement.ranks_on(host, ranks) {
-                let addr = placement.addr(mesh, rank);
-                self.deliver(down_frame(ProcAddr::agent(host), self.me, addr, &ended));
-            }
+        let known = lock(&self.known_afar).on(host);
+        for addr in known {
+            self.deliver(down_frame(ProcAddr::agent(host), self.me, addr, &ended));
         }
         self.calls.on_host_down(&self.reactor, host, &Arc::new(ended));
         self.forget_lines_of(host);

@@ -299,9 +299,7 @@ impl Runtime {
         if mesh == 0 || placement.only() == Some(self.me.host) {
             return;
         }
-        let mut afar = lock(&self.known_afar);
-        let known = afar.entry(mesh).or_insert_with(|| (placement.clone(), ranks));
-        known.1 = known.1.max(ranks);
+        lock(&self.known_afar).note(mesh, placement, ranks);
     }
 
     fn hosts_below(state: &State, host: HostNo) -> Vec<(HostNo, String)> {

@@ -42,6 +42,7 @@ impl Runtime {
             }
             Kind::Post => self.on_post(frame),
             Kind::Closed => self.on_closed(&frame),
+            Kind::Held => self.on_held(&frame),
             Kind::Call | Kind::Tell | Kind::StopActor => {
                 let inbox = read(&self.inboxes).get(&header.actor).cloned();
                 let message = Message::new(frame, &self.memory);
@@ -87,6 +88,7 @@ impl Runtime {
                     self.forget_fallen();
                     self.ports.on_down(addr);
                     if header.flags & flags::DEAD == 0 {
+                        lock(&self.known_afar).ended(addr);
                         self.notice_down(addr, &ended, lost);
                     }
                 }
@@ -122,7 +124,7 @@ impl Runtime {
                     link.hang_up();
                 }
             }
-            Kind::Watch => {
+            Kind::Watch if self.me.is_agent() => {
                 let whom = ProcAddr { mesh: header.actor, rank: header.index, host: self.me.host };
                 lock(&self.agent).family.asked(header.src, whom.mesh);
                 let route = read(&self.router).route(whom);
@@ -133,6 +135,7 @@ impl Runtime {
                 };
                 self.dispatch(agent::down_frame(self.me, header.src, whom, &gone), None);
             }
+            Kind::Watch => {} // For its agent, which has seen it.
             Kind::Failure => self.notice(Message::new(frame, &self.memory)),
             Kind::Inspect => self.on_inspect(&frame),
             Kind::Gathered

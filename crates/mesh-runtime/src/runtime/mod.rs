@@ -18,6 +18,7 @@ pub use outgoing::{Outgoing, Terms};
 pub use ports::Said;
 pub use waiting::Waited;
 
+use crate::afar::Afar;
 use crate::agent::{self, Agent, NURSERY_TOKENS, SpawnSpec};
 use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
@@ -138,8 +139,8 @@ pub struct Runtime {
     name: OnceLock<String>,
     /// Of a host agent: what its nurseries are started with.
     home: OnceLock<Home>,
-    /// Meshes of other hosts that this process has sent to: where their ranks are, and how many are known.
-    pub(crate) known_afar: Mutex<HashMap<MeshId, (Placement, usize)>>,
+    /// Meshes of other hosts that this process has sent to.
+    pub(crate) known_afar: Mutex<Afar>,
     /// Meshes that this process has spawned elsewhere and not stopped: their shapes and places.
     afar: Mutex<HashMap<MeshId, (Region, Placement)>>,
     /// The processes of procs that this one has spawned, where it is not their agent.
@@ -456,7 +457,7 @@ impl Runtime {
             self.end_procs(mesh, within);
         } else if let Some(agents) = placement.agents() {
             lock(&self.afar).remove(&mesh);
-            lock(&self.known_afar).remove(&mesh);
+            lock(&self.known_afar).forget(mesh);
             let per_host = placement.per_host(whole.len());
             self.dispatch(agent::request::stop(self.me, mesh, per_host, call.id, &agents, within), None);
         }

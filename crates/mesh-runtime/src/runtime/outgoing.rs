@@ -75,7 +75,7 @@ pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
             family.asked(src, dst.mesh);
             family.actor_stopped(dst, header.actor);
         }
-        Kind::Call | Kind::Post | Kind::Inspect => family.asked(src, dst.mesh),
+        Kind::Call | Kind::Post | Kind::Inspect | Kind::Watch => family.asked(src, dst.mesh),
         _ if header.flags & (flags::SHARED | flags::MORE | flags::CHARGED) != 0 => family.asked(src, dst.mesh),
         _ => {}
     }
@@ -359,6 +359,12 @@ impl Runtime {
             }
             return;
         }
+        if header.kind == Kind::Watch && !header.dst.is_agent() {
+            if let Outcome::Lost(ended) = &outcome {
+                self.tell_lost(&header, ended);
+            }
+            return;
+        }
         if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect) {
             return;
         }
@@ -368,13 +374,17 @@ impl Runtime {
             return;
         }
         if let Outcome::Lost(ended) = &outcome {
-            let mut down = agent::down_frame(self.me, header.src, header.dst, ended);
-            // An answer to this call, not the one notice of that end.
-            down.header.flags |= flags::DEAD;
-            self.dispatch(down, None);
+            self.tell_lost(&header, ended);
             return;
         }
         self.undeliverable(&header, why);
+    }
+
+    /// Tells a sender that its receiver has ended: an answer to this message, not the one notice of that end.
+    fn tell_lost(&self, header: &Header, ended: &Ended) {
+        let mut down = agent::down_frame(ProcAddr::agent(header.dst.host), header.src, header.dst, ended);
+        down.header.flags |= flags::DEAD;
+        self.dispatch(down, None);
     }
 
     /// An order cannot reach the agent that it is for: each of the procs that it is about is lost to whoever gave it.

@@ -6,9 +6,14 @@ use crate::error::RuntimeError;
 use crate::message::Message;
 use crate::ports::{Address, Inlet, Mailbox, Outlet, Taken, Way};
 use crate::runtime::Outgoing;
-use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, Target, flags};
+use mesh_proto::{Frame, Header, Holders, Kind, Part, ProcAddr, Target, Ticket, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// Bytes of an address in a list.
+const ADDR_LEN: usize = 16;
+/// A port that is sent to more at once is nobody's in particular.
+const MOST_HOLDERS: usize = 1024;
 
 /// Whether a message's sender holds a port, and wants to hear if nobody listens there.
 pub(super) fn is_for_port(header: &Header) -> bool {
@@ -23,6 +28,20 @@ fn address_of(header: &Header) -> Address {
         index: if response { header.index } else { 0 },
         response,
     }
+}
+
+fn write_addr(out: &mut Vec<u8>, addr: ProcAddr) {
+    out.extend_from_slice(&addr.mesh.to_le_bytes());
+    out.extend_from_slice(&addr.rank.to_le_bytes());
+    out.extend_from_slice(&addr.host.to_le_bytes());
+}
+
+fn read_addr(raw: &[u8]) -> Option<ProcAddr> {
+    let (mesh, rest) = raw.split_first_chunk::<8>()?;
+    let (rank, host) = rest.split_first_chunk::<4>()?;
+    let host = <[u8; 4]>::try_from(host).ok()?;
+    let [rank, host] = [*rank, host].map(u32::from_le_bytes);
+    Some(ProcAddr { mesh: u64::from_le_bytes(*mesh), rank, host })
 }
 
 impl Runtime {
@@ -55,7 +74,93 @@ impl Runtime {
     pub fn outlet(self: &Arc<Self>, owner: ProcAddr, way: Way, first: bool) -> Outlet {
         let mut outlet = Outlet { runtime: Arc::clone(self), owner, way, known: Arc::default(), first };
         outlet.known = self.ports.known(outlet.address());
+        if first {
+            outlet.known.hold(Holders::FIRST);
+        }
         outlet
+    }
+
+    /// The sending end of the port of a call that came from another process, under `ticket`.
+    pub fn outlet_under(self: &Arc<Self>, owner: ProcAddr, way: Way, ticket: Ticket) -> Outlet {
+        let outlet = self.outlet(owner, way, false);
+        outlet.known.hold(ticket);
+        outlet
+    }
+
+    /// Something about who holds the port of a call, for its caller. `None` where there is none.
+    fn held(&self, owner: ProcAddr, way: Way) -> Option<Header> {
+        let Way::Response { call, index, .. } = way else { return None };
+        if call == 0 || self.usable().is_err() {
+            return None;
+        }
+        let mut header = Header::new(Kind::Held, self.me, owner);
+        (header.call, header.index) = (call, index);
+        Some(header)
+    }
+
+    /// The port of a call has gone where nobody can follow it.
+    pub(crate) fn tell_loose(&self, outlet: &Outlet) {
+        if let Some(header) = self.held(outlet.owner, outlet.way) {
+            self.dispatch(Frame::build_plain(header, None, b"", b""), None);
+        }
+    }
+
+    /// The port of a call was sent to these.
+    pub(crate) fn tell_given(&self, outlet: &Outlet, ticket: Ticket, to: &Target, who: &str) {
+        let Some(mut header) = self.held(outlet.owner, outlet.way) else { return };
+        let mut list = Vec::new();
+        if to.len() <= MOST_HOLDERS {
+            header.flags = flags::MORE;
+            header.actor = ticket;
+            for addr in to.procs() {
+                write_addr(&mut list, addr);
+            }
+        }
+        let who = if who.len() <= usize::from(u16::MAX) { who } else { "" };
+        self.dispatch(Frame::build_plain(header, None, who.as_bytes(), &list), None);
+    }
+
+    /// Nothing in this process holds the port of a call any more that came under these.
+    pub(crate) fn tell_let_go(&self, outlet: &Outlet, tickets: &[Ticket]) {
+        let Some(mut header) = self.held(outlet.owner, outlet.way) else { return };
+        header.flags = flags::END;
+        let list: Vec<u8> = tickets.iter().flat_map(|ticket| ticket.to_le_bytes()).collect();
+        self.dispatch(Frame::build_plain(header, None, b"", &list), None);
+    }
+
+    /// Somebody tells who holds the port of a call of this process.
+    pub(super) fn on_held(&self, frame: &Frame) {
+        let header = frame.header;
+        let Ok(parts) = frame.parts() else { return };
+        let Some(Part::Inline(list)) = parts.first() else { return };
+        let index = header.index as usize;
+        let change = |change: &mut dyn FnMut(&mut Holders)| {
+            self.calls.on_held(&self.reactor, header.call, index, change);
+        };
+        if header.flags & flags::END != 0 {
+            let tickets =
+                list.chunks_exact(8).map(|raw| raw.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)));
+            change(&mut |holders| tickets.clone().for_each(|ticket| holders.let_go(header.src, ticket)));
+            return;
+        }
+        if header.flags & flags::MORE == 0 {
+            change(&mut Holders::loosen);
+            return;
+        }
+        let name: Arc<str> = String::from_utf8_lossy(frame.name()).into();
+        let mut news = Vec::new();
+        change(&mut |holders| {
+            let given = list.chunks_exact(ADDR_LEN).take(MOST_HOLDERS).filter_map(read_addr);
+            news.extend(given.filter(|addr| holders.given(*addr, header.actor, &name)));
+        });
+        for holder in news {
+            // This process's own end, or that of a whole host, is heard of anyway.
+            if holder != self.me && !holder.is_agent() {
+                let mut header = Header::new(Kind::Watch, self.me, holder);
+                (header.actor, header.index) = (holder.mesh, holder.rank);
+                self.dispatch(Frame::build_plain(header, None, b"", b""), None);
+            }
+        }
     }
 
     pub(super) fn on_post(&self, frame: Frame) {
@@ -83,21 +188,15 @@ impl Runtime {
         back.actor = address.id;
         back.index = address.index;
         back.flags = if address.response { flags::MORE } else { 0 };
-        let mut owner = [0; 16];
-        owner[..8].copy_from_slice(&address.owner.mesh.to_le_bytes());
-        owner[8..12].copy_from_slice(&address.owner.rank.to_le_bytes());
-        owner[12..].copy_from_slice(&address.owner.host.to_le_bytes());
+        let mut owner = Vec::with_capacity(ADDR_LEN);
+        write_addr(&mut owner, address.owner);
         self.dispatch(Frame::build_plain(back, None, why.as_bytes(), &owner), None);
     }
 
     pub(super) fn on_closed(&self, frame: &Frame) {
         let Ok(parts) = frame.parts() else { return };
         let Some(Part::Inline(raw)) = parts.first() else { return };
-        let Some((mesh, rest)) = raw.split_first_chunk::<8>() else { return };
-        let Some((rank, host)) = rest.split_first_chunk::<4>() else { return };
-        let Ok(host) = <[u8; 4]>::try_from(host) else { return };
-        let [rank, host] = [*rank, host].map(u32::from_le_bytes);
-        let owner = ProcAddr { mesh: u64::from_le_bytes(*mesh), rank, host };
+        let Some(owner) = read_addr(raw) else { return };
         let header = &frame.header;
         let response = header.flags & flags::MORE != 0;
         let address = Address { owner, id: header.actor, index: header.index, response };

@@ -213,7 +213,7 @@ fn a_worker_calls_another_through_the_controller() {
         assert_eq!(worker.wait_call(&call, None, soon(), false, false), Waited::Ready);
         assert!(call.take_outcomes().unwrap().iter().all(|outcome| match outcome {
             Outcome::Replied(message) => message.header().kind == Kind::Undeliverable,
-            Outcome::Lost(_) => true,
+            Outcome::Lost(_) | Outcome::Deserted(_) => true,
             Outcome::Cancelled => false,
         }));
     }

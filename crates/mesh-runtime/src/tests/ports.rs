@@ -211,3 +211,25 @@ fn a_closed_notice_that_is_garbage_harms_nobody() {
     drop(outlet);
     runtime.close(Duration::ZERO);
 }
+
+/// Tidings about ports that nobody in their right mind sends: nothing is ended by them, nothing is kept.
+#[test]
+fn nonsense_about_holders_does_no_harm() {
+    let runtime = Runtime::controller(options()).unwrap();
+    let call = runtime.open(Target::One(ProcAddr { mesh: 7, rank: 0, host: 0 }), false).unwrap();
+    let stranger = ProcAddr { mesh: 9, rank: 9, host: 9 };
+    for id in [0, call.id, call.id + 1, u64::MAX] {
+        for index in [1, u32::MAX] {
+            for bits in [0, flags::MORE, flags::END, flags::MORE | flags::END] {
+                for list in [&b""[..], b"short", &[0xff; 16], &[1; 33], &[7; 16 * 2000]] {
+                    let mut header = Header::new(Kind::Held, stranger, runtime.me());
+                    (header.call, header.index, header.flags, header.actor) = (id, index, bits, 0);
+                    runtime.deliver(Frame::build_plain(header, None, b"\xff\x00", list));
+                }
+            }
+        }
+    }
+    assert!(!call.is_done());
+    runtime.calls.cancel(&runtime.reactor, &call);
+    runtime.close(Duration::ZERO);
+}

@@ -2,7 +2,7 @@
 
 use crate::door;
 use crate::inbox::{PyMessage, PyWaker};
-use mesh_proto::{ActorId, Ended, Exit, Kind, Target, flags};
+use mesh_proto::{ActorId, Deserter, Ended, Exit, Kind, ProcAddr, Target, flags};
 use mesh_runtime::{Call, Mailbox, Outcome, Receive, Runtime, Waited};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -10,7 +10,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A rank that will never reply, and why.
 #[pyclass(name = "Lost", module = "mesh_core._native", frozen)]
-pub(crate) struct PyLost(pub(crate) Arc<Ended>);
+pub(crate) struct PyLost {
+    pub(crate) ended: Arc<Ended>,
+    /// Of one that had the port of the call, rather than being called: its address, and what people call it.
+    holder: Option<(ProcAddr, Arc<str>)>,
+}
+
+impl PyLost {
+    pub(crate) fn called(ended: Arc<Ended>) -> Self {
+        Self { ended, holder: None }
+    }
+}
 
 impl PyCall {
     /// A call of this process's own, for whom it names.
@@ -24,17 +34,17 @@ impl PyLost {
     /// Whether it ended with its whole host.
     #[getter]
     fn with_host(&self) -> bool {
-        self.0.exit == Exit::Host
+        self.ended.exit == Exit::Host
     }
 
     #[getter]
     fn pid(&self) -> Option<u32> {
-        self.0.pid
+        self.ended.pid
     }
 
     #[getter]
     fn exitcode(&self) -> Option<i32> {
-        match self.0.exit {
+        match self.ended.exit {
             Exit::Code(code) => Some(code),
             _ => None,
         }
@@ -42,7 +52,7 @@ impl PyLost {
 
     #[getter]
     fn signal(&self) -> Option<i32> {
-        match self.0.exit {
+        match self.ended.exit {
             Exit::Signal(signal) => Some(signal),
             _ => None,
         }
@@ -50,17 +60,25 @@ impl PyLost {
 
     #[getter]
     fn orderly(&self) -> bool {
-        self.0.orderly
+        self.ended.orderly
     }
 
     #[getter]
     fn reason(&self) -> &str {
-        &self.0.reason
+        &self.ended.reason
+    }
+
+    /// Where it had the port of the call, rather than being called: its mesh, rank and host, and what the actor there is
+    /// called.
+    #[getter]
+    fn holder(&self) -> Option<(u64, u32, u32, String)> {
+        let (addr, name) = self.holder.as_ref()?;
+        Some((addr.mesh, addr.rank, addr.host, name.to_string()))
     }
 
     #[getter]
     fn stderr_tail(&self) -> Vec<String> {
-        self.0.stderr_tail.clone()
+        self.ended.stderr_tail.clone()
     }
 }
 
@@ -84,11 +102,16 @@ impl Drop for PyCall {
     }
 }
 
+fn deserted(lost: Deserter) -> PyLost {
+    PyLost { ended: lost.ended, holder: Some((lost.addr, lost.name)) }
+}
+
 /// A reply as Python sees it: a message, a loss, or None for a call that was cancelled.
 fn outcome(py: Python<'_>, runtime: &Arc<Runtime>, outcome: Outcome) -> PyResult<Py<PyAny>> {
     Ok(match outcome {
         Outcome::Replied(message) => PyMessage::shared(runtime, message).into_pyobject(py)?.into_any().unbind(),
-        Outcome::Lost(ended) => PyLost(ended).into_pyobject(py)?.into_any().unbind(),
+        Outcome::Lost(ended) => PyLost::called(ended).into_pyobject(py)?.into_any().unbind(),
+        Outcome::Deserted(lost) => deserted(lost).into_pyobject(py)?.into_any().unbind(),
         Outcome::Cancelled => py.None(),
     })
 }
@@ -141,7 +164,11 @@ impl PyCall {
 
     /// The first rank whose process has died, while others have not answered yet.
     fn lost(&self) -> Option<(usize, PyLost)> {
-        self.call.lost().map(|(index, ended)| (index, PyLost(ended)))
+        match self.call.lost()? {
+            (index, Outcome::Lost(ended)) => Some((index, PyLost::called(ended))),
+            (index, Outcome::Deserted(lost)) => Some((index, deserted(lost))),
+            (_, Outcome::Replied(_) | Outcome::Cancelled) => None,
+        }
     }
 
     /// The `n`th outcome of a stream, in order of arrival, with its place in the target.

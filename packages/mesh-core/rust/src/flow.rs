@@ -32,6 +32,12 @@ impl Gate {
         visit.call(&self.who)
     }
 
+    /// What people call the receivers, as far as it is known.
+    pub(crate) fn called(&self, py: Python<'_>) -> String {
+        let name = self.who.as_ref().and_then(|who| who.bind(py).getattr("name").ok());
+        name.and_then(|name| name.extract().ok()).unwrap_or_default()
+    }
+
     /// Counts a message of so many bytes, or waits until there is room for it, at most until `until`.
     pub(crate) fn pass(
         &self,

@@ -6,7 +6,7 @@ use crate::flow::left;
 use crate::part::PyPart;
 use crate::port::PyOutlet;
 use crate::runtime::Payload;
-use mesh_proto::{Kind, ProcAddr, flags};
+use mesh_proto::{Kind, ProcAddr, Target, flags};
 use mesh_runtime::{Inbox, LoopWaker, Message, PartData, Runtime, Way};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -187,7 +187,7 @@ impl PyMessage {
     /// Of a notice that a process has ended: its mesh and rank, how it ended, and how many calls of ours it has cost.
     fn down(&self) -> Option<(u64, u32, PyLost, u64)> {
         let (addr, ended) = self.message().down()?;
-        Some((addr.mesh, addr.rank, PyLost(Arc::new(ended)), self.message().header().call))
+        Some((addr.mesh, addr.rank, PyLost::called(Arc::new(ended)), self.message().header().call))
     }
 
     /// Whether it is the end of a port rather than an answer.
@@ -234,9 +234,11 @@ impl PyMessage {
             self.runtime.original().map_err(|error| door::raise(py, &error))?;
             let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
             self.end(false);
-            payload.send(py, |bytes, buffers| {
-                self.runtime.reply(self.message().header(), 0, bytes, buffers);
-            });
+            let header = self.message().header();
+            payload.ship(py, &Target::One(header.src), String::new, |bytes, buffers| {
+                self.runtime.reply(header, 0, bytes, buffers);
+                Ok(())
+            })?;
         } else {
             self.end(false);
         }
@@ -255,8 +257,10 @@ impl PyMessage {
     fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, to: (u64, u32, u32)) -> PyResult<()> {
         let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
         let parent = ProcAddr { mesh: to.0, rank: to.1, host: to.2 };
-        payload.send(py, |bytes, buffers| self.runtime.pass_on(self.message().header(), parent, bytes, buffers));
-        Ok(())
+        payload.ship(py, &Target::One(parent), String::new, |bytes, buffers| {
+            self.runtime.pass_on(self.message().header(), parent, bytes, buffers);
+            Ok(())
+        })
     }
 
     /// Nobody hears how it failed: the message counts as handled, and as failed.

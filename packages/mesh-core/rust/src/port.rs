@@ -3,10 +3,11 @@
 use crate::call::PyCall;
 use crate::door::raise;
 use crate::runtime::Payload;
-use mesh_proto::{ProcAddr, Target};
-use mesh_runtime::{Mailbox, Outlet, Runtime, RuntimeError, Said, Way};
+use mesh_proto::{ProcAddr, Target, Ticket};
+use mesh_runtime::{Mailbox, Outlet, Packed, Runtime, Said, Way};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,11 +62,11 @@ impl PyMailbox {
     }
 }
 
-/// A port as it travels: its owner's mesh, rank and host, then what `Way` holds.
+/// A port as it travels: its owner's mesh, rank and host, then what `Way` holds, and that of a call its ticket.
 #[derive(FromPyObject, IntoPyObject)]
 pub(crate) enum PyAddress {
     Channel(u64, u32, u32, u64, bool),
-    Response(u64, u32, u32, u64, u64, u32, bool),
+    Response(u64, u32, u32, u64, u64, u32, bool, u64),
 }
 
 /// The sending end of a port.
@@ -73,20 +74,40 @@ pub(crate) enum PyAddress {
 pub(crate) struct PyOutlet(pub(crate) Outlet);
 
 impl PyOutlet {
-    pub(crate) fn from_address(runtime: &Arc<Runtime>, address: PyAddress) -> Self {
-        let (mesh, rank, host, way) = match address {
-            PyAddress::Channel(mesh, rank, host, id, once) => (mesh, rank, host, Way::Channel { id, once }),
-            PyAddress::Response(mesh, rank, host, call, actor, index, stream) => {
-                (mesh, rank, host, Way::Response { call, actor, index, stream })
+    /// Makes the port of a call part of the message that is being pickled; the ticket under which it travels.
+    fn pack(&self) -> Ticket {
+        PACKING.with_borrow_mut(|packing| {
+            let Some(ports) = packing else {
+                // Pickled by other hands, for whatever: who is to have it nobody knows.
+                self.0.hand_on();
+                return self.0.new_ticket();
+            };
+            // In one message it travels under one ticket, however often it is in it or is pickled.
+            if let Some(port) = ports.iter().find(|port| port.is_of(&self.0)) {
+                return port.ticket();
             }
-        };
-        Self(runtime.outlet(ProcAddr { mesh, rank, host }, way, false))
+            let port = self.0.packed();
+            let ticket = port.ticket();
+            ports.push(port);
+            ticket
+        })
+    }
+
+    pub(crate) fn from_address(runtime: &Arc<Runtime>, address: PyAddress) -> Self {
+        Self(match address {
+            PyAddress::Channel(mesh, rank, host, id, once) => {
+                runtime.outlet(ProcAddr { mesh, rank, host }, Way::Channel { id, once }, false)
+            }
+            PyAddress::Response(mesh, rank, host, call, actor, index, stream, ticket) => {
+                let way = Way::Response { call, actor, index, stream };
+                runtime.outlet_under(ProcAddr { mesh, rank, host }, way, ticket)
+            }
+        })
     }
 
     fn post(&self, py: Python<'_>, payload: &Payload<'_>, said: Said<'_>) -> PyResult<()> {
-        let queued = payload
-            .send(py, |bytes, buffers| self.0.send(said, bytes, buffers))
-            .map_err(|error: RuntimeError| raise(py, &error))?;
+        let to = Target::One(self.0.owner());
+        let queued = payload.ship(py, &to, String::new, |bytes, buffers| self.0.send(said, bytes, buffers))?;
         // A sender that outruns the receiver waits here, where Ctrl-C still works.
         while queued > self.0.budget() && !py.detach(|| self.0.wait_room(Duration::from_millis(100))) {
             py.check_signals()?;
@@ -142,15 +163,41 @@ impl PyOutlet {
         !matches!(self.0.way(), Way::Response { call: 0, .. })
     }
 
-    /// What another process makes the same port of. From here on the end of this one is not the end of all.
+    /// What another process makes the same port of. Where that is sent, the end of this one is not the end of all.
     fn hand_on(&self) -> PyAddress {
-        self.0.hand_on();
         let owner = self.0.owner();
         match self.0.way() {
             Way::Channel { id, once } => PyAddress::Channel(owner.mesh, owner.rank, owner.host, id, once),
             Way::Response { call, actor, index, stream } => {
-                PyAddress::Response(owner.mesh, owner.rank, owner.host, call, actor, index, stream)
+                let ticket = self.pack();
+                PyAddress::Response(owner.mesh, owner.rank, owner.host, call, actor, index, stream, ticket)
             }
         }
+    }
+}
+
+thread_local! {
+    /// The ports of calls in what this thread is pickling for a message.
+    static PACKING: RefCell<Option<Vec<Packed>>> = const { RefCell::new(None) };
+}
+
+/// While it lives, ports that this thread pickles are part of one message.
+pub(crate) struct Packing(Option<Vec<Packed>>);
+
+impl Packing {
+    pub(crate) fn begin() -> Self {
+        Self(PACKING.replace(Some(Vec::new())))
+    }
+
+    /// The ports of calls that the message has in it.
+    pub(crate) fn end(self) -> Vec<Packed> {
+        PACKING.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Packing {
+    fn drop(&mut self) {
+        // A message that is sent while another is being pickled is one of its own.
+        PACKING.set(self.0.take());
     }
 }

@@ -5,11 +5,11 @@ use crate::door::{self, deadline, duration, leave, outside, raise};
 use crate::flow::{Gate, millis};
 use crate::inbox::{PyInbox, PyWaker};
 use crate::logs::PyLogs;
-use crate::port::{PyAddress, PyMailbox, PyOutlet};
+use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
 use mesh_proto::{ActorId, Kind, Placement, ProcAddr, Target};
-use mesh_runtime::{NurserySpec, Options, Outgoing, Runtime, SpawnSpec, Terms};
+use mesh_runtime::{NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms};
 use mesh_topology::Wire;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -34,6 +34,8 @@ static DUMPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 pub(crate) struct Payload<'py> {
     envelope: Bound<'py, PyBytes>,
     buffers: Vec<PyBuffer<u8>>,
+    /// The ports of calls in it.
+    ports: Vec<Packed>,
 }
 
 impl<'py> Payload<'py> {
@@ -52,7 +54,7 @@ impl<'py> Payload<'py> {
         if buffers.iter().any(|buffer| !buffer.is_c_contiguous()) {
             return Err(PyValueError::new_err("an out-of-band buffer must be contiguous"));
         }
-        Ok(Self { envelope, buffers })
+        Ok(Self { envelope, buffers, ports: Vec::new() })
     }
 
     pub(crate) fn dump(value: &Bound<'py, PyAny>) -> PyResult<Self> {
@@ -60,8 +62,7 @@ impl<'py> Payload<'py> {
         let dumps = DUMPS
             .get_or_try_init(py, || Ok::<_, PyErr>(py.import("mesh_core._serialize")?.getattr("dumps")?.unbind()))?
             .bind(py);
-        let (envelope, buffers): (Bound<'py, PyBytes>, Bound<'py, PyAny>) = dumps.call1((value,))?.extract()?;
-        Self::new(envelope, &buffers)
+        Self::pack(|| dumps.call1((value,)))
     }
 
     /// Pickles `value`, which an error is to call `root`.
@@ -69,14 +70,42 @@ impl<'py> Payload<'py> {
         let py = value.py();
         let named = PyDict::new(py);
         named.set_item("root", root)?;
-        let dumped = py.import("mesh_core._serialize")?.getattr("dumps")?.call((value,), Some(&named))?;
-        let (envelope, buffers): (Bound<'py, PyBytes>, Bound<'py, PyAny>) = dumped.extract()?;
-        Self::new(envelope, &buffers)
+        let dumps = py.import("mesh_core._serialize")?.getattr("dumps")?;
+        Self::pack(|| dumps.call((value,), Some(&named)))
+    }
+
+    fn pack(dump: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<Self> {
+        let packing = Packing::begin();
+        let (envelope, buffers): (Bound<'py, PyBytes>, Bound<'py, PyAny>) = dump()?.extract()?;
+        let ports = packing.end();
+        Ok(Self { ports, ..Self::new(envelope, &buffers)? })
     }
 
     /// How many bytes it has.
     pub(crate) fn len(&self) -> usize {
         self.envelope.as_bytes().len() + self.buffers.iter().map(|buffer| buffer.len_bytes()).sum::<usize>()
+    }
+
+    /// Sends it to `to`, which people call `who`, by `send`: as [`Self::send`].
+    pub(crate) fn ship<T: Send>(
+        &self,
+        py: Python<'py>,
+        to: &Target,
+        who: impl FnOnce() -> String,
+        send: impl FnOnce(&[u8], &[&[u8]]) -> Result<T, RuntimeError> + Send,
+    ) -> PyResult<T> {
+        self.ports.iter().for_each(Packed::begin);
+        let sent = self.send(py, send);
+        if !self.ports.is_empty() {
+            match &sent {
+                Ok(_) => {
+                    let who = who();
+                    self.ports.iter().for_each(|port| port.sent(to, &who));
+                }
+                Err(_) => self.ports.iter().for_each(Packed::unsent),
+            }
+        }
+        sent.map_err(|error| raise(py, &error))
     }
 
     /// Hands the bytes to `send`, outside the interpreter if there are many.
@@ -274,16 +303,19 @@ impl PySender {
         door::enter(py);
         let payload = Payload::dump(value)?;
         let terms = self.admit(py, &payload, deadline(limit)?)?;
-        let (call, queued) = payload
-            .send(py, |bytes, buffers| {
+        let (call, queued) = payload.ship(
+            py,
+            &self.target,
+            || self.gate.called(py),
+            |bytes, buffers| {
                 let out = self.outgoing(self.kind, bytes, buffers);
                 if self.reduce {
                     self.runtime.call_reduced(&out, terms)
                 } else {
                     self.runtime.call_on(&out, stream, terms)
                 }
-            })
-            .map_err(|error| raise(py, &error))?;
+            },
+        )?;
         if self.timed {
             call.keep_time();
         }
@@ -303,9 +335,12 @@ impl PySender {
         let payload = Payload::dump(value)?;
         let terms = self.admit(py, &payload, None)?;
         let kind = if self.kind == Kind::Call { Kind::Tell } else { self.kind };
-        let queued = payload
-            .send(py, |bytes, buffers| self.runtime.tell_on(&self.outgoing(kind, bytes, buffers), terms))
-            .map_err(|error| raise(py, &error))?;
+        let queued = payload.ship(
+            py,
+            &self.target,
+            || self.gate.called(py),
+            |bytes, buffers| self.runtime.tell_on(&self.outgoing(kind, bytes, buffers), terms),
+        )?;
         self.hold_back(py, queued)
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MeshError, SpawnError, SupervisionError, Undeliverable
@@ -53,7 +54,7 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
         return _lost(outcome, index, who)
     if outcome.kind == "undeliverable":
         if outcome.is_end:
-            return _unanswered(index, who)
+            return _unanswered(index, who, handed_on=bool(outcome.name))
         return Undeliverable(
             f"the message to actor {who.name!r} on rank {who.point(index).rank} came back: {outcome.name}; "
             "spawn the actor anew to go on"
@@ -82,12 +83,13 @@ def value_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Any:
     return load(outcome)  # type: ignore[arg-type]  # an outcome without an error is a message
 
 
-def _unanswered(index: int, who: Addressee) -> MeshError:
+def _unanswered(index: int, who: Addressee, *, handed_on: bool) -> MeshError:
     from mesh_core._errors import ActorError
 
     point = who.point(index)
+    who_let_go = "all that were handed it let go of" if handed_on else "the endpoint let go of"
     return ActorError(
-        "the endpoint let go of the port of this call without an answer; send one, or an exception",
+        f"{who_let_go} the port of this call without an answer; send one, or an exception",
         actor=who.name,
         rank=point.rank,
         point=point,
@@ -95,8 +97,49 @@ def _unanswered(index: int, who: Addressee) -> MeshError:
     )
 
 
+def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: Addressee) -> MeshError:
+    from mesh_core._failure import MeshFailure
+
+    procs_id, rank, host, name = holder
+    failure = MeshFailure(
+        mesh_name=name,
+        rank=rank,
+        host=_host_name(host, who),
+        pid=lost.pid,
+        exitcode=lost.exitcode,
+        signal=lost.signal,
+        stderr_tail=tuple(lost.stderr_tail),
+        reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
+        since=time.time(),
+        _key=(procs_id, rank, 0),
+    )
+    asked = f"actor {who.name!r} on rank {point.rank} had handed on the port of this call"
+    if lost.orderly:
+        actor = f"actor {name!r}" if name else "an actor"
+        return Undeliverable(
+            f"{asked} to {actor} on rank {rank}, host {failure.host}, whose process was stopped before it answered; "
+            "nobody else has the port, so call again"
+        )
+    return SupervisionError(
+        f"{asked} to who died before answering: {failure.report()}\nnobody else has the port, so call again",
+        failure=failure,
+    )
+
+
+def _host_name(host: int, who: Addressee) -> str:
+    from mesh_core import _process
+    from mesh_core._native import host_name
+
+    process = _process.current()
+    if host == process.runtime.me[2]:
+        return process.identity.host
+    return who.home.names.get(host) or host_name(process.runtime, host) or f"host {host}"
+
+
 def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     point = who.point(index)
+    if lost.holder is not None:
+        return _deserted(lost, lost.holder, point, who)
     if (
         lost.pid is None
         and lost.exitcode is None

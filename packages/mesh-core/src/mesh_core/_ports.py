@@ -87,6 +87,13 @@ class Port(Generic[R]):
         )
         self._outlet.send_error(data, buffers, current_place() if ranked else None)
 
+    def __copy__(self) -> Self:
+        # It does not change.
+        return self
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self
+
     def __reduce__(self) -> Any:
         return _revive, (self._outlet.hand_on(), self._ranked)
 

@@ -44,6 +44,16 @@ fn an_expired_client_is_refused_and_both_sides_say_so() {
     assert!(refused_us(&theirs).contains("expired"), "{theirs}");
 }
 
+/// As it is where this side's clock was put back, or is late.
+#[test]
+fn a_certificate_from_tomorrow_is_refused() {
+    let job = Job::new();
+    let door = Door::open(&job.host, Limits::default());
+    let early = job.member_from(Role::Controller, SystemTime::now() + Duration::from_secs(24 * 3600), WEEK);
+    let (ours, _) = refusal(&door, &early);
+    assert_eq!(ours, Reason::NotYet);
+}
+
 #[test]
 fn an_expired_server_is_not_talked_to() {
     let job = Job::new();

@@ -1,5 +1,6 @@
 //! Members and strangers, over real sockets.
 
+mod clock;
 mod door;
 mod folders;
 mod speed;
@@ -59,12 +60,16 @@ impl Job {
 
     /// A member whose certificate was made `before` now and holds for `lifetime` from then.
     fn member(&self, role: Role, before: Duration, lifetime: Duration) -> Arc<Identity> {
+        self.member_from(role, SystemTime::now() - before, lifetime)
+    }
+
+    /// A member whose certificate was made at `made`.
+    fn member_from(&self, role: Role, made: SystemTime, lifetime: Duration) -> Arc<Identity> {
         let dir = self.folder.join(&format!("member-{}", provider::random::<4>().map(u32::from_ne_bytes).unwrap()));
         files::make_dir(&dir).unwrap();
         let pem = files::read(&self.store.dir().join("ca.pem")).unwrap();
         let key = files::read_key(&self.store.dir().join("ca.key")).unwrap();
-        let issued =
-            Authority::from_pem(&pem, &key).unwrap().issue(role, lifetime, SystemTime::now() - before, None).unwrap();
+        let issued = Authority::from_pem(&pem, &key).unwrap().issue(role, lifetime, made, None).unwrap();
         files::write(&dir.join("ca.pem"), &pem).unwrap();
         files::write(&dir.join(format!("{role}.pem")), &issued.certificate).unwrap();
         files::write(&dir.join(format!("{role}.key")), &issued.key).unwrap();

@@ -1,0 +1,37 @@
+//! Clocks that are set while a job runs: certificates go by the wall clock, whether a host lives does not.
+
+use super::*;
+use mesh_proto::hosts::{Beat, Pulse};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// What a gateway's turn asks of a peer that is heard each second, for a minute in whose middle somebody sets the clock.
+fn minute(job: &Job, set: impl Fn(SystemTime) -> SystemTime) -> Result<(), Reason> {
+    let peer = job.host.own();
+    let began = SystemTime::now();
+    let mut pulse = Pulse::new(WINDOW, Duration::ZERO);
+    for second in 1..60 {
+        let now = Duration::from_secs(second);
+        pulse.heard(now);
+        loop {
+            match pulse.on_tick(now) {
+                Beat::Quiet => break,
+                Beat::Ping => {}
+                beat => panic!("{beat:?} of a host that lives, in second {second}"),
+            }
+        }
+        let wall = if second < 30 { began + now } else { set(began + now) };
+        job.controller.check_peer(&peer, wall)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_clock_that_is_set_by_a_day_costs_no_host_that_is_connected() {
+    let job = Job::new();
+    assert_eq!(minute(&job, |wall| wall + DAY), Ok(()));
+    // Its certificate does not hold yet then; it did when it was let in.
+    assert_eq!(minute(&job, |wall| wall - DAY), Ok(()));
+    assert_eq!(minute(&job, |wall| wall + 8 * DAY), Err(Reason::Expired), "certificates of a week");
+}
