@@ -128,7 +128,7 @@ fn room_for(n: u64) -> Result<(), RuntimeError> {
         let maximum = limit.maximum;
         if maximum.is_some_and(|hard| hard < need) {
             return Err(RuntimeError::Os {
-                what: "open the sockets of that many processes",
+                what: "open the sockets of that many processes; raise the limit (`ulimit -n`, LimitNOFILE=)",
                 errno: rustix::io::Errno::MFILE,
             });
         }

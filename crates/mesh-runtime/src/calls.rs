@@ -441,16 +441,28 @@ impl Calls {
     /// A whole host has died: every call that waits for somebody there has its answer.
     pub(crate) fn on_host_down(&self, reactor: &Reactor, host: HostNo, ended: &Arc<Ended>) {
         for call in self.all() {
-            let there: Vec<usize> = {
-                let state = call.lock();
-                let Some(gather) = state.gather.as_ref() else { continue };
-                let due = gather.missing_places();
-                due.filter(|place| gather.target().place(*place).is_some_and(|addr| addr.host == host)).collect()
-            };
-            for index in there {
-                self.offer(reactor, call.id, index, Outcome::Lost(Arc::clone(ended)));
-            }
+            self.lose_host(reactor, &call, host, ended);
             call.on_holders_died(reactor, || self.close(call.id), |holders| holders.host_died(host, ended));
+        }
+    }
+
+    /// What one call waits for on a host will not come; others may.
+    pub(crate) fn on_host_missing(&self, reactor: &Reactor, id: CallId, host: HostNo, ended: &Arc<Ended>) {
+        let call = self.shard(id).get(&id).cloned();
+        if let Some(call) = call {
+            self.lose_host(reactor, &call, host, ended);
+        }
+    }
+
+    fn lose_host(&self, reactor: &Reactor, call: &Call, host: HostNo, ended: &Arc<Ended>) {
+        let there: Vec<usize> = {
+            let state = call.lock();
+            let Some(gather) = state.gather.as_ref() else { return };
+            let due = gather.missing_places();
+            due.filter(|place| gather.target().place(*place).is_some_and(|addr| addr.host == host)).collect()
+        };
+        for index in there {
+            self.offer(reactor, call.id, index, Outcome::Lost(Arc::clone(ended)));
         }
     }
 

@@ -54,7 +54,10 @@ pub enum RuntimeError {
     )]
     NotController,
     /// One job has one authority.
-    #[error("this job's hosts were attached with the credentials in {dir}; all hosts of one job use the same ones")]
+    #[error(
+        "this job's hosts were attached with the credentials in {dir}; all hosts of one job use the same ones, and \
+         `shutdown()` ends the job, so that another may begin"
+    )]
     OtherCredentials {
         /// Those that came first.
         dir: std::path::PathBuf,

@@ -147,6 +147,9 @@ def test_damage_is_named(tmp_path: Path) -> None:
     (credentials.path / "crl.pem").write_text("no list")
     with pytest.raises(AuthenticationError, match=r"crl\.pem is not what it should be"):
         _ = credentials.certificates
+    whole = Credentials.new(tmp_path / "whole")
+    with pytest.raises(AuthenticationError, match="it holds no certificate"):
+        whole.revoke(whole.host_path / "host.key")
 
 
 # --- revoking and renewing ----------------------------------------------------------------------------------
@@ -175,6 +178,26 @@ def test_revoking_twice_keeps_the_first_time(tmp_path: Path) -> None:
     assert first is not None
     again = credentials.revoke(host).revoked
     assert again is not None and abs(again - first) < timedelta(seconds=1)
+
+
+def test_a_key_that_was_shut_out_has_no_certificate_left_and_gets_none(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    credentials.issue_host(tmp_path / "b7")
+    credentials.issue_host(tmp_path / "b8")
+    older = credentials.renew(tmp_path / "b7")
+    assert len(older) == 1
+    credentials.revoke(tmp_path / "b7" / "host.pem")
+    # Whoever holds b7's key may have kept any certificate that was ever made for it.
+    assert [each.state for each in credentials.certificates].count("revoked") == 2
+    with pytest.raises(AuthenticationError, match=r"host\.key was revoked.*mesh credentials issue"):
+        credentials.renew(tmp_path / "b7")
+    credentials.renew(tmp_path / "b8")
+
+
+def test_the_controller_is_renewed_where_the_key_of_its_hosts_was_shut_out(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    credentials.revoke(credentials.host_path / "host.pem")
+    assert [each.role for each in credentials.renew()] == ["controller"]
 
 
 @pytest.mark.parametrize("which", ["", "ab", "0123456789ab", "no/such/file.pem"])
@@ -253,6 +276,9 @@ def test_command_makes_credentials_and_says_where_they_go(
     assert f"credentials={str(job)!r}" in said and f"scp -rp '{job / 'host'}'" in said
     assert str(job / "ca.key") in said
     assert {each.state for each in credentials.certificates} == {"valid"}
+    mesh("new", tmp_path / "long", "--days", 1e8, "--hours", 9e8)
+    said = capsys.readouterr().out
+    assert "they hold for 3660 d 0 h" in said  # and no longer, whatever was asked for
 
 
 def test_command_shows_them_as_a_table_and_as_json(
@@ -290,11 +316,12 @@ def test_command_issues_renews_and_revokes(tmp_path: Path, capsys: pytest.Captur
     mesh("renew", tmp_path / "job")
     assert capsys.readouterr().out.count("holds for 7 d 0 h") == 2
     mesh("revoke", tmp_path / "job", host.fingerprint[:16])
-    assert f"revoked the host certificate {host.fingerprint[:16]}" in capsys.readouterr().out
-    revoked = [
+    said = capsys.readouterr().out
+    assert f"revoked the host certificate {host.fingerprint[:16]}, and 1 more for the same key" in said
+    revoked = {
         each.serial for each in Credentials.load(tmp_path / "job").certificates if each.state == "revoked"
-    ]
-    assert revoked == [host.serial]
+    }
+    assert len(revoked) == 2 and host.serial in revoked
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "nan", "1e300"])

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ from mesh_core import (
     Actor,
     AuthenticationError,
     Credentials,
+    MeshError,
     SpawnError,
+    SupervisionError,
     attach_to_workers,
     configured,
     endpoint,
@@ -74,6 +77,156 @@ def test_a_hosts_credentials_drive_no_job(cluster: LocalCluster) -> None:
         AuthenticationError, match="holds no credentials of a controller; give the folder that"
     ):
         attach_to_workers(cluster.addresses, credentials=folder)
+
+
+def test_what_is_no_list_of_addresses_and_no_credentials(cluster: LocalCluster) -> None:
+    with pytest.raises(TypeError, match=r"a list of addresses; write \['tcp://b7:7411'\] for one"):
+        attach_to_workers("tcp://b7:7411", credentials=cluster.credentials)
+    with pytest.raises(TypeError, match=r"the folder that `mesh credentials new` has made.*, not None"):
+        attach_to_workers(cluster.addresses, credentials=None)  # type: ignore[arg-type]
+
+
+def test_another_jobs_credentials_for_hosts_that_dial(cluster: LocalCluster, tmp_path: Path) -> None:
+    attach_to_workers(cluster.addresses, credentials=cluster.credentials).initialized.get(timeout=30)
+    other = Credentials.new(tmp_path / "other").path
+    with pytest.raises(
+        AuthenticationError, match=r"all hosts of one job use the same ones, and `shutdown\(\)`"
+    ):
+        attach_to_workers(listen="127.0.0.1:0", expect=1, credentials=other)
+
+
+def test_a_folder_is_the_same_one_by_any_path(cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(cluster.credentials)
+    refusal(["127.0.0.1:1"], tmp_path / "link")
+    attach_to_workers(cluster.addresses, credentials=cluster.credentials).initialized.get(timeout=30)
+
+
+def test_a_spawn_before_hosts_have_dialed_spoils_nothing_but_itself(cluster: LocalCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    hosts = attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
+    early = hosts.spawn_procs().initialized.exception(timeout=30)
+    assert isinstance(early, SpawnError)
+    assert "died on host 1: host 1 has not dialed this script yet; wait for the `initialized`" in str(early)
+    command = ["--credentials", f"{cluster.credentials}/host", "--dial", address, "--name", "d1"]
+    with subprocess.Popen([sys.executable, "-m", "mesh_core.cli", "host", *command]) as agent:
+        try:
+            hosts.initialized.get(timeout=30)
+            assert hosts.names == ["d1"]
+            hosts.spawn_procs().initialized.get(timeout=60)
+        finally:
+            agent.terminate()
+
+
+def test_an_address_to_dial_that_is_none(cluster: LocalCluster) -> None:
+    command = [sys.executable, "-m", "mesh_core.cli", "host", "--dial", "b7"]
+    run = subprocess.run(
+        [*command, "--credentials", f"{cluster.credentials}/host"], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 1 and '"b7" is not an address' in run.stderr
+    assert "offers itself" not in run.stderr
+
+
+def test_what_a_host_cannot_start_is_named(cluster: LocalCluster) -> None:
+    hosts = attach_to_workers(cluster.addresses, credentials=cluster.credentials)
+    for asked, said in (
+        (
+            {"start": "exec", "python": "/no/python"},
+            "python='/no/python' is not a program that can be run on this host",
+        ),
+        ({"proc_bind": [[9999]]}, "proc_bind names the CPUs [9999], and this host has ["),
+    ):
+        procs = hosts.spawn_procs(supervise=lambda _: True, **asked)  # type: ignore[arg-type]
+        error = procs.initialized.exception(timeout=60)
+        assert isinstance(error, SpawnError) and said in str(error)
+
+
+def test_misuse_of_a_cluster_leaves_it_as_it_was(cluster: LocalCluster) -> None:
+    with pytest.raises(MeshError, match="is started already"):
+        cluster.start()
+    with pytest.raises(IndexError, match="there is no agent 1; this cluster has 1"):
+        cluster.kill(1)
+    with pytest.raises(MeshError, match="is not started"):
+        LocalCluster(hosts=1).log(0)
+    attach_to_workers(cluster.addresses, credentials=cluster.credentials).initialized.get(timeout=30)
+
+
+def test_an_agent_outside_of_the_main_thread_is_refused(cluster: LocalCluster) -> None:
+    failed: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            mesh_core.run_worker_loop_forever("127.0.0.1:0", credentials=f"{cluster.credentials}/host")
+        except MeshError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert len(failed) == 1 and "runs in a main thread" in str(failed[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_an_agent_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    command = [sys.executable, "-m", "mesh_core.cli", "host", "--listen", "127.0.0.1:0", "--credentials"]
+    with subprocess.Popen(
+        ["env", "--default-signal=HUP", *command, str(credentials.host_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        assert agent.stdout is not None and agent.stderr is not None
+        hosts = attach_to_workers([agent.stdout.readline().strip()], credentials=credentials)
+        hosts.initialized.get(timeout=30)
+        agent.send_signal(number)
+        assert agent.wait(30) == 0
+        assert f"ends by {number.name}" in agent.stderr.read()
+    error = hosts.spawn_procs(supervise=lambda _: True).initialized.exception(timeout=30)
+    assert isinstance(error, SpawnError) and "its agent was stopped" in str(error)
+
+
+def test_credentials_that_have_gone_are_told_of_once(tmp_path: Path) -> None:
+    script = """
+import pathlib, shutil, sys, time
+from mesh_core import attach_to_workers, configure
+from mesh_core.testing import LocalCluster
+with LocalCluster(hosts=1) as cluster:
+    hosts = cluster.attach()
+    hosts.initialized.get(timeout=30)
+    pathlib.Path(cluster.credentials, "ca.pem").rename(sys.argv[1])
+    time.sleep(3.5)  # three looks, which nothing else tells of
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "ca.pem")], capture_output=True, text=True, timeout=60
+    )
+    assert (run.stdout + run.stderr).count("credentials cannot be read again") == 1
+
+
+class Late(Actor):
+    @endpoint
+    def ready(self) -> bool:
+        return True
+
+
+def test_a_host_without_descriptors_says_so_to_whoever_calls(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    command = (
+        f"ulimit -n 40; exec {sys.executable} -m mesh_core.cli host --listen 127.0.0.1:0 --credentials $0"
+    )
+    with subprocess.Popen(
+        ["bash", "-c", command, str(credentials.host_path)], stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        try:
+            hosts = attach_to_workers([agent.stdout.readline().strip()], credentials=credentials)
+            procs = hosts.spawn_procs({"gpus": 8}, supervise=lambda _: True)
+            # At once: the calls are there as soon as the spawn has failed, or before.
+            error = procs.spawn("late", Late, supervise=lambda _: True).ready.call().exception(timeout=30)
+            assert isinstance(error, SpawnError | SupervisionError)
+            assert "ulimit -n" in str(error)
+        finally:
+            agent.terminate()
 
 
 def test_certificates_that_have_run_out(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -371,8 +371,12 @@ def test_mistakes_are_told_at_once(tree: Path, worker: Any) -> None:
 def test_a_host_that_cannot_write_says_why(tree: Path, tmp_path: Path) -> None:
     write(tree / "x", "x")
     write(tmp_path / "file", "x")
-    with pytest.raises(NotADirectoryError, match=r"raised as NotADirectoryError by actor 'workspace'"):
-        sync(tree, to=tmp_path / "file" / "below")
+    where = tmp_path / "file" / "below"
+    with pytest.raises(
+        NotADirectoryError, match=r"raised as NotADirectoryError by actor 'workspace'"
+    ) as error:
+        sync(tree, to=where)
+    assert f"choose another place with to=: Not a directory: '{where}'" in str(error.value)
 
 
 # Deaths.

@@ -242,9 +242,13 @@ def test_endpoints_that_live_actors_cannot_take_are_named(project: Project) -> N
 def test_what_cannot_be_imported_changes_nothing_that_runs(project: Project) -> None:
     sync(project.tree, reload=True)
     project.write_rate(5, 10)
-    for broken in ("def f(:", "raise RuntimeError('on import')"):
+    for broken, where in (
+        ("def f(:", f'File "{project.model}.py", line '),
+        ("raise RuntimeError('on import')", ""),
+    ):
         project.write_model(MODEL.replace("+= 1", "+= 100") + broken)
-        with pytest.raises(MeshError, match=f"2 processes could not .* the code they had: {project.model}: "):
+        said = f"2 processes could not .* the code they had: {project.model}: {where}"
+        with pytest.raises(MeshError, match=said):
             sync(project.tree, reload=True)
     assert project.step(3) == [(1, 3, 3, 1, "model of base")] * 2
     # What the other module was changed to is not forgotten.

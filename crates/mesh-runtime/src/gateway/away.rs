@@ -216,7 +216,7 @@ impl Runtime {
         let why = |host: HostNo| self.why_dead(host);
         if matches!(frame.header.kind, Kind::SpawnProcs | Kind::StopProcs) {
             // What it waits for are the procs of these hosts, not their agents.
-            hosts.iter().for_each(|host| self.order_lost(frame.header.src, host, &why(host)));
+            hosts.iter().for_each(|host| self.order_lost(&frame.header, host, &why(host)));
             return;
         }
         let Ok(target) = frame.target() else { return };
@@ -229,12 +229,18 @@ impl Runtime {
     }
 
     /// Whoever has given an order to a host's agent learns that the host is dead, and with it all procs there.
-    fn order_lost(&self, src: ProcAddr, host: HostNo, reason: &str) {
-        if src == self.me {
-            self.calls.on_host_down(&self.reactor, host, &Arc::new(gone_with_host(reason.to_owned())));
+    fn order_lost(&self, order: &Header, host: HostNo, reason: &str) {
+        if order.src == self.me {
+            let ended = Arc::new(gone_with_host(reason.to_owned()));
+            if lock(&self.gateway.state).topology.knows(host) {
+                self.calls.on_host_down(&self.reactor, host, &ended);
+            } else {
+                // It has yet to come, which its attachment goes on waiting for.
+                self.calls.on_host_missing(&self.reactor, order.call, host, &ended);
+            }
             return;
         }
-        let mut header = Header::new(Kind::HostDown, self.me, src);
+        let mut header = Header::new(Kind::HostDown, self.me, order.src);
         header.actor = u64::from(host);
         self.dispatch(Frame::build(header, None, reason.as_bytes(), &[]), None);
     }
@@ -244,6 +250,11 @@ impl Runtime {
         let state = lock(&self.gateway.state);
         match state.peers.get(&host) {
             Some(peer) if !peer.why.is_empty() => peer.why.clone(),
+            _ if host < state.next_host && !state.topology.knows(host) => {
+                format!(
+                    "host {host} has not dialed this script yet; wait for the `initialized` of its mesh of hosts first"
+                )
+            }
             _ => format!("host {host} is not, or not any more, part of this job"),
         }
     }

@@ -646,7 +646,7 @@ impl Runtime {
         if self.me != ProcAddr::CONTROLLER {
             return Err(RuntimeError::NotController);
         }
-        let identity = Arc::clone(self.gateway.identity.get_or_init(|| Arc::clone(identity)));
+        let identity = Arc::clone(self.gateway.known_as(identity)?);
         let addrs = resolve(address, GREETING).map_err(|error| RuntimeError::Address(error.to_string()))?;
         let (base, call) = {
             let mut state = lock(&self.gateway.state);

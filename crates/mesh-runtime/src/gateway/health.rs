@@ -135,11 +135,17 @@ impl Runtime {
         let identity = self.gateway.identity.get().filter(|_| now >= state.recheck_at);
         if let Some(identity) = identity {
             state.recheck_at = now + RECHECK;
+            let mut complaint = String::new();
             match identity.reload_if_changed() {
                 Ok(true) if me == 0 => due.revoked = identity.revocations(),
                 Ok(_) => {}
-                Err(error) => self.gateway.warn(format!("the credentials cannot be read again: {error}")),
+                Err(error) => complaint = format!("the credentials cannot be read again: {error}"),
             }
+            // What stays wrong is told once.
+            if !complaint.is_empty() && complaint != state.complaint {
+                self.gateway.warn(complaint.clone());
+            }
+            state.complaint = complaint;
         }
         let children = state.topology.children(me);
         let hosts: Vec<HostNo> = state.peers.keys().copied().collect();

@@ -37,6 +37,7 @@ use mesh_proto::{HostNo, LinkId, MeshId, Placement, ProcAddr, Target};
 use mesh_topology::{Region, Slice};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::Write;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::time::Duration;
@@ -111,6 +112,8 @@ struct State {
     closing: bool,
     /// When certificates are looked at again.
     recheck_at: Duration,
+    /// What was wrong with the credentials at the last look.
+    complaint: String,
 }
 
 /// See the module.
@@ -144,7 +147,22 @@ impl std::fmt::Debug for Teller {
     }
 }
 
+/// Whether two folders are one, whatever they are called.
+fn same_folder(one: &Path, other: &Path) -> bool {
+    one == other || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+}
+
 impl Gateway {
+    /// What this side proves itself with: that which it was given first, in the same folder.
+    pub(super) fn known_as(&self, identity: &Arc<Identity>) -> Result<&Arc<Identity>, RuntimeError> {
+        let known = self.identity.get_or_init(|| Arc::clone(identity));
+        if same_folder(known.dir(), identity.dir()) {
+            Ok(known)
+        } else {
+            Err(RuntimeError::OtherCredentials { dir: known.dir().to_owned() })
+        }
+    }
+
     pub(crate) fn new(me: HostNo, incarnation: u64) -> Self {
         let state = State {
             topology: Topology::new(me),
@@ -163,6 +181,7 @@ impl Gateway {
             over: false,
             closing: false,
             recheck_at: Duration::ZERO,
+            complaint: String::new(),
         };
         Self {
             state: Mutex::new(state),
@@ -231,10 +250,7 @@ impl Runtime {
         if self.me != ProcAddr::CONTROLLER {
             return Err(RuntimeError::NotController);
         }
-        let known = self.gateway.identity.get_or_init(|| Arc::clone(identity));
-        if known.dir() != identity.dir() {
-            return Err(RuntimeError::OtherCredentials { dir: known.dir().to_owned() });
-        }
+        self.gateway.known_as(identity)?;
         let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
         let (base, call) = {
             let mut state = lock(&self.gateway.state);

@@ -6,10 +6,12 @@
 
 use super::{Runtime, lock, read, write};
 use crate::agent;
+use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::Link;
 use crate::message::Message;
-use mesh_proto::{ActorId, Early, Frame, Header, LinkId, MeshId, flags};
+use mesh_proto::{ActorId, Early, Ended, Frame, Header, LinkId, MeshId, flags};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,18 +20,22 @@ use std::time::{Duration, Instant};
 const WITHIN: Duration = Duration::from_secs(5);
 /// Bytes that may wait so, in each process.
 const MOST_BYTES: usize = 64 << 20;
+/// Of so many meshes that could not be made the reason is known; of older ones, that they are not there.
+const MOST_FAILED: usize = 64;
 
 /// What waits, for procs and for actors.
 #[derive(Debug)]
 pub(super) struct Waiting {
     procs: Mutex<Early<MeshId, Frame>>,
     actors: Mutex<Early<ActorId, Message>>,
+    /// Why procs could not be made, the oldest first: messages for them may be under way for a while.
+    failed: Mutex<VecDeque<(MeshId, Arc<Ended>)>>,
 }
 
 impl Default for Waiting {
     fn default() -> Self {
         let (procs, actors) = (Early::new(WITHIN, MOST_BYTES), Early::new(WITHIN, MOST_BYTES));
-        Self { procs: Mutex::new(procs), actors: Mutex::new(actors) }
+        Self { procs: Mutex::new(procs), actors: Mutex::new(actors), failed: Mutex::default() }
     }
 }
 
@@ -82,10 +88,17 @@ impl Runtime {
         (heard, strays)
     }
 
-    /// These procs could not be made: nothing waits for them.
-    pub(crate) fn procs_failed(&self, mesh: MeshId) {
+    /// These procs could not be made: nothing waits for them, and who has sent something hears why.
+    pub(crate) fn procs_failed(&self, mesh: MeshId, ended: &Arc<Ended>) {
+        {
+            let mut failed = lock(&self.waiting.failed);
+            if failed.len() == MOST_FAILED {
+                failed.pop_front();
+            }
+            failed.push_back((mesh, Arc::clone(ended)));
+        }
         let early = lock(&self.waiting.procs).come(mesh);
-        early.into_iter().for_each(|frame| self.refuse_unknown(&frame));
+        early.iter().for_each(|frame| self.refuse_unknown(frame));
     }
 
     /// A message has come for an actor that is not here. False if it is not to wait either.
@@ -138,6 +151,11 @@ impl Runtime {
     }
 
     pub(crate) fn refuse_unknown(&self, frame: &Frame) {
+        let mesh = frame.header.dst.mesh;
+        let failed = lock(&self.waiting.failed).iter().find(|one| one.0 == mesh).map(|one| Arc::clone(&one.1));
+        if let Some(ended) = failed {
+            return self.bounce(frame, Outcome::Lost(Arc::clone(&ended)), &ended.reason);
+        }
         let why = format!("no process {} is known on this host", frame.header.dst);
         self.bounce(frame, agent::lost(why.clone()), &why);
     }

@@ -100,13 +100,13 @@ impl Runtime {
                     self.settle_in(&mut spec.nursery);
                 }
                 if let Err(error) = self.make_procs(mesh, ranks.clone(), &spec, (header.src, header.call)) {
-                    let ended = agent::unmade(error.to_string());
-                    self.procs_failed(mesh);
+                    let ended = Arc::new(agent::unmade(error.to_string()));
                     for rank in ranks {
                         let frame =
                             agent::down_frame(self.me, header.src, ProcAddr { mesh, rank, host: self.me.host }, &ended);
                         self.dispatch(frame, None);
                     }
+                    self.procs_failed(mesh, &ended);
                 }
             }
             Kind::StopProcs => {

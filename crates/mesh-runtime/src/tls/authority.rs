@@ -4,7 +4,7 @@
 //! whoever connects to a listening host is shown that host's certificate before it has proved anything.
 
 use super::error::CredentialError;
-use super::facts::{Certificate, PeerFacts, Role, hex, unix};
+use super::facts::{Certificate, PeerFacts, Role, hex, key_name, unix};
 use super::provider;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
@@ -82,6 +82,12 @@ fn params(name: &str, from: SystemTime, until: SystemTime) -> Result<Certificate
 
 fn new_key() -> Result<KeyPair, CredentialError> {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CredentialError::crypto("make a key"))
+}
+
+/// What the public half of a key goes by.
+pub(super) fn name_of_key(pem: &str) -> Result<String, CredentialError> {
+    let key = KeyPair::from_pem(pem).map_err(CredentialError::crypto("read the key"))?;
+    Ok(key_name(key.public_key_raw()))
 }
 
 impl Authority {

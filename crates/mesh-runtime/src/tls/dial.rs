@@ -18,7 +18,8 @@ use thiserror::Error;
 pub enum DialError {
     /// The address is none.
     #[error(
-        "{address:?} is not an address: write \"host:port\" or \"tcp://host:port\", and [...] around an IPv6 address"
+        "{address:?} is not an address: write \"host:port\" or \"tcp://host:port\", with a port up to 65535, and [...] \
+         around an IPv6 address"
     )]
     BadAddress {
         /// What was given.

@@ -65,6 +65,12 @@ pub enum CredentialError {
         /// The certificate's file.
         path: PathBuf,
     },
+    /// A key that was shut out.
+    #[error("the key {} was revoked, and gets no other certificate; `mesh credentials issue` makes a new key", path.display())]
+    Revoked {
+        /// The key's file.
+        path: PathBuf,
+    },
     /// A certificate that was not made by Mesh.
     #[error("this is not a certificate of a job of Mesh")]
     NotOurs,

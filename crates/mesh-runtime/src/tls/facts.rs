@@ -56,6 +56,8 @@ pub struct PeerFacts {
     pub serial: String,
     /// SHA-256 of the certificate, in hexadecimal.
     pub fingerprint: String,
+    /// SHA-256 of its public key, in hexadecimal: a certificate that was renewed has that of the one before.
+    pub key: String,
     /// Since when it holds.
     pub not_before: SystemTime,
     /// Until when it holds.
@@ -72,6 +74,7 @@ impl PeerFacts {
             job: job.to_owned(),
             serial: hex(read.serial),
             fingerprint: hex(&provider::sha256(cert)),
+            key: key_name(read.public_key),
             not_before: at(read.not_before),
             not_after: at(read.not_after),
         })
@@ -88,6 +91,11 @@ impl fmt::Display for PeerFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} of job {}", self.role, self.short(), self.job)
     }
+}
+
+/// What a public key goes by here.
+pub(crate) fn key_name(public_key: &[u8]) -> String {
+    hex(&provider::sha256(public_key))
 }
 
 fn at(seconds: u64) -> SystemTime {

@@ -2,7 +2,7 @@
 
 use super::error::CredentialError;
 use rustix::fs::{Mode, OFlags};
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -97,8 +97,14 @@ fn sync_dir(dir: &Path) {
     }
 }
 
-fn broken(what: &'static str) -> impl FnOnce(rustls::pki_types::pem::Error) -> CredentialError {
-    move |error| CredentialError::Crypto { what, why: format!("{error:?}") }
+fn broken(what: &'static str) -> impl FnOnce(pem::Error) -> CredentialError {
+    move |error| {
+        let why = match error {
+            pem::Error::NoItemsFound => format!("it holds no{}", what.trim_start_matches("read a")),
+            other => format!("{other:?}"),
+        };
+        CredentialError::Crypto { what, why }
+    }
 }
 
 /// The first certificate of a PEM file.

@@ -6,7 +6,7 @@
 //! DIR/host/     ca.pem  crl.pem  host.pem  host.key               all that a host needs; copied to hosts
 //! ```
 
-use super::authority::{Authority, Revocation};
+use super::authority::{Authority, Revocation, name_of_key};
 use super::error::CredentialError;
 use super::facts::{PeerFacts, RevocationList, Role, hex};
 use super::files::{self, CA, CA_KEY, CRL};
@@ -122,11 +122,13 @@ impl Store {
     /// Running members take them up by themselves.
     ///
     /// # Errors
-    /// If there are no keys, or something cannot be written.
+    /// If there are no keys, or none that was not revoked, or something cannot be written.
     pub fn renew(&self, out: &Path, lifetime: Duration) -> Result<Vec<PeerFacts>, CredentialError> {
         let _lock = self.lock()?;
         let now = SystemTime::now();
+        let issued = self.certificates()?;
         let mut made = Vec::new();
+        let mut revoked = None;
         let inner = out.join(Role::Host.name());
         for (dir, role) in [(out, Role::Controller), (out, Role::Host), (&inner, Role::Host)] {
             let path = dir.join(role.file("key"));
@@ -138,10 +140,18 @@ impl Store {
                 return Err(CredentialError::Broken { path: ca, why: "it is another job's".to_owned() });
             }
             let key = files::read_key(&path)?;
+            let name = files::in_file(path.clone(), name_of_key(&key))?;
+            if issued.iter().any(|entry| entry.revoked.is_some() && entry.facts.key == name) {
+                revoked.get_or_insert(path);
+                continue;
+            }
             made.push(match role {
                 Role::Controller => self.issue(dir, role, lifetime, now, Some(&key))?,
                 Role::Host => self.bundle(dir, lifetime, now, Some(&key))?,
             });
+        }
+        if let (true, Some(path)) = (made.is_empty(), revoked) {
+            return Err(CredentialError::Revoked { path });
         }
         if made.is_empty() {
             let remedy = "`mesh credentials issue` makes a new folder for a host";
@@ -158,8 +168,8 @@ impl Store {
         certificates_in(&self.dir)
     }
 
-    /// Revokes a certificate: by its serial number, its fingerprint, the beginning of either, or its file. Members that see
-    /// the new list drop its owner at once.
+    /// Revokes a certificate: by its serial number, its fingerprint, the beginning of either, or its file; and with it all
+    /// others for the same key, as its owner could show any of them. Members that see the new list drop its owner at once.
     ///
     /// # Errors
     /// If nothing goes by that name, or several do.
@@ -167,18 +177,25 @@ impl Store {
         let _lock = self.lock()?;
         let facts = self.find(what)?;
         let (mut revoked, number) = revoked_in(&self.dir)?;
-        if let Some(before) = revoked.iter().find(|one| one.serial == facts.serial) {
-            return Ok(Entry { facts, revoked: Some(before.at) });
+        let issued = self.certificates()?.into_iter().map(|entry| entry.facts);
+        let mut gone: Vec<_> = issued.filter(|one| one.key == facts.key).map(|one| one.serial).collect();
+        if !gone.contains(&facts.serial) {
+            gone.push(facts.serial.clone());
+        }
+        gone.retain(|serial| revoked.iter().all(|one| one.serial != *serial));
+        let before = revoked.iter().find(|one| one.serial == facts.serial).map(|one| one.at);
+        if let (true, Some(_)) = (gone.is_empty(), before) {
+            return Ok(Entry { facts, revoked: before });
         }
         let now = SystemTime::now();
-        revoked.push(Revocation { serial: facts.serial.clone(), at: now });
+        revoked.extend(gone.into_iter().map(|serial| Revocation { serial, at: now }));
         let list = self.authority.sign_revocations(&revoked, number + 1, now)?;
         files::write(&self.dir.join(CRL), &list)?;
         let hosts = self.dir.join(Role::Host.name());
         if hosts.is_dir() {
             files::write(&hosts.join(CRL), &list)?;
         }
-        Ok(Entry { facts, revoked: Some(now) })
+        Ok(Entry { facts, revoked: before.or(Some(now)) })
     }
 
     fn find(&self, what: &str) -> Result<PeerFacts, CredentialError> {

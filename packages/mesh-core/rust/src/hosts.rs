@@ -1,9 +1,9 @@
 //! Other hosts: attaching them, and being one.
 
 use crate::call::PyCall;
-use crate::door::{duration, leave, outside};
+use crate::door::{duration, leave, outside, raise};
 use crate::runtime::{PyRuntime, options};
-use mesh_runtime::tls::{Identity, Role};
+use mesh_runtime::tls::{Identity, Role, split_address};
 use mesh_runtime::{GatewayOptions, Host, HostOptions, RuntimeError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -150,7 +150,9 @@ impl PyHost {
     }
 
     /// Offers the host to a controller that listens at `address`, until the host is closed; on a thread of its own.
-    fn dial_out(&self, address: String) -> PyResult<()> {
+    fn dial_out(&self, py: Python<'_>, address: String) -> PyResult<()> {
+        // Said once, by a thread that goes on, it would be overlooked: it never comes right.
+        split_address(&address).map_err(|error| raise(py, &RuntimeError::Address(error.to_string())))?;
         let host = Arc::clone(&self.host);
         std::thread::Builder::new()
             .name("mesh-offer".to_owned())

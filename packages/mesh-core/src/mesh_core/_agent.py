@@ -6,9 +6,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mesh_core._errors import MeshError
 from mesh_core._native import HostServer
 
 if TYPE_CHECKING:
@@ -26,6 +28,19 @@ def _tell(line: str) -> None:
     sys.stderr.flush()
 
 
+def _heed_signals() -> tuple[list[int], dict[signal.Signals, Any]]:
+    """A list in which signals that end an agent are put down, and what they did before."""
+    ends: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        ends.append(number)
+
+    ending = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        ending.append(signal.SIGHUP)  # its terminal has gone; under nohup it goes on
+    return ends, {number: signal.signal(number, end) for number in ending}
+
+
 def run_worker_loop_forever(
     address: str | None = None,
     *,
@@ -35,7 +50,9 @@ def run_worker_loop_forever(
     ready: Callable[[str], object] | None = None,
     tell: Callable[[str], object] = _tell,
 ) -> None:
-    """Serve jobs on this machine until SIGTERM or Ctrl-C: what the ``mesh host`` command does.
+    """Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C: what the ``mesh host`` command does.
+
+    For the main thread, as signals end it.
 
     Args:
         address: where to listen, such as ``"tcp://0.0.0.0:7411"``; port 0 takes any.
@@ -47,6 +64,10 @@ def run_worker_loop_forever(
     """
     if address is None and dial is None:
         raise ValueError("give an address to listen at, or the address of a controller to dial")
+    if threading.current_thread() is not threading.main_thread():
+        raise MeshError(
+            "a host's agent runs in a main thread, as signals end it; start it in a process of its own"
+        )
     from mesh_core._process import runtime_options
     from mesh_core._procs import _interpreter
     from mesh_core._scratch import Scratch
@@ -66,12 +87,7 @@ def run_worker_loop_forever(
     except BaseException:
         scratch.close()
         raise
-    ends: list[int] = []
-
-    def end(number: int, _: FrameType | None) -> None:
-        ends.append(number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    ends, before = _heed_signals()
     try:
         if dial is not None:
             server.dial_out(dial)
@@ -86,6 +102,8 @@ def run_worker_loop_forever(
                 tell(line)
             if closed:
                 break
+        if ends:
+            tell(f"ends by {signal.Signals(ends[0]).name}, and with it all that runs here")
     finally:
         server.close()
         scratch.close()

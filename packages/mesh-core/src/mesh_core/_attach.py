@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
@@ -12,7 +13,6 @@ from mesh_core._hosts import HostMesh
 from mesh_core._native import Lost, Placement, Region, Slice, attach, attach_dialers, be_host
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from mesh_core._credentials import Credentials
@@ -52,6 +52,12 @@ def attach_to_workers(
         raise MeshError(
             "hosts are attached by the script that drives the job, not by a worker of it; attach them there, and "
             "pass the mesh"
+        )
+    if isinstance(workers, str):
+        raise TypeError(f"workers= is a list of addresses; write [{workers!r}] for one")
+    if not isinstance(credentials, str | os.PathLike) and not hasattr(credentials, "path"):
+        raise TypeError(
+            f"credentials= is the folder that `mesh credentials new` has made, or Credentials, not {credentials!r}"
         )
     addresses = [_address(worker) for worker in workers]
     if addresses and (listen is not None or expect):

@@ -15,6 +15,9 @@ from mesh_core._errors import AuthenticationError
 LIFETIME: Final = timedelta(days=7)
 """How long certificates hold if nothing else is said."""
 
+LONGEST: Final = timedelta(days=3660)
+"""No certificate holds for longer than its authority's."""
+
 Role: TypeAlias = Literal["controller", "host"]
 _Told: TypeAlias = tuple[str, str, str, str, float, float, float | None]
 
@@ -86,7 +89,7 @@ class Credentials:
         """Make a new job's credentials in a folder that does not exist yet, or is empty.
 
         The folder has mode 0700 and its files 0600. ``lifetime`` is how long the controller's certificate holds, and
-        that of the hosts if ``host_lifetime`` does not say otherwise: a ``timedelta``, or seconds.
+        that of the hosts if ``host_lifetime`` does not say otherwise: a ``timedelta``, or seconds; ten years at most.
         """
         controller = _seconds(lifetime)
         hosts = controller if host_lifetime is None else _seconds(host_lifetime)
@@ -145,8 +148,9 @@ class Credentials:
     def revoke(self, which: str | os.PathLike[str] | Certificate) -> Certificate:
         """Revoke a certificate, so that its owner is let in nowhere any more.
 
-        It is named by its serial number or fingerprint, by the first digits of either, or by its file. A running
-        controller that uses this folder drops its owner at once, and tells all hosts of the job.
+        It is named by its serial number or fingerprint, by the first digits of either, or by its file. Others for the
+        same key, from before a renewal or after it, go with it, and the key gets no new one. A running controller that
+        uses this folder drops its owner at once, and tells all hosts of the job.
         """
         name = which.serial if isinstance(which, Certificate) else os.fspath(which)
         return _certificate(_native.credentials_revoke(self._path, name))

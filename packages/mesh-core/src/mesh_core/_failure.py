@@ -87,7 +87,8 @@ class MeshFailure:
         return mesh if self.rank is None else f"rank {self.rank}{describe_point(self.point)} of {mesh}"
 
     def _where(self) -> str:
-        where = f" on host {self.host}" if self.host else ""
+        # One that has not come yet goes by its number: "host 3".
+        where = f" on {'' if self.host.startswith('host ') else 'host '}{self.host}" if self.host else ""
         return where + (f"{',' if where else ' in'} pid {self.pid}" if self.pid is not None else "")
 
     def _why(self) -> str:

@@ -208,7 +208,14 @@ class Nursery:
         os.set_inheritable(self._board, True)
         numbers = [str(n) for n in (*order.addr, order.host, order.seat, order.link, self._board, parent)]
         argv = [*interpreter, "-c", _EXEC_PATH + _EXEC_CODE, json.dumps(told), *numbers]
-        os.execvpe(argv[0], argv, {**os.environ, **told["env"]} if told["afar"] else told["env"])
+        try:
+            os.execvpe(argv[0], argv, {**os.environ, **told["env"]} if told["afar"] else told["env"])
+        except OSError as error:
+            why = f"python={argv[0]!r} is not a program that can be run on this host: {error.strerror}"
+            sys.stderr.write(f"{why}; give the path of an interpreter there\n")
+            sys.stderr.flush()
+            _worker.leave(1)
+        raise AssertionError("unreachable")
 
 
 def _threads() -> int:

@@ -30,7 +30,14 @@ def run(config: dict[str, Any], *, addr: tuple[int, int, int], seat: int, link: 
     with contextlib.suppress(OSError):
         os.chdir(config["cwd"])
     if config["bind"] is not None:
-        os.sched_setaffinity(0, config["bind"][rank % len(config["bind"])])
+        cpus = config["bind"][rank % len(config["bind"])]
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            there = sorted(os.sched_getaffinity(0))
+            raise OSError(
+                error.errno, f"proc_bind names the CPUs {cpus}, and this host has {there}"
+            ) from None
     region = Region.whole(Extent(config["labels"], config["sizes"]))
     identity = _process.Identity(
         mesh_id=mesh,

@@ -23,13 +23,13 @@ class Imports(NamedTuple):
     """What it binds at its top level."""
 
 
-def imports_of(source: str | bytes, module: str, is_package: bool) -> Imports:
+def imports_of(source: str | bytes, module: str, is_package: bool, filename: str = "<unknown>") -> Imports:
     """Read a module's source.
 
     >>> imports_of("from . import layers as l", "net.model", False).taken
     (Taken(module='net', name='layers', bound='l'),)
     """
-    tree = ast.parse(source)
+    tree = ast.parse(source, filename)
     found: set[str] = set()
     taken = []
     top = {id(node) for node in tree.body}

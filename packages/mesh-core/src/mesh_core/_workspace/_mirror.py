@@ -115,7 +115,11 @@ class Mirror:
         return array.array("I", lacking).tobytes()
 
     def _prepare(self) -> None:
-        self._own.mkdir(parents=True, exist_ok=True)
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"no copy of the workspace can be kept here, so choose another place with to=: {error.strerror}"
+            raise OSError(error.errno, why, str(self.root)) from None
         if stat.S_ISLNK(self._own.lstat().st_mode):
             raise MeshError(f"{self._own} is a link, and no place for a workspace's notes; remove it")
         for left in self._own.glob("arriving-*"):

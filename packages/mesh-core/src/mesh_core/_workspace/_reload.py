@@ -51,7 +51,7 @@ def reload(stage: Stage, workspace: Workspace, root: str) -> Answer:
             module = sys.modules[name]
             source = _read(Path(root, path))
             if source is not None:
-                imports[name] = imports_of(source, name, hasattr(module, "__path__"))
+                imports[name] = imports_of(source, name, hasattr(module, "__path__"), str(path))
         for name in in_order({name: imports[name].modules for name in again}):
             before = dict(vars(sys.modules[name]))
             _import_again(sys.modules[name], undo, kept)

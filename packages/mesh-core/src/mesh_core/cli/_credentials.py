@@ -6,7 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from datetime import timedelta
 from pathlib import Path
 
-from mesh_core._credentials import LIFETIME, Certificate, Credentials
+from mesh_core._credentials import LIFETIME, LONGEST, Certificate, Credentials
 from mesh_core.cli import _exit
 from mesh_core.cli._table import aligned
 
@@ -76,8 +76,8 @@ def _number(text: str) -> float:
 
 
 def _lifetime(args: Namespace) -> timedelta:
-    given = timedelta(days=args.days, hours=args.hours, seconds=args.seconds)
-    return given or LIFETIME
+    seconds = args.days * 86_400 + args.hours * 3_600 + args.seconds
+    return timedelta(seconds=min(seconds, LONGEST.total_seconds())) if seconds else LIFETIME
 
 
 def _new(path: Path, lifetime: timedelta) -> None:
@@ -105,12 +105,20 @@ def _renew(path: Path, out: Path | None, lifetime: timedelta) -> None:
 
 
 def _revoke(path: Path, which: str) -> None:
-    gone = Credentials.load(path).revoke(which)
-    print(f"revoked the {gone.role} certificate {_short(gone)}")
+    credentials = Credentials.load(path)
+    before = _revoked(credentials)
+    gone = credentials.revoke(which)
+    others = len(_revoked(credentials) - before - {gone.serial})
+    more = f", and {others} more for the same key" if others else ""
+    print(f"revoked the {gone.role} certificate {_short(gone)}{more}")
     print(
         f"A running controller that uses {path} takes this up by itself, and hands it on to its hosts; "
         f"hosts that wait for a job need the new {path / 'crl.pem'}."
     )
+
+
+def _revoked(credentials: Credentials) -> set[str]:
+    return {each.serial for each in credentials.certificates if each.revoked}
 
 
 def _show(credentials: Credentials, *, as_json: bool) -> None:

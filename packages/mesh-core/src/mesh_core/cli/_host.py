@@ -23,7 +23,7 @@ class HostCommand:
         """Add the options."""
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.description = (
-            "Serve jobs on this machine until SIGTERM or Ctrl-C: one after another, and several at once."
+            "Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C: one after another, and several at once."
         )
         parser.epilog = _EXAMPLE
         parser.add_argument(
@@ -42,7 +42,7 @@ class HostCommand:
         parser.add_argument("--name", help="what errors and listings call this host")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Serve until SIGTERM or Ctrl-C."""
+        """Serve until SIGTERM, SIGHUP or Ctrl-C."""
         from mesh_core._agent import run_worker_loop_forever
 
         if options.listen is None and options.dial is None:

@@ -86,6 +86,8 @@ class LocalCluster:
         """Start the agents, and wait until they listen."""
         from mesh_core._credentials import Credentials
 
+        if self._folder is not None:
+            raise MeshError("the cluster is started already; stop() it first")
         self._folder = tempfile.TemporaryDirectory(prefix="mesh-cluster-")
         try:
             if self._given is None:
@@ -131,6 +133,7 @@ class LocalCluster:
 
     def log(self, number: int) -> str:
         """What an agent has written."""
+        self._agent(number)
         assert self._folder is not None
         return (Path(self._folder.name) / f"host-{number}.log").read_text()
 
@@ -143,13 +146,21 @@ class LocalCluster:
 
     def kill(self, number: int, with_signal: int = signal.SIGKILL) -> None:
         """Send an agent a signal; SIGKILL if none is named."""
-        self._agents[number].send_signal(with_signal)
+        agent = self._agent(number)
+        agent.send_signal(with_signal)
         if with_signal == signal.SIGKILL:
-            self._agents[number].wait()
+            agent.wait()
+
+    def _agent(self, number: int) -> subprocess.Popen[str]:
+        if self._folder is None:
+            raise MeshError("the cluster is not started; use it in a with block")
+        if not 0 <= number < len(self._agents):
+            raise IndexError(f"there is no agent {number}; this cluster has {len(self._agents)}, from 0 on")
+        return self._agents[number]
 
     def restart(self, number: int) -> None:
         """Start an agent that has ended anew, at its old address."""
-        if self._agents[number].poll() is None:
+        if self._agent(number).poll() is None:
             self.kill(number)
         self._close(self._agents[number])
         self._agents[number] = self._launch(number, self.addresses[number])
