@@ -1,4 +1,4 @@
-//! Bytes from a link: `cargo +nightly fuzz run decode`. `crates/mesh-proto/tests/hostile.rs` runs the same entry for a
+//! Bytes from a link: `cargo fuzz run -s none decode`. `crates/mesh-proto/tests/hostile.rs` runs the same entry for a
 //! fixed number of rounds on a stable compiler.
 #![no_main]
 

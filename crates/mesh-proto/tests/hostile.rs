@@ -4,9 +4,15 @@
 
 mod support;
 
+use bytes::Bytes;
+use mesh_proto::hosts::{
+    Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, MAX_HOSTS, Packet, PacketKind, Refusal, Refuse,
+    RelayMerge, Share, Strands, Welcome,
+};
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, Target};
 use proptest::prelude::*;
-use support::{config, entry, frame, on_the_wire};
+use std::time::Duration;
+use support::{config, entry, frame, on_the_wire, peer, trunk};
 
 proptest! {
     #![proptest_config(config(400, 3))]
@@ -73,21 +79,11 @@ impl Dice {
 }
 
 /// What the fuzzer does, for a fixed number of rounds and on any compiler: inputs grow out of each other.
-#[test]
-fn thousands_of_mutations() {
-    let me = ProcAddr::CONTROLLER;
-    let extent = mesh_topology::Extent::new([("procs", 8_usize)]).unwrap();
-    let region = mesh_topology::Region::whole(&extent);
-    let cast = Target::Many(0, region, Placement::On(0));
-    let parts = [Part::Inline(vec![1; 30].into()), Part::Inline(vec![2; 300].into())];
-    let seeds = [
-        Frame::build(Header::new(Kind::Hello, me, me), None, b"", &[]),
-        Frame::build(Header::new(Kind::Call, me, me), Some(&cast), b"step", &parts),
-        Frame::build_plain(Header::new(Kind::Reply, me, me), None, b"", &[5; 90]),
-    ];
-    let mut pool: Vec<Vec<u8>> = vec![[vec![3], on_the_wire(&seeds)].concat()];
+fn mutate(rounds: usize, seeds: Vec<Vec<u8>>, feed: fn(&[u8])) {
+    let mut pool = seeds;
+    let kept = pool.len();
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
-    for _ in 0..4_000 {
+    for _ in 0..rounds {
         let mut bytes = pool[dice.roll(pool.len())].clone();
         for _ in 0..=dice.roll(4) {
             let at = dice.roll(bytes.len());
@@ -104,12 +100,133 @@ fn thousands_of_mutations() {
             }
             bytes.truncate(4096);
         }
-        entry::feed(&bytes);
+        feed(&bytes);
         if pool.len() < 64 {
             pool.push(bytes);
         } else {
-            let at = 1 + dice.roll(63);
+            let at = kept + dice.roll(64 - kept);
             pool[at] = bytes;
         }
     }
+}
+
+#[test]
+fn thousands_of_mutations() {
+    let me = ProcAddr::CONTROLLER;
+    let extent = mesh_topology::Extent::new([("procs", 8_usize)]).unwrap();
+    let region = mesh_topology::Region::whole(&extent);
+    let cast = Target::Many(0, region, Placement::On(0));
+    let parts = [Part::Inline(vec![1; 30].into()), Part::Inline(vec![2; 300].into())];
+    let seeds = [
+        Frame::build(Header::new(Kind::Hello, me, me), None, b"", &[]),
+        Frame::build(Header::new(Kind::Call, me, me), Some(&cast), b"step", &parts),
+        Frame::build_plain(Header::new(Kind::Reply, me, me), None, b"", &[5; 90]),
+    ];
+    mutate(4_000, vec![[vec![3], on_the_wire(&seeds)].concat()], entry::feed);
+}
+
+/// What is answered to call 1, by two hosts, as their relay gets it; and what else comes on a trunk.
+fn trunk_seeds() -> Vec<Vec<u8>> {
+    let (caller, now) = (ProcAddr::CONTROLLER, Duration::ZERO);
+    let mut packets = Vec::new();
+    for host in [2, 3] {
+        let mut merge = HostMerge::new(host, ProcAddr::agent(host));
+        let mut frames = merge.expect(caller, 1, 3);
+        for index in 3 * host..3 * host + 3 {
+            let header =
+                Header { call: 1, index, ..Header::new(Kind::Reply, ProcAddr { rank: index, ..caller }, caller) };
+            let reply = Frame::build_plain(header, None, b"", &[u8::try_from(index % 2).unwrap(); 20]);
+            frames.extend(merge.on_reply(reply, now));
+        }
+        let frame = frames.remove(0);
+        let pieces = [Bytes::copy_from_slice(&frame.header.encode()), frame.body].into();
+        let mut strands = Strands::new(host, 1 << 20);
+        assert!(strands.post_one(1, 0, Cargo { frame: pieces, lane: Lane { sender: (0, host, host), mesh: 0 } }));
+        packets.extend(strands.next_packet(1, now));
+    }
+    let mut relay = RelayMerge::new(1);
+    let mut merged = relay.expect(0, caller, 1, &HostSet::range(2, 2));
+    packets.iter().for_each(|packet| merged.extend(relay.offer(packet.clone(), now)));
+    assert_eq!(merged.len(), 1);
+    let mut ack = Packet::new(PacketKind::Ack, 2);
+    ack.dests = Dest::one(0, 0).into();
+    ack.shares = vec![Share::one(4, 0, 9), Share { first: 6, count: 20, seq: 0, ack: 7 }].into();
+    let mut cast = Packet::new(PacketKind::Data, 0);
+    cast.dests = vec![Dest { first: 1, count: 9, seq: 4 }, Dest { first: 20, count: 30, seq: 5 }].into();
+    cast.body = Bytes::from(vec![3; 70_000]).into();
+    cast.total = 70_000;
+    let join = Join { job: 5, from: 2, to: 1, incarnation: 7, expected: 0, body: Bytes::from_static(b"more") };
+    let greetings = [
+        join.packet(),
+        Welcome { incarnation: 9, body: Bytes::new() }.packet(1),
+        Refuse { code: Refusal::Busy, text: "not now".to_owned() }.packet(1),
+        Farewell { text: "done".to_owned() }.packet(2),
+    ];
+    let nack = Packet::nack(3, 1, 4, &[Gap { first: 5, count: 2 }]);
+    [vec![ack, nack], greetings.to_vec(), packets, merged, vec![cast]]
+        .iter()
+        .map(|packets| {
+            let mut bytes = vec![3];
+            for packet in packets {
+                packet.write_head(&mut bytes);
+                packet.body.iter().for_each(|piece| bytes.extend_from_slice(piece));
+            }
+            bytes
+        })
+        .collect()
+}
+
+#[test]
+fn thousands_of_mutations_of_what_comes_on_a_trunk() {
+    let seeds = trunk_seeds();
+    seeds.iter().for_each(|seed| trunk::feed(seed));
+    mutate(4_000, seeds, trunk::feed);
+}
+
+#[test]
+fn thousands_of_talks_with_a_hostile_host() {
+    let mut dice = Dice(7);
+    let seeds = (0..8).map(|_| (0..400).map(|_| u8::try_from(dice.roll(256)).unwrap()).collect()).collect();
+    mutate(1_000, seeds, peer::feed);
+}
+
+fn merged_for_me(shares: Vec<Share>) -> Packet {
+    Packet::merged(2, 0, shares, Bytes::from_static(b"merged").into())
+}
+
+#[test]
+fn the_highest_of_all_numbers_is_a_number_that_came_early() {
+    let mut strands = Strands::new(0, 1 << 20);
+    strands.on_packet(merged_for_me(vec![Share::one(2, u64::MAX, 0)]), Duration::ZERO, &mut Vec::new());
+    let mut out = Vec::new();
+    strands.on_tick(Duration::from_secs(1), &mut out);
+    let gaps: Vec<Gap> = out.iter().flat_map(Packet::gaps).collect();
+    assert_eq!(gaps, [Gap { first: 1, count: u64::MAX - 1 }]);
+}
+
+#[test]
+fn who_speaks_for_a_million_hosts_is_answered_with_a_packet() {
+    let mut strands = Strands::new(0, 1 << 20);
+    let all = Share { first: 2, count: MAX_HOSTS - 2, seq: 5, ack: 0 };
+    strands.on_packet(merged_for_me(vec![all]), Duration::ZERO, &mut Vec::new());
+    let mut out = Vec::new();
+    strands.on_tick(Duration::from_secs(1), &mut out);
+    assert_eq!(out.len(), 1);
+    assert_eq!(out[0].hosts(), HostSet::range(2, MAX_HOSTS - 2));
+    assert_eq!(out[0].gaps().collect::<Vec<_>>(), [Gap { first: 1, count: 4 }]);
+}
+
+#[test]
+fn acks_for_a_million_hosts_are_as_much_work_as_for_one() {
+    let mut strands = Strands::new(1, 1 << 20);
+    for round in 0..500 {
+        let mut ack = Packet::new(PacketKind::Ack, 2);
+        ack.dests = Dest::one(0, 0).into();
+        ack.shares = Share { first: 2, count: MAX_HOSTS - 2, seq: 0, ack: round % 7 }.into();
+        assert!(strands.pass_ack(&ack, Duration::ZERO));
+    }
+    let mut out = Vec::new();
+    strands.on_tick(Duration::from_secs(1), &mut out);
+    assert_eq!(out.len(), 1);
+    assert_eq!(*out[0].shares, [Share { first: 2, count: MAX_HOSTS - 2, seq: 0, ack: 6 }]);
 }

@@ -308,3 +308,14 @@ fn what_is_for_a_host_that_is_neither_known_nor_reachable_goes_up() {
     topology.reachable(2);
     assert_eq!(topology.next_hop(1, 2), Some(2));
 }
+
+#[test]
+fn hosts_are_known_by_the_groups_that_they_came_in() {
+    let mut topology = Topology::new(0);
+    assert!(topology.add_group(1, 10, 4) && topology.add_dialed(11) && topology.add_group(20, 5, 2));
+    for (first, count, known) in [(0, 1, true), (0, 12, true), (1, 11, true), (5, 8, false), (20, 5, true)] {
+        assert_eq!(topology.knows_all(first, count), known, "{count} from {first} on");
+        assert_eq!((first..first + count).all(|host| topology.knows(host)), known);
+    }
+    assert!(!topology.knows_all(20, 6) && !topology.knows_all(12, 1) && !topology.knows_all(u32::MAX, u32::MAX));
+}

@@ -173,7 +173,8 @@ pub struct Packet {
     pub offset: u64,
     /// How long the frame is.
     pub total: u64,
-    /// What the origin has received of the strand of the one destination; 0 for nothing, or if there are several.
+    /// What the origin has received of the strand of the one destination; 0 for nothing, or if there are several, unless
+    /// a nack says the same to all.
     pub ack: u64,
     /// Who shall get it; ascending.
     pub dests: Few<Dest>,

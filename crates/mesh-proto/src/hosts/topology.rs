@@ -124,6 +124,18 @@ impl Topology {
         host == 0 || self.group_of(host).is_some()
     }
 
+    /// Whether there is, or was, each of the `count` hosts from `first` on. The work goes with the groups.
+    #[must_use]
+    pub fn knows_all(&self, first: HostNo, count: u32) -> bool {
+        let end = u64::from(first) + u64::from(count);
+        let mut at = u64::from(first.max(1));
+        while at < end {
+            let Some(group) = HostNo::try_from(at).ok().and_then(|at| self.group_of(at)) else { return false };
+            at = group.end();
+        }
+        true
+    }
+
     /// Everybody who is not dead, the controller too.
     #[must_use]
     pub fn hosts(&self) -> HostSet {

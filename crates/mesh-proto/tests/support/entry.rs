@@ -51,6 +51,10 @@ pub(crate) fn look_into(frame: &Frame) {
             for rank in region.iter().take(100) {
                 let _ = (region.position(rank), placement.addr(1, rank));
             }
+            for host in [0, 1, 7, u32::MAX] {
+                let _ = placement.ranks_on(host, region.len());
+            }
+            let _ = (placement.only(), placement.agents(), placement.per_host(region.len()));
         }
     }
     let one = frame.for_one(ProcAddr { mesh: frame.header.dst.mesh, rank: 7, host: 0 }, 3);

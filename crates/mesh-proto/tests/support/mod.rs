@@ -1,4 +1,4 @@
-//! What several tests share: frames at random, and the one entry that hostile bytes go through.
+//! What several tests share: frames at random, and the entries that hostile bytes go through.
 
 #![allow(dead_code, reason = "each test uses its part of it")]
 
@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 pub(crate) mod entry;
+pub(crate) mod peer;
+pub(crate) mod trunk;
 
 /// A fixed seed: the same cases with every run, and no files left behind.
 pub(crate) fn config(cases: u32, seed: u64) -> ProptestConfig {

@@ -129,7 +129,8 @@ impl Incoming {
                     break;
                 }
             }
-            next = seq + 1;
+            // Whoever says such numbers is not ours, and harms nobody.
+            next = seq.saturating_add(1);
         }
         Some(gaps)
     }

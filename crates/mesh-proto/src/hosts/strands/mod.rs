@@ -638,7 +638,7 @@ impl Strands {
     }
 
     /// Does what is due: acks and nacks are appended to `out`, for the runtime to send on the next hops of their
-    /// destinations, of which an ack may have many; what is to be sent again becomes [ready](Strands::take_ready).
+    /// destinations, of which they may have many; what is to be sent again becomes [ready](Strands::take_ready).
     pub fn on_tick(&mut self, now: Duration, out: &mut Vec<Packet>) {
         let mut acks: Vec<Dest> = Vec::new();
         while let Some(Reverse((at, host))) = self.peers.alarms.peek().copied().filter(|Reverse((at, _))| *at <= now) {
@@ -654,8 +654,10 @@ impl Strands {
                 peer.alarm = None;
                 if let Some(gaps) = peer.inc.gaps(now) {
                     let ack = peer.inc.say();
-                    let nacks = (first..first + count).map(|host| Packet::nack(self.me, host, ack, &gaps));
-                    out.extend(nacks);
+                    // One for all of the run, however many a packet claims to speak for.
+                    let mut nack = Packet::nack(self.me, first, ack, &gaps);
+                    nack.dests = Dest { first, count, seq: 0 }.into();
+                    out.push(nack);
                 }
                 if peer.inc.ack_at.is_some_and(|at| at <= now) {
                     acks.push(Dest { first, count, seq: peer.inc.say() });

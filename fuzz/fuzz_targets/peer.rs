@@ -1,0 +1,13 @@
+//! A hostile host of the job: `cargo fuzz run -s none peer`. `crates/mesh-proto/tests/hostile.rs` runs the same entry
+//! for a fixed number of rounds on a stable compiler.
+#![no_main]
+#![allow(dead_code, reason = "the entries share their parts")]
+
+#[path = "../../crates/mesh-proto/tests/support/entry.rs"]
+mod entry;
+#[path = "../../crates/mesh-proto/tests/support/peer.rs"]
+mod peer;
+#[path = "../../crates/mesh-proto/tests/support/trunk.rs"]
+mod trunk;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| peer::feed(data));
