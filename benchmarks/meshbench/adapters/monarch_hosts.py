@@ -20,7 +20,7 @@ from meshbench.processes import Killer
 from meshbench.timing import sample
 
 _TIMEOUT = 120.0
-_PATIENCE = "4m"
+_PATIENCE = "2m"
 _LIMITS = (
     "actor_spawn_max_idle",
     "channel_reconnect_timeout",
