@@ -146,6 +146,12 @@ class HostsKillSystem(HostsSystem, Protocol):
 class MeshHosts(HostsKillSystem, Protocol):
     """What is only measured on mesh."""
 
+    def gateway(self) -> tuple[int, str]:
+        """The process that admits connections to the first host, and the address at which it does."""
+
+    def host_calls(self, seconds: float) -> int:
+        """How many calls, made one after the other as in `host_call`, are completed in so long."""
+
     def attach(self, hosts: int, procs: int) -> tuple[float, int]:
         """Seconds to attach to running hosts, spawn on all and call all; and how many processes stay after the stop."""
 

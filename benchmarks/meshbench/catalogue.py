@@ -13,6 +13,7 @@ from importlib import import_module, metadata
 from time import perf_counter
 from typing import Any
 
+from meshbench.flood import alternate, garbage_cpu, slower
 from meshbench.network import octets_sent
 from meshbench.processes import cpu_seconds, descendants, pss_bytes
 
@@ -127,7 +128,18 @@ FIGURES: Mapping[str, Figure] = {
     "hosts_tensor_back": Figure("256 MiB tensor from another host", "GB/s", more_is_better=True),
     "hosts_cast": Figure("1 MiB to 16 hosts of 8 procs, all replies", "ms"),
     "hosts_cast_copies": Figure("how often this 1 MiB went over TCP, all hosts together", "copies"),
+    "hosts_cast_64": Figure("1 MiB to 16 hosts of 4 procs, all replies", "ms"),
     "hosts_kill": Figure("SIGKILL of a host's agent until the waiting caller has its error", "ms"),
+    "flood_quiet": Figure(
+        "calls to another host one after the other, nothing thrown", "1/s", more_is_better=True
+    ),
+    "flood_sink": Figure(
+        "the same, 1,000 garbage connections in 5 s to a plain server beside", "1/s", more_is_better=True
+    ),
+    "flood_gateway": Figure("the same, to that host's gateway", "1/s", more_is_better=True),
+    "flood": Figure("fewer calls with the garbage at the gateway than without any", "%"),
+    "flood_beside": Figure("fewer calls with the garbage at the gateway than at the plain server", "%"),
+    "flood_cpu": Figure("processor time of the gateway's process for each garbage connection", "µs"),
     "hosts_64": Figure("64 running hosts attached, 4 procs spawned on each, all called", "s"),
     "hosts_64_left": Figure("of these, still there 2 s after stop", "procs"),
 }
@@ -337,19 +349,44 @@ def _hosts_tensor(system: Any, scale: Scale) -> Samples:
 
 
 def _hosts_cast(system: Any, scale: Scale) -> Samples:
+    taken, copies = _cast_over(system, scale, 8)
+    return {"hosts_cast": taken, "hosts_cast_copies": copies}
+
+
+def _hosts_cast_64(system: Any, scale: Scale) -> Samples:
+    taken, _ = _cast_over(system, scale, 4)
+    return {"hosts_cast_64": taken}
+
+
+def _cast_over(system: Any, scale: Scale, procs: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of each cast to 16 hosts, and how often the bytes went over TCP."""
     times = scale.of(20, 5)
-    with _over(system, 16, 8):
+    with _over(system, 16, procs):
         time.sleep(_SETTLE_SECONDS)
         system.host_cast(CAST_BYTES, 1)  # before counting: connections are made
         before = octets_sent()
         taken = system.host_cast(CAST_BYTES, times)
         sent = octets_sent() - before
     # Two more than `times`, which warm up.
-    return {"hosts_cast": _milli(taken), "hosts_cast_copies": [sent / CAST_BYTES / (times + 2)]}
+    return _milli(taken), [sent / CAST_BYTES / (times + 2)]
 
 
 def _hosts_kill(system: Any, scale: Scale) -> Samples:
     return {"hosts_kill": _milli(system.host_kill(scale.of(system.host_kills, 1)))}
+
+
+def _flood(system: Any, scale: Scale) -> Samples:
+    with _over(system, 1, 1):
+        turns = alternate(system, scale.of(4, 1))
+    quiet, sink, gateway = ([turn[i].calls for turn in turns] for i in range(3))
+    return {
+        "flood_quiet": quiet,
+        "flood_sink": sink,
+        "flood_gateway": gateway,
+        "flood": [slower(turns, 0)],
+        "flood_beside": [slower(turns, 1)],
+        "flood_cpu": _micro(garbage_cpu(turns)),
+    }
 
 
 def _hosts_64(system: Any, scale: Scale) -> Samples:
@@ -393,12 +430,19 @@ ITEMS: Mapping[str, Item] = {
     "busy_work": Item(SPINNING, _busy_work, ("busy_work",)),
     "busy_pingpong": Item(SPINNING, _busy_pingpong, ("busy_pingpong",)),
     "logs": Item(ONLY_MESH, _logs, ("log_rate", "log_call", "log_call_null")),
-    "hosts_call": Item(HOSTS_FLOOR, _hosts_call, ("hosts_call",)),
-    "hosts_call_here": Item(HOSTS, _hosts_call_here, ("hosts_call_here",)),
+    "hosts_call": Item((*HOSTS_FLOOR, "chain"), _hosts_call, ("hosts_call",)),
+    "hosts_call_here": Item((*HOSTS, "chain"), _hosts_call_here, ("hosts_call_here",)),
     "hosts_pair": Item(HOSTS, _hosts_pair, ("hosts_pair", "hosts_pair_here"), rounds=3),
     "hosts_tensor": Item(HOSTS_FLOOR, _hosts_tensor, ("hosts_tensor", "hosts_tensor_back")),
-    "hosts_cast": Item(LARGE, _hosts_cast, ("hosts_cast", "hosts_cast_copies"), rounds=3, time_limit=300.0),
+    "hosts_cast": Item(LARGE, _hosts_cast, ("hosts_cast", "hosts_cast_copies"), rounds=3, time_limit=400.0),
+    "hosts_cast_64": Item(LARGE, _hosts_cast_64, ("hosts_cast_64",), rounds=3, time_limit=300.0),
     "hosts_kill": Item(LARGE, _hosts_kill, ("hosts_kill",), rounds=3),
+    "flood": Item(
+        ONLY_MESH,
+        _flood,
+        ("flood_quiet", "flood_sink", "flood_gateway", "flood", "flood_beside", "flood_cpu"),
+        rounds=3,
+    ),
     "hosts_64": Item(ONLY_MESH, _hosts_64, ("hosts_64", "hosts_64_left"), rounds=3),
 }
 """All work, in the order in which it is done."""

@@ -35,6 +35,7 @@ SYSTEMS: Mapping[str, System] = {
     # No sleeping core has to be woken when both ends share one; where the scheduler puts them decides what "socket" is.
     "socket-1core": System("rawsocket", environment="socket", variables={"MESH_BENCH_ONE_CORE": "1"}),
     "rawtls": System("rawtls", program="rawtls"),
+    "chain": System("chain", program="chain"),
 }
 """By the name that `--systems` takes. Every environment has numpy, so that all echo the same array."""
 
@@ -102,9 +103,12 @@ def prepare(name: str, folder: Path, *, wheel: Path | None, torch: bool) -> Path
     python = target / "bin" / "python"
     wanted = [*system.requirements, "numpy", *(["torch"] if torch else [])]
     stamp = target / "made-from.json"
-    made_from = json.dumps({"python": sys.version, "requirements": wanted})
+    made_from = json.dumps({"python": sys.version, "requirements": wanted, "compiled": True})
     uv = find_uv()
-    install = [uv, "pip", "install", "--python", str(python)] if uv else [str(python), "-m", "pip", "install"]
+    # Compiled here, as pip does by itself: where PYTHONDONTWRITEBYTECODE is set, every process of a system would else do it
+    # anew each time it starts, which takes longer than all the rest of its import.
+    with_uv = [uv, "pip", "install", "--compile-bytecode", "--python", str(python)] if uv else []
+    install = with_uv or [str(python), "-m", "pip", "install", "--compile"]
     if not (stamp.exists() and stamp.read_text() == made_from):
         shutil.rmtree(target, ignore_errors=True)
         make = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]

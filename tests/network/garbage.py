@@ -328,16 +328,19 @@ async def flood_async(
     seed: int = 0,
     parallel: int = 64,
     patience: float = 2.0,
+    over: float = 0.0,
     context: ssl.SSLContext | None = None,
     kinds: Sequence[Kind] = KINDS,
 ) -> Report:
     """As `flood`, in a coroutine."""
     report = Report()
     loop = asyncio.get_running_loop()
+    start = loop.time()
     turns = asyncio.Semaphore(parallel)
     choice = random.Random(seed)
 
     async def throw(number: int, kind: Kind) -> None:
+        await asyncio.sleep(start + over * number / connections - loop.time())
         async with turns:
             began = loop.time()
             each = Throw(address, random.Random(f"{seed}/{number}"), patience, context)
@@ -367,17 +370,19 @@ def flood(
     seed: int = 0,
     parallel: int = 64,
     patience: float = 2.0,
+    over: float = 0.0,
     context: ssl.SSLContext | None = None,
     kinds: Sequence[Kind] = KINDS,
 ) -> Report:
     """Throw garbage at an address, so many connections at a time, and watch each for so many seconds.
 
+    They begin evenly `over` so many seconds, as far as the number at a time allows; with 0, as fast as they can.
     With a `context` that holds a good certificate, `no_certificate` and `oversized_frame` get behind the handshake.
     """
     return asyncio.run(
         flood_async(
-            address, connections=connections, seed=seed, parallel=parallel, patience=patience, context=context,
-            kinds=kinds,
+            address, connections=connections, seed=seed, parallel=parallel, patience=patience, over=over,
+            context=context, kinds=kinds,
         )
     )  # fmt: skip
 
@@ -392,11 +397,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--patience", type=float, default=2.0, help="seconds to watch one connection")
+    parser.add_argument("--over", type=float, default=0.0, help="seconds over which they begin, evenly")
     options = parser.parse_args()
     host, _, port = options.address.rpartition(":")
     report = flood(
         (host.strip("[]"), int(port)), connections=options.connections, seed=options.seed,
-        parallel=options.parallel, patience=options.patience,
+        parallel=options.parallel, patience=options.patience, over=options.over,
     )  # fmt: skip
     sys.stdout.write(f"{report}\n")
 

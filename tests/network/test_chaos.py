@@ -141,7 +141,7 @@ def test_a_gateway_under_load_takes_no_harm_from_a_thousand_garbage_connections(
     job.ask("load")
     throw(60, 30)
     quiet, noisy = [], []
-    before = settled_resources(agent.pid)
+    before, listened = settled_resources(agent.pid), listening_time(agent.pid)
     for _ in range(4):
         quiet += job.ask("latencies", first=0, last=1, calls=300)
         flooding = threading.Thread(target=throw, args=(250, 40))
@@ -155,10 +155,13 @@ def test_a_gateway_under_load_takes_no_harm_from_a_thousand_garbage_connections(
     assert sum(report.connections for report in thrown) == 1060
     # Strangers are told nothing but what TLS itself says.
     assert all(report.longest < 30 for report in thrown)
-    # The target is 10 %, which a machine of two cores cannot show: the thrower of the garbage takes one of them, and
-    # whatever else runs beside counts too. What is asserted is that nothing is held up by handshakes.
+    # The target is 10 %, which is measured by the benchmarks (`flood`) and not here: the thrower of the garbage takes a core,
+    # and whatever else runs beside counts too. What is asserted is that nothing is held up by handshakes, and that the
+    # garbage costs little: 0.1 to 0.5 ms each, mostly in the kernel.
     calm, beside = statistics.median(quiet), statistics.median(noisy)
-    assert beside < 5 * calm + 0.002, (calm, beside)
+    assert beside < 3 * calm + 0.001, (calm, beside)
+    cost = listening_time(agent.pid) - listened
+    assert 0 < cost < 1.0, cost
     now = settled_resources(agent.pid)
     assert now[0] <= before[0] + 3, ("descriptors", before, now)
     assert now[1] <= before[1] + 3, ("threads", before, now)
@@ -180,6 +183,14 @@ def settled_resources(pid):
         last, found = found, resources(pid)
         same = same + 1 if last[:2] == found[:2] else 0
     return found
+
+
+def listening_time(pid):
+    """Seconds of processor time that the thread has had which drives handshakes."""
+    (thread,) = (
+        task for task in Path(f"/proc/{pid}/task").iterdir() if (task / "comm").read_text() == "mesh-listen\n"
+    )
+    return int((thread / "schedstat").read_text().split()[0]) / 1e9
 
 
 def resources(pid):

@@ -129,6 +129,18 @@ class Hosts:
             call = procs.spawn("near", Far).slice(gpus=0).echo.call_one
             return sample(calls, lambda: call(PAYLOAD).get())
 
+    def gateway(self) -> tuple[int, str]:
+        """The agent of the first host, and where it listens."""
+        return self._agents.pids()[0], self._addresses[0].removeprefix("tcp://")
+
+    def host_calls(self, seconds: float) -> int:
+        """As `host_call`, counted."""
+        call, end, done = self._first.echo.call_one, perf_counter() + seconds, 0
+        while perf_counter() < end:
+            call(PAYLOAD).get()
+            done += 1
+        return done
+
     def host_pair(self, calls: int, same: bool) -> list[float]:
         """The first actor of the first host calls."""
         peer = self._far.slice(hosts=0, gpus=1) if same else self._far.slice(hosts=1, gpus=0)

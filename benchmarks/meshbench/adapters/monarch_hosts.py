@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from importlib import import_module
@@ -19,9 +20,32 @@ from meshbench.processes import Killer
 from meshbench.timing import sample
 
 _TIMEOUT = 120.0
-_PATIENCE = "4m"
+_PATIENCE = "2m"
+_LIMITS = (
+    "actor_spawn_max_idle",
+    "channel_reconnect_timeout",
+    "host_spawn_ready_timeout",
+    "mesh_orphan_timeout",
+    "mesh_proc_spawn_max_idle",
+    "message_delivery_timeout",
+    "pending_actor_delivery_timeout",
+)
+_MANY = 32
+"""Up to so many processes its own limits do."""
 _TRUST = "trust_all_connections"  # the only value that 0.7.0 takes
 _WORKER = f"from monarch.actor import run_worker_loop_forever; run_worker_loop_forever(address={{!r}}, ca={_TRUST!r})"
+
+
+def _be_patient() -> None:
+    """Longer limits here, and in the worker loops and their processes, which inherit the variables.
+
+    Its 30 s are too short for a hundred processes, all of which it starts at once, on a small machine. One of
+    30 s is left, on a host's processes until they are ready, that none of its settings moved: after it, they run and nobody
+    hears of them.
+    """
+    names = {"actor_spawn_max_idle": "mesh_actor_spawn_max_idle"}
+    os.environ.update({f"HYPERACTOR_{names.get(name, name).upper()}": _PATIENCE for name in _LIMITS})
+    configure(**dict.fromkeys(_LIMITS, _PATIENCE))
 
 
 class Far(Actor):
@@ -73,12 +97,8 @@ class Hosts:
 
     def start_hosts(self, hosts: int, procs: int) -> None:
         """Start the worker loops, attach to them, spawn `procs` processes with an actor each on every one."""
-        # Its 30 s are too short for 128 processes, which it starts anew each, on a small machine.
-        configure(
-            mesh_proc_spawn_max_idle=_PATIENCE,
-            host_spawn_ready_timeout=_PATIENCE,
-            actor_spawn_max_idle=_PATIENCE,
-        )
+        if hosts * procs > _MANY:
+            _be_patient()
         enable_transport(f"tcp://{LOOPBACK}:0")
         ports = free_ports(hosts)
         addresses = [f"tcp://{LOOPBACK}:{port}" for port in ports]

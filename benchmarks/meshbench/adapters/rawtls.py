@@ -5,9 +5,17 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-_PROGRAM = Path(__file__).resolve().parents[2] / "rawtls" / "target" / "release" / "rawtls"
-_RUNS = 7
-_SMALL = 300  # bytes of a small call and of its reply, about what mesh's take
+RUNS = 7
+SMALL = 300
+"""Bytes of a small call and of its reply, about what mesh's take."""
+
+
+def built(name: str) -> Path:
+    """Where run.py has the program `name` of the benchmarks' folder built."""
+    return Path(__file__).resolve().parents[2] / name / "target" / "release" / name
+
+
+_PROGRAM = built("rawtls")
 
 
 class System:
@@ -25,7 +33,7 @@ class System:
 
     def host_call(self, calls: int) -> list[float]:
         """As many bytes each way as a small call has."""
-        return self._measure(_SMALL, _SMALL, calls)
+        return self._measure(SMALL, SMALL, calls)
 
     def host_put(self, size: int, times: int) -> list[float]:
         """The bytes one way, one byte back."""
@@ -37,7 +45,7 @@ class System:
 
     def _measure(self, send: int, receive: int, times: int) -> list[float]:
         # Where the scheduler puts the two processes decides much, and it decides anew each time.
-        each = max(times // _RUNS, 1)
+        each = max(times // RUNS, 1)
         command = [str(_PROGRAM), str(send), str(receive), str(each)]
-        printed = [subprocess.check_output(command, text=True) for _ in range(_RUNS)]
+        printed = [subprocess.check_output(command, text=True) for _ in range(RUNS)]
         return [float(line) for run in printed for line in run.splitlines()]
