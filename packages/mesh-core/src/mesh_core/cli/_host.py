@@ -22,9 +22,7 @@ class HostCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the options."""
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        parser.description = (
-            "Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C: one after another, and several at once."
-        )
+        parser.description = "Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C: one after another, and several at once."
         parser.epilog = _EXAMPLE
         parser.add_argument(
             "--listen",
