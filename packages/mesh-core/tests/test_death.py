@@ -61,6 +61,21 @@ def test_a_waiting_call_fails_at_once(own: ProcMesh) -> None:
     assert isinstance(values[2], SupervisionError)
 
 
+def test_a_death_is_what_exception_returns_while_others_work(own: ProcMesh) -> None:
+    gates = own.spawn("gates", Coroutines)
+    waiting = gates.enter.call("door")
+    gates.open.call("other").get()
+    kill(own, 2)
+    error = waiting.exception(timeout=30)
+    assert isinstance(error, SupervisionError)
+    assert error.failure is not None and error.failure.rank == 2
+    assert not waiting.done()
+    gates.slice(gpus=slice(0, 2)).open.call("door").get()
+    gates.slice(gpus=3).open.call("door").get()
+    assert isinstance(waiting.exception(timeout=30), SupervisionError)
+    assert waiting.done()
+
+
 def test_a_call_to_the_one_that_dies(own: ProcMesh) -> None:
     one = own.slice(gpus=1).spawn("one", Gate)
     one.initialized.get()

@@ -50,6 +50,16 @@ pub(super) fn frame_of(pieces: &[Bytes]) -> Option<Frame> {
     (header.body_len == (whole.len() - HEADER_LEN) as u64).then(|| Frame { header, body: whole.slice(HEADER_LEN..) })
 }
 
+/// What says whose message it is, whom it is for and what it is about: all that a sender hears of one that is lost. Its
+/// parts may be gigabytes, and whoever waits for the dead would wait until they were copied.
+fn label_of(pieces: &[Bytes]) -> Option<Frame> {
+    let bytes = |most: usize| -> Vec<u8> { pieces.iter().flat_map(|piece| piece.iter().copied()).take(most).collect() };
+    let header = Header::decode(bytes(HEADER_LEN).first_chunk::<HEADER_LEN>()?).ok()?;
+    let len = HEADER_LEN + header.target_len as usize + usize::from(header.name_len);
+    let label = bytes(len);
+    (label.len() == len).then(|| Frame { header, body: Bytes::from(label).slice(HEADER_LEN..) })
+}
+
 impl Runtime {
     /// Sends a frame to other hosts. Returns how many bytes wait behind it.
     pub(crate) fn send_away(&self, frame: &Frame, hosts: HostSet) -> usize {
@@ -205,7 +215,7 @@ impl Runtime {
     /// What was never acknowledged by a host that is dead comes back to whoever sent it.
     pub(super) fn bounce_lost(&self, host: HostNo, lost: Vec<Lost>) {
         for one in lost {
-            if let Some(frame) = frame_of(&one.frame) {
+            if let Some(frame) = label_of(&one.frame) {
                 self.bounce_from(&frame, &HostSet::one(host));
             }
         }
@@ -307,5 +317,27 @@ impl Runtime {
         for frame in state.merge.expect(caller, call, count) {
             self.post_frame(&mut state, &frame, &mut unreached);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mesh_proto::{Part, Target};
+
+    #[test]
+    fn of_a_lost_message_no_part_is_copied() {
+        let addr = |host| ProcAddr { mesh: 7, rank: 0, host };
+        let mut header = Header::new(Kind::Call, addr(1), addr(2));
+        header.call = 5;
+        let part = Part::Inline(Bytes::from(vec![1; 1 << 20]));
+        let whole = Frame::build(header, None, b"train", &[part]);
+        let head = Bytes::copy_from_slice(&whole.header.encode());
+        let (label, rest) = (whole.body.slice(..3), whole.body.slice(3..));
+        let lost = label_of(&[head.clone(), label, rest]).unwrap();
+        assert_eq!((lost.header, lost.body.as_ref()), (whole.header, &b"train"[..]));
+        assert_eq!((lost.name(), lost.target().unwrap()), (&b"train"[..], Target::One(addr(2))));
+        assert!(label_of(&[head]).is_none());
+        assert!(label_of(&[]).is_none());
     }
 }

@@ -32,7 +32,7 @@ _AFTER_A_DEATH = 0.01
 class ManyFuture(Future[ValueMesh[R]]):
     """The results of a call to many."""
 
-    __slots__ = ("_all", "_patient")
+    __slots__ = ("_all", "_loss_id", "_patient")
 
     if TYPE_CHECKING:
 
@@ -59,6 +59,16 @@ class ManyFuture(Future[ValueMesh[R]]):
             if return_exceptions and results is not None:
                 return results
             raise
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, and return what the call raised; ``None`` if it succeeded. A death is returned at once, as by ``get``."""
+        self._loss_id = 0
+        try:
+            return super().exception(timeout)
+        except Exception as error:
+            if id(error) != self._loss_id:
+                raise
+            return error.with_traceback(None)
 
     def _wait(self, timeout: float | None) -> bool:
         if getattr(self, "_patient", False):
@@ -91,6 +101,8 @@ class ManyFuture(Future[ValueMesh[R]]):
         )
         if isinstance(error, MeshError):
             self._process.told(error)
+        # Not the error itself, whose frames refer to this.
+        self._loss_id = id(error)
         return error
 
 
