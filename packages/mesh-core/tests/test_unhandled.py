@@ -249,7 +249,7 @@ import os, signal, sys, time
 from typing import Any
 from core_owners import Leaf, Soft
 from core_samples import Broken
-from mesh_core import SupervisionError, set_fault_handler, shutdown, this_host
+from mesh_core import SpawnError, SupervisionError, set_fault_handler, shutdown, this_host
 
 procs = this_host().spawn_procs({"gpus": 2}, "mortal")
 actors: Any = procs.spawn("actors", Leaf)
@@ -259,7 +259,7 @@ first, second = actors.slice(gpus=0), actors.slice(gpus=1)
 def hear(call: Any) -> None:
     try:
         call.get(30)
-    except (SupervisionError, ValueError):
+    except (SupervisionError, SpawnError, ValueError):
         return
     raise AssertionError("no failure")
 
@@ -293,6 +293,17 @@ def hear(call: Any) -> None:
         ("first.fail.call_one(ValueError('no'))", 0, None),
         ("procs.spawn('broken', Broken, 'never was').ping.broadcast()", 1, "never was"),
         ("hear(procs.spawn('broken', Broken, 'never was').ping.call())", 0, None),
+        ("hear(this_host().spawn_procs({'gpus': 2}, preload=['nothing']).initialized)", 0, None),
+        (
+            "hear(this_host().spawn_procs({'gpus': 2}, start='exec', python='/bin/false').initialized)",
+            0,
+            None,
+        ),
+        (
+            "up = this_host().spawn_procs({'gpus': 2}, preload=['nothing']).initialized\nwhile not up.done(): pass",
+            1,
+            "nobody has handled",
+        ),
     ],
 )
 def test_how_a_script_ends(script: Callable[..., Script], body: str, status: int, said: str | None) -> None:

@@ -226,6 +226,8 @@ class SpawnError(MeshError):
         self.signal = signal
         self.stderr_tail = stderr_tail
         """The last lines that the process wrote to its stderr."""
+        self._deaths: tuple[tuple[int, int, int], ...] = ()
+        """The processes that it tells of, as failures have them for their key."""
 
 
 class MailboxFull(MeshError):

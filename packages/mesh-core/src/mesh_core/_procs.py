@@ -465,16 +465,26 @@ _NURSERY = (
 
 
 def _all_up(call: Call, who: Addressee) -> None:
-    for index, outcome in enumerate(call.outcomes()):
+    outcomes = call.outcomes()
+    for index, outcome in enumerate(outcomes):
         error = error_of(outcome, index, who)
-        if isinstance(outcome, Lost) and not outcome.orderly and not isinstance(error, SpawnError):
-            raise SpawnError(
-                f"a process of {who.name!r} died while it started: {error}",
-                host=who.host(index),
-                pid=outcome.pid,
-                exitcode=outcome.exitcode,
-                signal=outcome.signal,
-                stderr_tail="\n".join(outcome.stderr_tail),
-            ) from error
+        if isinstance(outcome, Lost) and not outcome.orderly:
+            if not isinstance(error, SpawnError):
+                said = SpawnError(
+                    f"a process of {who.name!r} died while it started: {error}",
+                    host=who.host(index),
+                    pid=outcome.pid,
+                    exitcode=outcome.exitcode,
+                    signal=outcome.signal,
+                    stderr_tail="\n".join(outcome.stderr_tail),
+                )
+                said.__cause__ = error
+                error = said
+            # Whoever is told of this has heard of all that died then (SUP-1).
+            error._deaths = tuple(
+                (who.mesh._procs_id, who.view.rank_at(place), 0)
+                for place, other in enumerate(outcomes)
+                if isinstance(other, Lost)
+            )
         if error is not None:
             raise error

@@ -181,9 +181,8 @@ class Faults:
             self._process.runtime.alarm()
         self._process.alarm_loops()
 
-    def hear(self, failure: MeshFailure) -> None:
-        """Note that the script has been told: a call of its own raises it (SUP-1)."""
-        key = failure._key
+    def hear(self, key: Key) -> None:
+        """Note that the script has been told of a failure: a call of its own raises it (SUP-1)."""
         if key == _NOBODY:
             return
         with self._lock:
@@ -213,7 +212,7 @@ class Faults:
             else:
                 failure = self._last
             self._raised_in.add(me)
-        self.hear(failure)
+        self.hear(failure._key)
         return SupervisionError(failure=failure)
 
     def unheard(self) -> list[MeshFailure]:
