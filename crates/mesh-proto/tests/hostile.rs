@@ -129,13 +129,14 @@ fn thousands_of_mutations() {
 fn trunk_seeds() -> Vec<Vec<u8>> {
     let (caller, now) = (ProcAddr::CONTROLLER, Duration::ZERO);
     let mut packets = Vec::new();
-    for host in [2, 3] {
+    // Of each two, some are equal; and none.
+    for (host, kinds) in [(2, 2), (3, 2), (4, 9), (5, 9)] {
         let mut merge = HostMerge::new(host, ProcAddr::agent(host));
         let mut frames = merge.expect(caller, 1, 3);
         for index in 3 * host..3 * host + 3 {
             let header =
                 Header { call: 1, index, ..Header::new(Kind::Reply, ProcAddr { rank: index, ..caller }, caller) };
-            let reply = Frame::build_plain(header, None, b"", &[u8::try_from(index % 2).unwrap(); 20]);
+            let reply = Frame::build_plain(header, None, b"", &[u8::try_from(index % kinds).unwrap(); 20]);
             frames.extend(merge.on_reply(reply, now));
         }
         let frame = frames.remove(0);
@@ -145,7 +146,7 @@ fn trunk_seeds() -> Vec<Vec<u8>> {
         packets.extend(strands.next_packet(1, now));
     }
     let mut relay = RelayMerge::new(1);
-    let mut merged = relay.expect(0, caller, 1, &HostSet::range(2, 2));
+    let mut merged = relay.expect(0, caller, 1, &HostSet::range(2, 4));
     packets.iter().for_each(|packet| merged.extend(relay.offer(packet.clone(), now)));
     assert_eq!(merged.len(), 1);
     let mut ack = Packet::new(PacketKind::Ack, 2);

@@ -112,6 +112,40 @@ fn equal_replies_of_many_hosts_are_one_payload_and_one_run() {
 }
 
 #[test]
+fn replies_of_which_no_two_are_equal_are_a_series() {
+    let (hosts, procs) = (50, 8);
+    let payload = |index: u32| [&index.to_le_bytes()[..], &vec![7; 4 + index as usize % 9]].concat();
+    let mut relay = RelayMerge::new(1);
+    assert!(relay.expect(0, ProcAddr::CONTROLLER, 5, &HostSet::range(1, hosts)).is_empty());
+    let mut up = Vec::new();
+    for host in (1..=hosts).rev() {
+        let mut merge = HostMerge::new(host, agent(host));
+        assert!(merge.expect(ProcAddr::CONTROLLER, 5, procs).is_empty());
+        for proc in [3, 1, 0, 2, 7, 6, 5, 4] {
+            let index = (host - 1) * procs + proc;
+            for frame in merge.on_reply(reply(index, ProcAddr::CONTROLLER, 5, &payload(index)), at(10)) {
+                up.extend(relay.offer(packet(host, 7, &frame), at(20)));
+            }
+        }
+    }
+    let [packet] = &up[..] else { panic!("{} packets", up.len()) };
+    let frame = &frame_in(packet);
+    let all: usize = (0..hosts * procs).map(|index| reply(index, agent(0), 5, &payload(index)).body.len()).sum();
+    assert!(frame.body.len() < all + 4 * (hosts * procs) as usize + 60, "{} bytes for {all}", frame.body.len());
+    assert_eq!(origins(frame).unwrap(), HostSet::range(1, hosts));
+    let expected = |index: u32| reply(index, ProcAddr::CONTROLLER, 5, &payload(index));
+    let got = replies(frame, hosts * procs);
+    assert_eq!(got.iter().map(|frame| frame.header.index).collect::<Vec<_>>(), (0..hosts * procs).collect::<Vec<_>>());
+    assert!(got.iter().all(|frame| *frame == expected(frame.header.index)));
+    // Each host's share by itself.
+    let taken = unmerge(frame, hosts * procs, |host| host == 2 || host == 9, addr).unwrap();
+    let taken: Vec<Frame> = taken.map(|(_, frame)| frame).collect();
+    let places: Vec<u32> = taken.iter().map(|frame| frame.header.index).collect();
+    assert_eq!(places, (8..16).chain(64..72).collect::<Vec<_>>());
+    assert!(taken.iter().all(|frame| *frame == expected(frame.header.index)));
+}
+
+#[test]
 fn a_reply_waits_for_others_no_longer_than_the_hold() {
     let mut merge = HostMerge::new(4, agent(4));
     assert!(merge.expect(ProcAddr::CONTROLLER, 1, 2).is_empty());
@@ -420,7 +454,7 @@ proptest! {
     /// Whatever another host sends as a merged frame (MRG-5).
     #[test]
     fn garbage_makes_no_more_replies_than_the_call_has_places(
-        words in prop::collection::vec(prop_oneof![0_u32..5, any::<u32>()], 0..40),
+        words in prop::collection::vec(prop_oneof![4 => 0_u32..5, 1 => Just(1 | 1 << 31), 1 => any::<u32>()], 0..40),
         cut in 0_usize..4,
         bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..4),
         places in 0_u32..64,

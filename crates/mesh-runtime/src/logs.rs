@@ -20,123 +20,35 @@
 //! LOG-6: a host has one batch under way, and reads no more than one beyond it: a flood there fills nobody's memory, and
 //! stands in nobody's way but that of its printers.
 
+mod desk;
+mod words;
+
 use crate::error::RuntimeError;
-use crate::reactor::would_block;
 use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
-use mesh_proto::logs::{Aggregator, Batch, Chunk, Found, LogOptions, Stream, Tap, Told, read_batch};
-use mesh_proto::{Frame, Header, HostNo, Kind, MeshId, Part, ProcAddr};
+use desk::{Desk, MOST_READS, MOST_WAITING, Pipes};
+use mesh_proto::logs::{Chunk, LogOptions, Stream, Tap};
+use mesh_proto::{MeshId, Part, ProcAddr};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
-use std::collections::{HashMap, HashSet, VecDeque};
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use words::{Mail, Order};
 
-/// Bytes that may wait to be shown (LOG-4).
-const MOST_WAITING: usize = 4 << 20;
 /// Bytes that are read from one pipe before the next one's turn.
 const READ: usize = 64 * 1024;
-/// A pipe is read so many times in a row where all of it is wanted; more is written meanwhile.
-const MOST_READS: usize = 64;
 /// After reading the thread lets lines gather for so long: a flood is then read in few gulps, not line by line.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-/// A pipe that was found full grows to this size.
-const GROWN: usize = 1 << 20;
 const TOKEN_WAKE: u64 = u64::MAX;
 const BATCH: usize = 64;
-/// Bytes of a batch above which nothing more is read before it is asked for (LOG-6).
-const MOST_FOUND: usize = 64 * 1024;
-/// With so many a flush does not read more.
-const MOST_FLUSHED: usize = 4 << 20;
-/// Meshes whose options may come before their procs.
-const MOST_EARLY: usize = 1024;
-/// How long the end of a job waits for what other hosts have still to tell.
-const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long new options wait for what other hosts have still to tell.
 const BEFORE_OPTIONS: Duration = Duration::from_secs(1);
-/// What holds for a mesh that nobody has said anything of.
-const DEFAULTS: LogOptions = LogOptions { shown: true, window: Duration::ZERO, level: 0 };
-
-/// One proc's pipes; closed ones are gone.
-#[derive(Debug)]
-struct Pipes {
-    addr: ProcAddr,
-    fds: [Option<OwnedFd>; 2],
-    grown: [bool; 2],
-    tap: Tap,
-    /// Its process has ended; only children that it has left may still write.
-    ended: bool,
-}
-
-#[derive(Debug)]
-struct Desk {
-    pipes: HashMap<u64, Pipes>,
-    tokens: HashMap<ProcAddr, u64>,
-    /// Procs with open pipes, by mesh.
-    open: HashMap<MeshId, usize>,
-    next: u64,
-    sink: Sink,
-    queue: VecDeque<Chunk>,
-    waiting: usize,
-    /// Chunks so far: put into the queue, taken from it, and shown.
-    put: u64,
-    taken: u64,
-    shown: u64,
-    /// Somebody shows what is in the queue.
-    watched: bool,
-    /// Flushes so far: asked for, and done.
-    asked: u64,
-    flushed: u64,
-    closing: bool,
-    closed: bool,
-    /// At the controller: the other hosts that have procs of a mesh.
-    elsewhere: HashMap<MeshId, HashSet<HostNo>>,
-    /// The flushes that other hosts have been asked for, and the latest that each has done.
-    asked_away: u64,
-    done_away: HashMap<HostNo, u64>,
-    dead: HashSet<HostNo>,
-    /// What is to be sent once the lock is let go.
-    mail: Vec<Mail>,
-}
-
-/// Where findings go.
-#[derive(Debug)]
-enum Sink {
-    /// To be shown here; what a process has set for a mesh of its own, other hosts are to know.
-    Shown(Aggregator, Vec<(MeshId, LogOptions)>),
-    /// To the controller.
-    Sent(Sending),
-}
-
-#[derive(Debug, Default)]
-struct Sending {
-    batch: Batch,
-    under_way: bool,
-    options: HashMap<MeshId, LogOptions>,
-}
-
-/// What others have said, for the thread.
-#[derive(Debug)]
-enum Order {
-    Found(HostNo, Bytes),
-    More,
-    Flush(u64),
-    Set(MeshId, LogOptions),
-    Dead(HostNo),
-}
-
-/// What the thread says to others.
-#[derive(Debug)]
-enum Mail {
-    Found(Vec<u8>),
-    More(HostNo),
-    Set(MeshId, LogOptions),
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -161,31 +73,7 @@ impl Logs {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os("eventfd"))?;
         epoll::add(&epoll, &wake, EventData::new_u64(TOKEN_WAKE), EventFlags::IN).map_err(os("epoll_ctl"))?;
         let logs = Arc::new(Self {
-            desk: Mutex::new(Desk {
-                pipes: HashMap::new(),
-                tokens: HashMap::new(),
-                open: HashMap::new(),
-                next: 0,
-                sink: match away {
-                    true => Sink::Sent(Sending::default()),
-                    false => Sink::Shown(Aggregator::new(DEFAULTS), Vec::new()),
-                },
-                queue: VecDeque::new(),
-                waiting: 0,
-                put: 0,
-                taken: 0,
-                shown: 0,
-                watched: false,
-                asked: 0,
-                flushed: 0,
-                closing: false,
-                closed: false,
-                elsewhere: HashMap::new(),
-                asked_away: 0,
-                done_away: HashMap::new(),
-                dead: HashSet::new(),
-                mail: Vec::new(),
-            }),
+            desk: Mutex::new(Desk::new(away)),
             epoll,
             wake,
             changed: Condvar::new(),
@@ -450,335 +338,6 @@ impl Logs {
         let _ = poll(&mut fds, None);
         let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
         Vec::new()
-    }
-}
-
-impl Desk {
-    /// Reads from one pipe at most `times` times. Returns how many bytes there were.
-    fn read(&mut self, token: u64, stream: Stream, now: Duration, buffer: &mut [u8], times: usize) -> usize {
-        let which = stream as usize;
-        let mut total = 0;
-        for _ in 0..times {
-            let Some(pipes) = self.pipes.get_mut(&token) else { break };
-            let Some(fd) = &pipes.fds[which] else { break };
-            let mesh = pipes.addr.mesh;
-            let mut found = lines_to(&mut self.sink, mesh, now);
-            match rustix::io::read(fd, &mut *buffer) {
-                Ok(0) => {}
-                Ok(n) => {
-                    total += n;
-                    pipes.tap.feed(stream, &buffer[..n], now, &mut found);
-                    if n == buffer.len() && !std::mem::replace(&mut pipes.grown[which], true) {
-                        // The kernel may say no, to a user who has many pipes: then it stays as it is.
-                        let _ = fcntl_setpipe_size(fd, GROWN);
-                    }
-                    continue;
-                }
-                Err(errno) if would_block(errno) => break,
-                Err(_) => {}
-            }
-            // Closed by all who could write.
-            pipes.fds[which] = None;
-            if pipes.fds.iter().all(Option::is_none) {
-                pipes.tap.end(&mut found);
-                drop(found);
-                self.forget_ended(token);
-            }
-            break;
-        }
-        total
-    }
-
-    /// Forgets a proc that has ended and whose pipes are closed.
-    fn forget_ended(&mut self, token: u64) {
-        let over = |pipes: &Pipes| pipes.ended && pipes.fds.iter().all(Option::is_none);
-        if !self.pipes.get(&token).is_some_and(over) {
-            return;
-        }
-        let Some(pipes) = self.pipes.remove(&token) else { return };
-        let mesh = pipes.addr.mesh;
-        if let Some(open) = self.open.get_mut(&mesh) {
-            *open -= 1;
-            if *open == 0 {
-                self.open.remove(&mesh);
-                self.left(mesh);
-            }
-        }
-    }
-
-    /// No process of a mesh is left here, or on another host.
-    fn left(&mut self, mesh: MeshId) {
-        match &mut self.sink {
-            Sink::Shown(aggregator, _) => {
-                if !self.open.contains_key(&mesh) && !self.elsewhere.contains_key(&mesh) {
-                    aggregator.forget(mesh);
-                }
-            }
-            Sink::Sent(sending) => {
-                sending.options.remove(&mesh);
-                sending.batch.closed(mesh);
-            }
-        }
-    }
-
-    /// Nothing more is read before something was shown, or sent.
-    fn is_full(&self) -> bool {
-        let full = match &self.sink {
-            Sink::Shown(..) => self.waiting > MOST_WAITING,
-            Sink::Sent(sending) => sending.under_way && sending.batch.len() > MOST_FOUND,
-        };
-        full && !self.closing
-    }
-
-    /// What is to be said to others.
-    fn mail(&mut self) -> Vec<Mail> {
-        match &mut self.sink {
-            Sink::Shown(_, set) => self.mail.extend(set.drain(..).map(|(mesh, options)| Mail::Set(mesh, options))),
-            Sink::Sent(sending) if !sending.under_way && !sending.batch.is_empty() => {
-                sending.under_way = true;
-                self.mail.push(Mail::Found(sending.batch.take()));
-            }
-            Sink::Sent(_) => {}
-        }
-        std::mem::take(&mut self.mail)
-    }
-
-    /// Does what others have said. Where this host is full already, their lines wait.
-    fn obey(&mut self, orders: &Mutex<VecDeque<Order>>, now: Duration, buffer: &mut [u8], full: bool) {
-        let mut all = std::mem::take(&mut *lock(orders));
-        if full && matches!(self.sink, Sink::Shown(..)) && self.is_full() {
-            let (later, at_once) = all.into_iter().partition(|order| matches!(order, Order::Found(..)));
-            let mut orders = lock(orders);
-            let since = std::mem::replace(&mut *orders, later);
-            orders.extend(since);
-            all = at_once;
-        }
-        for order in all {
-            match order {
-                Order::Found(host, raw) => self.heard(host, &raw, now),
-                Order::Set(mesh, options) => self.set(mesh, options, now, buffer),
-                Order::Dead(host) => {
-                    self.dead.insert(host);
-                    self.done_away.remove(&host);
-                    let theirs: Vec<MeshId> = self
-                        .elsewhere
-                        .iter()
-                        .filter(|(_, hosts)| hosts.contains(&host))
-                        .map(|(mesh, _)| *mesh)
-                        .collect();
-                    for mesh in theirs {
-                        self.left_there(mesh, host);
-                    }
-                }
-                Order::More => {
-                    if let Sink::Sent(sending) = &mut self.sink {
-                        sending.under_way = false;
-                    }
-                }
-                Order::Flush(ticket) => {
-                    if !matches!(&self.sink, Sink::Sent(sending) if sending.batch.len() > MOST_FLUSHED) {
-                        self.everything(now, buffer);
-                    }
-                    if let Sink::Sent(sending) = &mut self.sink {
-                        sending.batch.flushed(ticket);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Another host has told something.
-    fn heard(&mut self, host: HostNo, raw: &[u8], now: Duration) {
-        if self.dead.contains(&host) {
-            return;
-        }
-        let mut left = Vec::new();
-        read_batch(raw, &mut |told| match told {
-            Told::Found(mesh, found) => {
-                if !matches!(found, Found::Options(..)) {
-                    self.elsewhere.entry(mesh).or_default().insert(host);
-                }
-                match (&mut self.sink, found) {
-                    // It was not left out there, by the options that held when it was written.
-                    (Sink::Shown(aggregator, _), Found::Line(line)) => aggregator.kept(mesh, &line, now),
-                    (sink, found) => lines_to(sink, mesh, now)(found),
-                }
-            }
-            Told::Closed(mesh) => left.push(mesh),
-            Told::Flushed(ticket) => {
-                let done = self.done_away.entry(host).or_default();
-                *done = ticket.max(*done);
-            }
-        });
-        for mesh in left {
-            self.left_there(mesh, host);
-        }
-        self.mail.push(Mail::More(host));
-    }
-
-    fn left_there(&mut self, mesh: MeshId, host: HostNo) {
-        if let Some(hosts) = self.elsewhere.get_mut(&mesh) {
-            hosts.remove(&host);
-            if hosts.is_empty() {
-                self.elsewhere.remove(&mesh);
-                self.left(mesh);
-            }
-        }
-    }
-
-    /// Sets what is done with the lines of a mesh. What was written before is under the options of before.
-    fn set(&mut self, mesh: MeshId, options: LogOptions, now: Duration, buffer: &mut [u8]) {
-        let tokens: Vec<u64> = self.pipes.iter().filter(|(_, p)| p.addr.mesh == mesh).map(|(t, _)| *t).collect();
-        for token in tokens {
-            for stream in [Stream::Out, Stream::Err] {
-                self.read(token, stream, now, buffer, MOST_READS);
-            }
-        }
-        match &mut self.sink {
-            Sink::Shown(aggregator, _) => aggregator.set(mesh, options),
-            Sink::Sent(sending) => {
-                if self.open.contains_key(&mesh) || sending.options.len() < MOST_EARLY {
-                    sending.options.insert(mesh, options);
-                }
-            }
-        }
-    }
-
-    fn deadline(&self) -> Option<Duration> {
-        let begun = self.pipes.values().filter_map(|pipes| pipes.tap.deadline()).min();
-        let counted = match &self.sink {
-            Sink::Shown(aggregator, _) => aggregator.deadline(),
-            Sink::Sent(_) => None,
-        };
-        begun.into_iter().chain(counted).min()
-    }
-
-    fn tick(&mut self, now: Duration) {
-        for pipes in self.pipes.values_mut() {
-            if pipes.tap.deadline().is_some_and(|at| at <= now) {
-                pipes.tap.tick(now, &mut lines_to(&mut self.sink, pipes.addr.mesh, now));
-            }
-        }
-        if let Sink::Shown(aggregator, _) = &mut self.sink {
-            aggregator.tick(now);
-        }
-    }
-
-    /// Reads all pipes to where they are empty, and lets nothing wait for more.
-    fn everything(&mut self, now: Duration, buffer: &mut [u8]) {
-        self.flushed = self.asked;
-        let tokens: Vec<u64> = self.pipes.keys().copied().collect();
-        for token in tokens {
-            for stream in [Stream::Out, Stream::Err] {
-                self.read(token, stream, now, buffer, MOST_READS);
-            }
-            if let Some(pipes) = self.pipes.get_mut(&token) {
-                let mut found = lines_to(&mut self.sink, pipes.addr.mesh, now);
-                if self.closing {
-                    pipes.tap.end(&mut found);
-                } else {
-                    pipes.tap.flush(&mut found);
-                }
-            }
-        }
-        if let Sink::Shown(aggregator, _) = &mut self.sink {
-            aggregator.flush();
-        }
-    }
-
-    /// Puts what is ready into the queue; where nobody looks, it is dropped.
-    fn publish(&mut self) {
-        let Sink::Shown(aggregator, _) = &mut self.sink else { return };
-        if aggregator.ready() == 0 {
-            return;
-        }
-        let chunks = aggregator.take();
-        if self.watched {
-            self.put += chunks.len() as u64;
-            self.waiting += chunks.iter().map(|chunk| chunk.text.len()).sum::<usize>();
-            self.queue.extend(chunks);
-        }
-    }
-}
-
-/// Where a tap's findings go.
-fn lines_to(sink: &mut Sink, mesh: MeshId, now: Duration) -> impl FnMut(Found<'_>) {
-    move |found| match sink {
-        Sink::Shown(aggregator, set) => match found {
-            Found::Line(line) => aggregator.line(mesh, &line, now),
-            Found::Introduced(procs, options) => aggregator.introduce(mesh, procs, options),
-            Found::Options(mesh, options) => {
-                aggregator.set(mesh, options);
-                set.push((mesh, options));
-            }
-        },
-        Sink::Sent(sending) => {
-            match found {
-                Found::Line(line) if sending.options.get(&mesh).unwrap_or(&DEFAULTS).omit(&line) => return,
-                Found::Line(_) => {}
-                Found::Introduced(_, options) => {
-                    sending.options.entry(mesh).or_insert(options);
-                }
-                Found::Options(mesh, options) => {
-                    sending.options.insert(mesh, options);
-                }
-            }
-            sending.batch.found(mesh, &found);
-        }
-    }
-}
-
-impl Runtime {
-    /// What hosts tell each other of lines; see the module.
-    pub(crate) fn on_lines(&self, frame: &Frame) {
-        let header = frame.header;
-        if !header.src.is_agent() || !self.me.is_agent() || header.src == self.me {
-            return;
-        }
-        let part = || match frame.parts().ok()?.into_iter().next()? {
-            Part::Inline(bytes) => Some(bytes),
-            Part::Shared { .. } => None,
-        };
-        let order = match frame.name() {
-            b"found" if self.me == ProcAddr::CONTROLLER => part().map(|raw| Order::Found(header.src.host, raw)),
-            b"more" if header.src == ProcAddr::CONTROLLER => Some(Order::More),
-            b"flush" if header.src == ProcAddr::CONTROLLER => Some(Order::Flush(header.actor)),
-            b"set" if header.src == ProcAddr::CONTROLLER => {
-                part().and_then(|raw| LogOptions::decode(&raw)).map(|options| Order::Set(header.actor, options))
-            }
-            _ => None,
-        };
-        if let Some(order) = order
-            && let Ok(logs) = self.logs()
-        {
-            logs.order(order);
-        }
-    }
-
-    /// A host is dead: nothing of it is waited for.
-    pub(crate) fn forget_lines_of(&self, host: HostNo) {
-        if let Some(logs) = self.logs_made() {
-            logs.order(Order::Dead(host));
-        }
-    }
-
-    /// Before the end: what other hosts have still to tell is wanted.
-    pub(crate) fn collect_lines(&self) {
-        if let Some(logs) = self.logs_made() {
-            logs.collect(Instant::now() + LAST_WORDS);
-        }
-    }
-
-    fn send_lines(&self, host: HostNo, name: &[u8], parts: &[Part]) {
-        let header = Header::new(Kind::Lines, self.me, ProcAddr::agent(host));
-        self.dispatch(Frame::build(header, None, name, parts), None);
-    }
-
-    fn cast_lines(&self, name: &[u8], about: u64, parts: &[Part]) {
-        let Some(target) = self.other_agents().filter(|_| self.me == ProcAddr::CONTROLLER) else { return };
-        let mut header = Header::new(Kind::Lines, self.me, ProcAddr::CONTROLLER);
-        header.actor = about;
-        self.dispatch(Frame::build(header, Some(&target), name, parts), None);
     }
 }
 

@@ -94,6 +94,8 @@ impl World {
     }
 
     fn relay_one(&mut self, host: HostNo, packet: Packet) {
+        let hosts: u32 = packet.shares.iter().map(|share| share.count).sum();
+        let distinct = if self.model.equal { 0 } else { hosts.max(1) * self.model.procs };
         let node = &mut self.nodes[host as usize];
         if packet.kind == PacketKind::Ack && packet.sole() == Some(0) {
             // Acks for the controller come from all below: they are merged.
@@ -102,7 +104,7 @@ impl World {
             }
         }
         if packet.kind == PacketKind::Data {
-            node.spend(self.model.costs.merge);
+            node.spend(self.model.costs.merge + distinct * self.model.costs.distinct);
         }
         let out = node.relay.offer(packet, node.cpu);
         self.forward(host, out);

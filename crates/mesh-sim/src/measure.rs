@@ -25,8 +25,10 @@ pub fn measure() -> std::io::Result<Vec<(&'static str, Duration)>> {
         ("a copy of a cast made by a relay, to 16 next hops of 625 hosts", relay()),
         ("a run of shares taken", share()),
         ("a reply merged by its agent", merged()),
-        ("an answer of a host merged by a relay", relay_merged()),
-        ("a reply unmerged and put in its place, of 80,000", outcome()),
+        ("an answer of a host merged by a relay", relay_merged(true)),
+        ("what each of its replies adds, if no two are equal", distinct(relay_merged(true))),
+        ("a reply unmerged and put in its place, of 80,000", outcome(true)),
+        ("the same, if no two are equal", outcome(false)),
         ("a small packet encoded and decoded", packet()),
     ];
     out.push(("300 bytes through a loopback socket, one way, without TLS", socket()?));
@@ -36,8 +38,16 @@ pub fn measure() -> std::io::Result<Vec<(&'static str, Duration)>> {
 /// The defaults, with what can be measured here in place of what was measured elsewhere.
 #[must_use]
 pub fn costs() -> Costs {
-    let (plan, merge) = (relay(), relay_merged());
-    Costs { number: number(), plan, merge, share: share(), outcome: outcome(), ..Costs::default() }
+    let (plan, merge) = (relay(), relay_merged(true));
+    Costs {
+        number: number(),
+        plan,
+        merge,
+        distinct: distinct(merge),
+        share: share(),
+        outcome: outcome(true),
+        ..Costs::default()
+    }
 }
 
 /// The middle of some rounds of `step`, which does `count` things.
@@ -109,17 +119,21 @@ fn share() -> Duration {
     })
 }
 
-fn reply(index: u32) -> Frame {
+fn reply(index: u32, equal: bool) -> Frame {
     let src = ProcAddr { rank: index, ..ProcAddr::agent(1) };
     let header = Header { call: 1, index, ..Header::new(Kind::Reply, src, ProcAddr::CONTROLLER) };
-    Frame::build_plain(header, None, b"", &[3; 32])
+    let mut payload = [3; 32];
+    if !equal {
+        payload[..4].copy_from_slice(&index.to_le_bytes());
+    }
+    Frame::build_plain(header, None, b"", &payload)
 }
 
-fn answer(host: u32) -> Frame {
+fn answer(host: u32, equal: bool) -> Frame {
     let mut merge = HostMerge::new(host, ProcAddr::agent(host));
     let mut out = merge.expect(ProcAddr::CONTROLLER, 1, PROCS);
     for index in (host - 1) * PROCS..host * PROCS {
-        out.extend(merge.on_reply(reply(index), Duration::ZERO));
+        out.extend(merge.on_reply(reply(index, equal), Duration::ZERO));
     }
     out.remove(0)
 }
@@ -127,7 +141,7 @@ fn answer(host: u32) -> Frame {
 fn merged() -> Duration {
     each(1000 * PROCS, || {
         let mut merge = HostMerge::new(1, ProcAddr::agent(1));
-        let replies: Vec<Frame> = (0..PROCS).map(reply).collect();
+        let replies: Vec<Frame> = (0..PROCS).map(|index| reply(index, true)).collect();
         let begun = Instant::now();
         for _ in 0..1000 {
             black_box(merge.expect(ProcAddr::CONTROLLER, 1, PROCS));
@@ -139,10 +153,10 @@ fn merged() -> Duration {
     })
 }
 
-fn answers(hosts: u32) -> Vec<Packet> {
+fn answers(hosts: u32, equal: bool) -> Vec<Packet> {
     (1..=hosts)
         .filter_map(|host| {
-            let frame = answer(host);
+            let frame = answer(host, equal);
             let mut strands = Strands::new(host, 1 << 20);
             let pieces = [Bytes::copy_from_slice(&frame.header.encode()), frame.body].into();
             let _ = strands.post_one(0, 0, Cargo { frame: pieces, lane: lane(host) });
@@ -151,8 +165,8 @@ fn answers(hosts: u32) -> Vec<Packet> {
         .collect()
 }
 
-fn relay_merged() -> Duration {
-    let packets = answers(625);
+fn relay_merged(equal: bool) -> Duration {
+    let packets = answers(625, equal);
     each(625, || {
         let packets = packets.clone();
         let mut relay = RelayMerge::new(1);
@@ -163,10 +177,15 @@ fn relay_merged() -> Duration {
     })
 }
 
-fn outcome() -> Duration {
+/// What replies of which no two are equal add to an answer that takes `equal` where all are.
+fn distinct(equal: Duration) -> Duration {
+    relay_merged(false).saturating_sub(equal) / PROCS
+}
+
+fn outcome(equal: bool) -> Duration {
     let mut relay = RelayMerge::new(1);
     let mut out = relay.expect(0, ProcAddr::CONTROLLER, 1, &HostSet::range(1, HOSTS));
-    for packet in answers(HOSTS) {
+    for packet in answers(HOSTS, equal) {
         out.extend(relay.offer(packet, Duration::ZERO));
     }
     let frames: Vec<Frame> = out.iter().filter_map(|packet| crate::gateway::frame_of(&packet.body)).collect();
@@ -174,8 +193,9 @@ fn outcome() -> Duration {
         let mut places: Vec<Option<Frame>> = vec![None; (HOSTS * PROCS) as usize];
         let begun = Instant::now();
         for frame in &frames {
-            let replies = unmerge(frame, HOSTS * PROCS, |_| true, ProcAddr::agent);
-            for (place, reply) in replies.into_iter().flatten() {
+            // As the gateway does it.
+            let Ok(replies) = unmerge(frame, HOSTS * PROCS, |_| true, ProcAddr::agent) else { continue };
+            for (place, reply) in replies {
                 places[place as usize] = Some(reply);
             }
         }
@@ -186,7 +206,7 @@ fn outcome() -> Duration {
 }
 
 fn packet() -> Duration {
-    let packet = answers(1).remove(0);
+    let packet = answers(1, true).remove(0);
     each(10_000, || {
         let mut decoder = PacketDecoder::default();
         let mut bytes = Vec::new();

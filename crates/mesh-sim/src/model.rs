@@ -43,6 +43,8 @@ pub struct Costs {
     pub plan: Duration,
     /// An answer that a relay puts to others.
     pub merge: Duration,
+    /// What a reply in such an answer adds, where no two replies are equal.
+    pub distinct: Duration,
     /// A run of destinations or shares that a relay looks at.
     pub run: Duration,
     /// A run of shares of a merged packet that its receiver takes.
@@ -72,6 +74,7 @@ impl Default for Costs {
             number: Duration::from_nanos(400),
             plan: Duration::from_nanos(650),
             merge: Duration::from_nanos(450),
+            distinct: Duration::from_nanos(40),
             run: Duration::from_nanos(20),
             share: Duration::from_nanos(600),
             outcome: Duration::from_nanos(60),

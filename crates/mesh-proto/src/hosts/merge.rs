@@ -4,13 +4,16 @@
 //! puts the frames of several hosts into one ([`RelayMerge`]); who called makes replies of it again ([`unmerge`]).
 //!
 //! ```text
-//! part 0: number of payloads (4), then of each: flags (2), parts (2), number of runs (4), runs (16 each)
-//! part 1 + n: body of payload n, as it was in the reply
+//! part 0: number of entries (4), then of each: flags (2), parts (2), number of runs (4), runs (16 each)
+//! part 1 + n: body of entry n, as it was in the reply
 //! ```
 //!
 //! A run says that hosts `origin`, `origin + 1`, ... each sent the payload for `each` places, which follow one another
 //! from `first` on. So the share of each host can be taken or left by itself, and a regular cast is one run. The highest
 //! bit of the number of hosts says that nothing more comes from them: then a relay waits for them no longer.
+//!
+//! Where no two replies are equal, an entry is a series, which the highest bit of the number of runs says: each place of
+//! its one run has a payload of its own. Their lengths (4 each) follow the run, and the body is all of them.
 //!
 //! - MRG-1: every reply that goes in comes out once, with its flags, bytes and place; none waits longer than the hold.
 //! - MRG-2: what one proc, or one host, sends to one receiver comes out in the order in which it went in.
@@ -21,12 +24,14 @@
 mod host;
 mod pile;
 mod relay;
+mod replies;
 mod shelf;
 mod table;
 
 pub use host::HostMerge;
 pub use relay::RelayMerge;
-pub use table::{Replies, origins, unmerge};
+pub use replies::{Replies, unmerge};
+pub use table::origins;
 
 use crate::flags;
 use std::time::Duration;

@@ -159,11 +159,13 @@ impl HostMerge {
         for key in self.calls.held_until(&key, |other, _| other.0 == key.0) {
             if let Some(entry) = self.calls.release(&key) {
                 entry.sources.clear();
-                let mut payloads = entry.pile.take();
+                let (mut payloads, series) = entry.pile.take();
                 let done = entry.awaited == 0;
-                payloads.iter_mut().flat_map(|payload| &mut payload.runs).for_each(|run| run.done = done);
+                for payload in &mut payloads {
+                    payload.runs = payload.runs.iter().map(|run| Run { done, ..*run }).collect();
+                }
                 if let Some(header) = entry.header.take() {
-                    out.push(write(crate::Header { src: self.agent, ..header }, payloads));
+                    out.push(write(crate::Header { src: self.agent, ..header }, payloads, &series));
                 }
             }
         }

@@ -1,33 +1,43 @@
 //! Payloads that are collected, equal ones once.
 
-use super::table::{Payload, RUN_LEN, Run};
+use super::super::Few;
+use super::super::quick::{QuickHasher, QuickMap};
+use super::table::{Entry, Payload, RUN_LEN, Run};
 use super::{MERGED_MAX, PAYLOADS_MAX};
 use bytes::Bytes;
-use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hasher};
+use std::hash::Hasher;
 
 /// How many bytes at either end of a payload tell it from others of its length, nearly always.
 const SAMPLE: usize = 32;
 /// Payloads that look the same and are not: after so many comparisons one more copy is the lesser evil.
 const TRIES: usize = 4;
+/// After so many payloads in a row of which none was there before, series are kept as they come: no two replies are
+/// equal, and to look for it is most of the work.
+const LOOKS: usize = 64;
 
 /// The replies of one call that have come so far.
 #[derive(Debug, Default)]
 pub(super) struct Pile {
     payloads: Vec<Payload>,
+    /// Series that were not looked into, and how many payloads they have.
+    series: Vec<Entry>,
+    unseen: usize,
+    /// How many of the last payloads in a row were new.
+    news: usize,
     /// By what they look like.
-    likeness: HashMap<u64, Vec<usize>>,
+    likeness: QuickMap<u64, Few<usize>>,
     bytes: usize,
 }
 
 impl Pile {
     pub(super) fn is_empty(&self) -> bool {
-        self.payloads.is_empty()
+        self.payloads.is_empty() && self.series.is_empty()
     }
 
     /// Whether payloads of so many bytes, sent in so many runs, would make it too large for one frame.
     pub(super) fn is_full_for(&self, payloads: usize, bytes: usize) -> bool {
-        !self.is_empty() && (self.bytes + bytes > MERGED_MAX || self.payloads.len() + payloads > PAYLOADS_MAX)
+        !self.is_empty()
+            && (self.bytes + bytes > MERGED_MAX || self.payloads.len() + self.unseen + payloads > PAYLOADS_MAX)
     }
 
     /// What the runs of these payloads and their bodies count.
@@ -47,42 +57,68 @@ impl Pile {
         self.bytes += RUN_LEN * (mine.len() - before);
     }
 
+    /// Adds what a merged frame has.
+    pub(super) fn add_entry(&mut self, entry: Entry) {
+        if entry.is_series() && self.news >= LOOKS {
+            let (bytes, runs) = entry.size();
+            self.bytes += Self::size(bytes, runs);
+            self.unseen += entry.count();
+            self.series.push(entry);
+        } else {
+            for payload in entry.payloads() {
+                self.add(payload.flags, payload.parts, &payload.body, payload.runs.iter().copied());
+            }
+        }
+    }
+
     /// Where the payload is, or now is.
     fn find(&mut self, flags: u16, parts: u16, body: &Bytes) -> usize {
         let same = |payload: &Payload| payload.flags == flags && payload.parts == parts && payload.body == *body;
         // Nearly always all are equal: then nothing is hashed but the first, and that only once a second comes.
         if self.payloads.first().is_some_and(same) {
+            self.news = 0;
             return 0;
         }
         if self.payloads.len() == 1 {
             let first = &self.payloads[0];
-            self.likeness.insert(likeness(first.flags, first.parts, &first.body), vec![0]);
+            self.likeness.insert(likeness(first.flags, first.parts, &first.body), 0.into());
         }
         let at = self.payloads.len();
         if at > 0 {
             let alike = self.likeness.entry(likeness(flags, parts, body)).or_default();
             if let Some(found) = alike.iter().rev().take(TRIES).find(|at| same(&self.payloads[**at])) {
+                self.news = 0;
                 return *found;
             }
             alike.push(at);
         }
+        self.news += 1;
         self.bytes += body.len();
-        self.payloads.push(Payload { flags, parts, body: body.clone(), runs: Vec::new() });
+        self.payloads.push(Payload { flags, parts, body: body.clone(), runs: Few::new() });
         at
     }
 
-    pub(super) fn take(&mut self) -> Vec<Payload> {
+    /// All of it: what was looked into, and the rest.
+    pub(super) fn take(&mut self) -> (Vec<Payload>, Vec<Entry>) {
         self.likeness.clear();
-        self.bytes = 0;
-        std::mem::take(&mut self.payloads)
+        (self.bytes, self.unseen, self.news) = (0, 0, 0);
+        (std::mem::take(&mut self.payloads), std::mem::take(&mut self.series))
     }
 }
 
 fn likeness(flags: u16, parts: u16, body: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write_u32(u32::from(flags) << 16 | u32::from(parts));
-    hasher.write_usize(body.len());
-    hasher.write(&body[..body.len().min(SAMPLE)]);
-    hasher.write(&body[body.len().saturating_sub(SAMPLE)..]);
+    let mut hasher = QuickHasher::default();
+    hasher.write_u64(u64::from(flags) << 16 | u64::from(parts));
+    hasher.write_u64(body.len() as u64);
+    sample(&mut hasher, &body[..body.len().min(SAMPLE)]);
+    if body.len() > SAMPLE {
+        sample(&mut hasher, &body[body.len() - SAMPLE..]);
+    }
     hasher.finish()
+}
+
+fn sample(hasher: &mut QuickHasher, bytes: &[u8]) {
+    let (words, rest) = bytes.as_chunks::<8>();
+    words.iter().for_each(|word| hasher.write_u64(u64::from_le_bytes(*word)));
+    hasher.write(rest);
 }

@@ -1,9 +1,9 @@
 //! The merged replies of several hosts.
 
-use super::MERGED_MAX;
 use super::pile::Pile;
 use super::shelf::{Entry, Key, Shelf};
-use super::table::{Payload, done_in, origins_of, read, write};
+use super::table::{Entry as Merged, done_in, origins_of, read, write};
+use super::{MERGED_MAX, PAYLOADS_MAX};
 use crate::hosts::{Dest, Few, HostSet, MAX_RUNS, Packet, PacketKind, Share};
 use crate::{CallId, Frame, HEADER_LEN, Header, HostNo, Kind, ProcAddr};
 use bytes::{Bytes, BytesMut};
@@ -95,9 +95,9 @@ impl RelayMerge {
             && let Some(entry) = self.calls.get(&key).filter(|entry| entry.sources.dest == dest)
         {
             match readable(entry, &packet, &from) {
-                Some((header, payloads)) => {
-                    entry.awaited.reduce_by(&done_in(&payloads));
-                    self.hold(key, header, payloads, (&packet, from), now, &mut out);
+                Some((header, merged)) => {
+                    entry.awaited.reduce_by(&done_in(&merged));
+                    self.hold(key, header, merged, (&packet, from), now, &mut out);
                 }
                 None => {
                     // What its host does not merge, there will be more of: nobody waits for it.
@@ -164,7 +164,7 @@ impl RelayMerge {
         &mut self,
         key: Key,
         header: Header,
-        payloads: Vec<Payload>,
+        merged: Vec<Merged>,
         (packet, from): (&Packet, HostSet),
         now: Duration,
         out: &mut Vec<Packet>,
@@ -172,9 +172,11 @@ impl RelayMerge {
         let Some(entry) = self.calls.get(&key) else { return };
         let dest = entry.sources.dest;
         let again = entry.sources.origins.overlaps(&from);
-        let size = payloads.iter().map(|payload| Pile::size(payload.body.len(), payload.runs.len())).sum();
+        let sizes = merged.iter().map(Merged::size);
+        let size = sizes.map(|(bytes, runs)| Pile::size(bytes, runs)).sum();
+        let payloads = merged.iter().map(Merged::count).sum();
         let many = entry.sources.of.len() + packet.shares.len() >= MAX_RUNS;
-        if again || many || entry.pile.is_full_for(payloads.len(), size) {
+        if again || many || entry.pile.is_full_for(payloads, size) {
             self.flush(key, out);
         }
         let of_these = |sources: &Shares| sources.dest == dest && sources.origins.overlaps(&from);
@@ -188,9 +190,7 @@ impl RelayMerge {
             None => entry.sources.of.extend_from_slice(&packet.shares),
         }
         entry.sources.origins.extend_by(&from);
-        for payload in payloads {
-            entry.pile.add(payload.flags, payload.parts, &payload.body, payload.runs);
-        }
+        merged.into_iter().for_each(|one| entry.pile.add_entry(one));
         self.calls.hold(key, now);
     }
 
@@ -218,9 +218,9 @@ impl RelayMerge {
                     share.count += if same { next.count } else { 0 };
                     same
                 });
-                let payloads = entry.pile.take();
+                let (payloads, series) = entry.pile.take();
                 if let Some(header) = entry.header.take() {
-                    let frame = write(header, payloads);
+                    let frame = write(header, payloads, &series);
                     let body = Few::from([Bytes::copy_from_slice(&frame.header.encode()), frame.body]);
                     out.push(sealed(self.me, dest, shares, body));
                 }
@@ -251,15 +251,16 @@ fn origins_in(packet: &Packet) -> HostSet {
 }
 
 /// What can be merged of a packet; nothing is taken on trust.
-fn readable(entry: &Entry<HostSet, Shares>, packet: &Packet, from: &HostSet) -> Option<(Header, Vec<Payload>)> {
+fn readable(entry: &Entry<HostSet, Shares>, packet: &Packet, from: &HostSet) -> Option<(Header, Vec<Merged>)> {
     let frame = frame_of(packet).filter(|frame| frame.header.kind == Kind::Gathered)?;
     let ours = entry.header.is_none_or(|first| first.actor == frame.header.actor)
         && frame.body.len() <= MERGED_MAX
         // An ack alone is no share of a reply.
         && packet.shares.iter().all(|share| share.seq > 0);
-    let payloads = if ours { read(&frame).ok()? } else { return None };
-    // Whose share it is has to be known of every part.
-    (origins_of(&payloads) == *from).then_some((frame.header, payloads))
+    let merged = if ours { read(&frame).ok()? } else { return None };
+    // Whose share it is has to be known of every part; and nobody makes more payloads into one frame.
+    let count: usize = merged.iter().map(Merged::count).sum();
+    (count <= PAYLOADS_MAX && origins_of(&merged) == *from).then_some((frame.header, merged))
 }
 
 /// The header of the frame that a packet begins.

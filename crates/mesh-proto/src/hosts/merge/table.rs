@@ -1,18 +1,21 @@
 //! What a merged frame says of its payloads.
 
-use super::super::HostSet;
+use super::super::{Few, HostSet};
 use super::APART;
-use crate::{Frame, FrameError, Header, HostNo, Kind, Part, ProcAddr};
+use crate::{Frame, FrameError, Header, HostNo, Kind, Part};
 use bytes::Bytes;
+use std::ops::Range;
 
 pub(super) const RUN_LEN: usize = 16;
 const OVERRUN: FrameError = FrameError::Overrun { what: "table of merged replies" };
 
 /// In the second word of a run: nothing more comes from its hosts.
 const DONE: u32 = 1 << 31;
+/// In the number of an entry's runs: each place has a payload of its own.
+const SERIES: u32 = 1 << 31;
 
 /// Hosts `origin..origin + hosts` sent the payload, each for `each` places, which follow one another from `first` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) origin: HostNo,
     pub(super) hosts: u32,
@@ -40,9 +43,27 @@ impl Run {
         follows
     }
 
+    /// How many places it has.
+    pub(super) fn places(&self) -> u64 {
+        u64::from(self.hosts) * u64::from(self.each)
+    }
+
+    /// The run of one of its places.
+    fn place(&self, index: u32) -> Self {
+        Self { origin: self.origin + index / self.each, hosts: 1, first: self.first + index, each: 1, done: self.done }
+    }
+
+    fn words(self) -> [u32; 4] {
+        [self.origin, self.hosts | if self.done { DONE } else { 0 }, self.first, self.each]
+    }
+
+    fn of_words([origin, hosts, first, each]: [u32; 4]) -> Self {
+        Self { origin, hosts: hosts & !DONE, first, each, done: hosts & DONE != 0 }
+    }
+
     /// Whether its numbers are numbers of hosts and places.
     fn is_sound(&self) -> bool {
-        let places = u64::from(self.hosts) * u64::from(self.each);
+        let places = self.places();
         places > 0
             && u64::from(self.first) + places <= u64::from(u32::MAX)
             && self.origin.checked_add(self.hosts - 1).is_some()
@@ -55,65 +76,207 @@ pub(super) struct Payload {
     pub(super) flags: u16,
     pub(super) parts: u16,
     pub(super) body: Bytes,
-    pub(super) runs: Vec<Run>,
+    pub(super) runs: Few<Run>,
 }
 
-/// The frame of these payloads; their runs are put in order and together where they can be.
-pub(super) fn write(header: Header, payloads: Vec<Payload>) -> Frame {
-    let runs: usize = payloads.iter().map(|payload| payload.runs.len()).sum();
-    let mut table = Vec::with_capacity(4 + 8 * payloads.len() + RUN_LEN * runs);
-    table.extend_from_slice(&number(payloads.len()).to_le_bytes());
-    let mut parts = vec![Part::Inline(Bytes::new())];
-    for mut payload in payloads {
-        payload.runs.sort_unstable_by_key(|run| (run.first, run.origin));
-        payload.runs.dedup_by(|next, run| run.absorb(*next));
-        table.extend_from_slice(&payload.flags.to_le_bytes());
-        table.extend_from_slice(&payload.parts.to_le_bytes());
-        table.extend_from_slice(&number(payload.runs.len()).to_le_bytes());
-        for run in payload.runs {
-            let done = if run.done { DONE } else { 0 };
-            for value in [run.origin, run.hosts | done, run.first, run.each] {
-                table.extend_from_slice(&value.to_le_bytes());
-            }
+/// What the table of a merged frame has an entry for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Entry {
+    pub(super) flags: u16,
+    pub(super) parts: u16,
+    /// The payload, or those of a series, one after the other.
+    pub(super) body: Bytes,
+    pub(super) runs: Few<Run>,
+    /// Of a series, whose one run has a payload for each of its places: how long each is, as the table says it.
+    pub(super) lengths: Option<Bytes>,
+}
+
+impl Entry {
+    /// Whether each of its places has a payload of its own.
+    pub(super) fn is_series(&self) -> bool {
+        self.lengths.is_some()
+    }
+
+    /// How many payloads it has.
+    pub(super) fn count(&self) -> usize {
+        self.lengths.as_ref().map_or(1, |lengths| lengths.len() / 4)
+    }
+
+    /// How many bytes, and in how many runs if each is by itself.
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.body.len(), self.runs.len().max(self.count()))
+    }
+
+    pub(super) fn payloads(mut self) -> impl Iterator<Item = Payload> {
+        let Self { flags, parts, .. } = self;
+        let runs = std::mem::take(&mut self.runs);
+        let run = runs.first().copied();
+        let whole = self.lengths.is_none().then(|| Payload { flags, parts, body: self.body.clone(), runs });
+        let (mut index, mut start) = (0, 0);
+        let series = std::iter::from_fn(move || {
+            let body = self.piece(index, start)?;
+            let runs = run?.place(index).into();
+            index += 1;
+            start += body.len();
+            Some(Payload { flags, parts, body, runs })
+        });
+        whole.into_iter().chain(series)
+    }
+
+    /// How long `count` payloads of a series are together, from a place on.
+    pub(super) fn len_of(&self, from: u32, count: u32) -> usize {
+        let Some(lengths) = &self.lengths else { return 0 };
+        (from..from + count).filter_map(|index| word(lengths, index as usize * 4)).map(|len| len as usize).sum()
+    }
+
+    /// The payload of a series at a place, which begins at `start`.
+    pub(super) fn piece(&self, index: u32, start: usize) -> Option<Bytes> {
+        let len = word(self.lengths.as_ref()?, index as usize * 4)? as usize;
+        Some(self.body.slice(start..start + len))
+    }
+}
+
+/// A payload of one place, or a series, as bytes.
+struct Piece<'a> {
+    flags: u16,
+    parts: u16,
+    run: Run,
+    /// Of a series.
+    lengths: Option<&'a [u8]>,
+    body: &'a [u8],
+}
+
+impl<'a> Piece<'a> {
+    fn of_single(payload: &'a Payload) -> Option<Self> {
+        let run = *payload.runs.first()?;
+        Some(Self { flags: payload.flags, parts: payload.parts, run, lengths: None, body: &payload.body })
+    }
+
+    fn of_series(entry: &'a Entry) -> Option<Self> {
+        let run = *entry.runs.first()?;
+        Some(Self { flags: entry.flags, parts: entry.parts, run, lengths: entry.lengths.as_deref(), body: &entry.body })
+    }
+}
+
+/// Pieces that follow one another.
+struct Series {
+    flags: u16,
+    parts: u16,
+    run: Run,
+    pieces: Range<usize>,
+}
+
+impl Series {
+    fn absorb(&mut self, next: &Self) -> bool {
+        let follows = (self.flags, self.parts) == (next.flags, next.parts) && self.run.absorb(next.run);
+        if follows {
+            self.pieces.end = next.pieces.end;
         }
+        follows
+    }
+}
+
+/// Of pieces in the order of their places: those of each host, then those of neighbours together.
+fn series_of(pieces: &[Piece<'_>]) -> Vec<Series> {
+    let mut all: Vec<Series> = Vec::new();
+    for (at, piece) in pieces.iter().enumerate() {
+        let next = Series { flags: piece.flags, parts: piece.parts, run: piece.run, pieces: at..at + 1 };
+        if !all.last_mut().is_some_and(|last| last.run.origin == next.run.origin && last.absorb(&next)) {
+            all.push(next);
+        }
+    }
+    all.dedup_by(|next, series| series.absorb(next));
+    all
+}
+
+/// The frame of these payloads, and of series as they came; runs are put in order and together where they can be.
+pub(super) fn write(header: Header, payloads: Vec<Payload>, series: &[Entry]) -> Frame {
+    let (singles, others): (Vec<Payload>, Vec<Payload>) =
+        payloads.into_iter().partition(|payload| matches!(&*payload.runs, [run] if run.places() == 1));
+    let mut pieces: Vec<Piece<'_>> = singles.iter().filter_map(Piece::of_single).collect();
+    pieces.extend(series.iter().filter_map(Piece::of_series));
+    pieces.sort_unstable_by_key(|piece| (piece.run.first, piece.run.origin));
+    let series = series_of(&pieces);
+    let entries = others.len() + series.len();
+    let mut table = Vec::with_capacity(4 + (8 + RUN_LEN) * entries + 4 * singles.len());
+    let put = |table: &mut Vec<u8>, value: u32| table.extend_from_slice(&value.to_le_bytes());
+    put(&mut table, number(entries));
+    let mut parts = vec![Part::Inline(Bytes::new())];
+    for payload in others {
+        let mut runs = payload.runs.to_vec();
+        runs.sort_unstable_by_key(|run| (run.first, run.origin));
+        runs.dedup_by(|next, run| run.absorb(*next));
+        put(&mut table, kind(payload.flags, payload.parts));
+        put(&mut table, number(runs.len()));
+        runs.into_iter().flat_map(Run::words).for_each(|word| put(&mut table, word));
         parts.push(Part::Inline(payload.body));
+    }
+    for Series { flags, parts: each, run, pieces: range } in series {
+        let pieces = &pieces[range];
+        put(&mut table, kind(flags, each));
+        put(&mut table, if run.places() == 1 { 1 } else { 1 | SERIES });
+        run.words().into_iter().for_each(|word| put(&mut table, word));
+        let mut body = Vec::with_capacity(pieces.iter().map(|piece| piece.body.len()).sum());
+        for piece in pieces {
+            match piece.lengths {
+                _ if run.places() == 1 => {}
+                Some(lengths) => table.extend_from_slice(lengths),
+                None => put(&mut table, number(piece.body.len())),
+            }
+            body.extend_from_slice(piece.body);
+        }
+        parts.push(Part::Inline(body.into()));
     }
     parts[0] = Part::Inline(table.into());
     Frame::build(Header { kind: Kind::Gathered, flags: 0, index: 0, deadline_ms: 0, ..header }, None, b"", &parts)
 }
 
-/// The payloads of a merged frame; nothing is taken on trust.
-pub(super) fn read(frame: &Frame) -> Result<Vec<Payload>, FrameError> {
+/// The entries of a merged frame; nothing is taken on trust.
+pub(super) fn read(frame: &Frame) -> Result<Vec<Entry>, FrameError> {
     let mut bodies = frame.parts()?.into_iter().map(|part| match part {
         Part::Inline(bytes) => Ok(bytes),
         Part::Shared { .. } => Err(OVERRUN),
     });
     let table = bodies.next().ok_or(OVERRUN)??;
-    if table.len() % 4 != 0 {
-        return Err(OVERRUN);
-    }
-    let mut words = table.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-    let mut next = || words.next().ok_or(OVERRUN);
-    let count = next()? as usize;
-    let mut payloads = Vec::with_capacity(count.min(bodies.len()));
+    let mut words = Words { table: &table, at: 0 };
+    let count = words.next()? as usize;
+    let mut entries = Vec::with_capacity(count.min(bodies.len()));
     for _ in 0..count {
-        let (kind, len) = (next()?, next()? as usize);
+        let (kind, len) = (words.next()?, words.next()?);
         // The low half first, as it was written.
         let (flags, parts) = ((kind & 0xffff) as u16, (kind >> 16) as u16);
         let body = bodies.next().ok_or(OVERRUN)??;
         // What a reply would not be merged with, it does not come out with: memory of another host, for one.
-        if flags & APART != 0 || 8 * usize::from(parts) > body.len() {
+        if flags & APART != 0 {
             return Err(OVERRUN);
         }
-        let mut runs = Vec::with_capacity(len.min(table.len() / RUN_LEN));
-        for _ in 0..len {
-            let [origin, hosts, first, each] = [next()?, next()?, next()?, next()?];
-            let run = Run { origin, hosts: hosts & !DONE, first, each, done: hosts & DONE != 0 };
+        let mut runs = Few::new();
+        for _ in 0..len & !SERIES {
+            let run = Run::of_words([words.next()?, words.next()?, words.next()?, words.next()?]);
             runs.push(Some(run).filter(Run::is_sound).ok_or(OVERRUN)?);
         }
-        payloads.push(Payload { flags, parts, body, runs });
+        let least = 8 * usize::from(parts);
+        let mut lengths = None;
+        if len & SERIES == 0 {
+            if body.len() < least {
+                return Err(OVERRUN);
+            }
+        } else {
+            let [run] = *runs else { return Err(OVERRUN) };
+            let from = words.at;
+            let mut left = body.len();
+            for _ in 0..run.places() {
+                let len = words.next()? as usize;
+                left = left.checked_sub(len).filter(|_| len >= least).ok_or(OVERRUN)?;
+            }
+            if left > 0 {
+                return Err(OVERRUN);
+            }
+            lengths = Some(table.slice(from..words.at));
+        }
+        entries.push(Entry { flags, parts, body, runs, lengths });
     }
-    if next().is_ok() || bodies.next().is_some() { Err(OVERRUN) } else { Ok(payloads) }
+    if words.at != table.len() || bodies.next().is_some() { Err(OVERRUN) } else { Ok(entries) }
 }
 
 /// The hosts whose replies are in a merged frame.
@@ -124,115 +287,40 @@ pub fn origins(frame: &Frame) -> Result<HostSet, FrameError> {
     Ok(origins_of(&read(frame)?))
 }
 
-pub(super) fn origins_of(payloads: &[Payload]) -> HostSet {
-    hosts_of(payloads, |_| true)
+pub(super) fn origins_of(entries: &[Entry]) -> HostSet {
+    hosts_of(entries, |_| true)
 }
 
 /// The hosts that have answered to the end.
-pub(super) fn done_in(payloads: &[Payload]) -> HostSet {
-    hosts_of(payloads, |run| run.done)
+pub(super) fn done_in(entries: &[Entry]) -> HostSet {
+    hosts_of(entries, |run| run.done)
 }
 
-fn hosts_of(payloads: &[Payload], wanted: impl Fn(&Run) -> bool) -> HostSet {
-    let runs = payloads.iter().flat_map(|payload| &payload.runs).filter(|run| wanted(run));
+fn hosts_of(entries: &[Entry], wanted: impl Fn(&Run) -> bool) -> HostSet {
+    let runs = entries.iter().flat_map(|entry| &entry.runs).filter(|run| wanted(run));
     HostSet::from_runs(runs.map(|run| (run.origin, run.hosts)).collect())
 }
 
-/// The replies of a merged frame, with their places in the call's target of `places` ranks: those of the origins
-/// that `take` agrees to, sent by who `addr` says is at the place. Payloads are shared, not copied.
-///
-/// # Errors
-/// If the frame is not one.
-///
-/// ```
-/// # use mesh_proto::hosts::{HostMerge, unmerge};
-/// # use mesh_proto::{Frame, Header, Kind, ProcAddr};
-/// # use std::time::Duration;
-/// let caller = ProcAddr::CONTROLLER;
-/// let proc = |rank| ProcAddr { rank, ..caller };
-/// let mut merge = HostMerge::new(7, proc(0));
-/// assert!(merge.expect(caller, 1, 2).is_empty());
-/// let mut reply = |rank| {
-///     let header = Header { call: 1, index: rank, ..Header::new(Kind::Reply, proc(rank), caller) };
-///     merge.on_reply(Frame::build_plain(header, None, b"", b"done"), Duration::ZERO)
-/// };
-/// assert!(reply(4).is_empty(), "it waits for the other");
-/// let gathered = reply(5).remove(0);
-/// let replies: Vec<(u32, Frame)> = unmerge(&gathered, 8, |_| true, proc).unwrap().collect();
-/// assert_eq!(replies.iter().map(|(place, _)| *place).collect::<Vec<_>>(), [4, 5]);
-/// assert_eq!(replies[1].1.header.src, proc(5));
-/// ```
-pub fn unmerge<T, A>(frame: &Frame, places: u32, take: T, addr: A) -> Result<Replies<T, A>, FrameError>
-where
-    T: FnMut(HostNo) -> bool,
-    A: FnMut(u32) -> ProcAddr,
-{
-    let header = Header { kind: Kind::Reply, target_len: 0, name_len: 0, ..frame.header };
-    let mut payloads = read(frame)?;
-    // Places that the call does not have are nobody's, and each has one reply.
-    let mut left = u64::from(places);
-    for payload in &mut payloads {
-        payload.runs.retain(|run| {
-            let count = u64::from(run.hosts) * u64::from(run.each);
-            let fits = u64::from(run.first) + count <= u64::from(places) && count <= left;
-            left -= if fits { count } else { 0 };
-            fits
-        });
-        payload.runs.reverse();
-    }
-    payloads.reverse();
-    Ok(Replies { header, payloads, at: (0, 0), taken: false, take, addr })
+/// The words of a table, one after the other.
+struct Words<'a> {
+    table: &'a [u8],
+    at: usize,
 }
 
-/// What [`unmerge`] gives.
-#[derive(Debug)]
-pub struct Replies<T, A> {
-    header: Header,
-    /// Last first; so are the runs of each.
-    payloads: Vec<Payload>,
-    /// Which host of the present run, and which of its places.
-    at: (u32, u32),
-    taken: bool,
-    take: T,
-    addr: A,
+impl Words<'_> {
+    fn next(&mut self) -> Result<u32, FrameError> {
+        let found = word(self.table, self.at).ok_or(OVERRUN)?;
+        self.at += 4;
+        Ok(found)
+    }
 }
 
-impl<T: FnMut(HostNo) -> bool, A: FnMut(u32) -> ProcAddr> Iterator for Replies<T, A> {
-    type Item = (u32, Frame);
+fn word(raw: &[u8], at: usize) -> Option<u32> {
+    raw.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
+}
 
-    fn next(&mut self) -> Option<(u32, Frame)> {
-        loop {
-            let payload = self.payloads.last_mut()?;
-            let Some(run) = payload.runs.last().copied() else {
-                self.payloads.pop();
-                continue;
-            };
-            let (host, place) = self.at;
-            if host == run.hosts {
-                payload.runs.pop();
-                self.at = (0, 0);
-                continue;
-            }
-            if place == 0 {
-                self.taken = (self.take)(run.origin + host);
-            }
-            if !self.taken || place == run.each {
-                self.at = (host + 1, 0);
-                continue;
-            }
-            self.at.1 += 1;
-            let index = run.first + host * run.each + place;
-            let header = Header {
-                flags: payload.flags,
-                parts: payload.parts,
-                body_len: payload.body.len() as u64,
-                src: (self.addr)(index),
-                index,
-                ..self.header
-            };
-            return Some((index, Frame { header, body: payload.body.clone() }));
-        }
-    }
+fn kind(flags: u16, parts: u16) -> u32 {
+    u32::from(parts) << 16 | u32::from(flags)
 }
 
 fn number(n: usize) -> u32 {

@@ -1,0 +1,136 @@
+//! A merged frame becoming replies again.
+
+use super::super::Few;
+use super::table::{Entry, Run, read};
+use crate::{Frame, FrameError, Header, HostNo, Kind, ProcAddr};
+
+/// The replies of a merged frame, with their places in the call's target of `places` ranks: those of the origins
+/// that `take` agrees to, sent by who `addr` says is at the place. Payloads are shared, not copied.
+///
+/// # Errors
+/// If the frame is not one.
+///
+/// ```
+/// # use mesh_proto::hosts::{HostMerge, unmerge};
+/// # use mesh_proto::{Frame, Header, Kind, ProcAddr};
+/// # use std::time::Duration;
+/// let caller = ProcAddr::CONTROLLER;
+/// let proc = |rank| ProcAddr { rank, ..caller };
+/// let mut merge = HostMerge::new(7, proc(0));
+/// assert!(merge.expect(caller, 1, 2).is_empty());
+/// let mut reply = |rank| {
+///     let header = Header { call: 1, index: rank, ..Header::new(Kind::Reply, proc(rank), caller) };
+///     merge.on_reply(Frame::build_plain(header, None, b"", b"done"), Duration::ZERO)
+/// };
+/// assert!(reply(4).is_empty(), "it waits for the other");
+/// let gathered = reply(5).remove(0);
+/// let replies: Vec<(u32, Frame)> = unmerge(&gathered, 8, |_| true, proc).unwrap().collect();
+/// assert_eq!(replies.iter().map(|(place, _)| *place).collect::<Vec<_>>(), [4, 5]);
+/// assert_eq!(replies[1].1.header.src, proc(5));
+/// ```
+pub fn unmerge<T, A>(frame: &Frame, places: u32, take: T, addr: A) -> Result<Replies<T, A>, FrameError>
+where
+    T: FnMut(HostNo) -> bool,
+    A: FnMut(u32) -> ProcAddr,
+{
+    let header = Header { kind: Kind::Reply, target_len: 0, name_len: 0, ..frame.header };
+    let mut entries = read(frame)?;
+    // Places that the call does not have are nobody's, and each has one reply.
+    let mut left = u64::from(places);
+    for entry in &mut entries {
+        let mut fits = |run: &Run| {
+            let count = run.places();
+            let fits = u64::from(run.first) + count <= u64::from(places) && count <= left;
+            left -= if fits { count } else { 0 };
+            fits
+        };
+        if let [run] = *entry.runs {
+            if !fits(&run) {
+                entry.runs = Few::new();
+            }
+        } else {
+            entry.runs.retain(fits);
+        }
+    }
+    // The first one last.
+    entries.reverse();
+    Ok(Replies { header, entries, runs: 0, run: Run::default(), at: (0, 0), start: 0, taken: false, take, addr })
+}
+
+/// What [`unmerge`] gives.
+#[derive(Debug)]
+pub struct Replies<T, A> {
+    header: Header,
+    /// Those that are not done with, the next one last.
+    entries: Vec<Entry>,
+    /// How many of its runs were begun, the present one, which host of that, and which of its places.
+    runs: usize,
+    run: Run,
+    at: (u32, u32),
+    /// Where the next payload of a series begins.
+    start: usize,
+    taken: bool,
+    take: T,
+    addr: A,
+}
+
+impl<T: FnMut(HostNo) -> bool, A: FnMut(u32) -> ProcAddr> Replies<T, A> {
+    /// Goes to the next place that counts, if the present one does not. False at the end.
+    fn find(&mut self) -> bool {
+        while let Some(entry) = self.entries.last() {
+            let (host, place) = self.at;
+            if host == self.run.hosts {
+                (self.run, self.at) = (Run::default(), (0, 0));
+                if let Some(next) = entry.runs.get(self.runs) {
+                    self.run = *next;
+                    self.runs += 1;
+                } else {
+                    self.entries.pop();
+                    (self.runs, self.start) = (0, 0);
+                }
+                continue;
+            }
+            if place == 0 {
+                self.taken = (self.take)(self.run.origin + host);
+            }
+            if self.taken && place < self.run.each {
+                return true;
+            }
+            if !self.taken {
+                self.start += entry.len_of(host * self.run.each, self.run.each);
+            }
+            self.at = (host + 1, 0);
+        }
+        false
+    }
+}
+
+impl<T: FnMut(HostNo) -> bool, A: FnMut(u32) -> ProcAddr> Iterator for Replies<T, A> {
+    type Item = (u32, Frame);
+
+    fn next(&mut self) -> Option<(u32, Frame)> {
+        // Nearly always the next place of the same host.
+        if (self.at.1 == 0 || self.at.1 == self.run.each) && !self.find() {
+            return None;
+        }
+        let entry = self.entries.last()?;
+        let (host, place) = self.at;
+        self.at.1 += 1;
+        let nth = host * self.run.each + place;
+        let body = match &entry.lengths {
+            None => entry.body.clone(),
+            Some(_) => entry.piece(nth, self.start)?,
+        };
+        self.start += body.len();
+        let index = self.run.first + nth;
+        let header = Header {
+            flags: entry.flags,
+            parts: entry.parts,
+            body_len: body.len() as u64,
+            src: (self.addr)(index),
+            index,
+            ..self.header
+        };
+        Some((index, Frame { header, body }))
+    }
+}
