@@ -426,6 +426,14 @@ def current() -> Process:
 
 def _leave() -> None:
     """Stop everything at the interpreter's end; EXIT-1 in ``door.rs`` says what becomes of threads that call meanwhile."""
+    try:
+        _end_and_report()
+    except KeyboardInterrupt:
+        # It came before the first step of that could keep it back, or after the last.
+        _end_and_report()
+
+
+def _end_and_report() -> None:
     from mesh_core._interrupts import Interrupts
 
     process = _HOLDER.process
