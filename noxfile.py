@@ -26,6 +26,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 import workspace  # noqa: E402
 from workspace import Package  # noqa: E402
 
+# The tests start thousands of interpreters, half of whose time goes into compiling what another one has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv|virtualenv"
 # A machine with fewer Pythons than the packages support checks those it has; it does not fetch others.
@@ -41,6 +44,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 # MESH_WHEELS names a folder of finished wheels instead: several machines can then check one build.
 WHEELS = Path(os.environ.get("MESH_WHEELS") or ROOT / ".nox" / "wheels" / f"{time.time_ns()}-{os.getpid()}")
 PAGES = ["docs", "README.md", *(str(package.path / "README.md") for package in PACKAGES)]
+QUICK = "not slow and not once"
+"""Tests that are worth running again in another environment."""
 DAY = 24 * 60 * 60.0
 
 by_package = nox.parametrize("package", [nox.param(package, id=package.name) for package in PACKAGES])
@@ -105,9 +110,10 @@ def rust(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 @by_package
 def tests(session: nox.Session, package: Package) -> None:
-    """One package's tests, alone in an environment with what it needs and nothing else."""
+    """One package's tests, alone in an environment with what it needs and nothing else; all on the oldest Python."""
     install(session, package, groups=["test"], requirements=package.test_requirements)
-    session.run("pytest", str(package.tests), *session.posargs)
+    chosen = [] if session.python == PYTHONS[0] else ["-m", "not once"]
+    session.run("pytest", *chosen, str(package.tests), *session.posargs)
 
 
 @nox.session
@@ -116,7 +122,7 @@ def integration(session: nox.Session) -> None:
     wanted = [need for package in PACKAGES for need in package.test_requirements]
     install(session, *PACKAGES, *PLUGINS, groups=["integration"], requirements=wanted)
     session.run("pytest", "--doctest-modules", "tests", "tools", "benchmarks/tests", *session.posargs)
-    session.run("pytest", "-m", "not slow", *(str(package.tests) for package in PACKAGES), *session.posargs)
+    session.run("pytest", "-m", QUICK, *(str(package.tests) for package in PACKAGES), *session.posargs)
     run_pages(session, "-m", "needs", *PAGES, may_be_empty=True)
 
 
@@ -137,7 +143,7 @@ def minimums(session: nox.Session, package: Package) -> None:
     # Without the constraints: the tools must give way to the versions that are to be proven.
     requirements = [*map(str, pins.values()), *package.test_requirements]
     install(session, *wheels, groups=["test"], requirements=requirements, constraints=None, alone=True)
-    session.run("pytest", "-m", "not slow", str(package.tests), *session.posargs)
+    session.run("pytest", "-m", QUICK, str(package.tests), *session.posargs)
 
 
 @nox.session

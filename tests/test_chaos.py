@@ -16,7 +16,8 @@ def test_random_kills_break_no_promise():
         [sys.executable, str(CHAOS), "--seconds", "20", "--seed", "30", "--round", "7"],
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
-    # What it says on stderr before the verdict is the history that led there.
-    assert run.returncode == 0, run.stdout + run.stderr[-20_000:]
+    # The verdict is the last line, and what led there is before it; pytest's own summary has the first line only.
+    *_, verdict = ["", *run.stderr.splitlines()]
+    assert run.returncode == 0, f"{verdict}\n{run.stdout}{run.stderr[-20_000:]}"
     assert "nothing left" in run.stdout
     assert "panicked" not in run.stderr, run.stderr

@@ -16,7 +16,8 @@ def test_random_use_and_abuse_breaks_no_promise():
         [sys.executable, str(STRESS), "--seconds", "20", "--seed", "20", "--round", "5"],
         capture_output=True, text=True, timeout=220,
     )  # fmt: skip
-    # What it says on stderr before the verdict is the history that led there.
-    assert run.returncode == 0, run.stdout + run.stderr[-20_000:]
+    # The verdict is the last line, and what led there is before it; pytest's own summary has the first line only.
+    *_, verdict = ["", *run.stderr.splitlines()]
+    assert run.returncode == 0, f"{verdict}\n{run.stdout}{run.stderr[-20_000:]}"
     assert "nothing left" in run.stdout
     assert "panicked" not in run.stderr, run.stderr

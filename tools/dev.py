@@ -96,7 +96,7 @@ def pyenv_pythons() -> Iterator[Path]:
 
 
 def run_counting(command: list[str]) -> int:
-    """Run nox with its output passed on as it comes; end with the sum of all its tests on a line of its own."""
+    """Run nox with its output passed on as it comes; end with each failure and the sum of all tests, a line each."""
     tally = Tally()
     with subprocess.Popen(
         command,
@@ -115,7 +115,7 @@ def run_counting(command: list[str]) -> int:
             tally.feed(line)
     if process.returncode != 0 and tally.counts["failed"] == 0:
         tally.counts["failed"] += 1
-    print(f"\n{tally}", flush=True)
+    print("", *tally.failures, tally, sep="\n", flush=True)
     return process.returncode
 
 

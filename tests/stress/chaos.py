@@ -32,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leftovers import TOKEN, Before, resident
+from leftovers import TOKEN, Before, growth, resident
 
 from mesh_core import (
     Actor,
@@ -647,8 +647,7 @@ def main() -> int:
                 rounds += 1
                 sizes.append(resident())
                 print(f"round {rounds}: {sum(world.done.values())} cases, {sizes[-1] >> 20} MiB", flush=True)
-            grown = sizes[-1] - sizes[min(2, len(sizes) - 1)]
-            if grown > 64 << 20:
+            if (grown := growth(sizes)) > 64 << 20:
                 raise Violation(f"the controller grew by {grown >> 20} MiB over {rounds} rounds: {sizes}")
         except Violation as violation:
             print(*log, sep="\n", file=sys.stderr)

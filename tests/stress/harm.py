@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from client import Client
 from leftovers import children, command
 from world import NAMED, Site
 
-from mesh_core import MailboxFull, SpawnError, SupervisionError, Undeliverable
+from mesh_core import SpawnError, SupervisionError, Undeliverable
 
 
 class Vandal(Client):
@@ -58,20 +57,12 @@ class Vandal(Client):
         if pid is None:
             return
         self.world.note(f"pause {pid} of {site.name}")
+        # Whoever sends to it meanwhile may wait for room, and so may the thread of this very client: another one resumes it.
+        resume = threading.Timer(self.random.random() / 10, _signal, (pid, signal.SIGCONT))
+        resume.name = f"resume {pid}"
         _signal(pid, signal.SIGSTOP)
-        future = None
-        try:
-            # Waiting for room would wait for the process that this very thread has stopped.
-            with contextlib.suppress(MailboxFull):
-                future = site.workers.echo.with_options(block=False).call(1)
-            if self.awaits:
-                await asyncio.sleep(self.random.random() / 10)
-            else:
-                self.world.over.wait(self.random.random() / 10)
-        finally:
-            _signal(pid, signal.SIGCONT)
-        if future is None:
-            return
+        resume.start()
+        future = site.workers.echo.call(1)
         await self.settle(
             f"echo after a pause of {site.name}", site, lambda: self.result(future), lambda got: True
         )

@@ -67,6 +67,12 @@ def resident() -> int:
     return 0
 
 
+def growth(sizes: list[int]) -> int:
+    """By how much the process has grown over many rounds; a few tell nothing, as what it holds after each varies."""
+    half = len(sizes) // 2
+    return min(sizes[half:]) - max(sizes[:half]) if len(sizes) >= 8 else 0
+
+
 def _shm() -> set[str]:
     # Other programs come and go there too.
     return {entry.name for entry in Path("/dev/shm").iterdir() if "mesh" in entry.name}

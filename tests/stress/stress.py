@@ -27,7 +27,7 @@ from typing import Any
 
 from calls import Caller
 from harm import Vandal
-from leftovers import TOKEN, Before, resident
+from leftovers import TOKEN, Before, growth, resident
 from world import LIMIT, NAMED, STOP, Violation, World
 
 from mesh_core import MeshError, configure, set_fault_handler, shutdown
@@ -164,8 +164,7 @@ def main() -> int:
             rounds += 1
             sizes.append(resident())
             print(f"round {rounds}: {sum(world.done.values())} actions, {sizes[-1] >> 20} MiB", flush=True)
-        grown = sizes[-1] - sizes[min(2, len(sizes) - 1)]
-        if grown > 64 << 20:
+        if (grown := growth(sizes)) > 64 << 20:
             raise Violation(f"the controller grew by {grown >> 20} MiB over {rounds} rounds: {sizes}")
     except Violation as violation:
         print(*log, sep="\n", file=sys.stderr)

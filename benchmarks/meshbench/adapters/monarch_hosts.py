@@ -32,6 +32,8 @@ _LIMITS = (
 )
 _MANY = 32
 """Up to so many processes its own limits do."""
+_AT_ONCE = 64
+"""So many it starts in one spawn; see `_be_patient`."""
 _TRUST = "trust_all_connections"  # the only value that 0.7.0 takes
 _WORKER = f"from monarch.actor import run_worker_loop_forever; run_worker_loop_forever(address={{!r}}, ca={_TRUST!r})"
 
@@ -41,7 +43,7 @@ def _be_patient() -> None:
 
     Its 30 s are too short for a hundred processes, all of which it starts at once, on a small machine. One of
     30 s is left, on a host's processes until they are ready, that none of its settings moved: after it, they run and nobody
-    hears of them.
+    hears of them. So more than `_AT_ONCE` are started in several spawns, of some hosts each.
     """
     names = {"actor_spawn_max_idle": "mesh_actor_spawn_max_idle"}
     os.environ.update({f"HYPERACTOR_{names.get(name, name).upper()}": _PATIENCE for name in _LIMITS})
@@ -106,11 +108,16 @@ class Hosts:
         try:
             self._hosts = attach_to_workers(ca=_TRUST, workers=addresses)
             self._hosts.initialized.get()
-            self._far = self._hosts.spawn_procs(per_host={"gpus": procs}).spawn("far", Far)
-            self._far.echo.call(PAYLOAD).get()
+            some = max(1, _AT_ONCE // procs)
+            self._parts = []
+            for first in range(0, hosts, some):
+                part = self._hosts.slice(hosts=slice(first, min(first + some, hosts)))
+                self._parts.append(part.spawn_procs(per_host={"gpus": procs}).spawn("far", Far))
+                self._parts[-1].echo.call(PAYLOAD).get()
         except BaseException:
             self._agents.end(at_once=True)
             raise
+        self._far = self._parts[0]
         self._first = self._far.slice(hosts=0, gpus=0)
 
     def close_hosts(self) -> None:
@@ -144,9 +151,14 @@ class Hosts:
         return sample(times, lambda: self._first.give.call_one(size).get(), warm_up=1)
 
     def host_cast(self, size: int, times: int) -> list[float]:
-        """The array to the whole mesh."""
+        """The array to all the actors; those of several spawns are called at once."""
         data = import_module("numpy").ones(size, dtype="uint8")
-        return sample(times, lambda: self._far.take.call(data).get(), warm_up=2)
+
+        def cast() -> None:
+            for reply in [part.take.call(data) for part in self._parts]:
+                reply.get()
+
+        return sample(times, cast, warm_up=2)
 
     def host_kill(self, kills: int) -> list[float]:
         """Two hosts, the second of which is killed; the first stays, as it would in use."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from mesh_core import Actor, Channel, Port, PortReceiver, Undeliverable, current_rank, endpoint
@@ -16,6 +17,21 @@ def counts() -> dict[str, int]:
     # An exception that was raised by its argument's name refers to itself, and so to the frame with the port.
     gc.collect()
     return current_process().runtime.counts()
+
+
+def nothing_left() -> Iterator[None]:
+    """The body of a fixture: as many ports and calls wait after a test as before it."""
+
+    def waiting() -> tuple[int, int]:
+        found = current_process().runtime.counts()
+        return found["ports"], found["calls"]
+
+    before = waiting()
+    yield
+    # In a process that has run a thousand tests a collection takes a second: only where it can make a difference.
+    if waiting() != before:
+        gc.collect()
+        assert waiting() == before
 
 
 class Poster(Actor):

@@ -275,6 +275,7 @@ def test_a_broadcast_that_raises_ends_the_script_with_a_report(script: Any) -> N
     assert "'loud'" in err
 
 
+@pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_a_3_gib_argument(one: Any) -> None:

@@ -180,6 +180,7 @@ def test_others_go_on_meanwhile(trainers: Script, folder: Path) -> None:
     assert not sockets(folder)
 
 
+@pytest.mark.slow
 def test_commands_without_a_terminal(trainers: Script) -> None:
     stops = json.loads(mesh_debug(trainers, "list", "--json"))["stops"]
     assert [(stop["number"], stop["coordinates"], stop["function"]) for stop in stops] == [
@@ -196,6 +197,7 @@ def test_commands_without_a_terminal(trainers: Script) -> None:
     assert "nothing is stopped" in mesh_debug(trainers, "continue", status=1)
 
 
+@pytest.mark.slow
 def test_a_lost_terminal_leaves_it_stopped(trainers: Script, terminal: Any) -> None:
     desk = terminal(trainers, "attach", "2")
     desk.expect(PDB)
@@ -213,6 +215,7 @@ def test_a_lost_terminal_leaves_it_stopped(trainers: Script, terminal: Any) -> N
     assert trainers.line() == "[10, 11, 12, 13]"
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_somebody_is_attached(trainers: Script, terminal: Any, folder: Path) -> None:
     desk = terminal(trainers)
     desk.expect(DESK)
@@ -354,6 +357,7 @@ def test_stepping_out_of_the_endpoint_lets_it_go_on(script: Any) -> None:
     assert run.line() == "2"
 
 
+@pytest.mark.slow
 def test_coroutines_and_constructors(script: Any) -> None:
     run = script(
         """
@@ -391,6 +395,7 @@ def test_coroutines_and_constructors(script: Any) -> None:
     assert run.line() == "('built', 2)"
 
 
+@pytest.mark.slow
 def test_source_that_is_in_no_file(script: Any) -> None:
     run = script(
         '''
@@ -446,6 +451,7 @@ def test_source_that_is_in_no_file(script: Any) -> None:
     assert run.line() == "8"
 
 
+@pytest.mark.slow
 def test_post_mortem(script: Any) -> None:
     run = script(
         """
@@ -535,6 +541,7 @@ def test_an_actor_of_the_controller_itself(script: Any) -> None:
     assert "(Pdb) 42\n" in run.finish()[0]
 
 
+@pytest.mark.slow
 def test_several_in_one_process(script: Any, folder: Path) -> None:
     """Two actors' threads, a thread of the user's, and a copy of the process."""
     run = script(
@@ -594,6 +601,7 @@ def test_several_in_one_process(script: Any, folder: Path) -> None:
     assert not sockets(folder)
 
 
+@pytest.mark.slow
 def test_breakpoints_in_odd_places(script: Any) -> None:
     run = script(
         """
@@ -660,6 +668,7 @@ def test_nowhere_to_wait_is_said_and_passed_over(script: Any, folder: Path) -> N
     assert "breakpoint passed over, as nobody could attach to it" in err
 
 
+@pytest.mark.slow
 def test_the_job_takes_its_sockets_along(trainers: Script, folder: Path) -> None:
     """Stopped workers are killed when the script ends; nothing of them stays."""
     assert sockets(folder)

@@ -21,6 +21,8 @@ from mesh_core import (
 )
 from mesh_core.testing import LocalCluster
 
+pytestmark = pytest.mark.once
+
 SOON = 30.0
 
 

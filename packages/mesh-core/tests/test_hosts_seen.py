@@ -33,6 +33,8 @@ from mesh_core import (
 from mesh_core.cli._debug import Desk
 from mesh_core.testing import LocalCluster
 
+pytestmark = pytest.mark.once
+
 LONG = 30.0
 
 

@@ -344,6 +344,7 @@ def test_what_is_stuck_is_reported_while_others_answer(own: ProcMesh, tmp_path: 
     assert echo.slice(gpus=3).echo.call_one("again").get(timeout=20) == "again"
 
 
+@pytest.mark.slow
 def test_a_thread_that_runs_is_caught_in_the_act(own: ProcMesh) -> None:
     """Many times, as it is the risky case: its frames change while they are looked at."""
     one = own.slice(gpus=0)
@@ -357,6 +358,7 @@ def test_a_thread_that_runs_is_caught_in_the_act(own: ProcMesh) -> None:
     assert proc(inspect.snapshot(), "mortal[0]").state == "running"
 
 
+@pytest.mark.slow
 def test_a_loop_that_spins_is_caught_in_the_act(own: ProcMesh) -> None:
     """Its frames change while they are looked at, and nothing but the runtime can tell of them."""
     one = own.slice(gpus=0)

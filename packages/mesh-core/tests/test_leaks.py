@@ -41,6 +41,7 @@ def test_after_a_with_block() -> None:
     assert Traces().left_since(before) == ""
 
 
+@pytest.mark.slow
 def test_twenty_rounds() -> None:
     work()
     gc.collect()
@@ -74,6 +75,7 @@ def test_without_stopping_anything() -> None:
     assert Traces().left_since(before) == ""
 
 
+@pytest.mark.slow
 def test_ten_runtimes_one_after_another() -> None:
     for n in range(10):
         shutdown()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ def complain(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def say_ranks() -> None:
+def say_ranks(attempt: str) -> None:
     from mesh_core import current_rank
 
-    print(f"loss of rank {current_rank().rank} is 0.{current_rank().rank}")
+    print(f"loss of rank {current_rank().rank} is 0.{current_rank().rank} in try {attempt}")
 
 
 def log(level: int, text: str, name: str = "") -> None:
@@ -74,6 +75,7 @@ HEADER = """
 """
 
 
+@pytest.mark.slow
 def test_lines_arrive_with_their_actor_and_rank(script: Any) -> None:
     out, err = run(
         script,
@@ -99,10 +101,18 @@ def test_lines_arrive_with_their_actor_and_rank(script: Any) -> None:
     assert err == ["[trainers hosts=0,gpus=1] to stderr"]
 
 
+# Similar lines become one if the second comes before the first is shown, which a busy machine decides.
+HELLO_OF_TWO = {
+    "[pair gpus=0-1 x2] hello\n",
+    "[pair gpus=0] hello\n[pair gpus=1] hello\n",
+    "[pair gpus=1] hello\n[pair gpus=0] hello\n",
+}
+
+
 def test_all_is_shown_before_a_stop_returns(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 2}, name="brief") as procs:
         procs.spawn("pair", Echo).call.call(say, "hello").get()
-    assert capfd.readouterr().out == "[pair gpus=0-1 x2] hello\n"
+    assert capfd.readouterr().out in HELLO_OF_TWO
     with this_host().spawn_procs(name="briefer") as procs:
         procs.spawn("one", Echo).call.call_one(complain, "goodbye").get()
     assert capfd.readouterr().err == "[one] goodbye\n"
@@ -185,19 +195,27 @@ def test_similar_lines_of_many_ranks_come_as_one(capfd: pytest.CaptureFixture[st
     with this_host().spawn_procs(per_host={"gpus": 4}, name="four") as procs:
         trainers = procs.spawn("trainers", Echo)
         trainers.call.call(warm_up).get()
-        trainers.call.call(say_ranks).get()
-        trainers.slice(gpus=slice(0, 4, 2)).call.call(say, "twice").get()
+        every = together(capfd, trainers, lambda attempt: trainers.call.call(say_ranks, attempt).get())
+        assert re.fullmatch(r"\[trainers gpus=0-3 x4\] loss of rank \d is 0\.\d in try [a-z]+", every)
+        some = trainers.slice(gpus=slice(0, 4, 2))
+        pair = together(capfd, trainers, lambda attempt: some.call.call(say, f"twice in try {attempt}").get())
+        assert re.fullmatch(r"\[trainers gpus=0,2 x2\] twice in try [a-z]+", pair)
         # Of one rank nothing becomes one.
         for step in range(3):
             trainers.slice(gpus=3).call.call(say, f"step {step}").get()
-    shown = sorted(lines(capfd.readouterr().out))
-    assert re.fullmatch(r"\[trainers gpus=0-3 x4\] loss of rank \d is 0\.\d", shown[1])
-    assert [shown[0], *shown[2:]] == [
-        "[trainers gpus=0,2 x2] twice",
-        "[trainers gpus=3] step 0",
-        "[trainers gpus=3] step 1",
-        "[trainers gpus=3] step 2",
-    ]
+    assert lines(capfd.readouterr().out) == [f"[trainers gpus=3] step {step}" for step in range(3)]
+
+
+def together(capfd: pytest.CaptureFixture[str], mesh: Any, print_all: Callable[[str], Any]) -> str:
+    """What is shown of lines that came together; on a busy machine they may come apart, then they are printed again."""
+    # Letters: numbers make no difference between lines.
+    for attempt in "abcdefghijklmnopqrst":
+        print_all(attempt)
+        flush(mesh)
+        shown = lines(capfd.readouterr().out)
+        if len(shown) == 1:
+            return shown[0]
+    raise AssertionError(f"twenty times apart, at last as {shown}")
 
 
 def test_without_a_window_every_line_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
@@ -529,6 +547,7 @@ def flood(count: int, rank: int = 0) -> None:
         print(f"{rank}:{n}")
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_of_a_hundred_thousand_lines(script: Any) -> None:
     out, _ = run(
         script,
@@ -558,6 +577,7 @@ def test_nothing_is_lost_when_a_script_just_ends(script: Any) -> None:
     assert out == [f"[loud] 0:{n}" for n in range(5000)]
 
 
+@pytest.mark.slow
 def test_a_full_stdout_holds_back_those_who_print_and_nobody_else(script: Any) -> None:
     """The script's own stdout is not read: its workers' prints wait, calls to others do not, and nothing is lost."""
     started = script(
@@ -622,13 +642,16 @@ def test_in_a_notebook_lines_are_shown_before_the_cell_ends(script: Any) -> None
     assert not hooks
         """,
     )
-    assert out[:2] in (
-        ["[pair gpus=0-1 x2] in the cell", "after the cell"],
-        ["[pair gpus=0] in the cell", "[pair gpus=1] in the cell"],
-    )
-    assert out[-2:] == ["[pair gpus=0-1 x2] in the cell", "after the cell"]
+    cells = "\n".join(out).split("after the cell")
+    assert len(cells) == 3 and cells[2] == ""
+    for cell in cells[:2]:
+        assert cell.strip().split("\n") in (
+            ["[pair gpus=0-1 x2] in the cell"],
+            ["[pair gpus=0] in the cell", "[pair gpus=1] in the cell"],
+        )
 
 
+@pytest.mark.slow
 def test_lines_after_a_shutdown_and_a_new_beginning(script: Any) -> None:
     out, _ = run(
         script,
@@ -651,5 +674,6 @@ def test_similar_lines_within_the_window_are_counted_at_its_end(capfd: pytest.Ca
         trainers.slice(gpus=0).call.call(say, "epoch 1").get()
         flush(trainers)
         assert capfd.readouterr().out == "[trainers gpus=0] epoch 1\n"
+        # Within thirty seconds nothing more of that kind is shown, however far apart these three come.
         trainers.call.call(say, "epoch 2").get()
     assert capfd.readouterr().out == "[trainers gpus=0-2 x3] epoch 2\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -61,7 +60,6 @@ def summands(all_summands: Any, openers: Any) -> Iterator[Any]:
         if not any(left):
             break
     assert not any(left)
-    gc.collect()
     assert counts()["calls"] == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from core_samples import Coroutines, Echo
-from port_samples import Opener, Responder, Summand, counts
+from port_samples import Opener, Responder, Summand, counts, nothing_left
 
 from mesh_core import (
     Actor,
@@ -54,12 +53,8 @@ def one(responders: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(runtime: None) -> Iterator[None]:
-    before = counts()
-    yield
-    gc.collect()
-    after = counts()
-    assert (after["ports"], after["calls"]) == (before["ports"], before["calls"])
+def no_ports_left(runtime: None) -> Iterator[None]:
+    yield from nothing_left()
 
 
 # Calls.
@@ -267,7 +262,6 @@ def test_leaving_a_stream_early_leaks_nothing_and_its_sender_hears(one: Any) -> 
         assert future.get() == 1
         break
     del stream, future
-    gc.collect()
     assert counts()["calls"] == before
     one.answer_kept.call_one(2).get()
     assert "no longer waits" in one.answer_kept.call_one(3).get()
@@ -299,7 +293,6 @@ def test_leaving_an_ordinary_stream_early_leaks_nothing(procs: ProcMesh) -> None
         assert future.get(timeout=SOON) == "door"
         break
     del future
-    gc.collect()
     assert counts()["calls"] == before
     gates.open.call("door").get()
     gates.stop().get()

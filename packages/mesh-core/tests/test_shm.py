@@ -244,6 +244,7 @@ def cramped() -> Iterator[ProcMesh]:
     this_host().spawn_procs().stop().get()
 
 
+@pytest.mark.slow
 def test_without_room_in_shared_memory_data_arrives_all_the_same(cramped: ProcMesh) -> None:
     echo = cramped.spawn("echo", Echo)
     data = bytes(range(256)) * (MIB // 64)
@@ -255,6 +256,7 @@ def test_without_room_in_shared_memory_data_arrives_all_the_same(cramped: ProcMe
     assert back[1:] == data[1:]
 
 
+@pytest.mark.slow
 def test_the_threshold_can_be_set(script: Any) -> None:
     run = script(
         """

@@ -7,8 +7,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from core_typing import mypy
 
-api = pytest.importorskip("mypy.api", reason="mypy is not installed")
+pytest.importorskip("mypy", reason="mypy is not installed")
+
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 SOURCE = """
 from typing import Any
@@ -42,20 +45,9 @@ def check(tmp_path: Path, body: str) -> list[str]:
     """Mypy's findings in `body`, as the last part of `main` above."""
     path = tmp_path / "program.py"
     path.write_text(SOURCE + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n")
-    out, err, _ = api.run(
-        [
-            "--strict",
-            "--no-error-summary",
-            "--hide-error-context",
-            f"--cache-dir={tmp_path / 'cache'}",
-            str(path),
-        ]
-    )
-    assert not err, err
-    return [re.sub(r"^.*?program\.py:\d+: ", "", line) for line in out.splitlines() if "program.py" in line]
+    return [re.sub(r"^.*?program\.py:\d+: ", "", line) for line in mypy(path) if "program.py" in line]
 
 
-@pytest.mark.slow
 def test_what_an_editor_completes(tmp_path: Path) -> None:
     found = check(
         tmp_path,
@@ -110,7 +102,6 @@ def test_what_an_editor_completes(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_what_an_editor_underlines(tmp_path: Path) -> None:
     found = check(
         tmp_path,

@@ -52,6 +52,7 @@ def kept_waiting(procs: ProcMesh, rank: int) -> Any:
 # In the calls of the script.
 
 
+@pytest.mark.slow
 def test_a_failure_is_raised_by_the_call_that_waits_whatever_it_waits_for(own: ProcMesh) -> None:
     waiting = kept_waiting(own, 0)
     actor: Any = own.slice(gpus=1).spawn("actor", Leaf)
