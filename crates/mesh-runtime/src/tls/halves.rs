@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The most ciphertext that waits for the socket; beyond that nothing more is taken.
 pub const MOST_QUEUED: usize = 256 * 1024;
-/// How much is encrypted before the socket is given some: a record. While it is in the cache the kernel's copy of it is cheap, and
-/// the peer decrypts one while this side encrypts the next.
-const BATCH: usize = 16 * 1024;
+/// How much is encrypted before the socket is given some. Each send passes through the whole of TCP and may wake the peer, which
+/// costs more than a record's encryption; more than this at once would leave the peer idle meanwhile, and the caches.
+const BATCH: usize = 128 * 1024;
 const IOV: usize = 32;
 /// What a connection reads at once: little at first, more where much comes.
 const FEW: usize = 2 * MOST_RECORD;
