@@ -128,7 +128,6 @@ FIGURES: Mapping[str, Figure] = {
     "hosts_tensor_back": Figure("256 MiB tensor from another host", "GB/s", more_is_better=True),
     "hosts_cast": Figure("1 MiB to 16 hosts of 8 procs, all replies", "ms"),
     "hosts_cast_copies": Figure("how often this 1 MiB went over TCP, all hosts together", "copies"),
-    "hosts_cast_64": Figure("1 MiB to 16 hosts of 4 procs, all replies", "ms"),
     "hosts_kill": Figure("SIGKILL of a host's agent until the waiting caller has its error", "ms"),
     "flood_quiet": Figure(
         "calls to another host one after the other, nothing thrown", "1/s", more_is_better=True
@@ -349,26 +348,16 @@ def _hosts_tensor(system: Any, scale: Scale) -> Samples:
 
 
 def _hosts_cast(system: Any, scale: Scale) -> Samples:
-    taken, copies = _cast_over(system, scale, 8)
-    return {"hosts_cast": taken, "hosts_cast_copies": copies}
-
-
-def _hosts_cast_64(system: Any, scale: Scale) -> Samples:
-    taken, _ = _cast_over(system, scale, 4)
-    return {"hosts_cast_64": taken}
-
-
-def _cast_over(system: Any, scale: Scale, procs: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of each cast to 16 hosts, and how often the bytes went over TCP."""
+    """Each cast to 16 hosts of 8 processes, and how often the bytes went over TCP."""
     times = scale.of(20, 5)
-    with _over(system, 16, procs):
+    with _over(system, 16, 8):
         time.sleep(_SETTLE_SECONDS)
         system.host_cast(CAST_BYTES, 1)  # before counting: connections are made
         before = octets_sent()
         taken = system.host_cast(CAST_BYTES, times)
         sent = octets_sent() - before
     # Two more than `times`, which warm up.
-    return _milli(taken), [sent / CAST_BYTES / (times + 2)]
+    return {"hosts_cast": _milli(taken), "hosts_cast_copies": [sent / CAST_BYTES / (times + 2)]}
 
 
 def _hosts_kill(system: Any, scale: Scale) -> Samples:
@@ -435,7 +424,6 @@ ITEMS: Mapping[str, Item] = {
     "hosts_pair": Item(HOSTS, _hosts_pair, ("hosts_pair", "hosts_pair_here"), rounds=3),
     "hosts_tensor": Item(HOSTS_FLOOR, _hosts_tensor, ("hosts_tensor", "hosts_tensor_back")),
     "hosts_cast": Item(LARGE, _hosts_cast, ("hosts_cast", "hosts_cast_copies"), rounds=3, time_limit=400.0),
-    "hosts_cast_64": Item(LARGE, _hosts_cast_64, ("hosts_cast_64",), rounds=3, time_limit=300.0),
     "hosts_kill": Item(LARGE, _hosts_kill, ("hosts_kill",), rounds=3),
     "flood": Item(
         ONLY_MESH,
