@@ -61,6 +61,7 @@ def test_beyond_the_window_a_host_is_dead_for_all_and_stops_its_own_work(network
     assert job.ask("call", host=1)["answers"] == [4]
     fresh = site.job(0)
     assert fresh.ask("call")["answers"] == [4, 4, 4]
+    wait_until(job.failed_hosts, "the handler has heard of nothing", 20)
     assert job.failed_hosts() == {0}
     assert fresh.end(within=3) == 0 and job.end(within=3) == 0
 
@@ -102,6 +103,7 @@ def test_a_host_declared_dead_that_comes_back_is_refused_and_stops_its_work(netw
     wait_until(lambda: not site.agents[1].works(), "a dead host works on", 10)
     assert job.ask("call", host=0)["error"] == "SupervisionError"
     account(job)
+    wait_until(job.failed_hosts, "the handler has heard of nothing", 20)
     assert job.failed_hosts() == {0}
     assert job.end(within=3) == 0
     # The agent itself is as good as before.
