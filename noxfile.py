@@ -44,8 +44,6 @@ CONSTRAINTS = ROOT / "constraints.txt"
 # MESH_WHEELS names a folder of finished wheels instead: several machines can then check one build.
 WHEELS = Path(os.environ.get("MESH_WHEELS") or ROOT / ".nox" / "wheels" / f"{time.time_ns()}-{os.getpid()}")
 PAGES = ["docs", "README.md", *(str(package.path / "README.md") for package in PACKAGES)]
-QUICK = "not slow and not once"
-"""Tests that are worth running again in another environment."""
 DAY = 24 * 60 * 60.0
 
 by_package = nox.parametrize("package", [nox.param(package, id=package.name) for package in PACKAGES])
@@ -118,11 +116,12 @@ def tests(session: nox.Session, package: Package) -> None:
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """All packages together, beside numpy and PyTorch: what crosses packages, and each one's quick tests once more."""
+    """All packages together, with numpy and PyTorch: what crosses packages, and what each does beside the others."""
     wanted = [need for package in PACKAGES for need in package.test_requirements]
     install(session, *PACKAGES, *PLUGINS, groups=["integration"], requirements=wanted)
     session.run("pytest", "--doctest-modules", "tests", "tools", "benchmarks/tests", *session.posargs)
-    session.run("pytest", "-m", QUICK, *(str(package.tests) for package in PACKAGES), *session.posargs)
+    folders = [str(package.tests) for package in PACKAGES]
+    session.run("pytest", "-m", "beside and not once", *folders, *session.posargs)
     run_pages(session, "-m", "needs", *PAGES, may_be_empty=True)
 
 
@@ -143,7 +142,7 @@ def minimums(session: nox.Session, package: Package) -> None:
     # Without the constraints: the tools must give way to the versions that are to be proven.
     requirements = [*map(str, pins.values()), *package.test_requirements]
     install(session, *wheels, groups=["test"], requirements=requirements, constraints=None, alone=True)
-    session.run("pytest", "-m", QUICK, str(package.tests), *session.posargs)
+    session.run("pytest", "-m", "not slow and not once", str(package.tests), *session.posargs)
 
 
 @nox.session

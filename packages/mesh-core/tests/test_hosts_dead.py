@@ -12,6 +12,8 @@ from core_processes import Watch
 from mesh_core import Actor, SpawnError, SupervisionError, endpoint
 from mesh_core.testing import LocalCluster
 
+pytestmark = pytest.mark.beside
+
 _LIMIT = 30.0
 _LARGE = 4 << 20
 

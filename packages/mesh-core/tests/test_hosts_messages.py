@@ -24,6 +24,8 @@ from mesh_core import (
 )
 from mesh_core.testing import LocalCluster, patch_actor
 
+pytestmark = pytest.mark.beside
+
 MIB = 1 << 20
 
 

@@ -24,7 +24,7 @@ from mesh_core import (
 from mesh_core._reduce import FAN_OUT, Plan, place_of
 from mesh_core._reducers import combine, first_share, result
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.beside]
 
 SOON = 30.0
 COUNT = 40  # three levels: 1, 16, 23

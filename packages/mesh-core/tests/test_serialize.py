@@ -18,6 +18,8 @@ import pytest
 from mesh_core._errors import MeshError, SerializationError
 from mesh_core._serialize import OUT_OF_BAND_BYTES, dumps, loads
 
+pytestmark = pytest.mark.beside
+
 LARGE = 100_000
 
 

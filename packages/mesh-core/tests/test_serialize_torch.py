@@ -10,6 +10,8 @@ from mesh_core._serialize import dumps, loads
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: mesh-core does without")
 
+pytestmark = pytest.mark.beside
+
 BIG = 20_000
 
 

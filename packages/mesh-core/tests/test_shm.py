@@ -14,7 +14,7 @@ from core_samples import Coroutines, Echo, scribble
 from mesh_core import ProcMesh, configured, shutdown, this_host
 from mesh_core._process import current
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.beside]
 
 MIB = 1 << 20
 
