@@ -147,7 +147,8 @@ def test_ping_pong(run_example: Run):
 def test_parameter_server(run_example: Run):
     *workers, distance = run_example("parameter_server")
     assert [line.split(",")[0] for line in workers] == [f"{n} of 3 workers done" for n in (1, 2, 3)]
-    assert workers[-1].endswith("weights at version 600")
+    # Of workers on several hosts that end together, the one with the last step need not be the last to answer.
+    assert max(int(line.rpartition(" weights at version ")[2]) for line in workers) == 600
     numbers = re.fullmatch(r"distance to the truth: (\S+) before, (\S+) after", distance)
     assert numbers is not None
     assert float(numbers[2]) < float(numbers[1]) / 100
