@@ -79,7 +79,7 @@ def test_one_relay_after_the_other_dies_under_load(network, tmp_path):
             assert job.ask("call", host=host, timeout=20).get("answers") == [4]
     settled = job.ask("settle")
     assert settled["wrong"] == [], settled
-    # The handler runs on a thread of its own, beside all that calls: the last death may be news to it yet.
+    # The handler runs on a thread of its own, beside all those that call: the last death may be news to it yet.
     wait_until(lambda: job.failed_hosts() >= {0, 1, 2}, "the handler has not heard of all", 20)
     assert job.failed_hosts() == {0, 1, 2}
     assert job.end(within=3) == 0

@@ -383,3 +383,15 @@ fn one_outcome_settles_a_gather_once() {
     let outcomes = gather.into_outcomes();
     assert!(matches!(outcomes[..], [Outcome::Cancelled, Outcome::Replied(1), Outcome::Cancelled]));
 }
+
+#[test]
+fn a_status_that_comes_late_after_the_link_has_closed_is_still_told() {
+    let ms = Duration::from_millis;
+    let mut life = Lifecycle::default();
+    let _ = life.on(Event::Hello, ms(0));
+    let _ = life.on(Event::LinkClosed("its connection closed".to_owned()), ms(10));
+    // The reaper waits for a core meanwhile.
+    assert!(life.on(Event::Tick, ms(410)).notice.is_none());
+    let told = life.on(Event::Exited(Exit::Signal(9)), ms(411)).notice.map(|ended| ended.exit);
+    assert_eq!(told, Some(Exit::Signal(9)));
+}

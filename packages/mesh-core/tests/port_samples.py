@@ -28,7 +28,7 @@ def nothing_left() -> Iterator[None]:
 
     before = waiting()
     yield
-    # In a process that has run a thousand tests a collection takes a second: only where it can make a difference.
+    # After a thousand tests a collection takes a tenth of a second or more: only where it can make a difference.
     if waiting() != before:
         gc.collect()
         assert waiting() == before
