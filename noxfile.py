@@ -1,4 +1,7 @@
-"""Every check of the project, one session each; `./dev test` runs them all, `nox -s NAME` one of them.
+"""Every check of the project, one session each; `./dev test` runs them, `nox -s NAME` one of them.
+
+Everything runs once, on the oldest Python. What another interpreter, the lowest versions or other packages may change
+runs there again: the tests marked `python`, `versions` and `beside`. `./dev test --all` leaves nothing out.
 
 What to build, test and pin comes from the packages' own metadata (`tools/workspace.py`). Wheels are built once per
 run, by the first session that asks, and every other session installs those same files.
@@ -38,6 +41,11 @@ nox.options.error_on_missing_interpreters = False
 PACKAGES = workspace.packages()
 PLUGINS = workspace.third_party()
 PYTHONS = PACKAGES[0].pythons
+NEWEST = next((each for each in reversed(PYTHONS) if shutil.which(f"python{each}")), PYTHONS[-1])
+EVERYTHING = bool(os.environ.get("MESH_TEST_ALL"))
+# Many tests wait for processes, not for a processor; those of a file stay together, as they share its fixtures.
+SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile"]
+FEW_FILES = 6
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = ROOT / "constraints.txt"
 # A folder that no other run shares, so that an installer's cache cannot mistake an older build for this one.
@@ -45,6 +53,14 @@ CONSTRAINTS = ROOT / "constraints.txt"
 WHEELS = Path(os.environ.get("MESH_WHEELS") or ROOT / ".nox" / "wheels" / f"{time.time_ns()}-{os.getpid()}")
 PAGES = ["docs", "README.md", *(str(package.path / "README.md") for package in PACKAGES)]
 DAY = 24 * 60 * 60.0
+# Where somebody collects what has failed, to run it once more at the end, failed tests do not fail their session.
+PASSED = [0, 1] if os.environ.get("MESH_RUN") else [0]
+
+nox.options.sessions = [
+    "lint", "typing", "rust",
+    *(["tests"] if EVERYTHING else sorted({f"tests-{PYTHONS[0]}", f"tests-{NEWEST}"})),
+    "integration", "plugins", "minimums", "docs", "demo",
+]  # fmt: skip
 
 by_package = nox.parametrize("package", [nox.param(package, id=package.name) for package in PACKAGES])
 by_plugin = nox.parametrize("plugin", [nox.param(plugin, id=plugin.name) for plugin in PLUGINS])
@@ -98,7 +114,8 @@ def rust(session: nox.Session) -> None:
         if package.is_native
     ]
     excluded = [f"--exclude={crate['package']['name']}" for crate in bindings]
-    session.run("cargo", "test", "--workspace", "--locked", *excluded)
+    session.run("cargo", "test", "--no-run", "--workspace", "--locked", *excluded)
+    session.run("python3", "tools/cargo_test.py", "--workspace", "--locked", *excluded, success_codes=PASSED)
     if shutil.which("cargo-deny"):
         session.run("cargo", "deny", "check")
     else:
@@ -108,10 +125,13 @@ def rust(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 @by_package
 def tests(session: nox.Session, package: Package) -> None:
-    """One package's tests, alone in an environment with what it needs and nothing else; all on the oldest Python."""
+    """One package's tests, alone in an environment with what it needs and nothing else.
+
+    All on the oldest Python; on the others those that an interpreter may change.
+    """
     install(session, package, groups=["test"], requirements=package.test_requirements)
-    chosen = [] if session.python == PYTHONS[0] else ["-m", "not once"]
-    session.run("pytest", *chosen, str(package.tests), *session.posargs)
+    chosen = [] if session.python == PYTHONS[0] or EVERYTHING else ["-m", "python"]
+    pytest(session, *side_by_side(package), *chosen, str(package.tests))
 
 
 @nox.session
@@ -119,10 +139,10 @@ def integration(session: nox.Session) -> None:
     """All packages together, with numpy and PyTorch: what crosses packages, and what each does beside the others."""
     wanted = [need for package in PACKAGES for need in package.test_requirements]
     install(session, *PACKAGES, *PLUGINS, groups=["integration"], requirements=wanted)
-    session.run("pytest", "--doctest-modules", "tests", "tools", "benchmarks/tests", *session.posargs)
+    pytest(session, *SIDE_BY_SIDE, "--doctest-modules", "tests", "tools", "benchmarks/tests")
     folders = [str(package.tests) for package in PACKAGES]
-    session.run("pytest", "-m", "beside and not once", *folders, *session.posargs)
-    run_pages(session, "-m", "needs", *PAGES, may_be_empty=True)
+    pytest(session, *SIDE_BY_SIDE, *([] if EVERYTHING else ["-m", "beside"]), *folders)
+    run_pages(session, "-m", "needs", *PAGES)
 
 
 @nox.session
@@ -130,19 +150,20 @@ def integration(session: nox.Session) -> None:
 def plugins(session: nox.Session, plugin: Package) -> None:
     """A complete outside plugin, installed as its users would, with its own tests."""
     install(session, plugin, groups=["test"], requirements=plugin.test_requirements)
-    session.run("pytest", str(plugin.tests), *session.posargs)
-    run_pages(session, str(plugin.path / "README.md"), may_be_empty=True)
+    pytest(session, str(plugin.tests))
+    run_pages(session, str(plugin.path / "README.md"))
 
 
 @nox.session(python=PYTHONS[0])
 @by_package
 def minimums(session: nox.Session, package: Package) -> None:
-    """One package's tests with the lowest versions of everything that it says it works with."""
+    """What the versions of others may change in a package, with the lowest that it says it works with."""
     wheels, pins = lowest_versions(package)
     # Without the constraints: the tools must give way to the versions that are to be proven.
     requirements = [*map(str, pins.values()), *package.test_requirements]
     install(session, *wheels, groups=["test"], requirements=requirements, constraints=None, alone=True)
-    session.run("pytest", "-m", "not slow and not once", str(package.tests), *session.posargs)
+    chosen = [] if EVERYTHING else ["-m", "versions"]
+    pytest(session, *side_by_side(package), *chosen, str(package.tests))
 
 
 @nox.session
@@ -153,7 +174,7 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
     run_pages(session, "-m", "not needs", *PAGES)
     names = [package.import_name for package in PACKAGES]
-    session.run("pytest", "--doctest-modules", "--pyargs", *names, success_codes=[0, 5])
+    pytest(session, "--doctest-modules", "--pyargs", *names)
 
 
 @nox.session
@@ -242,6 +263,16 @@ def pinned_version(pin: Requirement) -> Version:
     return Version(next(iter(pin.specifier)).version)
 
 
-def run_pages(session: nox.Session, *arguments: str, may_be_empty: bool = False) -> None:
+def side_by_side(package: Package) -> list[str]:
+    """What to tell pytest for a package's tests: several processes take longer to start than a few files to run."""
+    return SIDE_BY_SIDE if len(list(package.tests.glob("test_*.py"))) > FEW_FILES else []
+
+
+def run_pages(session: nox.Session, *arguments: str) -> None:
     """Run the code blocks of Markdown pages as their readers would."""
-    session.run("pytest", "-p", "doc_examples", *arguments, success_codes=[0, 5] if may_be_empty else [0])
+    pytest(session, *SIDE_BY_SIDE, "-p", "doc_examples", *arguments)
+
+
+def pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest; it may find nothing to run, and leaves a record of what failed where somebody collects them."""
+    session.run("pytest", "-p", "run_record", *arguments, *session.posargs, success_codes=[*PASSED, 5])

@@ -1,7 +1,8 @@
 """Run the project's sessions on a machine that has Python and a Rust toolchain, and nothing else.
 
-`./dev demo` runs the demo and `./dev test` every check; `./dev NAME [ARGS]` runs the session of that name and hands
-ARGS to it; `./dev list` shows them all. The first call makes a private environment under `.nox/` with nox and uv.
+`./dev demo` runs the demo and `./dev test` every check; `./dev test --all` runs all of them on every Python, and
+what takes long. `./dev NAME [ARGS]` runs the session of that name and hands ARGS to it; `./dev list` shows them all.
+The first call makes a private environment under `.nox/` with nox and uv.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from again import run_alone, try_again
+from minutes import Minutes, budgets, report
+from records import VARIABLE, read_all
 from tally import Tally
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +40,9 @@ def main(arguments: list[str]) -> int:
     if command == "list":
         return subprocess.call([*nox, "--list"], env=environment())
     if command == "test":
-        return run_counting([*nox, *(["--", *rest] if rest else [])])
+        everything = "--all" in rest
+        rest = [argument for argument in rest if argument != "--all"]
+        return run_counting([*nox, *(["--", *rest] if rest else [])], everything=everything)
     return subprocess.call([*nox, "--session", command, *(["--", *rest] if rest else [])], env=environment())
 
 
@@ -95,28 +103,41 @@ def pyenv_pythons() -> Iterator[Path]:
         yield path
 
 
-def run_counting(command: list[str]) -> int:
-    """Run nox with its output passed on as it comes; end with each failure and the sum of all tests, a line each."""
+def run_counting(command: list[str], *, everything: bool) -> int:
+    """Run nox with its output passed on as it comes; then try again what failed, and end with the sum, a line each.
+
+    A run is green if all that failed passes when it runs once more, alone.
+    """
     tally = Tally()
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**environment(), "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
-            tally.feed(line)
+    packages = sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir())
+    minutes = Minutes(known=packages)
+    with tempfile.TemporaryDirectory(prefix="mesh-run-") as folder:
+        settings = {"PYTHONUNBUFFERED": "1", VARIABLE: folder, "MESH_TEST_ALL": "1" if everything else ""}
+        with subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**environment(), **settings},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+                tally.feed(line)
+                minutes.feed(line, time.monotonic())
+        records = list(read_all(Path(folder)))
+    again = try_again(records, run_alone(ROOT), ROOT / ".nox" / "flaky.json")
+    tally.forgive(again.forgiven, flaky=len(again.flaky))
     if process.returncode != 0 and tally.counts["failed"] == 0:
         tally.counts["failed"] += 1
-    print("", *tally.failures, tally, sep="\n", flush=True)
-    return process.returncode
+    slowest = [entry for record in records for entry in record.slowest]
+    allowed = budgets((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    print("", report(minutes, allowed, slowest), "", *again.flaky, *again.broken, tally, sep="\n", flush=True)
+    return process.returncode or (1 if tally.counts["failed"] else 0)
 
 
 if __name__ == "__main__":

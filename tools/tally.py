@@ -12,8 +12,6 @@ _PYTEST = re.compile(
 )
 _CARGO = re.compile(r"^test result: \w+\. (?P<counts>.*) finished in .*$")
 _COUNT = re.compile(r"(\d+) (\w+)")
-# pytest says which failed and why at the end of its output, of which a later session's makes people lose sight.
-_FAILED = re.compile(r"^(?:FAILED|ERROR) \S*(?:::|\.py).*")
 # `nox > Session tests-3.11(mesh-core) failed.`; the session's own name follows the word.
 _SESSION = re.compile(r"^nox > Session (?P<name>\S.*?) (?P<end>was successful|failed|aborted|raised)\b")
 
@@ -45,8 +43,8 @@ class Tally:
 
     counts: Counter[str] = field(default_factory=Counter)
     failed_before: int = 0
-    failures: list[str] = field(default_factory=list)
-    """What pytest said of each failed test in one line."""
+    flaky: int = 0
+    """How many failed, and passed when they ran once more."""
 
     def feed(self, line: str) -> None:
         """Take one line of output."""
@@ -55,12 +53,17 @@ class Tally:
             for number, word in _COUNT.findall(summary["counts"]):
                 if word in _MEANS:
                     self.counts[_MEANS[word]] += int(number)
-        elif failed := _FAILED.match(line):
-            self.failures.append(failed[0])
         elif ended := _SESSION.match(line):
             if ended["end"] != "was successful" and self.counts["failed"] == self.failed_before:
                 self.counts["failed"] += 1
             self.failed_before = self.counts["failed"]
 
+    def forgive(self, failures: int, *, flaky: int) -> None:
+        """Count as passed the `flaky` tests that have passed when they ran once more."""
+        self.flaky += flaky
+        self.counts["failed"] -= failures
+        self.counts["passed"] += flaky
+
     def __str__(self) -> str:
-        return ", ".join(f"{self.counts[word]} {word}" for word in ("passed", "failed", "skipped"))
+        said = ", ".join(f"{self.counts[word]} {word}" for word in ("passed", "failed", "skipped"))
+        return f"{said}, {self.flaky} flaky" if self.flaky else said

@@ -1,0 +1,229 @@
+"""A run of all sessions: what failed runs once more at the end, and the minutes are counted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cargo_test
+import workspace
+from again import TOO_MANY, try_again
+from minutes import OTHER, Minutes, budgets, report
+from records import VARIABLE, Failure, Record, read_all
+from run_record import rerun_options
+from tally import Tally
+
+
+def failure(name: str, reason: str = "", times: int = 1) -> Failure:
+    return Failure(name, reason, ["false"], times)
+
+
+def record(*failures: Failure) -> Record:
+    return Record("tests-3.11(x)", os.defpath, list(failures))
+
+
+def test_a_test_that_passes_alone_is_flaky_and_another_is_broken(tmp_path):
+    tried = []
+
+    def run(record: Record, failure: Failure) -> bool:
+        tried.append(failure.name)
+        return failure.name == "test_a"
+
+    records = [record(failure("test_a", "timed out", times=2), failure("test_b", "1 != 2"))]
+    outcome = try_again(records, run, tmp_path / "flaky.json")
+    assert tried == ["test_a", "test_b"]
+    assert outcome.flaky == ["FLAKY: test_a (tests-3.11(x)): timed out"]
+    assert outcome.broken == ["FAILED test_b (tests-3.11(x)): 1 != 2"]
+    assert outcome.forgiven == 2
+
+
+def test_flaky_in_two_runs_one_after_the_other_is_said(tmp_path):
+    history = tmp_path / "new" / "flaky.json"
+    said = [
+        try_again([record(*failures)], lambda record, failure: True, history).flaky
+        for failures in ([failure("test_a")], [failure("test_a"), failure("test_b")], [], [failure("test_a")])
+    ]
+    first, second = "FLAKY: {} (tests-3.11(x))", "FLAKY, as in the run before: mend it: {} (tests-3.11(x))"
+    assert said == [
+        [first.format("test_a")],
+        [second.format("test_a"), first.format("test_b")],
+        [],
+        [first.format("test_a")],
+    ]
+
+
+def test_a_great_many_failures_are_no_accident(tmp_path):
+    many = [failure(f"test_{n}") for n in range(TOO_MANY + 1)]
+    outcome = try_again([record(*many)], lambda record, failure: pytest.fail("ran"), tmp_path / "flaky.json")
+    assert not outcome.flaky
+    assert len(outcome.broken) == len(many)
+
+
+def test_a_flaky_test_counts_as_passed():
+    tally = Tally()
+    tally.feed("===== 1 failed, 7 passed, 1 error in 0.12s =====")
+    tally.forgive(2, flaky=1)
+    assert str(tally) == "8 passed, 0 failed, 0 skipped, 1 flaky"
+
+
+@pytest.mark.slow
+def test_pytest_leaves_what_failed_and_how_to_run_it_again(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import pathlib, pytest\n"
+        "def test_good(): pass\n"
+        "def test_flaky():\n"
+        "    mark = pathlib.Path('been-here')\n"
+        "    seen = mark.exists()\n"
+        "    mark.touch()\n"
+        "    assert seen, 'the first time'\n"
+        "@pytest.fixture\n"
+        "def torn():\n"
+        "    yield\n"
+        "    assert 0\n"
+        "def test_twice(torn): assert 0\n"
+    )
+    (tmp_path / "run").mkdir()
+    environment = {**os.environ, VARIABLE: str(tmp_path / "run"), "PYTHONPATH": str(workspace.ROOT / "tools")}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "run_record",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-m",
+        "not x",
+    ]
+    done = subprocess.run(
+        [*command, "test_it.py"], cwd=tmp_path, env=environment, capture_output=True, timeout=50
+    )
+    assert done.returncode == 1, done.stdout
+    [left] = read_all(tmp_path / "run")
+    assert {each.name: each.times for each in left.failures} == {
+        "test_it.py::test_flaky": 1,
+        "test_it.py::test_twice": 2,
+    }
+    assert "the first time" in left.failures[0].reason
+    assert {name for name, _ in left.slowest} == {
+        f"test_it.py::test_{name}" for name in ("good", "flaky", "twice")
+    }
+    for each, status in zip(left.failures, [0, 1], strict=True):
+        again = {**left.environment, "PYTHONPATH": environment["PYTHONPATH"]}
+        assert (
+            subprocess.run(each.command, cwd=tmp_path, env=again, capture_output=True, timeout=50).returncode
+            == status
+        )
+    assert len(list(read_all(tmp_path / "run"))) == 1, "running again leaves no record"
+
+
+def test_options_that_choose_tests_are_not_for_the_second_time():
+    given = [
+        "-p",
+        "doc_examples",
+        "-n",
+        "3",
+        "--dist",
+        "loadfile",
+        "-m",
+        "needs",
+        "-k",
+        "x",
+        "docs",
+        "--doctest-modules",
+    ]
+    assert rerun_options(given) == ["-p", "doc_examples", "--doctest-modules"]
+
+
+CARGO = """\
+     Running unittests src/lib.rs (target/debug/deps/mesh_proto-1)
+test flow::tests::a ... ok
+     Running tests/flow.rs (target/debug/deps/flow-1)
+test credit ... FAILED
+test window - should panic ... FAILED
+   Doc-tests mesh_topology
+test crates/mesh-topology/src/slice.rs - slice (line 12) ... FAILED
+error: 2 targets failed:
+    `-p mesh-proto --test flow`
+    `-p mesh-topology --doc`
+"""
+
+
+def test_cargo_leaves_its_failures_by_target():
+    found = cargo_test.failures(CARGO.splitlines())
+    assert [(each.command[3:], each.times) for each in found] == [
+        (["-p", "mesh-proto", "--test", "flow", "--", "--exact", "credit", "window"], 2),
+        (
+            [
+                "-p",
+                "mesh-topology",
+                "--doc",
+                "--",
+                "--exact",
+                "crates/mesh-topology/src/slice.rs - slice (line 12)",
+            ],
+            1,
+        ),
+    ]
+
+
+def test_cargo_without_a_failed_test_leaves_nothing():
+    assert (
+        cargo_test.failures(["error[E0425]: cannot find value `x`", "error: could not compile `mesh-proto`"])
+        == []
+    )
+
+
+NOX = [
+    (0, "nox > Running session tests-3.11(mesh-core)"),
+    (0, "nox > Creating virtual environment (uv) using python3.11 in .nox/tests-3-11"),
+    (6, "nox > building mesh-core 0.1.0"),
+    (6, "nox > uv build --wheel"),
+    (66, "nox > uv pip install x"),
+    (72, "nox > pytest -p run_record packages/mesh-core/tests"),
+    (100, "some output of a test"),
+    (192, "\x1b[32mnox > Session tests-3.11(mesh-core) was successful in 3 minutes.\x1b[0m"),
+    (192, "nox > Running session rust"),
+    (192, "nox > cargo clippy --workspace"),
+    (252, "nox > python3 tools/cargo_test.py --workspace"),
+    (270, "nox > Session rust failed."),
+]
+
+
+def test_minutes_are_those_of_sessions_without_what_compiles():
+    minutes = Minutes(known=["mesh-core"])
+    for at, line in NOX:
+        minutes.feed(line, at)
+    assert minutes.by_package() == {"mesh-core": pytest.approx(132 / 60), OTHER: pytest.approx(18 / 60)}
+    assert minutes.compiling == {"tests-3.11(mesh-core)": pytest.approx(1), "rust": pytest.approx(1)}
+    page = report(minutes, {"mesh-core": (1, 2), OTHER: (4, 8)}, [("test_slow", 12.5), ("test_slower", 13.0)])
+    assert "2.2 of 2 OVER" in page
+    assert "0.3 of 4\n" in page
+    assert (
+        page.index("test_slower") < page.index("test_slow\n")
+        if "test_slow\n" in page
+        else page.endswith("test_slow")
+    )
+
+
+def test_contributing_has_a_budget_for_every_package():
+    allowed = budgets((workspace.ROOT / "CONTRIBUTING.md").read_text())
+    assert set(allowed) == {*(package.name for package in workspace.packages()), OTHER}
+    assert sum(idle for idle, _ in allowed.values()) <= 30
+    assert sum(busy for _, busy in allowed.values()) <= 60
+
+
+def test_history_that_cannot_be_read_is_none(tmp_path):
+    history = tmp_path / "flaky.json"
+    history.write_text("{")
+    assert try_again([record(failure("test_a"))], lambda record, failure: True, history).flaky
+    assert json.loads(history.read_text()) == ["test_a"]
+
+
+def test_records_of_other_programs_are_of_no_interest(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("not a record")
+    assert list(read_all(tmp_path)) == []
