@@ -1,5 +1,6 @@
 """A short run of random kills; a release gets a long one: `python tests/stress/chaos.py --seconds 600`."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,13 +8,15 @@ from pathlib import Path
 import pytest
 
 CHAOS = Path(__file__).parent / "stress" / "chaos.py"
+# All of it with `./dev test --all`.
+SECONDS = "60" if os.environ.get("MESH_TEST_ALL") else "8"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_kills_break_no_promise():
     run = subprocess.run(
-        [sys.executable, str(CHAOS), "--seconds", "20", "--seed", "30", "--round", "7"],
+        [sys.executable, str(CHAOS), "--seconds", SECONDS, "--seed", "30", "--round", "4"],
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     # The verdict is the last line, and what led there is before it; pytest's own summary has the first line only.

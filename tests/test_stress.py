@@ -1,5 +1,6 @@
 """A short run of the random stress; a release gets a long one: `python tests/stress/stress.py --seconds 600`."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,13 +8,15 @@ from pathlib import Path
 import pytest
 
 STRESS = Path(__file__).parent / "stress" / "stress.py"
+# All of it with `./dev test --all`.
+SECONDS = "60" if os.environ.get("MESH_TEST_ALL") else "8"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_random_use_and_abuse_breaks_no_promise():
     run = subprocess.run(
-        [sys.executable, str(STRESS), "--seconds", "20", "--seed", "20", "--round", "5"],
+        [sys.executable, str(STRESS), "--seconds", SECONDS, "--seed", "20", "--round", "4"],
         capture_output=True, text=True, timeout=220,
     )  # fmt: skip
     # The verdict is the last line, and what led there is before it; pytest's own summary has the first line only.

@@ -69,6 +69,10 @@ class Asked:
         """Its answer."""
         return self._job.wait(self._number, limit)
 
+    def answered(self) -> bool:
+        """Whether the answer is there."""
+        return self._job.answered(self._number)
+
 
 class Job:
     """A controller, on a machine."""
@@ -109,23 +113,35 @@ class Job:
         """Wait for the answer with this number."""
         end = time.monotonic() + limit
         while number not in self._answers:
-            assert self.process.stdout is not None
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0, end - time.monotonic()))
-            if not ready:
+            if not self._read(max(0, end - time.monotonic())):
                 raise AssertionError(
                     f"no answer after {limit:g} s; the controller wrote: {self.log()[-2000:]}"
                 )
-            came = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not came:
-                raise AssertionError(f"the controller has ended; it wrote: {self.log()[-2000:]}")
-            *lines, self._heard = (self._heard + came).split(b"\n")
-            for line in lines:
-                answer = json.loads(line)
-                self._answers[answer["number"]] = answer
         answer = self._answers.pop(number)
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer["value"]
+
+    def answered(self, number: int) -> bool:
+        """Whether the answer with this number has come, and nobody has taken it yet."""
+        while number not in self._answers and self._read(0):
+            pass
+        return number in self._answers
+
+    def _read(self, limit: float) -> bool:
+        """Take the answers that come next; whether any byte came within the limit."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], limit)
+        if not ready:
+            return False
+        came = os.read(self.process.stdout.fileno(), 1 << 16)
+        if not came:
+            raise AssertionError(f"the controller has ended; it wrote: {self.log()[-2000:]}")
+        *lines, self._heard = (self._heard + came).split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            self._answers[answer["number"]] = answer
+        return True
 
     def end(self, within: float = LIMIT) -> int:
         """Have it end its job in good order; its exit status."""

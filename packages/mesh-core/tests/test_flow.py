@@ -254,10 +254,8 @@ def test_a_dead_process_holds_nobody_back() -> None:
 
 def test_a_deadline_ends_the_wait_for_room(slow: Any) -> None:
     fill_to_the_brim(slow)
-    began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"'slow' on rank 0 lags behind.*not sent within its deadline"):
         slow.note.with_options(timeout=0.05).call_one(bytes(2 * MIB))
-    assert time.monotonic() - began < 10
 
 
 def test_an_actor_does_not_wait_for_itself(procs: ProcMesh) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,10 +144,8 @@ def test_a_deadline_cancels_the_remote_coroutine(held: Any) -> None:
 def test_a_deadline_counts_from_the_call(held: Any) -> None:
     future = held.enter.with_options(timeout=0.05).call_one("x")
     assert not threading.Event().wait(0.1)
-    start = time.monotonic()
-    with pytest.raises(ActorTimeout, match="deadline"):
+    with pytest.raises(ActorTimeout, match=r"deadline of 0\.05 s"):
         future.get(timeout=30)
-    assert time.monotonic() - start < 15
 
 
 def test_a_shorter_timeout_comes_before_the_deadline(held: Any) -> None:

@@ -312,7 +312,6 @@ def test_a_host_ends_its_work_when_it_has_not_heard_for_one_window_and_not_for_t
         script.send_signal(signal.SIGSTOP)  # its connections stay open, and say nothing
         silent = time.monotonic()
         while cluster.log(0).count("could not be reached") == before:
-            assert time.monotonic() - silent < 1.7 * window
             time.sleep(0.01)
         assert time.monotonic() - silent > 0.8 * window
     finally:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Stepping goes over these: what runs actors is nobody's bug to look for.
 _PASSED_OVER = ("mesh_core", "mesh_core.*", "asyncio", "asyncio.*", "contextvars", "selectors", "threading")
+_LAST = "_last_pdb_instance"
 # Where a coroutine stands that only waits; from 3.13 on it is the instruction after the one that yields.
 _SUSPENDS = frozenset({"YIELD_VALUE", "RETURN_GENERATOR", "RESUME"})
 
@@ -39,7 +40,11 @@ class RemotePdb(pdb.Pdb):
             self._why = f"breakpoint: {header}"
         if commands:
             self.rcLines.extend(commands)
+        # From 3.13 on a later plain `breakpoint()` takes the last debugger again, and would wait at this one's socket.
+        last = getattr(pdb.Pdb, _LAST, None)
         self.set_trace(frame)
+        if hasattr(pdb.Pdb, _LAST):
+            setattr(pdb.Pdb, _LAST, last)
 
     def examine(self, error: BaseException, trace: TracebackType) -> None:
         """Look at what an exception has left."""
