@@ -38,7 +38,8 @@ def certificate(tmp_path_factory):
 class Server:
     """A TLS server on threads of its own, which answers what good clients say and waits for nobody long."""
 
-    def __init__(self, certificate, *, mutual):
+    def __init__(self, certificate, *, mutual, patience=PATIENCE):
+        self.patience = patience
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.context.load_cert_chain(*certificate)
@@ -76,9 +77,10 @@ class Server:
 
     def _serve(self, link):
         with link, contextlib.suppress(OSError):
-            link.settimeout(PATIENCE)
+            link.settimeout(self.patience)
             with self.context.wrap_socket(link, server_side=True, do_handshake_on_connect=False) as secure:
                 secure.do_handshake()
+                secure.settimeout(10 * PATIENCE)
                 with self.lock:
                     self.handshakes += 1
                 while data := secure.recv(1 << 16):
@@ -150,9 +152,9 @@ def test_with_a_certificate_the_garbage_is_behind_the_handshake(certificate):
     context.load_verify_locations(certificate[0])
     context.load_cert_chain(*certificate)
     context.check_hostname = False
-    with Server(certificate, mutual=True) as server:
+    with Server(certificate, mutual=True, patience=20) as server:
         report = flood(
-            server.address, connections=20, seed=7, patience=PATIENCE * 10, context=context,
+            server.address, connections=20, seed=7, patience=20, context=context,
             kinds=[garbage.no_certificate, garbage.oversized_frame],
         )  # fmt: skip
     assert server.handshakes == 20
