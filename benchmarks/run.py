@@ -28,7 +28,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--systems", default=",".join(SYSTEMS), help="which to measure, by commas")
+    everything = [name for name in SYSTEMS if name != "mesh-before"]
+    add("--systems", default=",".join(everything), help="which to measure, by commas")
     add("--only", default=",".join(ITEMS), help="which items, by commas; see --list")
     add("--rounds", type=int, help="how often each is measured (default: 5, with --quick 1)")
     add("--quick", action="store_true", help="few samples: shows that everything works, not how fast it is")
@@ -43,6 +44,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         default=HOME.parent / "packages" / "mesh-core",
         help="mesh-core's folder or wheel",
+    )
+    add(
+        "--before",
+        type=Path,
+        metavar="WHEEL",
+        help="an older wheel of mesh-core, measured beside this one as the system mesh-before",
     )
     add("--envs", type=Path, default=HOME.parent / ".nox", help="where the environments are made and kept")
     add("--out", type=Path, default=HOME / "results", help="where the results are written")
@@ -109,7 +116,7 @@ def _prepare(systems: list[str], options: argparse.Namespace) -> tuple[dict[str,
     if "mesh" in given:
         given.setdefault("mesh-nospin", given["mesh"])
     wheel: Path | None = options.mesh if options.mesh.suffix == ".whl" else None
-    if any(SYSTEMS[name].adapter == "mesh" and name not in given for name in systems):
+    if any(SYSTEMS[name].environment == "mesh" and name not in given for name in systems):
         print("building mesh-core's wheel", flush=True)
         wheel = build_wheel(options.mesh, options.envs / "bench-mesh-wheel")
     pythons: dict[str, Path] = {}
@@ -124,7 +131,8 @@ def _prepare(systems: list[str], options: argparse.Namespace) -> tuple[dict[str,
             continue
         if environment not in made:
             print(f"preparing the environment of {name}", flush=True)
-            made[environment] = prepare(name, options.envs, wheel=wheel, torch=options.torch)
+            built = options.before if name == "mesh-before" else wheel
+            made[environment] = prepare(name, options.envs, wheel=built, torch=options.torch)
         pythons[name] = made[environment]
     return pythons, wheel
 
@@ -141,6 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.render.with_suffix(".md").write_text(render(old, targets))
         return 0
     systems = _names(options.systems, list(SYSTEMS), "system")
+    if options.before is not None and "mesh-before" not in systems:
+        systems.insert(systems.index("mesh") + 1 if "mesh" in systems else 0, "mesh-before")
+    if "mesh-before" in systems and options.before is None:
+        raise SystemExit("mesh-before is measured with --before WHEEL")
     items = _names(options.only, list(ITEMS), "item")
     rounds = options.rounds or (1 if options.quick else 5)
     machine = describe()

@@ -28,6 +28,7 @@ class System:
 SYSTEMS: Mapping[str, System] = {
     "mesh": System("mesh", environment="mesh"),
     "mesh-nospin": System("mesh", environment="mesh", variables={"MESH_SPIN_US": "0"}),
+    "mesh-before": System("mesh", environment="mesh-before"),
     "monarch": System("monarch", ("torchmonarch==0.7.0",), "monarch"),
     "ray": System("ray", ("ray==2.60.0",), "ray", {"RAY_USAGE_STATS_ENABLED": "0"}),
     "xoscar": System("xoscar", ("xoscar==0.12.2",), "xoscar"),

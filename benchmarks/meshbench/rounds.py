@@ -146,7 +146,7 @@ def run_all(
         for item in items
         for number in range(min(rounds, ITEMS[item].rounds or rounds))
         for system in systems
-        if system in ITEMS[item].systems
+        if ITEMS[item].is_for(system)
     ]
     outcomes: list[Outcome] = []
     broken: set[tuple[str, str]] = set()
