@@ -130,7 +130,7 @@ def tests(session: nox.Session, package: Package) -> None:
     All on the oldest Python; on the others those that an interpreter may change.
     """
     install(session, package, groups=["test"], requirements=package.test_requirements)
-    chosen = [] if session.python == PYTHONS[0] or EVERYTHING else ["-m", "python"]
+    chosen = [] if session.python == PYTHONS[0] else repeated("python")
     pytest(session, *side_by_side(package), *chosen, str(package.tests))
 
 
@@ -141,7 +141,7 @@ def integration(session: nox.Session) -> None:
     install(session, *PACKAGES, *PLUGINS, groups=["integration"], requirements=wanted)
     pytest(session, *SIDE_BY_SIDE, "--doctest-modules", "tests", "tools", "benchmarks/tests")
     folders = [str(package.tests) for package in PACKAGES]
-    pytest(session, *SIDE_BY_SIDE, *([] if EVERYTHING else ["-m", "beside"]), *folders)
+    pytest(session, *SIDE_BY_SIDE, *repeated("beside"), *folders)
     run_pages(session, "-m", "needs", *PAGES)
 
 
@@ -162,8 +162,7 @@ def minimums(session: nox.Session, package: Package) -> None:
     # Without the constraints: the tools must give way to the versions that are to be proven.
     requirements = [*map(str, pins.values()), *package.test_requirements]
     install(session, *wheels, groups=["test"], requirements=requirements, constraints=None, alone=True)
-    chosen = [] if EVERYTHING else ["-m", "versions"]
-    pytest(session, *side_by_side(package), *chosen, str(package.tests))
+    pytest(session, *side_by_side(package), *repeated("versions"), str(package.tests))
 
 
 @nox.session
@@ -261,6 +260,11 @@ def lowest_versions(package: Package) -> tuple[list[Package], dict[str, Requirem
 def pinned_version(pin: Requirement) -> Version:
     """The version in `name==version`."""
     return Version(next(iter(pin.specifier)).version)
+
+
+def repeated(mark: str) -> list[str]:
+    """What to tell pytest to choose the tests that run again in a session, beside the one that runs them all."""
+    return [] if EVERYTHING else ["-m", f"{mark} and not once"]
 
 
 def side_by_side(package: Package) -> list[str]:
