@@ -1,6 +1,7 @@
 """Fixtures for several test files."""
 
 import gc
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +98,13 @@ def page() -> Callable[[str], str]:
         return (root / name).read_text()
 
     return read
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A shell has what it runs in the background ignore Ctrl-C, and the scripts that are started here with it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

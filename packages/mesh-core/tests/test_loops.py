@@ -122,8 +122,11 @@ def test_what_asyncio_has_for_several(run: Run, one: Any, held: Any) -> None:
         async with asyncio.timeout(30):
             limited += await one.echo.call_one(5)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await held.hold.call_one()
+            async with asyncio.timeout(30) as limit:
+                holding = held.hold.call_one()
+                await held.holding.call_one()
+                limit.reschedule(0)
+                await holding
         assert await held.cancelled.call_one()
         done, _ = await asyncio.wait([one.echo.call_one(6).as_asyncio()])
         shielded = await asyncio.shield(one.echo.call_one(7))

@@ -212,7 +212,7 @@ def test_ipython(tmp_path: Path) -> None:
         "print((await counters.add.call(1)).values())",
         "print(counters.add_async.call(1).get(timeout=30).values())",
         "print((await counters.add_async.call(1)).values())",
-        "print(asyncio.iscoroutinefunction(print))",
+        "import inspect; print(inspect.iscoroutinefunction(print))",
     ]
     path = tmp_path / "session.ipy"
     path.write_text("\n\n".join(cells))
