@@ -243,7 +243,9 @@ impl Call {
                 Outcome::Deserted(lost) => Some(&lost.ended),
                 Outcome::Replied(_) | Outcome::Cancelled => None,
             };
-            if !self.stream && ended.is_some_and(|ended| !ended.orderly) {
+            // Whoever has answered may die: that is no loss to this call (GTH-1).
+            let due = state.gather.as_ref().is_some_and(|gather| gather.is_due(index));
+            if due && !self.stream && ended.is_some_and(|ended| !ended.orderly) {
                 state.lost.get_or_insert_with(|| (index, outcome.clone()));
             }
             let Some(gather) = &mut state.gather else { return false };

@@ -38,6 +38,8 @@ struct Tx {
     queued: usize,
     seq: u32,
     watching: bool,
+    /// So many want nothing written for a moment, only queued.
+    holds: u32,
     closed: bool,
 }
 
@@ -86,7 +88,7 @@ impl Link {
         let body = &frame.body;
         let total = HEADER_LEN + body.len();
         let mut done = 0;
-        if tx.queued == 0 {
+        if tx.queued == 0 && tx.holds == 0 {
             done = if total <= SMALL {
                 let mut small = [0_u8; SMALL];
                 small[..HEADER_LEN].copy_from_slice(&head);
@@ -121,11 +123,24 @@ impl Link {
         if tx.tail.len() >= CHUNK {
             tx.close_tail();
         }
+        if tx.holds == 0 {
+            self.watch(reactor, &mut tx);
+        }
+        Some(tx.queued)
+    }
+
+    /// Has the queue written once the socket has room.
+    fn watch(&self, reactor: &Reactor, tx: &mut Tx) {
         if !tx.watching {
             tx.watching = true;
             reactor.watch(self.fd.as_fd(), u64::from(self.id), true);
         }
-        Some(tx.queued)
+    }
+
+    /// Until what is returned is dropped nothing is written, whoever sends; it is queued, in order.
+    pub(crate) fn hold<'a>(&'a self, reactor: &'a Reactor) -> Hold<'a> {
+        lock(&self.tx).holds += 1;
+        Hold { link: self, reactor }
     }
 
     /// A write failed: the reader will find the link's end and tell; here it only takes no more.
@@ -150,6 +165,12 @@ impl Link {
     /// Writes what waits, as far as the socket takes it.
     pub(crate) fn flush(&self, reactor: &Reactor) {
         let mut tx = lock(&self.tx);
+        if tx.holds == 0 {
+            self.write_queue(reactor, &mut tx);
+        }
+    }
+
+    fn write_queue(&self, reactor: &Reactor, tx: &mut Tx) {
         tx.close_tail();
         while tx.queued > 0 && !tx.closed {
             let skip = tx.written;
@@ -162,7 +183,7 @@ impl Link {
                 .collect();
             let asked: usize = slices.iter().map(|s| s.len()).sum();
             let Some(n) = self.write(&slices) else {
-                self.broken(reactor, &mut tx);
+                self.broken(reactor, tx);
                 return;
             };
             tx.consume(n);
@@ -258,6 +279,27 @@ impl Link {
             };
             let mut fds = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::OUT)];
             let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        }
+    }
+}
+
+/// See [`Link::hold`].
+#[derive(Debug)]
+pub(crate) struct Hold<'a> {
+    link: &'a Link,
+    reactor: &'a Reactor,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let mut tx = lock(&self.link.tx);
+        tx.holds -= 1;
+        // Where the socket is full, whoever polls it writes.
+        if tx.holds == 0 && tx.queued > 0 && !tx.watching {
+            self.link.write_queue(self.reactor, &mut tx);
+            if tx.queued > 0 {
+                self.link.watch(self.reactor, &mut tx);
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ import pytest
 from core_processes import Watch, family
 from core_samples import Caller, Coroutines, Echo, Gate, exit_now
 
-from mesh_core import MeshError, ProcMesh, SupervisionError, this_host
+from mesh_core import ActorTimeout, MeshError, ProcMesh, SupervisionError, this_host
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -69,11 +69,78 @@ def test_a_death_is_what_exception_returns_while_others_work(own: ProcMesh) -> N
     error = waiting.exception(timeout=30)
     assert isinstance(error, SupervisionError)
     assert error.failure is not None and error.failure.rank == 2
-    assert not waiting.done()
+    assert waiting.done() and error.results is None
     gates.slice(gpus=slice(0, 2)).open.call("door").get()
     gates.slice(gpus=3).open.call("door").get()
-    assert isinstance(waiting.exception(timeout=30), SupervisionError)
-    assert waiting.done()
+    assert waiting.exception(timeout=30) is error
+
+
+def test_what_get_has_raised_it_raises_again(own: ProcMesh) -> None:
+    gates = own.spawn("gates", Coroutines)
+    waiting = gates.enter.call("door")
+    changed = waiting.then(len)
+    gates.open.call("other").get()
+    kill(own, 2)
+    with pytest.raises(SupervisionError, match="killed by signal 9") as first:
+        waiting.get(timeout=30)
+    assert "other ranks have not answered yet" in "".join(first.value.__notes__)
+    with pytest.raises(ActorTimeout, match="has not finished within 0 s"):
+        waiting.get(timeout=0, return_exceptions=True)
+    gates.slice(gpus=0).open.call_one("door").get()
+    # Another one fails that is before the first in the order of ranks.
+    kill(own, 1)
+    gates.slice(gpus=3).open.call_one("door").get()
+    results = waiting.get(timeout=30, return_exceptions=True)
+    assert waiting.get(timeout=30, return_exceptions=True) is results
+    with pytest.raises(SupervisionError) as again:
+        waiting.get(timeout=30)
+    assert again.value is first.value and again.value.results is results and again.value.__notes__ == []
+    values = results.values()
+    assert (values[0], values[2], values[3]) == ("door", first.value, "door")
+    assert isinstance(values[1], SupervisionError) and values[1] is not first.value
+    assert changed.exception(timeout=30) is first.value
+    assert not waiting.cancel()
+
+
+def test_after_a_death_was_raised_the_others_can_be_given_up(own: ProcMesh) -> None:
+    gates = own.spawn("gates", Coroutines)
+    waiting = gates.enter.call("door")
+    gates.open.call("other").get()
+    kill(own, 2)
+    error = waiting.exception(timeout=30)
+    assert waiting.cancel() and not waiting.cancel()
+    values = waiting.get(timeout=30, return_exceptions=True).values()
+    assert values[2] is error is waiting.exception()
+    assert all("cancelled by its caller" in str(value) for value in [*values[:2], values[3]])
+
+
+def test_the_deadline_of_a_call_ends_the_wait_for_the_others_too(own: ProcMesh) -> None:
+    gates = own.spawn("gates", Coroutines)
+    kill(own, 2)
+    with pytest.raises(SupervisionError):
+        gates.slice(gpus=2).open.call_one("other").get()
+    waiting = gates.enter.with_options(timeout=0.1).call("door")
+    error = waiting.exception(timeout=30)
+    assert isinstance(error, SupervisionError)
+    values = waiting.get(timeout=30, return_exceptions=True).values()
+    assert values[2] is error
+    assert all(isinstance(value, ActorTimeout) for value in [*values[:2], values[3]])
+    assert waiting.exception() is error
+
+
+def test_a_rank_that_has_answered_may_die(own: ProcMesh) -> None:
+    gates = own.spawn("gates", Coroutines)
+    gates.slice(gpus=slice(1, 4)).open.call("door").get()
+    waiting = gates.enter.call("door")
+    gates.slice(gpus=2).open.call_one("other").get()  # behind the call
+    kill(own, 2)
+    # Once a call fails by it, the death is known here.
+    with pytest.raises(SupervisionError):
+        gates.slice(gpus=2).open.call_one("other").get()
+    with pytest.raises(ActorTimeout):
+        waiting.get(timeout=0.02)
+    gates.slice(gpus=0).open.call_one("door").get()
+    assert waiting.get(timeout=30).values() == ["door"] * 4
 
 
 def test_a_call_to_the_one_that_dies(own: ProcMesh) -> None:

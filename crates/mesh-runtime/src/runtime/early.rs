@@ -12,6 +12,7 @@ use crate::link::Link;
 use crate::message::Message;
 use mesh_proto::{ActorId, Early, Ended, Frame, Header, LinkId, MeshId, flags};
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -105,7 +106,8 @@ impl Runtime {
     pub(super) fn await_actor(&self, message: Message) -> bool {
         let header = *message.header();
         // In a job of one host nothing comes before its spawn.
-        if self.me.host == 0 && header.src.host == 0 && header.flags & flags::ABROAD == 0 {
+        let abroad = header.flags & flags::ABROAD != 0 || self.abroad.load(Ordering::Relaxed);
+        if self.me.host == 0 && header.src.host == 0 && !abroad {
             return false;
         }
         let now = self.started.elapsed();

@@ -155,6 +155,9 @@ impl Runtime {
             if self.me.is_agent() && frame.header.src != link.peer {
                 return;
             }
+            if frame.header.flags & flags::ABROAD != 0 {
+                self.abroad.store(true, Ordering::Relaxed);
+            }
             self.dispatch(frame, Some(link.id));
         });
         if let ReadEnd::Closed(why) = end {

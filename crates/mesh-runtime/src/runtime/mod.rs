@@ -135,6 +135,8 @@ pub struct Runtime {
     alarmed: AtomicBool,
     pub(crate) gateway: Gateway,
     waiting: early::Waiting,
+    /// The job has had other hosts, as this process was told: what it is sent may be quicker than a spawn.
+    abroad: AtomicBool,
     /// What people call this host.
     name: OnceLock<String>,
     /// Of a host agent: what its nurseries are started with.
@@ -296,6 +298,7 @@ impl Runtime {
             alarmed: AtomicBool::new(false),
             gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
             waiting: early::Waiting::default(),
+            abroad: AtomicBool::new(false),
             name: OnceLock::new(),
             home: OnceLock::new(),
             known_afar: Mutex::default(),

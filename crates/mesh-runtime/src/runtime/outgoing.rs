@@ -262,11 +262,13 @@ impl Runtime {
         }
         let up = read(&self.router).up();
         if let Some(up) = up {
-            return self.link(up).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0);
+            return self.cast_up(&frame, up);
         }
         let Ok(target) = frame.target() else { return 0 };
         let Target::Many(mesh, region, placement) = &target else { return 0 };
         let here = self.me.host;
+        // A proc takes its own share of its casts itself.
+        let taken = from.filter(|link| *link != GATEWAY).map(|_| frame.header.src);
         let mut most = 0;
         if from != Some(GATEWAY) && placement.only() != Some(here) {
             let mut hosts = placement.hosts_of(region);
@@ -282,16 +284,39 @@ impl Runtime {
             }
             for (index, rank) in (0..).zip(region) {
                 let to = placement.addr(*mesh, rank);
-                most = most.max(self.dispatch_one(frame.for_one(to, index), from));
+                if Some(to) != taken {
+                    most = most.max(self.dispatch_one(frame.for_one(to, index), from));
+                }
             }
         } else if on.len() <= MOST_UNKNOWN {
             let places = on.filter_map(|rank| Some((region.position(rank)?, placement.addr(*mesh, rank))));
-            for (index, to) in places {
+            for (index, to) in places.filter(|(_, to)| Some(*to) != taken) {
                 let index = u32::try_from(index).unwrap_or(u32::MAX);
                 most = most.max(self.dispatch_one(frame.for_one(to, index), from));
             }
         }
         most
+    }
+
+    /// A proc's cast goes to its agent as a whole. The proc's own share, if it has one, is delivered here and now, as are
+    /// single messages to its own actors: on the way up and back it would be overtaken by them (ORD-1).
+    fn cast_up(&self, frame: &Frame, up: LinkId) -> usize {
+        let Some(link) = self.link(up) else { return 0 };
+        let target = if frame.header.dst.mesh == self.me.mesh { frame.target().ok() } else { None };
+        let own = target.as_ref().and_then(|target| Some((target.index_of(self.me)?, target.len())));
+        let Some((index, count)) = own else { return link.send(&self.reactor, frame).unwrap_or(0) };
+        let share = frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX));
+        if count == 1 {
+            self.deliver(share);
+            return 0;
+        }
+        // Nobody sees an effect of one half before the other half is on its way: what the receiver here sends is behind
+        // the rest of the cast, which is written only after the receiver here has its share.
+        let held = link.hold(&self.reactor);
+        let queued = link.send(&self.reactor, frame);
+        self.deliver(share);
+        drop(held);
+        queued.map_or(0, |_| link.queued())
     }
 
     fn dispatch_one(&self, mut frame: Frame, from: Option<LinkId>) -> usize {

@@ -70,6 +70,29 @@ fn a_call_completes_once_whoever_races() {
     assert_eq!(calls.len(), 0);
 }
 
+/// GTH-1: a loss is one that the call still waits for.
+#[test]
+fn whoever_has_answered_may_die() {
+    let reactor = Reactor::new().unwrap();
+    let calls = Calls::default();
+    let addr = |rank| ProcAddr { mesh: 7, rank, host: 0 };
+    let died = Arc::new(Ended { orderly: false, ..(*ended()).clone() });
+    let call = calls.open(Target::Many(7, procs(3), Placement::On(0)), false);
+    calls.on_outcome(&reactor, call.id, 1, Outcome::Replied(Arc::new(message(1))));
+    assert_eq!(calls.on_down(&reactor, addr(1), &died), 0, "nobody waits for it");
+    calls.on_outcome(&reactor, call.id, 1, Outcome::Lost(Arc::clone(&died)));
+    assert!(call.lost().is_none() && call.arrived() == 0);
+    assert_eq!(calls.on_down(&reactor, addr(2), &died), 1);
+    calls.on_outcome(&reactor, call.id, 2, Outcome::Replied(Arc::new(message(1))));
+    assert!(matches!(call.lost(), Some((2, Outcome::Lost(_)))));
+    calls.on_outcome(&reactor, call.id, 0, Outcome::Replied(Arc::new(message(1))));
+    let outcomes = call.take_outcomes().unwrap();
+    assert!(matches!(outcomes[..], [Outcome::Replied(_), Outcome::Replied(_), Outcome::Lost(_)]));
+    // A call that is complete has no loss, whatever still comes.
+    calls.on_outcome(&reactor, call.id, 0, Outcome::Lost(died));
+    assert!(matches!(call.lost(), Some((2, _))));
+}
+
 #[test]
 fn a_stream_hands_out_each_outcome_in_the_order_of_arrival() {
     let reactor = Reactor::new().unwrap();

@@ -163,3 +163,34 @@ fn drain_writes_out_what_waits_or_gives_up_in_time() {
     });
     assert_eq!(a.queued(), 0);
 }
+
+#[test]
+fn while_a_link_is_held_everything_is_queued_in_order() {
+    let (reactor, a, b) = links();
+    let read = |seen: &mut Vec<u64>| {
+        b.read(|frame| seen.push(frame.header.call));
+        seen.clone()
+    };
+    let mut seen = Vec::new();
+    let (first, second) = (a.hold(&reactor), a.hold(&reactor));
+    a.send(&reactor, &frame(1, 10)).unwrap();
+    a.send(&reactor, &frame(2, 10_000)).unwrap();
+    a.flush(&reactor);
+    assert!(read(&mut seen).is_empty() && a.queued() > 10_000);
+    drop(first);
+    a.send(&reactor, &frame(3, 10)).unwrap();
+    assert!(read(&mut seen).is_empty());
+    drop(second);
+    assert_eq!(a.queued(), 0);
+    a.send(&reactor, &frame(4, 10)).unwrap();
+    assert_eq!(read(&mut seen), [1, 2, 3, 4]);
+    // Where the socket is full the rest goes once there is room, as ever.
+    let held = a.hold(&reactor);
+    a.send(&reactor, &frame(5, 4_000_000)).unwrap();
+    drop(held);
+    assert!(a.queued() > 0);
+    drop(a.hold(&reactor));
+    let mut rest = Vec::new();
+    pump(&reactor, &a, &b, &mut rest);
+    assert_eq!(rest, [(5, 4_000_000)]);
+}

@@ -8,6 +8,7 @@ mod flow;
 mod inspect;
 mod link;
 mod logs;
+mod order;
 mod pair;
 mod ports;
 mod shm;

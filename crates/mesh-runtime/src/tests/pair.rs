@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const MESH: u64 = 77;
-const ACTOR: u64 = 5;
+pub(super) const MESH: u64 = 77;
+pub(super) const ACTOR: u64 = 5;
 
 /// A worker's thread: serves one actor, which answers with what it got, until its inbox closes.
 fn serve(worker: &Runtime) {
@@ -46,13 +46,13 @@ fn answer(worker: &Runtime, inbox: &Inbox) {
     }
 }
 
-struct Host {
-    controller: Arc<Runtime>,
-    workers: Vec<(Arc<Runtime>, JoinHandle<()>)>,
+pub(super) struct Host {
+    pub(super) controller: Arc<Runtime>,
+    pub(super) workers: Vec<(Arc<Runtime>, JoinHandle<()>)>,
 }
 
 impl Host {
-    fn new(n: u32, options: Options) -> Self {
+    pub(super) fn new(n: u32, options: Options) -> Self {
         let controller = Runtime::controller(options).unwrap();
         let mut links = Vec::new();
         let mut workers = Vec::new();
@@ -84,7 +84,7 @@ impl Host {
     }
 
     /// Workers first: one whose controller is gone kills its process, which here is the test.
-    fn close(self) {
+    pub(super) fn close(self) {
         for (worker, thread) in self.workers {
             worker.close(Duration::ZERO);
             thread.join().unwrap();
@@ -95,7 +95,7 @@ impl Host {
     }
 }
 
-fn out<'a>(kind: Kind, target: &'a Target, payload: &'a [u8], buffers: &'a [&'a [u8]]) -> Outgoing<'a> {
+pub(super) fn out<'a>(kind: Kind, target: &'a Target, payload: &'a [u8], buffers: &'a [&'a [u8]]) -> Outgoing<'a> {
     Outgoing { kind, target, actor: ACTOR, name: b"echo", payload, buffers }
 }
 

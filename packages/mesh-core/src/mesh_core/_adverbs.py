@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from mesh_core._deadlines import inherited
 from mesh_core._errors import ActorTimeout, MeshError
-from mesh_core._future import Future, Stream, StreamFuture
+from mesh_core._future import _FAILED, Future, Stream, StreamFuture
 from mesh_core._outcomes import Addressee, error_of, load, value_of
 from mesh_core._traces import notice
 from mesh_core._values import ValueMesh, lazy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mesh_core._actors import ActorMesh
     from mesh_core._endpoint import Arity
     from mesh_core._native import Call, Message, Region, Sender
@@ -27,12 +29,18 @@ R = TypeVar("R")
 
 # How long a call waits for the other ranks' answers, which its error is to carry, once one has died: not noticeably.
 _AFTER_A_DEATH = 0.01
+_OTHERS_MISSING = "other ranks have not answered yet; get(return_exceptions=True) waits for them, and cancel() gives them up"
 
 
 class ManyFuture(Future[ValueMesh[R]]):
     """The results of a call to many."""
 
-    __slots__ = ("_all", "_loss_id", "_patient")
+    __slots__ = ("_lost_at", "_rest")
+
+    # Set only where the death of a rank became the outcome before all others had answered: its place, and the outcomes
+    # of all once they are there.
+    _lost_at: int
+    _rest: ValueMesh[Any] | None
 
     if TYPE_CHECKING:
 
@@ -49,33 +57,33 @@ class ManyFuture(Future[ValueMesh[R]]):
         """Wait for every rank. The first failure is raised, and carries all outcomes as ``.results``.
 
         With ``return_exceptions`` nothing is raised: the mesh holds exceptions where ranks have failed. Without it a
-        death is raised at once, without results if other ranks have not answered by then; they can be waited for.
+        death is raised at once, without results if other ranks have not answered by then; these can be waited for with
+        ``return_exceptions``. What ``get()`` has raised it raises again, whatever arrives later.
         """
-        self._patient = return_exceptions
+        if not return_exceptions:
+            return super().get(timeout)
+        until = None if timeout is None else time.monotonic() + timeout
         try:
             return super().get(timeout)
         except BaseException as error:
+            if self._is_loss() and error is self._value:
+                self._wait_for_rest(timeout, until)
             results = getattr(error, "results", None)
-            if return_exceptions and results is not None:
+            if results is not None:
                 return results
             raise
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return what the call raised; ``None`` if it succeeded. A death is returned at once, as by ``get``."""
-        self._loss_id = 0
-        try:
-            return super().exception(timeout)
-        except Exception as error:
-            if id(error) != self._loss_id:
-                raise
-            return error.with_traceback(None)
+    def cancel(self) -> bool:
+        """Give up the call; false if it was done. The coroutines that work on it are cancelled, their replies dropped."""
+        return super().cancel() or (self._is_loss() and self._call.cancel())
+
+    def _is_loss(self) -> bool:
+        return self._state == _FAILED and hasattr(self, "_lost_at")
 
     def _wait(self, timeout: float | None) -> bool:
-        if getattr(self, "_patient", False):
-            return self._call.wait(timeout)
         ready = self._call.wait(timeout, 0)
         if ready and not self._call.done() and not self._call.wait(_AFTER_A_DEATH):
-            raise self._loss()
+            self._settle_loss()
         return ready
 
     async def _arrive(self) -> None:
@@ -88,22 +96,46 @@ class ManyFuture(Future[ValueMesh[R]]):
                 async with asyncio.timeout(_AFTER_A_DEATH):
                     await bridge.wait(self._call)
             except TimeoutError:
-                raise self._loss() from None
+                self._settle_loss()
 
-    def _loss(self) -> BaseException:
-        """The death of a rank, while others have not answered: nobody need wait for them."""
-        lost, endpoint = self._call.lost(), self._what.__self__  # type: ignore[attr-defined]
-        assert lost is not None
-        error = error_of(lost[1], lost[0], endpoint._who)
-        assert error is not None
-        error.add_note(
-            "other ranks have not answered yet; get(return_exceptions=True) waits for them, and cancel() gives them up"
-        )
-        if isinstance(error, MeshError):
-            self._process.told(error)
-        # Not the error itself, whose frames refer to this.
-        self._loss_id = id(error)
-        return error
+    def _settle_loss(self) -> None:
+        """Take the death of a rank for the outcome, while others have not answered: nobody need wait for them."""
+        with self._process.settling:
+            lost, endpoint = self._call.lost(), self._what.__self__  # type: ignore[attr-defined]
+            if lost is None or not self._is_pending():
+                return
+            error = error_of(lost[1], lost[0], endpoint._who)
+            assert error is not None
+            error.add_note(_OTHERS_MISSING)
+            self._lost_at, self._rest = lost[0], None
+            self._fail(error)
+
+    def _wait_for_rest(self, timeout: float | None, until: float | None) -> None:
+        """Wait for the ranks that had not answered when the death of another became the outcome."""
+        ends = [end for end in (until, self._deadline) if end is not None]
+        late: dict[int, BaseException] = {}
+        if not self._call.wait(max(0.0, min(ends) - time.monotonic()) if ends else None):
+            if self._deadline is None or time.monotonic() < self._deadline:
+                raise self._not_yet(timeout)
+            error = self._too_late()
+            late = dict.fromkeys(self._call.missing(), error)
+            self._call.cancel()
+        self._complete_loss(late)
+
+    def _complete_loss(self, late: dict[int, BaseException] | None = None) -> None:
+        """Give the error that was raised for one rank the outcomes of all, once they are there."""
+        with self._process.settling:
+            if self._rest is not None or not self._call.done():
+                return
+            endpoint = self._what.__self__  # type: ignore[attr-defined]
+            self._rest, _ = endpoint._collect(self._call, {**(late or {}), self._lost_at: self._value})
+            self._value.__notes__.remove(_OTHERS_MISSING)
+            self._value.results = self._rest
+
+    def _outcome(self) -> ValueMesh[R]:
+        if self._is_loss():
+            self._complete_loss()
+        return super()._outcome()
 
 
 class Endpoint(Generic[P, R]):
@@ -191,17 +223,23 @@ class Endpoint(Generic[P, R]):
         call = self._senders.call((args, kwargs), False, limit)
         return ManyFuture(process, call, self._finish_all, self._what, limit)
 
-    def _finish_all(self, call: Call) -> ValueMesh[R]:
+    def _collect(
+        self, call: Call, known: Mapping[int, BaseException]
+    ) -> tuple[ValueMesh[R], BaseException | None]:
+        """The outcomes of all ranks, and the first error among them. Of some the errors are known already."""
         cells: list[Any] = []
         first: BaseException | None = None
         for index, outcome in enumerate(call.outcomes()):
-            error = error_of(outcome, index, self._who)
+            error = known.get(index) or error_of(outcome, index, self._who)
             if error is None:
                 cells.append(lazy(partial(load, cast("Message", outcome))))
             else:
                 cells.append(error)
                 first = first or error
-        mesh: ValueMesh[R] = ValueMesh.of(self._mesh.extent, cells)
+        return ValueMesh.of(self._mesh.extent, cells), first
+
+    def _finish_all(self, call: Call) -> ValueMesh[R]:
+        mesh, first = self._collect(call, {})
         if first is not None:
             if isinstance(first, MeshError):
                 first.results = mesh

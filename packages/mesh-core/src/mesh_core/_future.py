@@ -92,13 +92,7 @@ class Future(Generic[R]):
                 self._refuse_wait(awaited=False)
             if not self._wait(wait):
                 if not last:
-                    said, fields = self._late()
-                    raise ActorTimeout(
-                        f"{self._what()} has not finished within {timeout} s{said}; the call goes on, and can be waited "
-                        "for again",
-                        timeout=timeout,
-                        **fields,
-                    )
+                    raise self._not_yet(timeout)
                 self._expire()
             self._settle()
         return self._outcome()
@@ -119,16 +113,44 @@ class Future(Generic[R]):
         said, fields = late(self._process, self._call, getattr(self._what, "__self__", None))
         return f" ({said})" if said else "", fields
 
+    def _not_yet(self, timeout: float | None) -> ActorTimeout:
+        said, fields = self._late()
+        return ActorTimeout(
+            f"{self._what()} has not finished within {timeout} s{said}; the call goes on, and can be waited for again",
+            timeout=timeout,
+            **fields,
+        )
+
+    def _too_late(self) -> ActorTimeout:
+        said, fields = self._late()
+        return ActorTimeout(
+            f"{self._what()} did not finish within its deadline of {round(self._limit or 0.0, 6)} s; it was cancelled{said}",
+            timeout=self._limit,
+            **fields,
+        )
+
+    # A future has one outcome, whichever threads wait for it, cancel it and see its deadline pass: the first to hold
+    # the lock decides, and gives the call up, if need be, while it holds it.
+
+    def _is_pending(self) -> bool:
+        return self._state == _PENDING
+
+    def _fail(self, error: BaseException) -> None:
+        # The value first: other threads look at the state without the lock.
+        self._value = error
+        self._state = _FAILED
+
+    def _give_up(self, error: BaseException) -> bool:
+        """End the call with this error; false if it has its outcome."""
+        with self._process.settling:
+            if self._state != _PENDING or not self._call.cancel():
+                return False
+            self._fail(error)
+            return True
+
     def _expire(self) -> None:
         # Before the call is given up, and with it the list of those that are missing.
-        said, fields = self._late()
-        if self._call.cancel():
-            self._state = _FAILED
-            self._value = ActorTimeout(
-                f"{self._what()} did not finish within its deadline of {round(self._limit or 0.0, 6)} s; it was cancelled{said}",
-                timeout=self._limit,
-                **fields,
-            )
+        self._give_up(self._too_late())
 
     def _refuse_wait(self, *, awaited: bool) -> None:
         """Raise, and give the call up, where waiting for it could never end."""
@@ -136,8 +158,7 @@ class Future(Generic[R]):
 
         owner = getattr(self._what, "__self__", None)
         error = refused(self._process, self._call, owner, self._what(), awaited=awaited)
-        if error is not None and self._call.cancel():
-            self._state, self._value = _FAILED, error
+        if error is not None and self._give_up(error):
             raise error
 
     def _settle(self) -> None:
@@ -145,15 +166,13 @@ class Future(Generic[R]):
         with self._process.settling:
             if self._state != _PENDING:
                 return
-            # The value first: other threads look at the state without the lock.
             try:
                 self._value = self._finish(self._call)
             except KeyboardInterrupt:
-                self._value, self._state = _interrupted(self._what()), _FAILED
+                self._fail(_interrupted(self._what()))
                 raise
             except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
-                self._value = error
-                self._state = _FAILED
+                self._fail(error)
             else:
                 self._state = _DONE
 
@@ -192,15 +211,11 @@ class Future(Generic[R]):
 
     def cancel(self) -> bool:
         """Give up the call; false if it was done. The coroutine that works on it is cancelled, its reply dropped."""
-        if self._state == _PENDING and self._call.cancel():
-            import asyncio
+        if self._state != _PENDING or self._call.done():
+            return False
+        import asyncio
 
-            self._state, self._value = (
-                _FAILED,
-                asyncio.CancelledError(f"{self._what()} was cancelled by its caller"),
-            )
-            return True
-        return False
+        return self._give_up(asyncio.CancelledError(f"{self._what()} was cancelled by its caller"))
 
     def __await__(self) -> Generator[Any, None, R]:
         if self._state == _PENDING:

@@ -1,0 +1,8 @@
+"""Tests of order on one host again, with their processes on two."""
+
+import test_order
+from core_hosts import cluster, hosts, over_hosts, procs, runtime  # noqa: F401 - fixtures
+
+globals().update(over_hosts(test_order))
+
+pytestmark = test_order.pytestmark
