@@ -3,6 +3,7 @@
 //! Two things tell of a proc's end, in either order: its link closes, and its parent reaps it. The machine waits for
 //! the second one a short while, so that the notice can name the exit status, and gives it exactly once (LIF-1).
 
+use crate::hosts::Fate;
 use std::time::Duration;
 
 /// How long the notice of an end waits for the exit status after the link has closed. Who reaps the proc reports it
@@ -23,7 +24,7 @@ pub enum Exit {
     /// Nobody can tell: the process that would have reaped it is gone.
     Unknown,
     /// With its whole host.
-    Host,
+    Host(Fate),
 }
 
 /// The end of a proc, as everyone who waits for it hears of it.

@@ -6,8 +6,8 @@ mod support;
 
 use bytes::Bytes;
 use mesh_proto::hosts::{
-    Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, MAX_HOSTS, Packet, PacketKind, Refusal, Refuse,
-    RelayMerge, Share, Strands, Welcome,
+    Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, MAX_HOSTS, Packet, PacketKind, Parting, Refusal,
+    Refuse, RelayMerge, Share, Strands, Welcome,
 };
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, Target};
 use proptest::prelude::*;
@@ -161,7 +161,7 @@ fn trunk_seeds() -> Vec<Vec<u8>> {
         join.packet(),
         Welcome { incarnation: 9, body: Bytes::new() }.packet(1),
         Refuse { code: Refusal::Busy, text: "not now".to_owned() }.packet(1),
-        Farewell { text: "done".to_owned() }.packet(2),
+        Farewell { parting: Parting::YouAreDead, text: "done".to_owned() }.packet(2),
     ];
     let nack = Packet::nack(3, 1, 4, &[Gap { first: 5, count: 2 }]);
     [vec![ack, nack], greetings.to_vec(), packets, merged, vec![cast]]

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use mesh_proto::READ_CHUNK;
 use mesh_proto::hosts::{
     Dest, Farewell, Few, Gap, HostSet, Join, MAX_HOSTS, MAX_PACKET, MAX_RUNS, PACKET_HEAD, Packet, PacketDecoder,
-    PacketError, PacketKind, Refusal, Refuse, Share, Welcome,
+    PacketError, PacketKind, Parting, Refusal, Refuse, Share, Welcome,
 };
 use proptest::prelude::*;
 use support::config;
@@ -304,8 +304,15 @@ fn greetings_are_read_back() {
         let refuse = Refuse { code, text: "because".into() };
         assert_eq!(Refuse::read(&refuse.packet(4)), Ok(refuse));
     }
-    let farewell = Farewell { text: String::new() };
-    assert_eq!(Farewell::read(&farewell.packet(4)), Ok(farewell));
+    for parting in [Parting::Other, Parting::JobOver, Parting::Stopped, Parting::CutOff, Parting::YouAreDead] {
+        let farewell = Farewell { parting, text: String::new() };
+        assert_eq!(Farewell::read(&farewell.packet(4)), Ok(farewell));
+    }
+    let mut unknown = Packet::new(PacketKind::Farewell, 1);
+    unknown.body = Bytes::from_static(&[200]).into();
+    assert_eq!(Farewell::read(&unknown).unwrap().parting, Parting::Other);
+    let bare = Packet::new(PacketKind::Farewell, 1);
+    assert!(Farewell::read(&bare).is_err());
     let mut short = Packet::new(PacketKind::Join, 1);
     short.body = Bytes::from_static(&[0; 31]).into();
     assert!(Join::read(&short).unwrap_err().to_string().contains("too short"));

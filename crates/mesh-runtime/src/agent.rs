@@ -10,6 +10,7 @@ use crate::link::Link;
 use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds};
 use crate::runtime::{Runtime, lock, relate};
 use bytes::Bytes;
+use mesh_proto::hosts::Fate;
 use mesh_proto::{
     ActorId, CallId, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId, Owned, Part,
     ProcAddr, Target,
@@ -476,7 +477,7 @@ pub(crate) fn down_frame(me: ProcAddr, to: ProcAddr, addr: ProcAddr, ended: &End
         Exit::Code(code) => (0_u8, code),
         Exit::Signal(signal) => (1, signal),
         Exit::Unknown => (2, 0),
-        Exit::Host => (3, 0),
+        Exit::Host(fate) => (3, i32::from(fate.code())),
     };
     let mut fixed = Vec::with_capacity(10 + ended.reason.len());
     fixed.push(tag);
@@ -500,7 +501,7 @@ pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
     let exit = match fixed[0] {
         0 => Exit::Code(value),
         1 => Exit::Signal(value),
-        3 => Exit::Host,
+        3 => Exit::Host(Fate::of(value.unsigned_abs())),
         _ => Exit::Unknown,
     };
     let ended = Ended {

@@ -349,7 +349,7 @@ impl Runtime {
         note = match ended.exit {
             Exit::Code(code) => note.number("exitcode", code),
             Exit::Signal(signal) => note.number("signal", signal),
-            Exit::Unknown | Exit::Host => note,
+            Exit::Unknown | Exit::Host(_) => note,
         };
         self.note(note, !ended.orderly);
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import math
 import socket
 import threading
 from collections.abc import Collection, Iterator
@@ -94,6 +95,7 @@ class Wire:
         """Where to connect instead."""
         self._changed = threading.Condition()
         self._held: set[int] = set()
+        self._held_from: float = math.inf
         self.connections = 0
         """How many there have been."""
         self._sockets: list[socket.socket] = []
@@ -121,7 +123,7 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 with self._changed:
-                    self._changed.wait_for(lambda: number not in self._held)
+                    self._changed.wait_for(lambda: number not in self._held and number < self._held_from)
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
@@ -132,15 +134,18 @@ class Wire:
             return self.connections - 1
 
     @contextlib.contextmanager
-    def hold(self, *numbers: int) -> Iterator[None]:
-        """Nothing passes on these connections meanwhile."""
+    def hold(self, *numbers: int, later: bool = False) -> Iterator[None]:
+        """Nothing passes on these connections meanwhile; with ``later``, on none that is made from now on."""
         with self._changed:
             self._held.update(numbers)
+            if later:
+                self._held_from = self.connections
         try:
             yield
         finally:
             with self._changed:
                 self._held.difference_update(numbers)
+                self._held_from = math.inf
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -150,6 +155,7 @@ class Wire:
         self._listener.close()
         with self._changed:
             self._held.clear()
+            self._held_from = math.inf
             self._changed.notify_all()
         self._threads[0].join()
         for each in self._sockets:

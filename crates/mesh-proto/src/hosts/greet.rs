@@ -1,5 +1,6 @@
 //! What two gateways say to each other before anything else, and last.
 
+use super::fate::Parting;
 use super::packet::{Packet, PacketError, PacketKind, u32_at, u64_at};
 use crate::HostNo;
 use bytes::Bytes;
@@ -136,8 +137,10 @@ impl Refuse {
 }
 
 /// Who ends in order says so, so that the end of its trunk is no failure.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Farewell {
+    /// Why, for the program.
+    pub parting: Parting,
     /// Why, for people.
     pub text: String,
 }
@@ -146,7 +149,7 @@ impl Farewell {
     /// As a packet of host `me`.
     #[must_use]
     pub fn packet(&self, me: HostNo) -> Packet {
-        with_body(PacketKind::Farewell, me, self.text.clone().into_bytes())
+        with_body(PacketKind::Farewell, me, [&[self.parting as u8], self.text.as_bytes()].concat())
     }
 
     /// From a packet.
@@ -154,8 +157,8 @@ impl Farewell {
     /// # Errors
     /// If it is no farewell.
     pub fn read(packet: &Packet) -> Result<Self, PacketError> {
-        let raw = body_of(packet, PacketKind::Farewell, 0)?;
-        Ok(Self { text: String::from_utf8_lossy(&raw).into_owned() })
+        let raw = body_of(packet, PacketKind::Farewell, 1)?;
+        Ok(Self { parting: Parting::of(raw[0]), text: String::from_utf8_lossy(&raw[1..]).into_owned() })
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Nothing here reads a clock or a socket: time is passed in, packets are handed over.
 
+mod fate;
 mod few;
 mod greet;
 mod merge;
@@ -13,6 +14,7 @@ mod strands;
 mod topology;
 mod unpack;
 
+pub use fate::{Fate, Parting};
 pub use few::Few;
 pub use greet::{Farewell, Join, Refusal, Refuse, Welcome};
 pub use merge::{HOLD, HostMerge, MERGE_LIMIT, RelayMerge, Replies, origins, unmerge};

@@ -196,6 +196,21 @@ impl Topology {
         group.above(host).filter(|above| self.relays(*above)).collect()
     }
 
+    /// Whether the way from the controller to `host` leads by `above`, or would if all were well: the controller itself,
+    /// and the hosts in between, whatever is held of them.
+    ///
+    /// ```
+    /// # use mesh_proto::hosts::Topology;
+    /// let mut topology = Topology::new(7);
+    /// topology.add_group(1, 20, 4);
+    /// assert!(topology.is_above(0, 7) && topology.is_above(1, 7));
+    /// assert!(!topology.is_above(2, 7) && !topology.is_above(7, 7) && !topology.is_above(7, 1));
+    /// ```
+    #[must_use]
+    pub fn is_above(&self, above: HostNo, host: HostNo) -> bool {
+        self.group_of(host).is_some_and(|group| group.above(host).any(|one| one == above))
+    }
+
     /// To whom `host` relays what the controller casts, those included that others could not relay to any more. The
     /// dead are not among them.
     #[must_use]

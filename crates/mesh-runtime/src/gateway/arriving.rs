@@ -1,9 +1,10 @@
 //! Packets in, and what gateways tell each other in frames.
 
 use super::trunk::{Trunk, TrunkEnd};
+use super::verdict::{Report, Verdict, standing_of};
 use super::{GATEWAY, State};
 use crate::runtime::{Runtime, lock};
-use mesh_proto::hosts::{Arrival, Farewell, HostSet, Packet, PacketKind, Standing, unmerge};
+use mesh_proto::hosts::{Arrival, Farewell, HostSet, Packet, PacketKind, Parting, Standing, unmerge};
 use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
 use std::sync::Arc;
 
@@ -61,8 +62,8 @@ impl Runtime {
                 }
             }
         }
-        for text in orders {
-            self.on_farewell(trunk, &text);
+        for farewell in orders {
+            self.on_farewell(trunk, &farewell);
         }
     }
 
@@ -82,7 +83,7 @@ impl Runtime {
         trunk: &Arc<Trunk>,
         packet: Packet,
         arrivals: &mut Vec<Arrival>,
-        orders: &mut Vec<String>,
+        orders: &mut Vec<Farewell>,
     ) {
         let me = self.me.host;
         let now = self.started.elapsed();
@@ -100,7 +101,7 @@ impl Runtime {
             }
             PacketKind::Ping => trunk.send(&self.reactor, &Packet::new(PacketKind::Pong, me), now),
             PacketKind::Farewell => {
-                orders.push(Farewell::read(&packet).map(|said| said.text).unwrap_or_default());
+                orders.push(Farewell::read(&packet).unwrap_or_default());
             }
             // Greetings come before a trunk is one.
             PacketKind::Pong | PacketKind::Join | PacketKind::Welcome | PacketKind::Refuse => {}
@@ -145,10 +146,10 @@ impl Runtime {
         let Some(header) = header.filter(|header| matches!(header.kind, Kind::HostDown | Kind::Standing)) else {
             return;
         };
-        let word = super::away::frame_of(&packet.body).is_some_and(|frame| frame.name() == b"live");
+        let well = header.kind == Kind::Standing && standing_of(header.index) == Standing::Live;
         if let Ok(host) = HostNo::try_from(header.actor)
             && host != self.me.host
-            && !(header.kind == Kind::Standing && word)
+            && !well
             && state.topology.standing(host) == Standing::Live
         {
             self.stand(state, host, Standing::Suspect);
@@ -263,13 +264,21 @@ impl Runtime {
     pub(crate) fn on_gateway_frame(&self, frame: Frame) {
         let header = frame.header;
         let host = HostNo::try_from(header.actor).unwrap_or(HostNo::MAX);
-        let text = || String::from_utf8_lossy(frame.name()).into_owned();
+        // What ends or reroutes the work of others counts from the controller alone, and a report on a host from those above it.
+        let ordered = header.src == ProcAddr::CONTROLLER;
         match header.kind {
-            Kind::HostDown if self.me.is_agent() => self.host_down(host, text()),
-            Kind::HostDown => {
-                self.ranks_lost_with(host, &text());
+            Kind::HostDown if self.me.is_agent() => {
+                if ordered {
+                    self.host_down(host, Verdict::read(&frame));
+                }
             }
-            Kind::HostLost if self.me == ProcAddr::CONTROLLER => self.on_host_lost(host, frame.header.flags, text()),
+            Kind::HostDown => self.ranks_lost_with(host, &Verdict::read(&frame)),
+            Kind::HostLost if self.me == ProcAddr::CONTROLLER => {
+                let reporter = header.src.host;
+                if header.src.is_agent() && lock(&self.gateway.state).topology.is_above(reporter, host) {
+                    self.on_host_lost(host, Report::read(&frame));
+                }
+            }
             Kind::Revoked if self.me.is_agent() => {
                 if let (Some(identity), Ok([Part::Inline(list)])) =
                     (self.gateway.identity.get(), frame.parts().as_deref())
@@ -281,10 +290,7 @@ impl Runtime {
                     }
                 }
             }
-            Kind::Standing if self.me.is_agent() => {
-                let standing = if frame.name() == b"suspect" { Standing::Suspect } else { Standing::Live };
-                self.set_standing(host, standing);
-            }
+            Kind::Standing if self.me.is_agent() && ordered => self.set_standing(host, standing_of(header.index)),
             Kind::Whereabouts if self.me == ProcAddr::CONTROLLER && frame.name().is_empty() => {
                 self.tell_whereabouts(header.src, host);
             }
@@ -295,8 +301,8 @@ impl Runtime {
                 };
                 self.on_whereabouts(host, address);
             }
-            Kind::EndJob if self.me.is_agent() && header.src == ProcAddr::CONTROLLER => {
-                self.end_job("the controller has ended the job", true);
+            Kind::EndJob if self.me.is_agent() && ordered => {
+                self.end_job(Parting::JobOver, "the controller has ended the job");
             }
             _ => {}
         }

@@ -1,22 +1,17 @@
 //! Messages out: to the hosts that they are for, and on behalf of others.
 
 use super::trunk::Trunk;
+use super::verdict::Verdict;
 use super::{MOST_KEPT, Peer, State};
-use crate::agent;
 use crate::calls::Outcome;
 use crate::message::pieces;
 use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
 use mesh_proto::hosts::{Cargo, Few, HostSet, Lane, Lost, Packet, Standing};
-use mesh_proto::{Exit, Frame, HEADER_LEN, Header, HostNo, Kind, ProcAddr, flags};
+use mesh_proto::{Frame, HEADER_LEN, Header, HostNo, Kind, ProcAddr, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-/// The end of a proc whose host is gone.
-pub(super) fn gone_with_host(reason: String) -> mesh_proto::Ended {
-    mesh_proto::Ended { exit: Exit::Host, ..agent::unmade(reason) }
-}
 
 /// A frame as it travels between hosts, with what it must not overtake.
 fn cargo(header: &Header, frame: Few<Bytes>) -> Cargo {
@@ -223,25 +218,23 @@ impl Runtime {
 
     /// A message cannot reach these hosts.
     pub(super) fn bounce_from(&self, frame: &Frame, hosts: &HostSet) {
-        let why = |host: HostNo| self.why_dead(host);
         if matches!(frame.header.kind, Kind::SpawnProcs | Kind::StopProcs) {
             // What it waits for are the procs of these hosts, not their agents.
-            hosts.iter().for_each(|host| self.order_lost(&frame.header, host, &why(host)));
+            hosts.iter().for_each(|host| self.order_lost(&frame.header, host, &self.verdict_on(host)));
             return;
         }
         let Ok(target) = frame.target() else { return };
         for (index, addr) in (0..).zip(target.procs()).filter(|(_, addr)| hosts.contains(addr.host)) {
             let one = if frame.header.target_len == 0 { frame.clone() } else { frame.for_one(addr, index) };
-            let reason = why(addr.host);
-            let ended = Arc::new(gone_with_host(reason.clone()));
-            self.bounce(&one, Outcome::Lost(ended), &reason);
+            let ended = Arc::new(self.verdict_on(addr.host).ended());
+            self.bounce(&one, Outcome::Lost(Arc::clone(&ended)), &ended.reason);
         }
     }
 
     /// Whoever has given an order to a host's agent learns that the host is dead, and with it all procs there.
-    fn order_lost(&self, order: &Header, host: HostNo, reason: &str) {
+    fn order_lost(&self, order: &Header, host: HostNo, verdict: &Verdict) {
         if order.src == self.me {
-            let ended = Arc::new(gone_with_host(reason.to_owned()));
+            let ended = Arc::new(verdict.ended());
             if lock(&self.gateway.state).topology.knows(host) {
                 self.calls.on_host_down(&self.reactor, host, &ended);
             } else {
@@ -250,23 +243,20 @@ impl Runtime {
             }
             return;
         }
-        let mut header = Header::new(Kind::HostDown, self.me, order.src);
-        header.actor = u64::from(host);
-        self.dispatch(Frame::build(header, None, reason.as_bytes(), &[]), None);
+        self.dispatch(verdict.frame(self.me, order.src, None, host), None);
     }
 
     /// Why nothing goes to a host.
-    pub(super) fn why_dead(&self, host: HostNo) -> String {
+    fn verdict_on(&self, host: HostNo) -> Arc<Verdict> {
         let state = lock(&self.gateway.state);
-        match state.peers.get(&host) {
-            Some(peer) if !peer.why.is_empty() => peer.why.clone(),
-            _ if host < state.next_host && !state.topology.knows(host) => {
-                format!(
-                    "host {host} has not dialed this script yet; wait for the `initialized` of its mesh of hosts first"
-                )
-            }
-            _ => format!("host {host} is not, or not any more, part of this job"),
+        if let Some(verdict) = state.peers.get(&host).and_then(|peer| peer.verdict.clone()) {
+            return verdict;
         }
+        Arc::new(Verdict::unnamed(if host < state.next_host && !state.topology.knows(host) {
+            format!("host {host} has not dialed this script yet; wait for the `initialized` of its mesh of hosts first")
+        } else {
+            format!("host {host} is not, or not any more, part of this job")
+        }))
     }
 
     // Back pressure.

@@ -6,29 +6,30 @@
 //! that very connection.
 
 use super::trunk::Trunk;
-use super::words::{Attachment, Reader, Writer};
+use super::verdict::{Missed, Report};
+use super::words::{Attachment, Reader};
 use super::{Peer, State};
 use crate::error::RuntimeError;
 use crate::reactor::timespec;
-use crate::runtime::{Options, Runtime, lock};
+use crate::runtime::{Runtime, lock};
 use crate::tls::{
-    DialError, Dialed, Identity, Knock, Limits, Listener, PeerFacts, Reason, Role, TlsStream, dial, resolve,
+    DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial, resolve,
 };
-use mesh_proto::hosts::{Join, Packet, PacketDecoder, PacketKind, Pulse, Refusal, Refuse, Standing, Welcome};
+use mesh_proto::hosts::{
+    Fate, Join, Packet, PacketDecoder, PacketKind, Parting, Pulse, Refusal, Refuse, Standing, Welcome,
+};
 use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
 use rustix::event::{PollFd, PollFlags, poll};
-use std::collections::HashMap;
-use std::ffi::OsString;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a member may take to say what it wants.
-const GREETING: Duration = Duration::from_secs(5);
-/// How long a host that offers itself waits until it dials again.
-const OFFER_AGAIN: Duration = Duration::from_millis(500);
+pub(super) const GREETING: Duration = Duration::from_secs(5);
+/// How soon, at the earliest and at the latest, a connection that does not come up is tried beside the first attempt.
+pub(super) const AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(500)];
 
 fn wait(stream: &TlsStream, flags: PollFlags, until: Instant) -> io::Result<()> {
     let left = until.saturating_duration_since(Instant::now());
@@ -41,7 +42,7 @@ fn wait(stream: &TlsStream, flags: PollFlags, until: Instant) -> io::Result<()> 
 }
 
 /// Sends a packet and waits until it is on its way.
-fn say(stream: &mut TlsStream, packet: &Packet, until: Instant) -> io::Result<()> {
+pub(super) fn say(stream: &mut TlsStream, packet: &Packet, until: Instant) -> io::Result<()> {
     let mut bytes = packet.encode_head();
     packet.body.iter().for_each(|piece| bytes.extend_from_slice(piece));
     let mut sent = 0;
@@ -60,7 +61,7 @@ fn say(stream: &mut TlsStream, packet: &Packet, until: Instant) -> io::Result<()
 }
 
 /// Waits for the next packet.
-fn hear(stream: &mut TlsStream, decoder: &mut PacketDecoder, until: Instant) -> io::Result<Packet> {
+pub(super) fn hear(stream: &mut TlsStream, decoder: &mut PacketDecoder, until: Instant) -> io::Result<Packet> {
     loop {
         match decoder.next_packet() {
             Ok(Some(packet)) => return Ok(packet),
@@ -76,11 +77,27 @@ fn hear(stream: &mut TlsStream, decoder: &mut PacketDecoder, until: Instant) -> 
     }
 }
 
-fn refuse(mut stream: TlsStream, code: Refusal, text: String) {
+pub(super) fn refuse(mut stream: TlsStream, code: Refusal, text: String) {
     let packet = Refuse { code, text }.packet(0);
     let _ = say(&mut stream, &packet, Instant::now() + Duration::from_secs(1));
     stream.close_notify();
     let _ = stream.flush();
+}
+
+/// Why a host was not reached, as an attempt to connect tells it.
+fn missed_by(error: &DialError) -> Missed {
+    match error {
+        // Who refuses a connection is there, and nobody listens.
+        DialError::Refused { .. } => Missed::for_good(Fate::Unreachable, error.to_string()),
+        DialError::BadAddress { .. } => Missed::for_good(Fate::NotAttached, error.to_string()),
+        // Who breaks off may be about to end, or have too much to do; who says no means it.
+        DialError::NotAuthenticated { reason, .. }
+            if !matches!(reason, Reason::Left | Reason::Broke(_) | Reason::TooSlow(_) | Reason::Crowded(_)) =>
+        {
+            Missed::for_good(Fate::NotAuthenticated, error.to_string())
+        }
+        _ => Missed::for_now(error.to_string()),
+    }
 }
 
 /// A connection whose greetings are done.
@@ -100,53 +117,39 @@ impl Runtime {
             let mut state = lock(&self.gateway.state);
             let window = state.window;
             let Some(peer) = state.peers.get_mut(&host) else { return };
-            let Some(address) = peer.address.clone().filter(|_| !peer.dialing && peer.trunk.is_none()) else { return };
+            // Beside a connection that is silent another one may come up.
+            let wanted = peer.trunk.is_none() || peer.pulse.as_ref().is_some_and(Pulse::is_suspect);
+            let Some(address) = peer.address.clone().filter(|_| !peer.dialing && wanted) else { return };
             peer.dialing = true;
             (address, window)
         };
         let thread = std::thread::Builder::new().name("mesh-dial".to_owned()).stack_size(512 * 1024).spawn(move || {
             // An attempt that takes long is no use where the window is short.
             let timeout = window.clamp(Duration::from_millis(200), GREETING);
-            match this.greet(host, &address, &identity, timeout) {
+            let pace = Pace { timeout, again: (window / 20).clamp(AGAIN[0], AGAIN[1]) };
+            match this.greet(host, &address, &identity, pace) {
                 Ok(Some(greeted)) => this.adopt(host, greeted, true),
                 // It is connected to already, or was told off.
-                Ok(None) => this.dial_failed(host, String::new(), false),
-                Err((why, gone)) => this.dial_failed(host, why, gone),
+                Ok(None) => this.dial_failed(host, Missed::for_now("")),
+                Err(missed) => this.dial_failed(host, missed),
             }
         });
         if thread.is_err() {
-            self.dial_failed(host, "no thread could be started to connect to it".to_owned(), false);
+            self.dial_failed(host, Missed::for_now("no thread could be started to connect to it"));
         }
     }
 
-    /// Connects and says who this is. The error says whether the host is certainly not there.
-    fn greet(
-        &self,
-        host: HostNo,
-        address: &str,
-        identity: &Identity,
-        timeout: Duration,
-    ) -> Result<Option<Greeted>, (String, bool)> {
-        let until = Instant::now() + timeout;
+    /// Connects and says who this is.
+    fn greet(&self, host: HostNo, address: &str, identity: &Identity, pace: Pace) -> Result<Option<Greeted>, Missed> {
+        let until = Instant::now() + pace.timeout;
         let expect = if host == 0 { Role::Controller } else { Role::Host };
         let Dialed { mut stream, peer: facts, .. } =
-            dial(address, identity, Some(expect), timeout).map_err(|error| {
-                // Who refuses a connection is there, and nobody listens.
-                let known = matches!(error, DialError::Refused { .. } | DialError::BadAddress { .. });
-                // Who breaks off may be about to end, or have too much to do; who says no means it.
-                let gone = match &error {
-                    DialError::NotAuthenticated { reason, .. } => {
-                        !matches!(reason, Reason::Left | Reason::Broke(_) | Reason::TooSlow(_) | Reason::Crowded(_))
-                    }
-                    _ => known,
-                };
-                (error.to_string(), gone)
-            })?;
+            dial(address, identity, Some(expect), pace).map_err(|error| missed_by(&error))?;
         let mut decoder = PacketDecoder::default();
         let join = self.join(host);
         let answer = say(&mut stream, &join.packet(), until)
             .and_then(|()| hear(&mut stream, &mut decoder, until))
-            .map_err(|error| (format!("{address} did not answer as a host does: {error}"), false))?;
+            .map_err(|error| Missed::for_now(format!("{address} did not answer as a host does: {error}")))?;
         self.answered(host, address, stream, decoder, facts, &answer)
     }
 
@@ -174,33 +177,41 @@ impl Runtime {
         decoder: PacketDecoder,
         facts: PeerFacts,
         answer: &Packet,
-    ) -> Result<Option<Greeted>, (String, bool)> {
+    ) -> Result<Option<Greeted>, Missed> {
+        let strange = || Missed::for_now(format!("{address} answers what nobody understands"));
         match answer.kind {
             PacketKind::Welcome => {
-                let Ok(welcome) = Welcome::read(answer) else {
-                    return Err((format!("{address} answers what nobody understands"), false));
-                };
+                let Ok(welcome) = Welcome::read(answer) else { return Err(strange()) };
                 let known = lock(&self.gateway.state).peers.get(&host).map_or(0, |peer| peer.incarnation);
                 if known != 0 && known != welcome.incarnation {
-                    return Err((format!("{address} was started anew, and what ran there is gone"), true));
+                    let why = format!("{address} was started anew, and what ran there is gone");
+                    return Err(Missed::for_good(Fate::Restarted, why));
                 }
                 Ok(Some(Greeted { stream, decoder, facts, incarnation: welcome.incarnation }))
             }
             PacketKind::Refuse => match Refuse::read(answer) {
                 Ok(Refuse { code: Refusal::Busy, .. }) => Ok(None),
-                Ok(Refuse { code: Refusal::Dead, text }) => {
-                    self.end_job(&text, false);
+                Ok(Refuse { code: Refusal::Dead, text })
+                    if lock(&self.gateway.state).topology.is_above(host, self.me.host) =>
+                {
+                    self.end_job(Parting::CutOff, &text);
                     Ok(None)
                 }
-                Ok(Refuse { text, .. }) => Err((format!("{address} refuses: {text}"), true)),
-                Err(_) => Err((format!("{address} refuses"), true)),
+                Ok(Refuse { code, text }) => {
+                    let fate = match code {
+                        Refusal::NoSuchJob | Refusal::NotMe => Fate::Restarted,
+                        _ => Fate::Refused,
+                    };
+                    Err(Missed::for_good(fate, format!("{address} refuses: {text}")))
+                }
+                Err(_) => Err(Missed::for_good(Fate::Refused, format!("{address} refuses"))),
             },
-            _ => Err((format!("{address} answers what nobody understands"), false)),
+            _ => Err(strange()),
         }
     }
 
     /// Somebody has dialed this runtime's host, as a member of its job.
-    fn taken_in(&self, join: &Join, mut stream: TlsStream, decoder: PacketDecoder, facts: PeerFacts) {
+    pub(super) fn taken_in(&self, join: &Join, mut stream: TlsStream, decoder: PacketDecoder, facts: PeerFacts) {
         let refusal = {
             let state = lock(&self.gateway.state);
             let peer = state.peers.get(&join.from);
@@ -217,8 +228,8 @@ impl Runtime {
             } else if join.expected != 0 && join.expected != state.incarnation {
                 Some((Refusal::NotMe, "this host was started anew; what ran here is gone".to_owned()))
             } else if state.topology.standing(join.from) == Standing::Dead {
-                let why = peer.map(|peer| peer.why.clone()).unwrap_or_default();
-                Some((Refusal::Dead, format!("declared dead: {why}")))
+                let why = peer.and_then(|peer| peer.verdict.as_ref()).map(ToString::to_string);
+                Some((Refusal::Dead, format!("declared dead: {}", why.unwrap_or_default())))
             } else if peer.is_some_and(|peer| peer.incarnation != 0 && peer.incarnation != join.incarnation) {
                 Some((Refusal::NotMe, format!("host {} was started anew; what ran there is gone", join.from)))
             } else if self.me.host < join.from && peer.is_some_and(|peer| peer.dialing && peer.dials) {
@@ -244,7 +255,7 @@ impl Runtime {
         let Greeted { stream, decoder, facts, incarnation } = greeted;
         let trunk = match Trunk::new(token, host, facts, stream, decoder, now) {
             Ok(trunk) => Arc::new(trunk),
-            Err(error) => return self.dial_failed(host, error.to_string(), false),
+            Err(error) => return self.dial_failed(host, Missed::for_now(error.to_string())),
         };
         let (old, registered, recovered) = {
             let mut trunks = self.gateway.trunks.write().unwrap_or_else(PoisonError::into_inner);
@@ -289,7 +300,7 @@ impl Runtime {
         }
         if recovered {
             // Others may still go around it.
-            self.report_lost(host, false, "");
+            self.report_lost(host, Report::Well);
         }
         self.reactor.ring_io();
         if registered {
@@ -301,289 +312,9 @@ impl Runtime {
     }
 }
 
-/// How a host does its part in jobs.
-#[derive(Clone, Debug)]
-pub struct HostOptions {
-    /// What people call it.
-    pub name: String,
-    /// The command of its interpreter.
-    pub python: Vec<OsString>,
-    /// The environment of what runs there.
-    pub env: Vec<(OsString, OsString)>,
-    /// A private folder, in which each job gets one of its own.
-    pub scratch: std::path::PathBuf,
-    /// Of the runtimes of its jobs.
-    pub runtime: Options,
-}
-
-/// What a host tells whoever runs it.
-pub type HostTold = Box<dyn Fn(&str) + Send + Sync>;
-
-/// A host that serves jobs, one after another or several at once: each has a runtime of its own.
-pub struct Host {
-    identity: Arc<Identity>,
-    options: HostOptions,
-    jobs: Mutex<HashMap<u64, Arc<Runtime>>>,
-    listener: Mutex<Option<Listener>>,
-    addrs: Vec<SocketAddr>,
-    tell: HostTold,
-    closed: Mutex<bool>,
-    changed: std::sync::Condvar,
-}
-
-impl std::fmt::Debug for Host {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Host").field("name", &self.options.name).field("addrs", &self.addrs).finish_non_exhaustive()
-    }
-}
-
-impl Host {
-    /// Listens at `address`, if there is one, and serves whoever proves to be a member.
-    ///
-    /// # Errors
-    /// If the address cannot be had.
-    pub fn start(
-        address: Option<&str>,
-        identity: Arc<Identity>,
-        options: HostOptions,
-        tell: HostTold,
-    ) -> Result<Arc<Self>, RuntimeError> {
-        let addrs = match address {
-            Some(address) => resolve(address, GREETING).map_err(|error| RuntimeError::Address(error.to_string()))?,
-            None => Vec::new(),
-        };
-        let mut failed = None;
-        let host = Arc::new_cyclic(|this: &Weak<Self>| {
-            let knocked = Weak::clone(this);
-            let listener = match addrs.is_empty() {
-                true => None,
-                false => match Listener::bind(&addrs[..1], Arc::clone(&identity), Limits::default(), move |knock| {
-                    if let Some(host) = knocked.upgrade() {
-                        host.on_knock(knock);
-                    }
-                }) {
-                    Ok(listener) => Some(listener),
-                    Err(error) => {
-                        failed = Some(error);
-                        None
-                    }
-                },
-            };
-            Self {
-                addrs: listener.as_ref().map(|listener| listener.addrs().to_vec()).unwrap_or_default(),
-                listener: Mutex::new(listener),
-                identity,
-                options,
-                jobs: Mutex::default(),
-                tell,
-                closed: Mutex::new(false),
-                changed: std::sync::Condvar::new(),
-            }
-        });
-        match failed {
-            Some(error) => Err(RuntimeError::Address(error.to_string())),
-            None => Ok(host),
-        }
-    }
-
-    /// Where it listens.
-    pub fn addrs(&self) -> &[SocketAddr] {
-        &self.addrs
-    }
-
-    /// How many jobs it serves just now.
-    pub fn jobs(&self) -> usize {
-        lock(&self.jobs).len()
-    }
-
-    fn on_knock(self: &Arc<Self>, knock: Knock) {
-        match knock {
-            Knock::Joined { stream, peer, addr } => {
-                let host = Arc::clone(self);
-                let greeting = move || host.greeted(stream, peer, addr);
-                let thread = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024);
-                if thread.spawn(greeting).is_err() {
-                    (self.tell)(&format!("{addr} was turned away: no thread could be started to greet it"));
-                }
-            }
-            Knock::Refused { addr, reason: Reason::RefusedUs(why), .. } => {
-                (self.tell)(&format!("{addr} did not accept this host: {why}"));
-            }
-            Knock::Refused { addr, reason, more: 0 } => (self.tell)(&format!("{addr} was refused: {reason}")),
-            Knock::Refused { addr, reason, more } => {
-                (self.tell)(&format!("{addr} was refused: {reason} (and {more} more that were not told)"));
-            }
-            Knock::Stuck { errno } => (self.tell)(&format!("nobody can be let in for the moment: {errno}")),
-        }
-    }
-
-    /// A member has connected: what does it want?
-    fn greeted(self: &Arc<Self>, mut stream: TlsStream, facts: PeerFacts, addr: SocketAddr) {
-        let until = Instant::now() + GREETING;
-        let mut decoder = PacketDecoder::default();
-        let heard = hear(&mut stream, &mut decoder, until)
-            .map_err(|error| error.to_string())
-            .and_then(|packet| Join::read(&packet).map_err(|error| error.to_string()));
-        match heard {
-            Ok(join) => self.joined(&join, stream, decoder, facts),
-            Err(why) => (self.tell)(&format!("{addr} was turned away: it did not say what it wants: {why}")),
-        }
-    }
-
-    fn joined(self: &Arc<Self>, join: &Join, stream: TlsStream, decoder: PacketDecoder, facts: PeerFacts) {
-        if join.from == 0 && facts.role != Role::Controller {
-            (self.tell)("a member was refused: it has a host's certificate, and says that it is the controller");
-            return refuse(
-                stream,
-                Refusal::Other,
-                "only a controller's certificate speaks for the controller".to_owned(),
-            );
-        }
-        let runtime = {
-            let mut jobs = lock(&self.jobs);
-            match jobs.get(&join.job) {
-                Some(runtime) => Ok(Arc::clone(runtime)),
-                None if *lock(&self.closed) => Err((Refusal::NoSuchJob, "this host shuts down".to_owned())),
-                None if join.from == 0 && facts.role != Role::Controller => {
-                    Err((Refusal::Other, "it is a host, where a controller is expected".to_owned()))
-                }
-                None => match Attachment::decode(&join.body).filter(|_| join.expected == 0) {
-                    None => Err((Refusal::NoSuchJob, "there is no such job here, or not any more".to_owned())),
-                    Some(attachment) => match self.begin(join, &attachment) {
-                        Ok(runtime) => {
-                            jobs.insert(join.job, Arc::clone(&runtime));
-                            Ok(runtime)
-                        }
-                        Err(error) => Err((Refusal::Other, error.to_string())),
-                    },
-                },
-            }
-        };
-        match runtime {
-            Ok(runtime) => runtime.taken_in(join, stream, decoder, facts),
-            Err((code, text)) => refuse(stream, code, text),
-        }
-    }
-
-    /// A job begins here.
-    fn begin(self: &Arc<Self>, join: &Join, attachment: &Attachment) -> Result<Arc<Runtime>, RuntimeError> {
-        let scratch = self.scratch_of(join.job);
-        std::fs::create_dir_all(&scratch)
-            .map_err(|error| RuntimeError::Address(format!("no folder can be made for the job: {error}")))?;
-        let runtime = Runtime::host_agent(join.to, &self.options, scratch)?;
-        let this = Arc::downgrade(self);
-        let job = join.job;
-        let over = move |why: String| {
-            let Some(host) = this.upgrade() else { return };
-            // Not on the runtime's own thread, which ends with it.
-            let end = move || host.end(job, &why);
-            let _ = std::thread::Builder::new().name("mesh-end".to_owned()).spawn(end);
-        };
-        let teller = Arc::downgrade(self);
-        let log = move |text: String| {
-            if let Some(host) = teller.upgrade() {
-                (host.tell)(&text);
-            }
-        };
-        runtime.begin_job(join, attachment, &self.identity, Box::new(over), Box::new(log));
-        (self.tell)(&format!("job {job:016x} begins here, as its host {}", join.to));
-        Ok(runtime)
-    }
-
-    fn scratch_of(&self, job: u64) -> std::path::PathBuf {
-        self.options.scratch.join(format!("job-{job:016x}"))
-    }
-
-    fn end(&self, job: u64, why: &str) {
-        let Some(runtime) = lock(&self.jobs).remove(&job) else { return };
-        runtime.close(Duration::ZERO);
-        let _ = std::fs::remove_dir_all(self.scratch_of(job));
-        (self.tell)(&format!("job {job:016x} has ended here: {why}"));
-        drop(lock(&self.closed));
-        self.changed.notify_all();
-    }
-
-    /// Waits until the host was closed, for at most `limit`; whether it is.
-    pub fn wait(&self, limit: Duration) -> bool {
-        let closed = lock(&self.closed);
-        let (closed, _) =
-            self.changed.wait_timeout_while(closed, limit, |closed| !*closed).unwrap_or_else(PoisonError::into_inner);
-        *closed
-    }
-
-    /// Ends the host: all its jobs' work here stops.
-    pub fn close(&self) {
-        *lock(&self.closed) = true;
-        self.changed.notify_all();
-        if let Some(listener) = lock(&self.listener).take() {
-            listener.close();
-        }
-        let jobs: Vec<(u64, Arc<Runtime>)> = lock(&self.jobs).drain().collect();
-        for (_, runtime) in jobs {
-            runtime.end_job("its agent was stopped", true);
-            runtime.close(Duration::ZERO);
-        }
-    }
-
-    /// Offers this host to a controller that listens at `address`, again and again, until the host is closed: for networks
-    /// in which nobody can connect to it.
-    pub fn dial_out(self: &Arc<Self>, address: &str) {
-        let mut told = String::new();
-        while !self.wait(Duration::ZERO) {
-            if self.jobs() == 0 {
-                // What stays wrong is told once.
-                let why = self.offer(address).err().unwrap_or_default();
-                if !why.is_empty() && why != told {
-                    (self.tell)(&why);
-                }
-                told = why;
-            }
-            if self.wait(OFFER_AGAIN) {
-                return;
-            }
-        }
-    }
-
-    fn offer(self: &Arc<Self>, address: &str) -> Result<(), String> {
-        let Dialed { mut stream, peer, .. } = match dial(address, &self.identity, Some(Role::Controller), GREETING) {
-            Ok(dialed) => dialed,
-            // No controller runs just now.
-            Err(DialError::Refused { .. } | DialError::TimedOut { .. } | DialError::Unreachable { .. }) => {
-                return Ok(());
-            }
-            Err(error) => return Err(error.to_string()),
-        };
-        let body = Writer::default().text(&self.options.name).done();
-        let offer = Join { job: 0, from: 0, to: 0, incarnation: 0, expected: 0, body };
-        let failed = |error: io::Error| format!("{address} did not take this host: {error}");
-        let mut decoder = PacketDecoder::default();
-        say(&mut stream, &offer.packet(), Instant::now() + GREETING).map_err(failed)?;
-        // Until the controller wants another host.
-        let packet = loop {
-            match hear(&mut stream, &mut decoder, Instant::now() + OFFER_AGAIN) {
-                Ok(packet) => break packet,
-                Err(error) if error.kind() == ErrorKind::TimedOut && !self.wait(Duration::ZERO) => {}
-                Err(error) => return Err(failed(error)),
-            }
-        };
-        if packet.kind == PacketKind::Refuse {
-            return Ok(());
-        }
-        let mut join = Join::read(&packet).map_err(|error| failed(io::Error::other(error)))?;
-        if let Some(mut told) = Attachment::decode(&join.body) {
-            told.dialed = true;
-            // Where it finds its way back.
-            told.below = vec![(0, address.to_owned())];
-            join.body = told.encode();
-        }
-        self.joined(&join, stream, decoder, peer);
-        Ok(())
-    }
-}
-
 impl Runtime {
     /// What a host that was attached knows of its job.
-    fn begin_job(
+    pub(super) fn begin_job(
         &self,
         join: &Join,
         told: &Attachment,
@@ -720,6 +451,7 @@ impl Runtime {
                 count,
                 fan_out: options.fan_out,
                 window: options.window,
+                patience: options.patience,
                 dialed: true,
                 below: Vec::new(),
             }));
@@ -727,12 +459,12 @@ impl Runtime {
         let join = self.join(host);
         let greeted = say(&mut stream, &join.packet(), until)
             .and_then(|()| hear(&mut stream, &mut decoder, until))
-            .map_err(|error| (error.to_string(), true))
+            .map_err(|error| Missed::for_good(Fate::NotAttached, error.to_string()))
             .and_then(|answer| self.answered(host, "a host that has dialed", stream, decoder, facts, &answer));
         match greeted {
             Ok(Some(greeted)) => self.adopt(host, greeted, false),
             Ok(None) => {}
-            Err((why, _)) => self.on_host_lost(host, mesh_proto::flags::DEAD, why),
+            Err(missed) => self.on_host_lost(host, Report::dead(missed.fate, missed.why)),
         }
     }
 }

@@ -6,11 +6,12 @@
 
 use super::State;
 use super::trunk::Trunk;
+use super::verdict::{Missed, Report, Verdict, standing_code};
 use super::words::Writer;
 use crate::agent::down_frame;
 use crate::runtime::{Runtime, lock};
-use mesh_proto::hosts::{Beat, Farewell, HostSet, Standing};
-use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr, flags};
+use mesh_proto::hosts::{Beat, Farewell, Fate, HostSet, Parting, Standing};
+use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,7 +26,7 @@ const RECHECK: Duration = Duration::from_secs(1);
 struct Due {
     dial: Vec<HostNo>,
     ask: Vec<HostNo>,
-    lost: Vec<(HostNo, bool, String)>,
+    lost: Vec<(HostNo, Report)>,
     closed: Vec<(Arc<Trunk>, String)>,
     silent: Vec<(Arc<Trunk>, String)>,
     orphan: bool,
@@ -55,7 +56,7 @@ impl Runtime {
                 .unwrap_or(Duration::MAX);
             for peer in state.peers.values() {
                 let beat = peer.pulse.as_ref().map(mesh_proto::hosts::Pulse::next_deadline);
-                let end = peer.lost_since.map(|since| since + state.window);
+                let end = peer.lost_since.map(|since| since + state.limit_of(peer));
                 next = [beat, peer.redial_at, end].into_iter().flatten().fold(next, Duration::min);
             }
             if state.peers.values().any(|peer| peer.trunk.is_some()) {
@@ -77,20 +78,23 @@ impl Runtime {
         for (trunk, why) in due.silent {
             if self.me == ProcAddr::CONTROLLER {
                 // In case it hears more than it says.
-                let farewell = Farewell { text: format!("declared dead: {why}") };
+                let farewell = Farewell { parting: Parting::YouAreDead, text: format!("declared dead: {why}") };
                 trunk.send(&self.reactor, &farewell.packet(self.me.host), now);
                 trunk.flush(&self.reactor);
             }
-            self.trunk_lost(&trunk, &why);
+            if !self.trunk_lost(&trunk, &why) {
+                // It was connected to anew meanwhile.
+                continue;
+            }
             let (child, above) = {
                 let state = lock(&self.gateway.state);
                 let above = state.topology.ancestors(self.me.host).contains(&trunk.peer);
                 (state.topology.children(self.me.host).contains(trunk.peer), above)
             };
             if child {
-                self.report_lost(trunk.peer, true, &why);
+                self.report_lost(trunk.peer, Report::dead(Fate::Silent, why));
             } else if !above {
-                self.dial_failed(trunk.peer, why, true);
+                self.dial_failed(trunk.peer, Missed::for_good(Fate::Silent, why));
             }
         }
         for host in due.ask {
@@ -102,14 +106,15 @@ impl Runtime {
             self.dial(host);
         }
         if let Some(list) = due.revoked {
-            self.cast_to_agents(Kind::Revoked, 0, b"", &[Part::Inline(list.into())]);
+            self.cast_to_agents(Kind::Revoked, &[Part::Inline(list.into())]);
         }
-        for (host, dead, why) in due.lost {
-            self.report_lost(host, dead, &why);
+        for (host, report) in due.lost {
+            self.report_lost(host, report);
         }
         if due.orphan {
             let window = lock(&self.gateway.state).window;
-            self.end_job(&format!("the controller could not be reached for {} s", window.as_secs_f64()), false);
+            let why = format!("the controller could not be reached for {} s", window.as_secs_f64());
+            self.end_job(Parting::CutOff, &why);
         }
         self.started.checked_add(next)
     }
@@ -157,11 +162,12 @@ impl Runtime {
             if standing == Standing::Dead {
                 continue;
             }
+            let limit = peer.limit(window);
             if let (Some(trunk), Some(pulse)) = (&peer.trunk, &mut peer.pulse) {
                 let was_suspect = pulse.heard(trunk.heard_at());
                 pulse.sent(trunk.sent_at());
                 if was_suspect && trunk.heard_at() + window / 4 > now && children.contains(host) {
-                    due.lost.push((host, false, String::new()));
+                    due.lost.push((host, Report::Well));
                 }
                 loop {
                     match pulse.on_tick(now) {
@@ -170,14 +176,23 @@ impl Runtime {
                             let ping = mesh_proto::hosts::Packet::new(mesh_proto::hosts::PacketKind::Ping, me);
                             trunk.send(&self.reactor, &ping, now);
                         }
-                        Beat::Suspect if children.contains(host) => due.lost.push((host, false, "suspect".to_owned())),
+                        Beat::Suspect if children.contains(host) => due.lost.push((host, Report::Suspect)),
                         Beat::Suspect => {}
                         Beat::Dead => {
+                            peer.redial_at = None;
                             let why = format!("nothing was heard of it for {} s", window.as_secs_f64());
                             due.silent.push((Arc::clone(trunk), why));
                             break;
                         }
                     }
+                }
+                // What is silent may be the connection alone: a network that is well again, or a firewall that has forgotten
+                // it, takes a new one at once, while the old one waits for TCP to send again.
+                if !pulse.is_suspect() {
+                    peer.redial_at = None;
+                } else if peer.dials && !peer.dialing && peer.redial_at.is_none_or(|at| at <= now) {
+                    peer.redial_at = None;
+                    due.dial.push(host);
                 }
                 if let Some(identity) = identity
                     && let Err(reason) = identity.check_peer(&trunk.facts, std::time::SystemTime::now())
@@ -188,14 +203,14 @@ impl Runtime {
                 continue;
             }
             let silent = peer.lost_since.map(|since| now.saturating_sub(since));
-            if silent.is_some_and(|silent| silent >= window) {
+            if silent.is_some_and(|silent| silent >= limit) {
                 if children.contains(host) && (peer.dials || me == 0) {
                     let why = match peer.why.as_str() {
-                        "" => format!("it could not be reached for {} s", window.as_secs_f64()),
+                        "" => format!("it could not be reached for {} s", limit.as_secs_f64()),
                         why => why.to_owned(),
                     };
                     peer.redial_at = None;
-                    due.lost.push((host, true, why));
+                    due.lost.push((host, Report::dead(Fate::Unreachable, why)));
                     peer.lost_since = Some(now);
                     continue;
                 }
@@ -241,14 +256,15 @@ impl Runtime {
     }
 
     /// A connection has ended. If it should be there, it is made again; if that is refused, its host is dead.
-    pub(super) fn trunk_lost(&self, trunk: &Arc<Trunk>, why: &str) {
+    /// Returns whether it was the one in use.
+    pub(super) fn trunk_lost(&self, trunk: &Arc<Trunk>, why: &str) -> bool {
         trunk.close(&self.reactor);
         self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&trunk.token);
         let now = self.started.elapsed();
         {
             let mut state = lock(&self.gateway.state);
             if state.over {
-                return;
+                return false;
             }
             let me = self.me.host;
             let above = state.topology.ancestors(me).contains(&trunk.peer);
@@ -260,12 +276,12 @@ impl Runtime {
                 }
                 drop(state);
                 self.tell_room();
-                return;
+                return false;
             }
-            let Some(peer) = state.peers.get_mut(&trunk.peer) else { return };
+            let Some(peer) = state.peers.get_mut(&trunk.peer) else { return false };
             // A later connection has taken its place.
             if peer.trunk.as_ref().is_none_or(|current| current.token != trunk.token) {
-                return;
+                return false;
             }
             peer.trunk = None;
             peer.pulse = None;
@@ -292,20 +308,31 @@ impl Runtime {
         }
         self.reach_out();
         self.reactor.ring_io();
+        true
     }
 
     /// A host was dialed in vain.
-    pub(super) fn dial_failed(&self, host: HostNo, why: String, gone: bool) {
+    pub(super) fn dial_failed(&self, host: HostNo, missed: Missed) {
         let now = self.started.elapsed();
+        let Missed { fate, why, mut gone } = missed;
         let report = {
             let mut state = lock(&self.gateway.state);
             let me = self.me.host;
             let child = state.topology.children(me).contains(host);
             let dead = state.topology.standing(host) == Standing::Dead;
+            let window = state.window;
             let Some(peer) = state.peers.get_mut(&host) else { return };
+            // One that does not listen yet may do so soon.
+            gone &= fate != Fate::Unreachable
+                || peer.lost_since.is_none_or(|since| now.saturating_sub(since) >= peer.patience());
             // Until its death is told nobody dials it anew, not even to tell it. What was said of the dead stays.
             peer.dialing = gone && child && !dead && peer.trunk.is_none();
-            if peer.trunk.is_some() || dead {
+            if dead {
+                return;
+            }
+            if peer.trunk.is_some() {
+                // It was dialed beside a connection that is silent, which is still the one to go by.
+                peer.redial_at = Some(now + (window / 20).min(REDIAL[1]));
                 return;
             }
             peer.why = why.clone();
@@ -329,7 +356,7 @@ impl Runtime {
             }
         };
         if report {
-            self.report_lost(host, true, &why);
+            self.report_lost(host, Report::dead(fate, why));
             if let Some(peer) = lock(&self.gateway.state).peers.get_mut(&host) {
                 peer.dialing = false;
             }
@@ -338,39 +365,58 @@ impl Runtime {
     }
 
     /// Tells the controller, which may be this process, that a host is dead, suspect, or well again.
-    pub(super) fn report_lost(&self, host: HostNo, dead: bool, why: &str) {
-        let mark = if dead { flags::DEAD } else { 0 };
+    pub(super) fn report_lost(&self, host: HostNo, report: Report) {
         if self.me == ProcAddr::CONTROLLER {
-            self.on_host_lost(host, mark, why.to_owned());
-            return;
+            self.on_host_lost(host, report);
+        } else {
+            self.dispatch(report.frame(self.me, host), None);
         }
-        let mut header = Header::new(Kind::HostLost, self.me, ProcAddr::CONTROLLER);
-        header.actor = u64::from(host);
-        header.flags = mark;
-        self.dispatch(Frame::build(header, None, why.as_bytes(), &[]), None);
     }
 
     /// The controller decides.
-    pub(super) fn on_host_lost(&self, host: HostNo, mark: u16, why: String) {
-        if mark & flags::DEAD == 0 {
-            let word: &[u8] = if why.is_empty() { b"live" } else { b"suspect" };
-            self.cast_to_agents(Kind::Standing, host, word, &[]);
-            let standing = if why.is_empty() { Standing::Live } else { Standing::Suspect };
-            self.set_standing(host, standing);
-            return;
-        }
-        {
+    pub(super) fn on_host_lost(&self, host: HostNo, report: Report) {
+        let (fate, why) = match report {
+            Report::Dead { fate, why } => (fate, why),
+            Report::Well => return self.tell_standing(host, Standing::Live),
+            Report::Suspect => return self.tell_standing(host, Standing::Suspect),
+        };
+        let fate = {
             let state = lock(&self.gateway.state);
             if state.topology.standing(host) == Standing::Dead || !state.topology.knows(host) || host == 0 {
                 return;
             }
-        }
-        let name = self.host_label(host);
-        let reason = format!("its host ({name}) is dead: {why}");
-        self.gateway.tell(format!("host {name} is dead: {why}"));
+            let attached = state.peers.get(&host).is_some_and(|peer| peer.introduction.is_some());
+            match fate {
+                Fate::Released => fate,
+                Fate::NotAuthenticated if attached => Fate::Expelled,
+                Fate::NotAuthenticated => fate,
+                _ if attached => fate,
+                _ => Fate::NotAttached,
+            }
+        };
+        let verdict = Verdict { fate, label: self.host_label(host), why };
         // Before anybody learns of it from somewhere else.
-        self.cast_to_agents(Kind::HostDown, host, reason.as_bytes(), &[]);
-        self.host_down(host, reason);
+        if let Some(target) = self.other_agents() {
+            self.dispatch(verdict.frame(self.me, ProcAddr::CONTROLLER, Some(&target), host), None);
+        }
+        self.host_down(host, verdict);
+    }
+
+    fn tell_standing(&self, host: HostNo, standing: Standing) {
+        if let Some(target) = self.other_agents() {
+            let mut header = Header::new(Kind::Standing, self.me, ProcAddr::CONTROLLER);
+            header.actor = u64::from(host);
+            header.index = standing_code(standing);
+            self.dispatch(Frame::build(header, Some(&target), b"", &[]), None);
+        }
+        self.set_standing(host, standing);
+    }
+
+    /// Lets hosts go, whose work for the job has ended: nobody misses them.
+    pub fn release_hosts(&self, hosts: &[HostNo]) {
+        for host in hosts.iter().filter(|host| **host != self.me.host) {
+            self.on_host_lost(*host, Report::dead(Fate::Released, "its mesh of hosts was stopped"));
+        }
     }
 
     fn host_label(&self, host: HostNo) -> String {
@@ -386,12 +432,10 @@ impl Runtime {
     }
 
     /// From the controller to every other agent.
-    fn cast_to_agents(&self, kind: Kind, host: HostNo, text: &[u8], parts: &[Part]) {
+    fn cast_to_agents(&self, kind: Kind, parts: &[Part]) {
         let Some(target) = self.other_agents() else { return };
-        let mut header = Header::new(kind, self.me, ProcAddr::CONTROLLER);
-        header.call = 0;
-        header.actor = u64::from(host);
-        self.dispatch(Frame::build(header, Some(&target), text, parts), None);
+        let header = Header::new(kind, self.me, ProcAddr::CONTROLLER);
+        self.dispatch(Frame::build(header, Some(&target), b"", parts), None);
     }
 
     /// A host's standing has changed: what went by it takes another way.
@@ -419,17 +463,21 @@ impl Runtime {
     }
 
     /// A host is dead, by the controller's word.
-    pub(super) fn host_down(&self, host: HostNo, reason: String) {
-        let (lost, trunk) = {
+    pub(super) fn host_down(&self, host: HostNo, verdict: Verdict) {
+        let verdict = Arc::new(verdict);
+        let (lost, trunk, above) = {
             let mut state = lock(&self.gateway.state);
             if host == self.me.host {
                 drop(state);
-                self.end_job(&reason, false);
+                let parting = if verdict.fate == Fate::Released { Parting::JobOver } else { Parting::CutOff };
+                self.end_job(parting, &verdict.to_string());
                 return;
             }
+            let above = state.topology.is_above(self.me.host, host) || self.me.host == 0;
             let Some(changed) = state.topology.set(host, Standing::Dead) else { return };
             let peer = state.peers.entry(host).or_default();
-            peer.why = reason.clone();
+            peer.why = verdict.why.clone();
+            peer.verdict = Some(Arc::clone(&verdict));
             peer.lost_since = None;
             peer.redial_at = None;
             peer.pulse = None;
@@ -443,31 +491,32 @@ impl Runtime {
             state.relays.end(host);
             state.assemblies.retain(|(origin, _), _| *origin != host);
             self.reroute(&mut state, &changed);
-            (lost, trunk)
+            (lost, trunk, above)
         };
         if let Some(trunk) = trunk {
-            let farewell = Farewell { text: format!("declared dead: {reason}") };
-            trunk.send(&self.reactor, &farewell.packet(self.me.host), self.started.elapsed());
+            // It hears of its death from those above it; others only take their leave.
+            if above {
+                let farewell = Farewell { parting: Parting::YouAreDead, text: format!("declared dead: {verdict}") };
+                trunk.send(&self.reactor, &farewell.packet(self.me.host), self.started.elapsed());
+            }
             trunk.close(&self.reactor);
             self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&trunk.token);
         }
-        self.note_host_died(host, &reason);
+        self.note_host_died(host, &verdict);
         self.tell_room();
         self.reach_out();
         let aftermath = lock(&self.agent).family.host_died(host);
         self.end_orphans(aftermath.end);
         self.bounce_lost(host, lost);
         for link in self.links() {
-            let mut header = Header::new(Kind::HostDown, self.me, link.peer);
-            header.actor = u64::from(host);
-            link.send(&self.reactor, &Frame::build(header, None, reason.as_bytes(), &[]));
+            link.send(&self.reactor, &verdict.frame(self.me, link.peer, None, host));
         }
-        self.ranks_lost_with(host, &reason);
+        self.ranks_lost_with(host, &verdict);
     }
 
     /// What this process has to do with a host that is dead: its calls there are lost, its meshes have lost ranks.
-    pub(super) fn ranks_lost_with(&self, host: HostNo, reason: &str) {
-        let ended = super::away::gone_with_host(reason.to_owned());
+    pub(super) fn ranks_lost_with(&self, host: HostNo, verdict: &Verdict) {
+        let ended = verdict.ended();
         let known = lock(&self.known_afar).on(host);
         for addr in known {
             self.deliver(down_frame(ProcAddr::agent(host), self.me, addr, &ended));
@@ -512,37 +561,37 @@ impl Runtime {
     // The end.
 
     /// The other end has said that it ends.
-    pub(super) fn on_farewell(&self, trunk: &Arc<Trunk>, text: &str) {
-        let (above, dead) = {
+    /// Nobody's word ends this host's work but the controller's and that of the hosts between the two: who is not above
+    /// may have heard of its own death only.
+    pub(super) fn on_farewell(&self, trunk: &Arc<Trunk>, farewell: &Farewell) {
+        let Farewell { parting, text } = farewell;
+        let (above, missed) = {
             let state = lock(&self.gateway.state);
-            let above = state.topology.ancestors(self.me.host).contains(&trunk.peer);
-            (above, text.starts_with("declared dead"))
+            let missed = !state.closing && !state.over && state.topology.children(self.me.host).contains(trunk.peer);
+            (state.topology.is_above(trunk.peer, self.me.host), missed)
         };
-        if self.me != ProcAddr::CONTROLLER && (dead || above && trunk.peer == 0) {
-            self.end_job(text, !dead);
-            return;
-        }
-        let missed = {
-            let state = lock(&self.gateway.state);
-            !state.closing && !state.over && state.topology.children(self.me.host).contains(trunk.peer)
-        };
-        if missed {
-            self.report_lost(trunk.peer, true, text);
+        match parting {
+            Parting::YouAreDead if above => self.end_job(Parting::CutOff, text),
+            // If it is true then the controller says so too.
+            Parting::YouAreDead => {}
+            _ if above && trunk.peer == 0 => self.end_job(Parting::JobOver, text),
+            _ if missed => self.report_lost(trunk.peer, Report::dead(Fate::Left, text.clone())),
+            _ => {}
         }
     }
 
     /// This host's part in the job is over: its process, or what holds this runtime, sees to the rest.
-    pub(super) fn end_job(&self, why: &str, orderly: bool) {
+    pub(super) fn end_job(&self, parting: Parting, why: &str) {
         {
             let mut state = lock(&self.gateway.state);
             if std::mem::replace(&mut state.over, true) {
                 return;
             }
         }
-        if !orderly {
+        if parting == Parting::CutOff {
             self.gateway.tell(format!("host {} stops its work: {why}", self.me.host));
         }
-        let farewell = Farewell { text: why.to_owned() }.packet(self.me.host);
+        let farewell = Farewell { parting, text: why.to_owned() }.packet(self.me.host);
         for trunk in self.trunks() {
             trunk.send(&self.reactor, &farewell, self.started.elapsed());
             trunk.flush(&self.reactor);
@@ -564,7 +613,7 @@ impl Runtime {
         drop(listeners);
         if self.me == ProcAddr::CONTROLLER {
             lock(&self.gateway.state).closing = true;
-            self.cast_to_agents(Kind::EndJob, 0, b"", &[]);
+            self.cast_to_agents(Kind::EndJob, &[]);
             // What was said before the end is to arrive; a host that does not answer holds up nobody for long.
             let mut state = lock(&self.gateway.state);
             while !state.strands.is_idle() && Instant::now() < until {
@@ -574,7 +623,8 @@ impl Runtime {
             }
             state.over = true;
         }
-        let farewell = Farewell { text: "the job has ended".to_owned() }.packet(self.me.host);
+        let parting = Parting::JobOver;
+        let farewell = Farewell { parting, text: parting.to_string() }.packet(self.me.host);
         let trunks: Vec<Arc<Trunk>> = {
             let mut all = self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner);
             all.drain().map(|(_, trunk)| trunk).collect()

@@ -3,10 +3,12 @@
 //! - this file: what it is made of, and attaching hosts;
 //! - `trunk`: one encrypted connection;
 //! - `greeting`: how connections come about, and who is taken in;
+//! - `host`: an agent, which serves jobs;
 //! - `away`: messages out, to the hosts that they are for, and on behalf of others;
 //! - `arriving`: packets in, and what gateways tell each other;
 //! - `roll`: which hosts there are, for people;
 //! - `health`: whether the others live, and what follows if not;
+//! - `verdict`: what is reported and decided of a host;
 //! - `assembly`: frames out of segments, large parts straight into shared memory.
 //!
 //! All state is behind one lock, which is never held while a frame is dispatched or an agent's lock is taken. The order
@@ -20,11 +22,14 @@ mod assembly;
 mod away;
 mod greeting;
 mod health;
+mod host;
 mod roll;
 mod trunk;
+mod verdict;
 mod words;
 
-pub use greeting::{Host, HostOptions, HostTold, read_introduction};
+pub use greeting::read_introduction;
+pub use host::{Host, HostOptions, HostTold};
 pub use roll::HostView;
 
 use crate::calls::Call;
@@ -32,7 +37,7 @@ use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
 use crate::tls::{Identity, Listener};
 use assembly::Assembly;
-use mesh_proto::hosts::{HostMerge, Packet, Pulse, RelayMerge, Strands, Topology};
+use mesh_proto::hosts::{Fate, HostMerge, Packet, Pulse, RelayMerge, Strands, Topology};
 use mesh_proto::{HostNo, LinkId, MeshId, Placement, ProcAddr, Target};
 use mesh_topology::{Region, Slice};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -42,6 +47,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 use trunk::Trunk;
+use verdict::Verdict;
 use words::Attachment;
 
 /// What a frame came by that another host has sent.
@@ -60,6 +66,8 @@ pub struct GatewayOptions {
     pub window: Duration,
     /// To how many hosts each relays.
     pub fan_out: u32,
+    /// How long an agent that does not listen yet is waited for.
+    pub patience: Duration,
 }
 
 /// One other host, as seen from here.
@@ -76,6 +84,8 @@ struct Peer {
     /// Since when there is no connection to a host that there should be one to.
     lost_since: Option<Duration>,
     why: String,
+    /// Why it is dead, once it is.
+    verdict: Option<Arc<Verdict>>,
     /// What it has said of itself; at the controller.
     introduction: Option<(String, u64, u64)>,
     /// Which run of that host's runtime this side knows; 0 for none.
@@ -87,6 +97,23 @@ struct Peer {
     kept_bytes: usize,
     /// The controller was asked where it is.
     asked: bool,
+}
+
+impl Peer {
+    /// How long one that was never connected to may refuse connections: whatever listens there may yet be started.
+    fn patience(&self) -> Duration {
+        self.attachment.as_ref().filter(|_| self.incarnation == 0).map_or(Duration::ZERO, |told| told.patience)
+    }
+
+    /// Whether it was let go in order.
+    fn is_released(&self) -> bool {
+        self.verdict.as_ref().is_some_and(|verdict| verdict.fate == Fate::Released)
+    }
+
+    /// For how long it may be out of reach.
+    fn limit(&self, window: Duration) -> Duration {
+        window.max(self.patience())
+    }
 }
 
 #[derive(Debug)]
@@ -114,6 +141,12 @@ struct State {
     recheck_at: Duration,
     /// What was wrong with the credentials at the last look.
     complaint: String,
+}
+
+impl State {
+    fn limit_of(&self, peer: &Peer) -> Duration {
+        peer.limit(self.window)
+    }
 }
 
 /// See the module.
@@ -271,6 +304,7 @@ impl Runtime {
                     count,
                     fan_out: options.fan_out,
                     window: options.window,
+                    patience: options.patience,
                     dialed: false,
                     below: Vec::new(),
                 };
@@ -287,13 +321,16 @@ impl Runtime {
     pub(crate) fn reach_out(&self) {
         let wanted: Vec<HostNo> = {
             let mut state = lock(&self.gateway.state);
-            let me = self.me.host;
+            let (me, now) = (self.me.host, self.started.elapsed());
             let children = state.topology.children(me);
             let mut wanted = Vec::new();
             for host in children.iter() {
                 let Some(peer) = state.peers.get_mut(&host) else { continue };
                 if peer.address.is_some() && peer.trunk.is_none() && !peer.dialing {
-                    peer.dials = true;
+                    if !std::mem::replace(&mut peer.dials, true) {
+                        // It has been this host's to reach from now on.
+                        peer.lost_since = Some(now);
+                    }
                     wanted.push(host);
                 }
             }

@@ -1,16 +1,12 @@
 //! Which hosts there are, as the controller knows them: for people, and for whoever has to ask all of them something.
 
-use super::agents;
 use super::greeting::read_introduction;
+use super::verdict::Verdict;
+use super::{Peer, agents};
 use crate::inspect::Note;
 use crate::runtime::{Runtime, lock};
-use mesh_proto::hosts::Standing;
+use mesh_proto::hosts::{Fate, Standing};
 use mesh_proto::{Frame, HostNo, Part, ProcAddr, Target};
-
-/// What a reason says beside that a host is dead.
-fn cause(reason: &str) -> &str {
-    reason.split_once(" is dead: ").map_or(reason, |(_, cause)| cause)
-}
 
 /// A host, as the controller knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,10 +19,16 @@ pub struct HostView {
     pub address: String,
     /// Its agent's process; 0 if nothing was heard of it yet.
     pub pid: u64,
-    /// `attaching`, `running`, `suspect`, `unreachable` or `dead`.
+    /// `attaching`, `running`, `suspect`, `unreachable`, `stopped` or `dead`.
     pub state: &'static str,
+    /// Why it is dead, in one word; empty if it is not.
+    pub fate: &'static str,
     /// Why, if it is not running.
     pub why: String,
+}
+
+fn why_of(peer: &Peer) -> String {
+    peer.verdict.as_ref().map_or_else(|| peer.why.clone(), |verdict| verdict.why.clone())
 }
 
 impl Runtime {
@@ -46,6 +48,7 @@ impl Runtime {
             let address = peer.and_then(|peer| peer.address.clone()).unwrap_or_default();
             let standing = state.topology.standing(host);
             let how = match (standing, said) {
+                (Standing::Dead, _) if peer.is_some_and(Peer::is_released) => "stopped",
                 (Standing::Dead, _) => "dead",
                 (_, None) => "attaching",
                 (Standing::Suspect, _) => "suspect",
@@ -58,7 +61,8 @@ impl Runtime {
                 address,
                 pid: said.map_or(0, |said| said.1),
                 state: how,
-                why: peer.filter(|_| how != "running").map(|peer| cause(&peer.why).to_owned()).unwrap_or_default(),
+                fate: peer.and_then(|peer| peer.verdict.as_ref()).map_or("", |verdict| verdict.fate.word()),
+                why: peer.filter(|_| how != "running").map(why_of).unwrap_or_default(),
             }
         };
         let known = (1..state.next_host).filter(|host| *host != self.me.host && state.topology.knows(*host));
@@ -104,11 +108,13 @@ impl Runtime {
     }
 
     /// A host is dead from now on: an event, at the controller.
-    pub(super) fn note_host_died(&self, host: HostNo, reason: &str) {
+    pub(super) fn note_host_died(&self, host: HostNo, verdict: &Verdict) {
         if self.me != ProcAddr::CONTROLLER {
             return;
         }
         let name = self.host_called(host).unwrap_or_else(|| format!("host {host}"));
-        self.note(Note::new("host_died", ProcAddr::agent(host)).text("host", &name).text("text", cause(reason)), true);
+        let released = verdict.fate == Fate::Released;
+        let kind = if released { "host_stopped" } else { "host_died" };
+        self.note(Note::new(kind, ProcAddr::agent(host)).text("host", &name).text("text", &verdict.why), !released);
     }
 }

@@ -59,10 +59,16 @@ pub(crate) struct Attachment {
     pub(super) fan_out: u32,
     /// After how much silence a host is dead.
     pub(super) window: Duration,
+    /// How long a host that does not listen yet is waited for by the one above it.
+    pub(super) patience: Duration,
     /// Whether it has dialed the controller itself, and so is its child.
     pub(super) dialed: bool,
     /// The hosts below it, and where they can be reached.
     pub(super) below: Vec<(HostNo, String)>,
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Attachment {
@@ -72,7 +78,8 @@ impl Attachment {
             .number(u64::from(self.base))
             .number(u64::from(self.count))
             .number(u64::from(self.fan_out))
-            .number(u64::try_from(self.window.as_micros()).unwrap_or(u64::MAX))
+            .number(micros(self.window))
+            .number(micros(self.patience))
             .number(u64::from(self.dialed))
             .number(self.below.len() as u64);
         let all = self.below.iter();
@@ -87,6 +94,7 @@ impl Attachment {
             count: reader.small()?,
             fan_out: reader.small()?,
             window: Duration::from_micros(reader.number()?),
+            patience: Duration::from_micros(reader.number()?),
             dialed: reader.number()? != 0,
             below: Vec::new(),
         };
@@ -110,6 +118,7 @@ mod tests {
             count: 3,
             fan_out: 2,
             window: Duration::from_millis(1500),
+            patience: Duration::from_secs(30),
             dialed: false,
             below: vec![(3, "tcp://b3:7000".to_owned()), (9, String::new())],
         };

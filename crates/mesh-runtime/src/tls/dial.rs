@@ -8,10 +8,26 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+
+/// How long an attempt to connect may take, and after how long without an answer another connection is tried beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// For all of it.
+    pub timeout: Duration,
+    /// For a connection to come up.
+    pub again: Duration,
+}
+
+impl From<Duration> for Pace {
+    /// One connection alone.
+    fn from(timeout: Duration) -> Self {
+        Self { timeout, again: timeout }
+    }
+}
 
 /// Why there is no connection.
 #[derive(Debug, Error)]
@@ -148,12 +164,19 @@ fn wait(fd: BorrowedFd<'_>, flags: PollFlags, until: Instant) -> Result<bool, Er
     }
 }
 
-/// Dials a member of the job, and blocks until both sides know each other or `timeout` has passed. `expect` is the role that
+/// Dials a member of the job, and blocks until both sides know each other or the time has passed. `expect` is the role that
 /// the other must have; none if either will do. For a thread that has nothing else to do.
 ///
 /// # Errors
 /// Says what is in the way.
-pub fn dial(address: &str, identity: &Identity, expect: Option<Role>, timeout: Duration) -> Result<Dialed, DialError> {
+pub fn dial(
+    address: &str,
+    identity: &Identity,
+    expect: Option<Role>,
+    pace: impl Into<Pace>,
+) -> Result<Dialed, DialError> {
+    let pace = pace.into();
+    let timeout = pace.timeout;
     let until = Instant::now() + timeout;
     let addrs = resolve(address, timeout)?;
     let mut last = None;
@@ -161,7 +184,7 @@ pub fn dial(address: &str, identity: &Identity, expect: Option<Role>, timeout: D
         // A name may have addresses that lead nowhere, and the next one shall have its chance.
         let left = until.saturating_duration_since(Instant::now());
         let share = left / u32::try_from(addrs.len() - i).unwrap_or(1);
-        match dial_one(address, *addr, identity, expect, timeout, Instant::now() + share) {
+        match dial_one(address, *addr, identity, expect, pace, Instant::now() + share) {
             // A member that is reached by any address would say the same.
             Err(error @ DialError::NotAuthenticated { .. }) => return Err(error),
             Err(error) => last = Some(error),
@@ -176,7 +199,7 @@ fn dial_one(
     addr: SocketAddr,
     identity: &Identity,
     expect: Option<Role>,
-    timeout: Duration,
+    Pace { timeout, again }: Pace,
     until: Instant,
 ) -> Result<Dialed, DialError> {
     let address =
@@ -189,7 +212,7 @@ fn dial_one(
         Errno::TIMEDOUT => DialError::TimedOut { address: address(), timeout, stage: "connecting" },
         errno => DialError::Io { address: address(), error: errno.into() },
     };
-    let fd = connect_until(addr, until).map_err(os)?;
+    let fd = connect_until(addr, until, again).map_err(os)?;
     let Some(fd) = fd else {
         return Err(DialError::TimedOut { address: address(), timeout, stage: "connecting" });
     };
@@ -217,20 +240,50 @@ fn dial_one(
     }
 }
 
-fn connect_until(addr: SocketAddr, until: Instant) -> Result<Option<OwnedFd>, Errno> {
+/// The first connection that comes up. TCP doubles the time between its own attempts: where the network fails for a
+/// moment, another one that begins later is through sooner.
+fn connect_until(addr: SocketAddr, until: Instant, again: Duration) -> Result<Option<OwnedFd>, Errno> {
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-    match connect(&fd, &addr) {
-        Ok(()) => return Ok(Some(fd)),
-        Err(Errno::INPROGRESS | Errno::INTR) => {}
-        Err(errno) => return Err(errno),
+    let mut tried: Vec<OwnedFd> = Vec::new();
+    loop {
+        let now = Instant::now();
+        if now >= until {
+            return Ok(None);
+        }
+        let fd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+        match connect(&fd, &addr) {
+            Ok(()) => return Ok(Some(fd)),
+            Err(Errno::INPROGRESS | Errno::INTR) => tried.push(fd),
+            Err(errno) if tried.is_empty() => return Err(errno),
+            Err(_) => {}
+        }
+        let next = (now + again).min(until);
+        while let Some(at) = wait_any(&tried, next)? {
+            let fd = tried.swap_remove(at);
+            match sockopt::socket_error(&fd)? {
+                Ok(()) => return Ok(Some(fd)),
+                Err(errno) if errno == Errno::CONNREFUSED || tried.is_empty() => return Err(errno),
+                Err(_) => {}
+            }
+        }
     }
-    if !wait(fd.as_fd(), PollFlags::OUT, until)? {
-        return Ok(None);
+}
+
+/// Which of these is connected, or has failed; none if that takes too long.
+fn wait_any(fds: &[OwnedFd], until: Instant) -> Result<Option<usize>, Errno> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::OUT)).collect();
+        match poll(&mut polled, Some(&crate::reactor::timespec(left))) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(polled.iter().position(|fd| !fd.revents().is_empty())),
+            Err(errno) => return Err(errno),
+        }
     }
-    sockopt::socket_error(&fd)??;
-    Ok(Some(fd))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ mod tests;
 mod verify;
 
 pub use authority::{Authority, CLOCK_SKEW, Issued, Revocation};
-pub use dial::{DialError, Dialed, dial, resolve, split_address};
+pub use dial::{DialError, Dialed, Pace, dial, resolve, split_address};
 pub use error::{CredentialError, Reason, TlsError};
 pub use facts::{PeerFacts, Role};
 pub use halves::{MOST_QUEUED, TlsReader, TlsWriter};

@@ -34,7 +34,16 @@ impl PyLost {
     /// Whether it ended with its whole host.
     #[getter]
     fn with_host(&self) -> bool {
-        self.ended.exit == Exit::Host
+        matches!(self.ended.exit, Exit::Host(_))
+    }
+
+    /// Why its host is dead, in one word; empty if it did not end with its host.
+    #[getter]
+    fn fate(&self) -> &'static str {
+        match self.ended.exit {
+            Exit::Host(fate) => fate.word(),
+            _ => "",
+        }
     }
 
     #[getter]

@@ -1,7 +1,7 @@
 //! Other hosts: attaching them, and being one.
 
 use crate::call::PyCall;
-use crate::door::{duration, leave, outside, raise};
+use crate::door::{duration, leave, outside};
 use crate::runtime::{PyRuntime, options};
 use mesh_runtime::tls::{Identity, Role, split_address};
 use mesh_runtime::{GatewayOptions, Host, HostOptions, RuntimeError};
@@ -16,6 +16,11 @@ fn load(dir: &std::path::Path, role: Role) -> Result<Arc<Identity>, RuntimeError
     Identity::load_as(dir, role).map_err(RuntimeError::from)
 }
 
+/// A mistake in an address is told where it is made.
+fn check(address: &str) -> PyResult<()> {
+    split_address(address).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
 /// Attaches hosts: the number of the first, and the call that completes as they come up.
 #[pyfunction]
 pub(crate) fn attach(
@@ -25,12 +30,14 @@ pub(crate) fn attach(
     credentials: PathBuf,
     window: f64,
     fan_out: u32,
+    patience: f64,
 ) -> PyResult<(u32, PyCall)> {
-    let window = duration(window)?;
+    let (window, patience) = (duration(window)?, duration(patience)?);
+    addresses.iter().try_for_each(|address| check(address))?;
     let runtime = runtime.shared();
     let (base, call) = leave(py, || {
         let identity = load(&credentials, Role::Controller)?;
-        runtime.attach(&addresses, &identity, GatewayOptions { window, fan_out })
+        runtime.attach(&addresses, &identity, GatewayOptions { window, fan_out, patience })
     })?;
     let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
@@ -49,10 +56,11 @@ pub(crate) fn attach_dialers(
     fan_out: u32,
 ) -> PyResult<(String, u32, PyCall)> {
     let window = duration(window)?;
+    check(&address)?;
     let runtime = runtime.shared();
     let (addrs, base, call) = leave(py, || {
         let identity = load(&credentials, Role::Controller)?;
-        runtime.attach_dialers(&address, count, &identity, GatewayOptions { window, fan_out })
+        runtime.attach_dialers(&address, count, &identity, GatewayOptions { window, fan_out, patience: window })
     })?;
     let at = addrs.first().map(ToString::to_string).unwrap_or_default();
     Ok((at, base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
@@ -76,11 +84,19 @@ pub(crate) fn live_hosts(runtime: &PyRuntime) -> Vec<u32> {
     runtime.shared().live_hosts()
 }
 
-/// All hosts that were attached, at the controller: number, name, address, pid of the agent, how it is, and why.
+/// All hosts that were attached, at the controller: number, name, address, pid of the agent, how it is, and why: in one
+/// word for programs, if it is dead, and for people.
 #[pyfunction]
-pub(crate) fn roll(runtime: &PyRuntime) -> Vec<(u32, String, String, u64, &'static str, String)> {
+pub(crate) fn roll(runtime: &PyRuntime) -> Vec<(u32, String, String, u64, &'static str, &'static str, String)> {
     let all = runtime.shared().roll().into_iter();
-    all.map(|one| (one.host, one.name, one.address, one.pid, one.state, one.why)).collect()
+    all.map(|one| (one.host, one.name, one.address, one.pid, one.state, one.fate, one.why)).collect()
+}
+
+/// Lets hosts go: their part in the job has ended.
+#[pyfunction]
+pub(crate) fn release_hosts(runtime: &PyRuntime, py: Python<'_>, hosts: Vec<u32>) {
+    let runtime = runtime.shared();
+    outside(py, || runtime.release_hosts(&hosts));
 }
 
 /// What people call a host, as far as it is known here.
@@ -100,7 +116,7 @@ pub(crate) struct PyHost {
 impl PyHost {
     /// Listens at `address`, if there is one, with the credentials in a folder.
     #[new]
-    #[pyo3(signature = (address, *, credentials, name, python, env, scratch, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
+    #[pyo3(signature = (address, *, credentials, name, python, env, scratch, once, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn new(
         py: Python<'_>,
@@ -110,6 +126,7 @@ impl PyHost {
         python: Vec<OsString>,
         env: Vec<(OsString, OsString)>,
         scratch: PathBuf,
+        once: bool,
         spin_us: f64,
         link_budget: usize,
         mailbox_budget: u64,
@@ -121,7 +138,7 @@ impl PyHost {
         let tell = Arc::clone(&told);
         let host = leave(py, || {
             let identity = load(&credentials, Role::Host)?;
-            let options = HostOptions { name, python, env, scratch, runtime };
+            let options = HostOptions { name, python, env, scratch, once, runtime };
             let tell = Box::new(move |line: &str| {
                 tell.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
             });
@@ -150,9 +167,9 @@ impl PyHost {
     }
 
     /// Offers the host to a controller that listens at `address`, until the host is closed; on a thread of its own.
-    fn dial_out(&self, py: Python<'_>, address: String) -> PyResult<()> {
+    fn dial_out(&self, address: String) -> PyResult<()> {
         // Said once, by a thread that goes on, it would be overlooked: it never comes right.
-        split_address(&address).map_err(|error| raise(py, &RuntimeError::Address(error.to_string())))?;
+        check(&address)?;
         let host = Arc::clone(&self.host);
         std::thread::Builder::new()
             .name("mesh-offer".to_owned())

@@ -47,10 +47,11 @@ def run_worker_loop_forever(
     credentials: Credentials | str | os.PathLike[str],
     dial: str | None = None,
     name: str | None = None,
+    once: bool = False,
     ready: Callable[[str], object] | None = None,
     tell: Callable[[str], object] = _tell,
 ) -> None:
-    """Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C: what the ``mesh host`` command does.
+    """Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C, or until one has ended: what the ``mesh host`` command does.
 
     For the main thread, as signals end it.
 
@@ -59,6 +60,7 @@ def run_worker_loop_forever(
         credentials: the host's credentials, or the folder that holds them.
         dial: a controller's address, for networks in which nobody can connect to this host.
         name: what errors and listings call the host; its network name if nothing is given.
+        once: serve one job, no other beside it, and return when it has ended.
         ready: told the address, once it listens.
         tell: told what people should know: jobs that begin and end, and who was refused.
     """
@@ -82,6 +84,7 @@ def run_worker_loop_forever(
             python=_interpreter(None),
             env=sorted(os.environ.items()),
             scratch=scratch.path,
+            once=once,
             **runtime_options(current_settings()),
         )
     except BaseException:

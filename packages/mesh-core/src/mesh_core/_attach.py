@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
 from mesh_core._errors import AuthenticationError, MeshError, SpawnError
+from mesh_core._failure import REMEDY
 from mesh_core._future import Future
 from mesh_core._home import Home, Names
 from mesh_core._hosts import HostMesh
-from mesh_core._native import Lost, Placement, Region, Slice, attach, attach_dialers, be_host
+from mesh_core._native import Lost, Placement, Region, Slice, attach, attach_dialers, be_host, roll
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mesh_core._credentials import Credentials
     from mesh_core._native import Call
+    from mesh_core._process import Process
 
-# So the runtime begins to say why a peer is not let in (dial.rs).
-_UNPROVEN = "is not authenticated: "
-_REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
 # So long a future among the addresses is waited for.
 _ADDRESS_S = 600.0
 
@@ -32,6 +31,7 @@ def attach_to_workers(
     name: str = "hosts",
     listen: str | None = None,
     expect: int = 0,
+    timeout: float | None = None,
 ) -> HostMesh:
     """Make a mesh of hosts on which agents run: ``mesh host`` was started there. Returns at once.
 
@@ -41,6 +41,13 @@ def attach_to_workers(
         name: what errors and listings call the mesh.
         listen: an address at which this script waits for agents that can only dial out (``mesh host --dial``).
         expect: how many of those there will be.
+        timeout: for how many seconds agents are waited for that do not listen yet; by default as long as a host may
+            be silent (``heartbeat_timeout``). This function returns at once all the same.
+
+    An address that is none is a :class:`ValueError`, a folder without credentials of a controller an
+    :class:`AuthenticationError`. What turns out only when the hosts are connected to is raised by ``initialized``, and
+    by the first call to what was to run there: an :class:`AuthenticationError` where one side does not accept the
+    other's credentials, else a :class:`SpawnError`.
 
     The mesh has one dimension, ``hosts``, in the order of ``workers``, or in which the agents dial in; one call makes a
     mesh of either. ``await`` it, or wait for ``.initialized``, to hear whether all can be reached.
@@ -73,12 +80,17 @@ def attach_to_workers(
 
         twice = sorted(address for address, times in Counter(addresses).items() if times > 1)
         raise ValueError(f"workers= names {', '.join(twice)} more than once; a host is attached once")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0):
+        raise ValueError(f"timeout= is a number of seconds, or None, not {timeout!r}")
     folder = str(getattr(credentials, "path", credentials))
     settings = process.settings
     # What others ask for on this host.
     be_host(process.runtime, process.identity.host, _interpreter(None), sorted(process.environ.items()))
     if listen is None:
-        base, call = attach(process.runtime, addresses, folder, settings.heartbeat_timeout, settings.fan_out)
+        patience = settings.heartbeat_timeout if timeout is None else timeout
+        base, call = attach(
+            process.runtime, addresses, folder, settings.heartbeat_timeout, settings.fan_out, patience
+        )
         where = dict(enumerate(addresses))
     else:
         at, base, call = attach_dialers(
@@ -90,7 +102,7 @@ def attach_to_workers(
         process, view, process.unique_name(name), Home(Placement.agents(), Names(process.runtime))
     )
     mesh._ready = Future(
-        process, call, lambda call: _all_attached(call, where), lambda: f"attaching {mesh._name!r}"
+        process, call, lambda call: _all_attached(process, call, base, where), lambda: f"attaching {mesh._name!r}"
     )
     return mesh
 
@@ -102,20 +114,24 @@ def _address(worker: Any) -> str:
     return address
 
 
-def _all_attached(call: Call, where: dict[int, str]) -> None:
-    failed: list[str] = []
-    for index, outcome in enumerate(call.outcomes()):
-        if outcome is None or isinstance(outcome, Lost):
-            failed.append(_failed(where[index], outcome.reason if outcome else "nothing was heard of it"))
-    if failed:
-        first = "; ".join(failed[:3]) + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
-        text = f"{len(failed)} of {len(where)} hosts cannot be used: {first}"
-        if all(_UNPROVEN in line for line in failed):
-            raise AuthenticationError(text, remedy=_REMEDY)
-        raise SpawnError(text)
+def _all_attached(process: Process, call: Call, base: int, where: dict[int, str]) -> None:
+    outcomes = call.outcomes()
+    lost = {
+        index: outcome for index, outcome in enumerate(outcomes) if outcome is None or isinstance(outcome, Lost)
+    }
+    if not lost:
+        return
+    # What the controller has found out of each host, without what a loss says around it.
+    known = {} if process.closed else {host: why for host, *_, why in roll(process.runtime)}
+    failed = [_failed(where[index], known.get(base + index), outcome) for index, outcome in lost.items()]
+    first = "; ".join(failed[:3]) + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
+    text = f"{len(failed)} of {len(where)} hosts cannot be used: {first}"
+    if all(outcome is not None and outcome.fate == "not_authenticated" for outcome in lost.values()):
+        raise AuthenticationError(text, remedy=REMEDY)
+    raise SpawnError(text)
 
 
-def _failed(address: str, reason: str) -> str:
-    # The gateway's "its host (number, address) is dead: " says no more than the address.
-    why = reason.partition(" is dead: ")[2] or reason
+def _failed(address: str, why: str | None, outcome: Lost | None) -> str:
+    why = why or (outcome.reason if outcome is not None else "nothing was heard of it")
+    # Most reasons name the address.
     return why if address in why else f"{address}: {why}"

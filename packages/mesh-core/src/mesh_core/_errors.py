@@ -25,6 +25,8 @@ class MeshError(Exception):
 
     results: Any = None
     """Where a call to many failed: the ``ValueMesh`` of all ranks' outcomes, values and exceptions alike."""
+    _deaths: tuple[tuple[int, int, int], ...] = ()
+    """The processes that it tells of, as failures have them for their key."""
 
     def __reduce__(self) -> Any:
         # The outcomes of all ranks stay with the caller: they are values of their own, and may be large.
@@ -226,8 +228,6 @@ class SpawnError(MeshError):
         self.signal = signal
         self.stderr_tail = stderr_tail
         """The last lines that the process wrote to its stderr."""
-        self._deaths: tuple[tuple[int, int, int], ...] = ()
-        """The processes that it tells of, as failures have them for their key."""
 
 
 class MailboxFull(MeshError):

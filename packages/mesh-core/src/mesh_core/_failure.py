@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._errors import describe_point
+from mesh_core._errors import AuthenticationError, SpawnError, SupervisionError, describe_point
 
 if TYPE_CHECKING:
     from mesh_core._native import Lost, Point
+
+
+REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class MeshFailure:
     """By which owners the failure arrived, the nearest to the dead first."""
     since: float | None = None
     """When it was noticed, in seconds since the epoch."""
+    host_fate: str = ""
+    """Why its whole host is dead, in one word, such as ``"silent"``; empty where the host lives."""
     reason: str = ""
     """What is known beyond the status, signal or exception."""
     _key: tuple[int, int, int] = field(default=(0, 0, 0), repr=False, compare=False)
@@ -55,7 +60,7 @@ class MeshFailure:
     def report(self) -> str:
         """Tell it all in lines for a human."""
         lines = [self.headline()]
-        if self.reason and not lines[0].endswith(self.reason):
+        if self.reason and self._why() != self.reason:
             lines.append(f"  {self.reason}")
         if self.since is not None:
             lines.append(f"  since: {time.strftime('%Y-%m-%d %H:%M:%S%z', time.localtime(self.since))}")
@@ -98,7 +103,7 @@ class MeshFailure:
             return f"raised {type(self.exception).__name__}"
         if self.exitcode is not None:
             return f"exited with status {self.exitcode}"
-        if self.reason.startswith("its host ("):
+        if self.host_fate:
             return "its host is dead"
         return self.reason or "no reason is known"
 
@@ -117,11 +122,34 @@ def of_loss(
         exitcode=lost.exitcode,
         signal=lost.signal,
         stderr_tail=tuple(lost.stderr_tail),
+        host_fate=lost.fate,
         # Beside a status or a signal it says only how the end was noticed.
         reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
         since=time.time(),
         _key=key,
     )
+
+
+class NotAttached(SupervisionError, SpawnError):
+    """Its host never was part of the job: nobody listens there, for example."""
+
+
+class NotAuthenticated(SupervisionError, AuthenticationError):
+    """Its host never was part of the job, as one side does not accept the other's credentials."""
+
+
+def error_of(failure: MeshFailure) -> SupervisionError:
+    """What is raised for a failure: of a host that could not be attached, what is wrong with that."""
+    told = f"{failure._who()} was never started: {failure.reason}"
+    if failure.host_fate == "not_attached":
+        error: SupervisionError = NotAttached(told, failure=failure)
+    elif failure.host_fate == "not_authenticated":
+        refused = NotAuthenticated(told, failure=failure)
+        refused.remedy = REMEDY
+        error = refused
+    else:
+        error = SupervisionError(failure=failure)
+    return error
 
 
 def _signal_name(number: int) -> str:

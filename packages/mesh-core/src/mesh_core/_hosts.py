@@ -187,7 +187,7 @@ class HostMesh(Mesh):
 
     def _unwell(self) -> dict[int, str]:
         """How those hosts are that do not run as they should, where that is known."""
-        told = {host: state for host, _, _, _, state, _ in roll(self._process.runtime) if state != "running"}
+        told = {host: state for host, _, _, _, state, *_ in roll(self._process.runtime) if state != "running"}
         return {host: told[host] for host in self._view if host in told} if told else {}
 
     def __repr__(self) -> str:

@@ -109,6 +109,7 @@ def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: 
         exitcode=lost.exitcode,
         signal=lost.signal,
         stderr_tail=tuple(lost.stderr_tail),
+        host_fate=lost.fate,
         reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
         since=time.time(),
         _key=(procs_id, rank, 0),
@@ -156,8 +157,9 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         return Undeliverable(
             f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on"
         )
+    from mesh_core._failure import error_of as raised_for
     from mesh_core._failure import of_loss
 
     key = (who.mesh._procs_id, who.view.rank_at(index), 0)
     failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, key=key)
-    return SupervisionError(failure=failure)
+    return raised_for(failure)

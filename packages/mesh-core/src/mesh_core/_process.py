@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native
-from mesh_core._errors import MeshError, SpawnError, SupervisionError
+from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._home import Home
 from mesh_core._journal import Journal
@@ -162,9 +162,8 @@ class Process:
 
     def told(self, error: MeshError) -> None:
         """Note what a call raises: a failure that was raised needs no other answer."""
-        if isinstance(error, SpawnError):
-            for key in error._deaths:
-                self.faults.hear(key)
+        for key in error._deaths:
+            self.faults.hear(key)
         if not isinstance(error, SupervisionError) and error.results is None:
             return
         cells = [] if error.results is None else error.results._cells

@@ -11,7 +11,7 @@ from mesh_core import _process
 from mesh_core._actors import ActorMesh
 from mesh_core._context import current_instance
 from mesh_core._endpoint import Interface, table_of
-from mesh_core._errors import MeshError, SpawnError, SupervisionError
+from mesh_core._errors import AuthenticationError, MeshError, SpawnError, SupervisionError
 from mesh_core._estate import check_policy
 from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, describe
@@ -469,7 +469,7 @@ def _all_up(call: Call, who: Addressee) -> None:
     for index, outcome in enumerate(outcomes):
         error = error_of(outcome, index, who)
         if isinstance(outcome, Lost) and not outcome.orderly:
-            if not isinstance(error, SpawnError):
+            if not isinstance(error, SpawnError | AuthenticationError):
                 said = SpawnError(
                     f"a process of {who.name!r} died while it started: {error}",
                     host=who.host(index),
@@ -481,6 +481,7 @@ def _all_up(call: Call, who: Addressee) -> None:
                 said.__cause__ = error
                 error = said
             # Whoever is told of this has heard of all that died then (SUP-1).
+            assert isinstance(error, MeshError)  # a loss is one of those
             error._deaths = tuple(
                 (who.mesh._procs_id, who.view.rank_at(place), 0)
                 for place, other in enumerate(outcomes)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _native, _process
 from mesh_core._context import current_instance
 from mesh_core._errors import SupervisionError
-from mesh_core._failure import MeshFailure, of_loss
+from mesh_core._failure import MeshFailure, error_of, of_loss
 from mesh_core._native import Placement, Target
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class Faults:
                 failure = self._last
             self._raised_in.add(me)
         self.hear(failure._key)
-        return SupervisionError(failure=failure)
+        return error_of(failure)
 
     def unheard(self) -> list[MeshFailure]:
         """What nobody was told of; forgotten with that."""

@@ -37,6 +37,9 @@ class HostCommand:
             metavar="HOST:PORT",
             help="where a script waits (attach_to_workers(listen=...)), if nobody can connect to this host",
         )
+        parser.add_argument(
+            "--once", action="store_true", help="serve one job, no other beside it, and exit when it has ended"
+        )
         parser.add_argument("--name", help="what errors and listings call this host")
 
     def run(self, options: argparse.Namespace) -> int:
@@ -58,6 +61,7 @@ class HostCommand:
             credentials=options.credentials,
             dial=options.dial,
             name=options.name,
+            once=options.once,
             ready=ready,
         )
         return _exit.OK

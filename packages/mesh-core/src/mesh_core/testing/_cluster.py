@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,14 +143,20 @@ class LocalCluster:
         from mesh_core._attach import attach_to_workers
 
         self._attached = True
-        return attach_to_workers(self.addresses, credentials=self.credentials)
+        # They listen, or have been killed.
+        return attach_to_workers(self.addresses, credentials=self.credentials, timeout=0)
 
     def kill(self, number: int, with_signal: int = signal.SIGKILL) -> None:
-        """Send an agent a signal; SIGKILL if none is named."""
+        """Send an agent a signal; SIGKILL if none is named.
+
+        Returns once it has ended by SIGKILL, or stands still by SIGSTOP with all its threads.
+        """
         agent = self._agent(number)
         agent.send_signal(with_signal)
         if with_signal == signal.SIGKILL:
             agent.wait()
+        elif with_signal in (signal.SIGSTOP, signal.SIGTSTP):
+            _wait_stopped(agent)
 
     def _agent(self, number: int) -> subprocess.Popen[str]:
         if self._folder is None:
@@ -205,3 +212,22 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _wait_stopped(agent: subprocess.Popen[str]) -> None:
+    """Wait until no thread of a process runs any more: a signal is sent long before the last one has heeded it."""
+    until = time.monotonic() + _STOP_S
+    while agent.poll() is None and not _stands_still(agent.pid):
+        if time.monotonic() > until:
+            raise MeshError(f"process {agent.pid} was sent a signal to stop, and goes on after {_STOP_S:g} s")
+        time.sleep(0.001)
+
+
+def _stands_still(pid: int) -> bool:
+    stopped = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if (thread / "stat").read_text().rpartition(") ")[2][:1] not in ("T", "t"):
+                return False
+            stopped += 1
+    return stopped > 0

@@ -1,0 +1,329 @@
+//! A host that serves jobs: whoever has proved to be a member begins one there, or joins it.
+
+use super::greeting::{AGAIN, GREETING, hear, refuse, say};
+use super::words::{Attachment, Writer};
+use crate::error::RuntimeError;
+use crate::runtime::{Options, Runtime, lock};
+use crate::tls::{
+    DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial, resolve,
+};
+use mesh_proto::HostNo;
+use mesh_proto::hosts::{Join, PacketDecoder, PacketKind, Parting, Refusal};
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a host that offers itself waits until it dials again.
+const OFFER_AGAIN: Duration = Duration::from_millis(500);
+
+/// How a host does its part in jobs.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// What people call it.
+    pub name: String,
+    /// The command of its interpreter.
+    pub python: Vec<OsString>,
+    /// The environment of what runs there.
+    pub env: Vec<(OsString, OsString)>,
+    /// A private folder, in which each job gets one of its own.
+    pub scratch: std::path::PathBuf,
+    /// It ends with the first job that it serves, and serves no other beside it.
+    pub once: bool,
+    /// Of the runtimes of its jobs.
+    pub runtime: Options,
+}
+
+/// One part in a job: a script may attach an agent more than once, and each time it is another host.
+type Part = (u64, HostNo);
+
+#[derive(Default)]
+struct Served {
+    runtimes: HashMap<Part, (HostNo, Arc<Runtime>)>,
+    /// The first job that was served.
+    first: Option<u64>,
+}
+
+/// What a host tells whoever runs it.
+pub type HostTold = Box<dyn Fn(&str) + Send + Sync>;
+
+/// A host that serves jobs, one after another or several at once: each has a runtime of its own.
+pub struct Host {
+    identity: Arc<Identity>,
+    options: HostOptions,
+    served: Mutex<Served>,
+    listener: Mutex<Option<Listener>>,
+    addrs: Vec<SocketAddr>,
+    tell: HostTold,
+    closed: Mutex<bool>,
+    changed: std::sync::Condvar,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").field("name", &self.options.name).field("addrs", &self.addrs).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// Listens at `address`, if there is one, and serves whoever proves to be a member.
+    ///
+    /// # Errors
+    /// If the address cannot be had.
+    pub fn start(
+        address: Option<&str>,
+        identity: Arc<Identity>,
+        options: HostOptions,
+        tell: HostTold,
+    ) -> Result<Arc<Self>, RuntimeError> {
+        let addrs = match address {
+            Some(address) => resolve(address, GREETING).map_err(|error| RuntimeError::Address(error.to_string()))?,
+            None => Vec::new(),
+        };
+        let mut failed = None;
+        let host = Arc::new_cyclic(|this: &Weak<Self>| {
+            let knocked = Weak::clone(this);
+            let listener = match addrs.is_empty() {
+                true => None,
+                false => match Listener::bind(&addrs[..1], Arc::clone(&identity), Limits::default(), move |knock| {
+                    if let Some(host) = knocked.upgrade() {
+                        host.on_knock(knock);
+                    }
+                }) {
+                    Ok(listener) => Some(listener),
+                    Err(error) => {
+                        failed = Some(error);
+                        None
+                    }
+                },
+            };
+            Self {
+                addrs: listener.as_ref().map(|listener| listener.addrs().to_vec()).unwrap_or_default(),
+                listener: Mutex::new(listener),
+                identity,
+                options,
+                served: Mutex::default(),
+                tell,
+                closed: Mutex::new(false),
+                changed: std::sync::Condvar::new(),
+            }
+        });
+        match failed {
+            Some(error) => Err(RuntimeError::Address(error.to_string())),
+            None => Ok(host),
+        }
+    }
+
+    /// Where it listens.
+    pub fn addrs(&self) -> &[SocketAddr] {
+        &self.addrs
+    }
+
+    /// How many jobs it serves just now.
+    pub fn jobs(&self) -> usize {
+        lock(&self.served).runtimes.keys().map(|(job, _)| *job).collect::<HashSet<_>>().len()
+    }
+
+    fn on_knock(self: &Arc<Self>, knock: Knock) {
+        match knock {
+            Knock::Joined { stream, peer, addr } => {
+                let host = Arc::clone(self);
+                let greeting = move || host.greeted(stream, peer, addr);
+                let thread = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024);
+                if thread.spawn(greeting).is_err() {
+                    (self.tell)(&format!("{addr} was turned away: no thread could be started to greet it"));
+                }
+            }
+            Knock::Refused { addr, reason: Reason::RefusedUs(why), .. } => {
+                (self.tell)(&format!("{addr} did not accept this host: {why}"));
+            }
+            Knock::Refused { addr, reason, more: 0 } => (self.tell)(&format!("{addr} was refused: {reason}")),
+            Knock::Refused { addr, reason, more } => {
+                (self.tell)(&format!("{addr} was refused: {reason} (and {more} more that were not told)"));
+            }
+            Knock::Stuck { errno } => (self.tell)(&format!("nobody can be let in for the moment: {errno}")),
+        }
+    }
+
+    /// A member has connected: what does it want?
+    fn greeted(self: &Arc<Self>, mut stream: TlsStream, facts: PeerFacts, addr: SocketAddr) {
+        let until = Instant::now() + GREETING;
+        let mut decoder = PacketDecoder::default();
+        let heard = hear(&mut stream, &mut decoder, until)
+            .map_err(|error| error.to_string())
+            .and_then(|packet| Join::read(&packet).map_err(|error| error.to_string()));
+        match heard {
+            Ok(join) => self.joined(&join, stream, decoder, facts),
+            Err(why) => (self.tell)(&format!("{addr} was turned away: it did not say what it wants: {why}")),
+        }
+    }
+
+    fn joined(self: &Arc<Self>, join: &Join, stream: TlsStream, decoder: PacketDecoder, facts: PeerFacts) {
+        if join.from == 0 && facts.role != Role::Controller {
+            (self.tell)("a member was refused: it has a host's certificate, and says that it is the controller");
+            return refuse(
+                stream,
+                Refusal::Other,
+                "only a controller's certificate speaks for the controller".to_owned(),
+            );
+        }
+        let runtime = self.part_in(join, &facts);
+        match runtime {
+            Ok(runtime) => runtime.taken_in(join, stream, decoder, facts),
+            Err((code, text)) => refuse(stream, code, text),
+        }
+    }
+
+    /// The runtime of the part that a member means, which begins with the controller's attachment.
+    fn part_in(self: &Arc<Self>, join: &Join, facts: &PeerFacts) -> Result<Arc<Runtime>, (Refusal, String)> {
+        let mut served = lock(&self.served);
+        if let Some((_, runtime)) = served.runtimes.get(&(join.job, join.to)) {
+            return Ok(Arc::clone(runtime));
+        }
+        if *lock(&self.closed) {
+            return Err((Refusal::NoSuchJob, "this host shuts down".to_owned()));
+        }
+        if join.from == 0 && facts.role != Role::Controller {
+            return Err((Refusal::Other, "it is a host, where a controller is expected".to_owned()));
+        }
+        let Some(attachment) = Attachment::decode(&join.body).filter(|_| join.expected == 0) else {
+            return Err((Refusal::NoSuchJob, "there is no such job here, or not any more".to_owned()));
+        };
+        // By one attachment it is one host, whatever addresses lead to it.
+        let same =
+            |((job, _), (base, _)): (&Part, &(HostNo, Arc<Runtime>))| *job == join.job && *base == attachment.base;
+        if let Some(((_, me), _)) = served.runtimes.iter().find(|(part, held)| same((part, held))) {
+            let to = join.to;
+            return Err((Refusal::Other, format!("it is host {me} of this job already, and cannot be host {to} too")));
+        }
+        if self.options.once && served.first.is_some_and(|first| first != join.job) {
+            return Err((Refusal::Other, "it serves one job alone, and that is another one".to_owned()));
+        }
+        let runtime = self.begin(join, &attachment).map_err(|error| (Refusal::Other, error.to_string()))?;
+        served.first.get_or_insert(join.job);
+        served.runtimes.insert((join.job, join.to), (attachment.base, Arc::clone(&runtime)));
+        Ok(runtime)
+    }
+
+    /// A job begins here.
+    fn begin(self: &Arc<Self>, join: &Join, attachment: &Attachment) -> Result<Arc<Runtime>, RuntimeError> {
+        let part = (join.job, join.to);
+        let scratch = self.scratch_of(part);
+        std::fs::create_dir_all(&scratch)
+            .map_err(|error| RuntimeError::Address(format!("no folder can be made for the job: {error}")))?;
+        let runtime = Runtime::host_agent(join.to, &self.options, scratch)?;
+        let this = Arc::downgrade(self);
+        let over = move |why: String| {
+            let Some(host) = this.upgrade() else { return };
+            // Not on the runtime's own thread, which ends with it.
+            let end = move || host.end(part, &why);
+            let _ = std::thread::Builder::new().name("mesh-end".to_owned()).spawn(end);
+        };
+        let teller = Arc::downgrade(self);
+        let log = move |text: String| {
+            if let Some(host) = teller.upgrade() {
+                (host.tell)(&text);
+            }
+        };
+        runtime.begin_job(join, attachment, &self.identity, Box::new(over), Box::new(log));
+        (self.tell)(&format!("job {:016x} begins here, as its host {}", join.job, join.to));
+        Ok(runtime)
+    }
+
+    fn scratch_of(&self, (job, host): Part) -> std::path::PathBuf {
+        self.options.scratch.join(format!("job-{job:016x}-{host}"))
+    }
+
+    fn end(&self, part: Part, why: &str) {
+        let Some((_, runtime)) = lock(&self.served).runtimes.remove(&part) else { return };
+        runtime.close(Duration::ZERO);
+        let _ = std::fs::remove_dir_all(self.scratch_of(part));
+        let job = part.0;
+        (self.tell)(&format!("job {job:016x} has ended here: {why}"));
+        if self.options.once && lock(&self.served).runtimes.is_empty() {
+            self.close();
+        }
+        drop(lock(&self.closed));
+        self.changed.notify_all();
+    }
+
+    /// Waits until the host was closed, for at most `limit`; whether it is.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let closed = lock(&self.closed);
+        let (closed, _) =
+            self.changed.wait_timeout_while(closed, limit, |closed| !*closed).unwrap_or_else(PoisonError::into_inner);
+        *closed
+    }
+
+    /// Ends the host: all its jobs' work here stops.
+    pub fn close(&self) {
+        *lock(&self.closed) = true;
+        self.changed.notify_all();
+        if let Some(listener) = lock(&self.listener).take() {
+            listener.close();
+        }
+        let served: Vec<_> = lock(&self.served).runtimes.drain().collect();
+        for (_, (_, runtime)) in served {
+            runtime.end_job(Parting::Stopped, &Parting::Stopped.to_string());
+            runtime.close(Duration::ZERO);
+        }
+    }
+
+    /// Offers this host to a controller that listens at `address`, again and again, until the host is closed: for networks
+    /// in which nobody can connect to it.
+    pub fn dial_out(self: &Arc<Self>, address: &str) {
+        let mut told = String::new();
+        while !self.wait(Duration::ZERO) {
+            if self.jobs() == 0 {
+                // What stays wrong is told once.
+                let why = self.offer(address).err().unwrap_or_default();
+                if !why.is_empty() && why != told {
+                    (self.tell)(&why);
+                }
+                told = why;
+            }
+            if self.wait(OFFER_AGAIN) {
+                return;
+            }
+        }
+    }
+
+    fn offer(self: &Arc<Self>, address: &str) -> Result<(), String> {
+        let Dialed { mut stream, peer, .. } =
+            match dial(address, &self.identity, Some(Role::Controller), Pace { timeout: GREETING, again: AGAIN[1] }) {
+                Ok(dialed) => dialed,
+                // No controller runs just now.
+                Err(DialError::Refused { .. } | DialError::TimedOut { .. } | DialError::Unreachable { .. }) => {
+                    return Ok(());
+                }
+                Err(error) => return Err(error.to_string()),
+            };
+        let body = Writer::default().text(&self.options.name).done();
+        let offer = Join { job: 0, from: 0, to: 0, incarnation: 0, expected: 0, body };
+        let failed = |error: io::Error| format!("{address} did not take this host: {error}");
+        let mut decoder = PacketDecoder::default();
+        say(&mut stream, &offer.packet(), Instant::now() + GREETING).map_err(failed)?;
+        // Until the controller wants another host.
+        let packet = loop {
+            match hear(&mut stream, &mut decoder, Instant::now() + OFFER_AGAIN) {
+                Ok(packet) => break packet,
+                Err(error) if error.kind() == ErrorKind::TimedOut && !self.wait(Duration::ZERO) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        };
+        if packet.kind == PacketKind::Refuse {
+            return Ok(());
+        }
+        let mut join = Join::read(&packet).map_err(|error| failed(io::Error::other(error)))?;
+        if let Some(mut told) = Attachment::decode(&join.body) {
+            told.dialed = true;
+            // Where it finds its way back.
+            told.below = vec![(0, address.to_owned())];
+            join.body = told.encode();
+        }
+        self.joined(&join, stream, decoder, peer);
+        Ok(())
+    }
+}
