@@ -33,6 +33,23 @@ def open_private(path: str, *, dir_fd: int | None = None, remedy: str = "remove 
     return at
 
 
+def make_private(name: str, dir_fd: int) -> int:
+    """Make a folder that nobody else can enter, or take one of this user's and close it to others; opens it."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=dir_fd)
+    except FileExistsError:
+        pass
+    refused = f"{name} is not a folder that belongs to uid {os.geteuid()}; remove it"
+    at = _open(name, dir_fd, refused)
+    found = os.fstat(at)
+    if found.st_uid != os.geteuid():
+        os.close(at)
+        raise PermissionError(refused)
+    if found.st_mode & 0o077:
+        os.fchmod(at, 0o700)
+    return at
+
+
 def open_own(path: str, *, dir_fd: int | None = None) -> int:
     """Open a folder whose owner is this user or root, whoever else can enter it; ``PermissionError`` for any other.
 
