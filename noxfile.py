@@ -60,6 +60,7 @@ nox.options.sessions = [
     "lint", "typing", "rust",
     *(["tests"] if EVERYTHING else sorted({f"tests-{PYTHONS[0]}", f"tests-{NEWEST}"})),
     "integration", "plugins", "minimums", "docs", "demo",
+    *(["fuzz"] if EVERYTHING else []),
 ]  # fmt: skip
 
 by_package = nox.parametrize("package", [nox.param(package, id=package.name) for package in PACKAGES])
@@ -181,6 +182,13 @@ def demo(session: nox.Session) -> None:
     """The main job: an actor mesh trains on this machine, loses a process, and says so."""
     install(session, PACKAGES[0], groups=["demo"])
     session.run("python", "examples/demo.py", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """A minute of hostile bytes for each entry of what comes from other hosts, from the inputs in `fuzz/corpus` on."""
+    # With `test --all`, what follows goes to pytest.
+    session.run("python3", "tools/fuzzing.py", "run", *([] if EVERYTHING else session.posargs))
 
 
 @nox.session(default=False)

@@ -46,6 +46,11 @@ def test_package_is_complete(package):
     project = package.metadata["project"]
     assert project["readme"] == "README.md"
     assert project["license"] == "Apache-2.0"
+    assert project["license-files"] == ["LICENSE"]
+    # A copy: a link would lead out of what is built of the package alone.
+    licence = package.path / "LICENSE"
+    assert licence.read_bytes() == (ROOT / "LICENSE").read_bytes() and not licence.is_symlink()
+    assert project["authors"] == [{"name": "Mesh maintainers"}]
     assert "Typing :: Typed" in project["classifiers"]
 
 

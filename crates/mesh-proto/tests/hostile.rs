@@ -79,11 +79,12 @@ impl Dice {
 }
 
 /// What the fuzzer does, for a fixed number of rounds and on any compiler: inputs grow out of each other.
-fn mutate(rounds: usize, seeds: Vec<Vec<u8>>, feed: fn(&[u8])) {
+fn mutate(target: &str, rounds: usize, seeds: Vec<Vec<u8>>, feed: fn(&[u8])) {
+    seeds.iter().enumerate().for_each(|(number, seed)| keep(target, &format!("seed-{number}"), seed));
     let mut pool = seeds;
     let kept = pool.len();
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
-    for _ in 0..rounds {
+    for round in 0..rounds {
         let mut bytes = pool[dice.roll(pool.len())].clone();
         for _ in 0..=dice.roll(4) {
             let at = dice.roll(bytes.len());
@@ -100,6 +101,7 @@ fn mutate(rounds: usize, seeds: Vec<Vec<u8>>, feed: fn(&[u8])) {
             }
             bytes.truncate(4096);
         }
+        keep(target, &round.to_string(), &bytes);
         feed(&bytes);
         if pool.len() < 64 {
             pool.push(bytes);
@@ -107,6 +109,30 @@ fn mutate(rounds: usize, seeds: Vec<Vec<u8>>, feed: fn(&[u8])) {
             let at = kept + dice.roll(64 - kept);
             pool[at] = bytes;
         }
+    }
+}
+
+/// Hands an input on to the fuzzer, which begins with those that differ in what they reach (`tools/fuzzing.py`).
+fn keep(target: &str, name: &str, bytes: &[u8]) {
+    if let Some(folder) = std::env::var_os("MESH_KEEP_INPUTS") {
+        let folder = std::path::Path::new(&folder).join(target);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+}
+
+/// What the fuzzer has found worth keeping (`fuzz/corpus`), and what has ever broken something.
+#[test]
+fn inputs_that_the_fuzzer_has_kept() {
+    let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    let entries: [(&str, fn(&[u8])); 3] = [("decode", entry::feed), ("trunk", trunk::feed), ("peer", peer::feed)];
+    for (target, feed) in entries {
+        let mut count = 0;
+        for file in std::fs::read_dir(corpus.join(target)).unwrap() {
+            feed(&std::fs::read(file.unwrap().path()).unwrap());
+            count += 1;
+        }
+        assert!(count > 10, "{target} has {count}");
     }
 }
 
@@ -122,7 +148,7 @@ fn thousands_of_mutations() {
         Frame::build(Header::new(Kind::Call, me, me), Some(&cast), b"step", &parts),
         Frame::build_plain(Header::new(Kind::Reply, me, me), None, b"", &[5; 90]),
     ];
-    mutate(4_000, vec![[vec![3], on_the_wire(&seeds)].concat()], entry::feed);
+    mutate("decode", 4_000, vec![[vec![3], on_the_wire(&seeds)].concat()], entry::feed);
 }
 
 /// What is answered to call 1, by two hosts, as their relay gets it; and what else comes on a trunk.
@@ -181,14 +207,14 @@ fn trunk_seeds() -> Vec<Vec<u8>> {
 fn thousands_of_mutations_of_what_comes_on_a_trunk() {
     let seeds = trunk_seeds();
     seeds.iter().for_each(|seed| trunk::feed(seed));
-    mutate(4_000, seeds, trunk::feed);
+    mutate("trunk", 4_000, seeds, trunk::feed);
 }
 
 #[test]
 fn thousands_of_talks_with_a_hostile_host() {
     let mut dice = Dice(7);
     let seeds = (0..8).map(|_| (0..400).map(|_| u8::try_from(dice.roll(256)).unwrap()).collect()).collect();
-    mutate(1_000, seeds, peer::feed);
+    mutate("peer", 1_000, seeds, peer::feed);
 }
 
 fn merged_for_me(shares: Vec<Share>) -> Packet {

@@ -20,6 +20,11 @@ import pytest
 from mesh_core import AuthenticationError, Credentials, MeshError
 from mesh_core.cli._credentials import CredentialsCommand
 
+STRANGER = 54321
+"""A user id that nobody here has."""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
@@ -74,6 +79,93 @@ def test_a_failure_leaves_nothing_half_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("there", [False, True])
+def test_a_full_disk_leaves_nothing_half_made(tmp_path: Path, there: bool) -> None:
+    """A process that may write no long file stands for a disk that is full, some files in."""
+    job = tmp_path / "job"
+    credentials = Credentials.new(tmp_path / "other")
+    issued = len(credentials.certificates)
+    if there:
+        job.mkdir()
+    code = """
+import resource, signal, sys
+from mesh_core import AuthenticationError, Credentials
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+for make in (lambda: Credentials.new(sys.argv[1]), lambda: Credentials.load(sys.argv[2]).issue_host(sys.argv[1])):
+    try:
+        make()
+    except AuthenticationError as error:
+        print(error)
+"""
+    # Nothing fits; or keys do, and certificates do not.
+    for limit in (0, 300):
+        command = [sys.executable, "-c", code, str(job), str(tmp_path / "other"), str(limit)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        for line in done.stdout.splitlines():
+            assert re.match(f"cannot write {re.escape(str(job))}/[a-z./]+: File too large", line) or (
+                "/other/issued/" in line
+            ), line
+        assert len(done.stdout.splitlines()) == 2
+    assert sorted(each.name for each in tmp_path.iterdir()) == (["job", "other"] if there else ["other"])
+    assert not there or list(job.iterdir()) == []
+    assert len(credentials.certificates) == issued
+
+
+@needs_root
+def test_another_users_folder_is_not_filled(made: Credentials, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    theirs.chmod(0o777)
+    os.chown(theirs, STRANGER, STRANGER)
+    with pytest.raises(AuthenticationError, match=f"belongs to user {STRANGER}, who could replace"):
+        Credentials.new(theirs)
+    with pytest.raises(AuthenticationError, match="nothing was written: take another folder"):
+        made.issue_host(theirs)
+    assert list(theirs.iterdir()) == [] and theirs.stat().st_mode & 0o777 == 0o777
+
+
+def test_a_link_to_a_folder_is_not_filled(made: Credentials, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    with pytest.raises(AuthenticationError, match="exists already"):
+        made.issue_host(tmp_path / "link")
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_an_empty_folder_is_taken_and_closed_to_others(made: Credentials, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir(mode=0o755)
+    made.issue_host(tmp_path / "empty")
+    assert (tmp_path / "empty").stat().st_mode & 0o777 == 0o700
+    assert [each.name for each in tmp_path.iterdir()] == ["empty"]
+
+
+@pytest.mark.once
+@needs_root
+def test_a_folder_whose_name_is_fixed_is_filled_in_place(tmp_path: Path) -> None:
+    """As a volume: nothing else can be put in its place."""
+    code = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
+    sys.exit("cannot mount here")
+place = sys.argv[1]
+assert libc.mount(b"none", place.encode(), b"tmpfs", 0, b"size=1m") == 0
+from mesh_core import AuthenticationError, Credentials
+credentials = Credentials.new(place)
+print(sorted(os.listdir(place)), oct(os.stat(place).st_mode & 0o777), os.listdir(os.path.dirname(place)))
+"""
+    (tmp_path / "place").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "place")], capture_output=True, text=True, check=False
+    )
+    if "cannot mount here" in done.stderr:
+        pytest.skip("mounts cannot be made here")
+    names = ["ca.key", "ca.pem", "controller.key", "controller.pem", "crl.pem", "host", "issued"]
+    assert done.stdout == f"{names} 0o700 ['place']\n", done.stderr
+
+
 def test_two_jobs_have_nothing_in_common(made: Credentials, tmp_path: Path) -> None:
     other = Credentials.new(tmp_path / "other")
     assert other.job != made.job
@@ -126,6 +218,21 @@ def test_a_key_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path, m
     assert not (tmp_path / "b7").exists()
     key.chmod(0o600)
     credentials.issue_host(tmp_path / "b7")
+
+
+@needs_root
+def test_whom_to_believe_is_not_for_others_to_say(tmp_path: Path) -> None:
+    credentials = Credentials.new(tmp_path / "job")
+    authority = credentials.path / "ca.pem"
+    authority.chmod(0o666)
+    with pytest.raises(AuthenticationError, match=f"chmod go-w {re.escape(str(authority))}"):
+        credentials.issue_host(tmp_path / "b7")
+    authority.chmod(0o644)
+    credentials.issue_host(tmp_path / "b7")
+    os.chown(authority, STRANGER, STRANGER)
+    with pytest.raises(AuthenticationError, match=f"belongs to user {STRANGER}"):
+        credentials.issue_host(tmp_path / "b8")
+    assert not (tmp_path / "b8").exists()
 
 
 def test_a_host_s_folder_can_be_looked_at_and_no_more(made: Credentials, tmp_path: Path) -> None:

@@ -727,19 +727,6 @@ def test_another_users_processes_are_refused_at_both_ends(
     assert not sockets(folder)
 
 
-def test_a_folder_that_others_can_enter_is_not_used(folder: Path) -> None:
-    place = folder / f"mesh-{os.getuid()}"
-    place.mkdir()
-    place.chmod(0o777)
-    with pytest.raises(PermissionError, match="mode 0700"):
-        _places.require_private(str(place))
-    place.rmdir()
-    place.symlink_to("/")
-    with pytest.raises(PermissionError, match="mode 0700"):
-        _places.require_private(str(place))
-    place.unlink()
-
-
 def stop_at(mesh: str, **coordinates: int) -> Stop:
     return Stop("", 1, 1, "", 1, mesh, coordinates, {"rank": 0})
 

@@ -41,15 +41,41 @@ pub enum CredentialError {
         /// Its mode.
         mode: u32,
     },
-    /// A key belongs to another user.
+    /// A file that is trusted belongs to another user.
     #[error("{} belongs to user {owner}, and this process runs as user {user}: copy it as the user that runs Mesh", path.display())]
     Owner {
-        /// The key's file.
+        /// The file.
         path: PathBuf,
         /// Its owner.
         owner: u32,
         /// This process's user.
         user: u32,
+    },
+    /// A folder in which credentials were to be made belongs to another user.
+    #[error(
+        "{} belongs to user {owner}, who could replace what is put there, and this process runs as user {user}; nothing was \
+         written: take another folder",
+        path.display()
+    )]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// This process's user.
+        user: u32,
+    },
+    /// Others may change who is believed.
+    #[error(
+        "{} may be written by everybody (mode {mode:04o}): it says who belongs to the job; say `chmod go-w {}`, and if others \
+         may have changed it, copy it again",
+        path.display(), path.display()
+    )]
+    Writable {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
     },
     /// A file does not contain what it should.
     #[error("{} is not what it should be: {why}; copy the folder again, or make new credentials", path.display())]

@@ -43,6 +43,20 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     read_open(File::open(path).map_err(CredentialError::io("read", path))?, path)
 }
 
+/// Reads what says whom to believe, which nobody else may have put there.
+pub(crate) fn read_trusted(path: &Path) -> Result<String, CredentialError> {
+    let file = File::open(path).map_err(CredentialError::io("read", path))?;
+    let meta = file.metadata().map_err(CredentialError::io("look at", path))?;
+    let user = rustix::process::geteuid().as_raw();
+    if meta.uid() != user && meta.uid() != 0 {
+        return Err(CredentialError::Owner { path: path.into(), owner: meta.uid(), user });
+    }
+    if meta.mode() & 0o002 != 0 {
+        return Err(CredentialError::Writable { path: path.into(), mode: meta.mode() & 0o7777 });
+    }
+    read_open(file, path)
+}
+
 /// Reads a key, which must be the reader's own, and nobody else's to read.
 pub(crate) fn read_key(path: &Path) -> Result<String, CredentialError> {
     let file = File::open(path).map_err(CredentialError::io("read", path))?;
@@ -74,7 +88,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), CredentialError> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}", super::provider::random::<8>().map_or(0, u64::from_ne_bytes)));
+    name.push(format!(".{}", random()));
     let part = dir.join(name);
     let write = || -> std::io::Result<()> {
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(&part)?;
@@ -90,8 +104,13 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), CredentialError> {
     })
 }
 
+/// A number for a name that nobody else has chosen.
+pub(crate) fn random() -> u64 {
+    super::provider::random::<8>().map_or(0, u64::from_ne_bytes)
+}
+
 /// Has a folder's names on disk; a file system that cannot do that is no reason to fail.
-fn sync_dir(dir: &Path) {
+pub(crate) fn sync_dir(dir: &Path) {
     if let Ok(dir) = rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
         let _ = rustix::fs::fsync(&dir);
     }

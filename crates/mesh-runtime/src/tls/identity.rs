@@ -82,7 +82,7 @@ impl Loaded {
         let all = paths(dir, role);
         let stamps = all.each_ref().map(|path| files::stamp(path));
         let [ca_path, cert_path, key_path, crl_path] = all;
-        let ca = files::in_file(ca_path.clone(), files::one_certificate(&files::read(&ca_path)?))?;
+        let ca = files::in_file(ca_path.clone(), files::one_certificate(&files::read_trusted(&ca_path)?))?;
         let certificate = files::in_file(cert_path.clone(), files::one_certificate(&files::read(&cert_path)?))?;
         let key = Key(files::read_key(&key_path)?.into());
         let authority = files::in_file(ca_path, Certificate::read(&ca).map_err(|_| CredentialError::NotOurs))?;

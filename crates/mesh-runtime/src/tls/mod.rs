@@ -22,6 +22,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod verify;
+mod whole;
 
 pub use authority::{Authority, CLOCK_SKEW, Issued, Revocation};
 pub use dial::{DialError, Dialed, Pace, dial, resolve, split_address};

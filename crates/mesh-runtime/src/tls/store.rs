@@ -10,10 +10,11 @@ use super::authority::{Authority, Revocation, name_of_key};
 use super::error::CredentialError;
 use super::facts::{PeerFacts, RevocationList, Role, hex};
 use super::files::{self, CA, CA_KEY, CRL};
+use super::whole;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const ISSUED: &str = "issued";
@@ -24,7 +25,7 @@ const FEWEST_DIGITS: usize = 6;
 #[derive(Debug)]
 pub struct Store {
     dir: PathBuf,
-    authority: Authority,
+    authority: Arc<Authority>,
 }
 
 /// A certificate that was made, and whether it still counts.
@@ -40,15 +41,16 @@ impl Store {
     /// Makes a new job's folder, which must not exist yet or be empty.
     ///
     /// # Errors
-    /// If something is there, or cannot be written; nothing is left behind then.
+    /// If something is there, or the folder is another user's, or cannot be written; nothing is left behind then.
     pub fn create(dir: &Path, lifetime: Duration, hosts: Duration) -> Result<Self, CredentialError> {
         let now = SystemTime::now();
-        let store = Self { dir: dir.into(), authority: Authority::create(now)? };
-        claim(dir)?;
-        store.fill(lifetime, hosts, now).inspect_err(|_| {
-            let _ = std::fs::remove_dir_all(dir);
-        })?;
-        Ok(store)
+        let authority = Arc::new(Authority::create(now)?);
+        let fill = |dir: &Path| {
+            let store = Self { dir: dir.into(), authority: Arc::clone(&authority) };
+            store.fill(lifetime, hosts, now)
+        };
+        whole::make(dir, fill, |()| ())?;
+        Ok(Self { dir: dir.into(), authority })
     }
 
     fn fill(&self, lifetime: Duration, hosts: Duration, now: SystemTime) -> Result<(), CredentialError> {
@@ -77,8 +79,8 @@ impl Store {
             return Err(CredentialError::None { path: dir.into(), role: "a job's owner", remedy });
         }
         let pem = files::read_key(&key)?;
-        let authority = files::in_file(key, Authority::from_pem(&files::read(&ca)?, &pem))?;
-        Ok(Self { dir: dir.into(), authority })
+        let authority = files::in_file(key, Authority::from_pem(&files::read_trusted(&ca)?, &pem))?;
+        Ok(Self { dir: dir.into(), authority: Arc::new(authority) })
     }
 
     /// Whether a folder is a job owner's, with an authority, rather than a host's.
@@ -109,13 +111,12 @@ impl Store {
     /// Makes a folder that holds all that a host needs, and only that. Hosts may share one; one each can be revoked each.
     ///
     /// # Errors
-    /// If something is there already, or cannot be written.
+    /// If something is there already, or the folder is another user's, or cannot be written; nothing is left behind then.
     pub fn issue_host(&self, out: &Path, lifetime: Duration) -> Result<PeerFacts, CredentialError> {
         let _lock = self.lock()?;
-        claim(out)?;
-        self.bundle(out, lifetime, SystemTime::now(), None).inspect_err(|_| {
-            let _ = std::fs::remove_dir_all(out);
-        })
+        let now = SystemTime::now();
+        let forget = |facts: &PeerFacts| drop(std::fs::remove_file(self.record(&facts.serial)));
+        whole::make(out, |dir| self.bundle(dir, lifetime, now, None), forget)
     }
 
     /// Makes new certificates for the keys of a folder: a host's, or the owner's own (the controller's, and that in `host`).
@@ -228,12 +229,21 @@ impl Store {
     ) -> Result<PeerFacts, CredentialError> {
         let issued = self.authority.issue(role, lifetime, now, key)?;
         // On record first: what is not on record cannot be revoked by its number.
-        files::write(&self.dir.join(ISSUED).join(format!("{}.pem", issued.facts.serial)), &issued.certificate)?;
-        if key.is_none() {
-            files::write(&dir.join(role.file("key")), &issued.key)?;
-        }
-        files::write(&dir.join(role.file("pem")), &issued.certificate)?;
+        let record = self.record(&issued.facts.serial);
+        files::write(&record, &issued.certificate)?;
+        let hand_out = || {
+            if key.is_none() {
+                files::write(&dir.join(role.file("key")), &issued.key)?;
+            }
+            files::write(&dir.join(role.file("pem")), &issued.certificate)
+        };
+        hand_out().inspect_err(|_| drop(std::fs::remove_file(&record)))?;
         Ok(issued.facts)
+    }
+
+    /// Where it stands that a certificate was made.
+    fn record(&self, serial: &str) -> PathBuf {
+        self.dir.join(ISSUED).join(format!("{serial}.pem"))
     }
 
     fn bundle(
@@ -255,21 +265,6 @@ impl Store {
         flock(&file, FlockOperation::LockExclusive)
             .map_err(|errno| CredentialError::io("lock", &path)(errno.into()))?;
         Ok(file)
-    }
-}
-
-/// Makes a folder of mode 0700, or takes an empty one.
-fn claim(dir: &Path) -> Result<(), CredentialError> {
-    match files::make_dir(dir) {
-        Err(CredentialError::Exists { path }) => {
-            let empty = std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none());
-            if !empty {
-                return Err(CredentialError::Exists { path });
-            }
-            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
-                .map_err(CredentialError::io("close to others", dir))
-        }
-        made => made,
     }
 }
 

@@ -70,19 +70,41 @@ def find(job: int | None = None) -> Found:
     return Found(stops, silent)
 
 
+_SHOWN: dict[str, type | tuple[type, ...]] = {
+    "rank": int,
+    "since": (int, float),
+    "state": str,
+    "attached": bool,
+    "file": str,
+    "line": int,
+    "function": str,
+    "why": str,
+}
+
+
 def _stop(path: str, told: dict[str, Any], about: dict[str, Any]) -> Stop:
-    for needed in ("rank", "since", "state", "attached", "file", "line", "function", "why"):
-        about[needed]  # a KeyError here rather than where it is shown
+    for name, kind in _SHOWN.items():
+        _checked(about[name], kind)
+    coordinates = {
+        _checked(label, str): _checked(index, int) for label, index in about["coordinates"].items()
+    }
     return Stop(
         path=path,
-        number=about["id"],
-        job=told["job"],
-        script=told["script"],
-        pid=told["pid"],
-        mesh=about["mesh"],
-        coordinates=about["coordinates"],
+        number=_checked(about["id"], int),
+        job=_checked(told["job"], int),
+        script=_checked(told["script"], str),
+        pid=_checked(told["pid"], int),
+        mesh=_checked(about["mesh"], str),
+        coordinates=coordinates,
         about=about,
     )
+
+
+def _checked(value: Any, kind: type | tuple[type, ...]) -> Any:
+    """A value that is sorted by or shown later, where nobody expects it to be anything else."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not what a stopped process tells")
+    return value
 
 
 def attach(stop: Stop, *, quiet: bool = False) -> Wire:

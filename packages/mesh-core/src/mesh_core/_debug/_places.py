@@ -1,4 +1,4 @@
-"""Where sockets of stopped processes lie: one folder a job, in a folder that is the user's alone."""
+"""Where sockets of stopped processes lie: one folder a job, in a folder that is the user's alone (PRV-1)."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ import stat
 import struct
 from collections.abc import Iterator
 
+from mesh_core._private import open_private
+
 _ANSWER_S = 2.0
 _TRIES = 5
+_REMEDY = "remove it, or set XDG_RUNTIME_DIR to a folder of your own"
 
 
 def folders() -> list[str]:
     """The folders that may hold jobs, those first that a fresh terminal finds too."""
-    uid = os.getuid()
-    parents = (os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{uid}", "/tmp", os.environ.get("TMPDIR"))
+    uid = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    # After `su` it may still be that of the user before.
+    if runtime and not _belongs_to(runtime, uid):
+        runtime = None
+    parents = (runtime, f"/run/user/{uid}", "/tmp", os.environ.get("TMPDIR"))
     return list(dict.fromkeys(f"{parent.rstrip('/')}/mesh-{uid}" for parent in parents if parent))
 
 
-def require_private(folder: str) -> None:
-    """Raise ``PermissionError`` unless a folder is this user's alone (DBG-2)."""
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(
-            f"{folder} is not a folder of mode 0700 that belongs to uid {os.getuid()}; remove it, or set "
-            "XDG_RUNTIME_DIR to a folder of your own"
-        )
+def _belongs_to(folder: str, uid: int) -> bool:
+    try:
+        return os.stat(folder).st_uid == uid  # noqa: PTH116 - pathlib takes long to import, and this is read at every exit
+    except OSError:
+        return False
 
 
 def require_same_user(peer: socket.socket) -> None:
     """Raise ``PermissionError`` unless the process at the other end is of the same user (DBG-2)."""
     uid = peer_uid(peer)
-    if uid != os.getuid():
-        raise PermissionError(f"the process at the other end belongs to uid {uid}, not {os.getuid()}")
+    if uid != os.geteuid():
+        raise PermissionError(f"the process at the other end belongs to uid {uid}, not {os.geteuid()}")
 
 
 def peer_uid(peer: socket.socket) -> int:
@@ -58,13 +62,9 @@ def listen(job: int) -> tuple[socket.socket, str]:
 def _listen_in(folder: str, job: int) -> tuple[socket.socket, str]:
     place = f"{folder}/{job}"
     for tried in range(_TRIES):
-        for each in (folder, place):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(each, 0o700)  # noqa: PTH102 - pathlib takes long to import, and this is read at every exit
-            require_private(each)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _opened(place) as at:
+            with _opened(place, make=True) as at:
                 # Listening before it has its name: whoever finds the name gets an answer, or it is stale.
                 early = f".{os.getpid()}-{os.urandom(4).hex()}"
                 listener.bind(f"/proc/self/fd/{at}/{early}")
@@ -82,14 +82,17 @@ def _listen_in(folder: str, job: int) -> tuple[socket.socket, str]:
 
 def connect(path: str) -> socket.socket:
     """Connect to a stopped process; ``OSError`` if none is there, or it is another user's."""
-    folder, _, name = path.rpartition("/")
-    require_private(folder)
+    place, _, name = path.rpartition("/")
+    with _opened(place) as at:
+        return _connect_at(at, name)
+
+
+def _connect_at(at: int, name: str) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         peer.settimeout(_ANSWER_S)
-        # Through the folder's descriptor, as the path of a socket may have no more than 107 bytes.
-        with _opened(folder) as at:
-            peer.connect(f"/proc/self/fd/{at}/{name}")
+        # Through the folder's descriptor, also as the path of a socket may have no more than 107 bytes.
+        peer.connect(f"/proc/self/fd/{at}/{name}")
         require_same_user(peer)
     except BaseException:
         peer.close()
@@ -98,12 +101,27 @@ def connect(path: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _opened(place: str, *, make: bool = False) -> Iterator[int]:
+    """A descriptor of a job's folder: it and the one around it belong to this user alone, or this raises."""
+    folder, _, job = place.rpartition("/")
+    if make:
+        _make(folder)
+    outer = open_private(folder, remedy=_REMEDY)
+    try:
+        if make:
+            _make(job, outer)
+        at = open_private(job, dir_fd=outer, remedy=_REMEDY)
+    finally:
+        os.close(outer)
     try:
         yield at
     finally:
         os.close(at)
+
+
+def _make(folder: str, dir_fd: int | None = None) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700, dir_fd=dir_fd)
 
 
 def find(job: int | None = None) -> Iterator[tuple[str, socket.socket | None]]:
@@ -113,61 +131,96 @@ def find(job: int | None = None) -> Iterator[tuple[str, socket.socket | None]]:
     left is removed.
     """
     for folder in folders():
-        try:
-            require_private(folder)
-            jobs = sorted((name for name in os.listdir(folder) if name.isdigit()), key=int)  # noqa: PTH208 - names are wanted
-        except OSError:
-            continue
-        for name in jobs:
+        for name in _jobs(folder):
             if job is None or int(name) == job:
-                yield from _find_in(f"{folder}/{name}")
-                remove_empty(f"{folder}/{name}")
+                place = f"{folder}/{name}"
+                with contextlib.suppress(OSError), _opened(place) as at:
+                    yield from _find_in(place, at)
+                remove_empty(place)
 
 
-def _find_in(place: str) -> Iterator[tuple[str, socket.socket | None]]:
+def _jobs(folder: str) -> list[str]:
     try:
-        names = sorted(os.listdir(place))  # noqa: PTH208 - names are wanted
+        at = open_private(folder)
     except OSError:
-        return
-    for name in names:
-        path = f"{place}/{name}"
-        if name.endswith(".sock"):
+        return []
+    try:
+        return sorted(filter(_is_number, os.listdir(at)), key=int)  # noqa: PTH208 - names are wanted
+    finally:
+        os.close(at)
+
+
+def _find_in(place: str, at: int) -> Iterator[tuple[str, socket.socket | None]]:
+    for name in sorted(os.listdir(at)):
+        if _is_name(name):
             try:
-                peer = connect(path)
+                peer = _connect_at(at, name)
             except (ConnectionRefusedError, FileNotFoundError):
-                unlink(path)
+                _unlink_at(at, name)
             except PermissionError:
                 continue
             except OSError:
-                yield path, None
+                yield f"{place}/{name}", None
             else:
-                yield path, peer
-        elif name.startswith(".") and not os.path.exists(f"/proc/{name[1:].partition('-')[0]}"):  # noqa: PTH110
-            unlink(path)
+                yield f"{place}/{name}", peer
+        elif _is_early(name) and not os.path.exists(f"/proc/{name[1:].partition('-')[0]}"):  # noqa: PTH110
+            _unlink_at(at, name)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _is_name(name: str) -> bool:
+    """Whether a socket can be reached by that name."""
+    return name.endswith(".sock") and _is_number(name[:-5])
+
+
+def _is_early(name: str) -> bool:
+    """Whether a socket has that name before it can be reached."""
+    return name.startswith(".") and _is_number(name[1:].partition("-")[0])
+
+
+def _unlink_at(at: int, name: str) -> None:
+    """Remove a socket of ours; whatever else has that name stays."""
+    with contextlib.suppress(OSError):
+        if _is_name(name) or _is_early(name):
+            found = os.stat(name, dir_fd=at, follow_symlinks=False)
+            if stat.S_ISSOCK(found.st_mode):
+                os.unlink(name, dir_fd=at)
 
 
 def unlink(path: str) -> None:
     """Remove a socket, and folders that are empty then."""
-    with contextlib.suppress(OSError):
-        os.unlink(path)  # noqa: PTH108 - as the rest of this module
-    remove_empty(path.rpartition("/")[0])
+    place, _, name = path.rpartition("/")
+    with contextlib.suppress(OSError), _opened(place) as at:
+        _unlink_at(at, name)
+    remove_empty(place)
 
 
 def remove_empty(place: str) -> None:
     """Remove a job's folder, and the one it is in, if nothing is in them."""
-    with contextlib.suppress(OSError):
-        os.rmdir(place)  # noqa: PTH106 - as the rest of this module
-        os.rmdir(place.rpartition("/")[0])  # noqa: PTH106
+    folder, _, job = place.rpartition("/")
+    try:
+        outer = open_private(folder)
+    except OSError:
+        return
+    try:
+        with contextlib.suppress(OSError):
+            os.rmdir(job, dir_fd=outer)
+            os.rmdir(folder)  # noqa: PTH106 - as above
+    finally:
+        os.close(outer)
 
 
 def forget_job(job: int) -> None:
-    """The job is over: remove what its killed processes have left."""
+    """The job is over: remove the sockets that its killed processes have left, and nothing else (PRV-1)."""
     for folder in folders():
         place = f"{folder}/{job}"
         try:
-            names = os.listdir(place)  # noqa: PTH208 - names are wanted
+            with _opened(place) as at:
+                for name in os.listdir(at):  # noqa: PTH208 - names are wanted
+                    _unlink_at(at, name)
         except OSError:
             continue
-        for name in names:
-            unlink(f"{place}/{name}")
         remove_empty(place)

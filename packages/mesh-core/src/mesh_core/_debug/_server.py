@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import linecache
 import os
@@ -10,6 +11,7 @@ import selectors
 import socket
 import sys
 import threading
+import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
 
 _END_S = 1.0
+_NO_ROOM_S = 0.1
 
 
 class Debugger:
@@ -171,7 +174,10 @@ class Server(threading.Thread):
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                # Whoever knocks is still there: without a pause this would take a whole core until there is room.
+                time.sleep(_NO_ROOM_S)
             return
         try:
             _places.require_same_user(peer)
@@ -193,6 +199,8 @@ class Server(threading.Thread):
                 return
         except Garbled as error:
             guest.wire.tell(error=f"that is not what mesh debug says: {error}")
+        except Exception as error:  # noqa: BLE001 - without this thread nobody could let go on what is stopped
+            guest.wire.tell(error=f"mesh failed to answer that: {error!r}")
         self._part(guest)
 
     def _part(self, guest: _Guest) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 _LINE_LIMIT = 1 << 20
@@ -36,24 +38,35 @@ class Wire:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
         self.peer = peer
         self._read = b""
+        self._deaf = False
+        """Whether the other end has stopped reading."""
         # A stopped thread and the one that answers write to the same connection.
         self._lock = threading.Lock()
 
     def tell(self, **told: Any) -> bool:
-        """Send an object; says whether the other end is still there to take it."""
-        try:
-            with self._lock:
+        """Send an object; says whether the other end is still there to take it.
+
+        An end that does not read is waited for once: then the connection is over, as part of an object may have been sent.
+        """
+        with self._lock:
+            if self._deaf:
+                return False
+            try:
                 self.peer.sendall(json.dumps(told).encode() + b"\n")
-        except OSError:
-            return False
-        return True
+            except OSError:
+                self._deaf = True
+                with contextlib.suppress(OSError):
+                    self.peer.shutdown(socket.SHUT_RDWR)
+        return not self._deaf
 
     def hear(self, limit: float | None = None) -> list[Told] | None:
         """Wait for the next objects; ``None`` once the other end is gone. ``TimeoutError`` after ``limit`` seconds."""
         poll = select.poll()
         poll.register(self.peer, select.POLLIN)
+        until = None if limit is None else time.monotonic() + limit
         while True:
-            if limit is not None and not poll.poll(limit * 1000):
+            # For all of it: what comes byte by byte is no answer either.
+            if until is not None and not poll.poll(max(0.0, until - time.monotonic()) * 1000):
                 raise TimeoutError("no answer")
             told = self.take()
             if told is None or told:

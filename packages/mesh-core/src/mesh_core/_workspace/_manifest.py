@@ -20,8 +20,11 @@ _SETTLED_NS = 2_000_000_000
 """A file that was changed so shortly before it was looked at may change again without looking different: file systems
 count time in steps."""
 
-FILE, PROGRAM, LINK, FOLDER = "f", "x", "l", "d"
-"""Kinds of entries: a file, one with the executable bit, a symbolic link, a directory."""
+FILE, LINK, FOLDER = "f", "l", "d"
+"""Kinds of entries: a file, a symbolic link, a directory."""
+
+_MODES = 0o775
+"""What is kept of a mode: no copy gets the rights of its owner, and none can be written by everybody."""
 
 
 class Entry(NamedTuple):
@@ -29,6 +32,8 @@ class Entry(NamedTuple):
 
     path: str
     kind: str
+    mode: int
+    """Who may do what with it; of a link nothing."""
     size: int
     mtime_ns: int
     digest: bytes
@@ -57,8 +62,8 @@ class Manifest:
     def __init__(self, entries: list[Entry], touched: dict[str, int] | None = None) -> None:
         self.entries = entries
         whole = blake2b(digest_size=_DIGEST)
-        for path, kind, size, _, digest in entries:
-            whole.update(f"{path}\0{kind}{size}\0".encode("utf-8", "surrogateescape"))
+        for path, kind, mode, size, _, digest in entries:
+            whole.update(f"{path}\0{kind}{mode:o}/{size}\0".encode("utf-8", "surrogateescape"))
             whole.update(digest)
         self.digest = whole.digest()
         self.touched = touched or {}
@@ -66,7 +71,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """As bytes; the names compress well."""
-        rows = [f"{e.kind}{e.size}/{e.mtime_ns}/{e.digest.hex()}/{e.path}\0" for e in self.entries]
+        rows = [f"{e.kind}{e.mode:o}/{e.size}/{e.mtime_ns}/{e.digest.hex()}/{e.path}\0" for e in self.entries]
         return zlib.compress("".join(rows).encode("utf-8", "surrogateescape"), 1)
 
     @classmethod
@@ -74,12 +79,13 @@ class Manifest:
         """Read what :meth:`encode` wrote; refuses names that lead out of the tree."""
         entries = []
         for row in zlib.decompress(data).decode("utf-8", "surrogateescape").split("\0")[:-1]:
-            size, mtime, digest, path = row[1:].split("/", 3)
+            mode, size, mtime, digest, path = row[1:].split("/", 4)
             if not is_inside(path):
                 raise MeshError(
                     f"a workspace has an entry {path!r}, which is no place inside of it; not written"
                 )
-            entries.append(Entry(path, row[0], int(size), int(mtime), bytes.fromhex(digest)))
+            kept = int(mode, 8) & _MODES
+            entries.append(Entry(path, row[0], kept, int(size), int(mtime), bytes.fromhex(digest)))
         return cls(entries)
 
 
@@ -138,10 +144,11 @@ class Scanner:
         full = os.path.join(self._top, path)  # noqa: PTH118 - paths of whole trees: pathlib takes several times as long
         mode = seen.st_mode
         if stat.S_ISDIR(mode):
-            return Entry(path, FOLDER, 0, 0, b"")
+            # What is in it must be written and read.
+            return Entry(path, FOLDER, mode & _MODES | 0o700, 0, 0, b"")
         if stat.S_ISLNK(mode):
             try:
-                return Entry(path, LINK, 0, 0, os.fsencode(os.readlink(full)))  # noqa: PTH115 - as above
+                return Entry(path, LINK, 0, 0, 0, os.fsencode(os.readlink(full)))  # noqa: PTH115 - as above
             except OSError:
                 return None
         if not stat.S_ISREG(mode):
@@ -163,12 +170,11 @@ class Scanner:
                 ) from None
         if time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns) > _SETTLED_NS:
             known[path] = look, digest
-        kind = PROGRAM if mode & stat.S_IXUSR else FILE
-        return Entry(path, kind, seen.st_size, seen.st_mtime_ns, digest)
+        return Entry(path, FILE, mode & _MODES, seen.st_size, seen.st_mtime_ns, digest)
 
 
-def digest_of(path: str, check: Callable[[], None] | None = None) -> bytes:
-    """The digest of a file's content; ``check`` may raise meanwhile."""
+def digest_of(path: str | int, check: Callable[[], None] | None = None) -> bytes:
+    """The digest of a file's content, or of that of a descriptor, which is closed; ``check`` may raise meanwhile."""
     whole = hasher()
     with open(path, "rb") as file:  # noqa: PTH123 - as above
         while block := file.read(_BLOCK):

@@ -18,7 +18,7 @@ from mesh_core._context import context
 from mesh_core._endpoint import endpoint
 from mesh_core._errors import MeshError
 from mesh_core._workspace._fleet import Fleet, tell_running
-from mesh_core._workspace._manifest import FILE, FOLDER, PROGRAM, Manifest, Print, Scanner, hasher
+from mesh_core._workspace._manifest import FILE, FOLDER, Manifest, Print, Scanner, hasher
 from mesh_core._workspace._mirror import ABANDON, DONE, MORE, Committed, Piece
 from mesh_core._workspace._place import Workspace, key_of
 from mesh_core._workspace._report import WorkspaceReport
@@ -33,6 +33,7 @@ _MOST_PIECES = 2000
 _AHEAD = 3
 """Batches under way: with their size, what a sync takes of memory here and on links."""
 _TRIES = 5
+_DISCARD_S = 10.0
 
 
 class Synchronizer(Actor):
@@ -66,9 +67,7 @@ class Synchronizer(Actor):
                 each for mesh in keepers for each in mesh.commit.call(workspace).get().values()
             ]
         except BaseException:
-            for mesh in keepers:
-                with contextlib.suppress(Exception):
-                    mesh.discard.broadcast(workspace)
+            _discard(keepers, workspace)
             raise
         workspace = workspace._replace(paths=_importable(source, manifest))
         changed = _changed(process, manifest, lacking, committed)
@@ -157,6 +156,17 @@ class Synchronizer(Actor):
         return True
 
 
+def _discard(keepers: list[Any], workspace: Workspace) -> None:
+    """Have all hosts forget what has arrived, so that nothing is left of it where the script's error is read (WSP-4)."""
+    futures = []
+    for mesh in keepers:
+        with contextlib.suppress(Exception):
+            futures.append(mesh.discard.call(workspace))
+    for future in futures:
+        with contextlib.suppress(Exception):
+            future.get(timeout=_DISCARD_S)
+
+
 def _check_end() -> None:
     """Give up where the script comes to its end: it does not wait for what nobody waits for."""
     me, stage = context().actor_instance, _process.current().stage()
@@ -173,7 +183,7 @@ def _pieces(
     """The contents of files, in pieces; what is not as the manifest has it is noted, and abandoned."""
     for number in lacking:
         entry = manifest.entries[number]
-        assert entry.kind in (FILE, PROGRAM)
+        assert entry.kind == FILE
         whole, left = hasher(), entry.size
         try:
             with Path(source, entry.path).open("rb", buffering=0) as file:

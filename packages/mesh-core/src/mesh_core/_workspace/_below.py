@@ -1,0 +1,122 @@
+"""Names below a folder, reached one step at a time from its descriptor.
+
+WSP-3: no link in a copy is followed, whoever puts one there and whenever (PRV-1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Below:
+    """What is below an opened folder. Paths are relative, with slashes."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        """Its descriptor, closed by :meth:`close`."""
+        self._way: list[tuple[str, int]] = []
+        """The folders that lead to the last path: neighbours come one after another."""
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self.forget()
+        os.close(self.root)
+
+    def forget(self) -> None:
+        """Walk from the top again: a folder on the way may be another one by now."""
+        for _, at in self._way:
+            os.close(at)
+        self._way.clear()
+
+    def parent(self, path: str) -> tuple[int, str]:
+        """The descriptor of the folder that a path is in, valid until the next call, and its last part."""
+        *folders, name = path.split("/")
+        same = 0
+        for (known, _), folder in zip(self._way, folders, strict=False):
+            if known != folder:
+                break
+            same += 1
+        for _, at in self._way[same:]:
+            os.close(at)
+        del self._way[same:]
+        for folder in folders[same:]:
+            self._way.append((folder, os.open(folder, _FOLDER, dir_fd=self._last())))
+        return self._last(), name
+
+    def _last(self) -> int:
+        return self._way[-1][1] if self._way else self.root
+
+    def look(self, path: str) -> os.stat_result | None:
+        """What has that name; ``None`` if nothing has, or a folder on the way is none."""
+        try:
+            at, name = self.parent(path)
+            return os.stat(name, dir_fd=at, follow_symlinks=False)
+        except OSError:
+            return None
+
+    def open_file(self, path: str) -> int:
+        """Open a regular file for reading."""
+        at, name = self.parent(path)
+        # Without waiting for a writer, should it be a pipe by now.
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise FileNotFoundError(f"{path} is not a file any more")
+        return file
+
+    def points(self, path: str) -> bytes:
+        """Where a link leads."""
+        at, name = self.parent(path)
+        return os.fsencode(os.readlink(name, dir_fd=at))
+
+    def set_mode(self, path: str, mode: int) -> None:
+        """Change the mode of a file or folder, also of one that may not be read."""
+        at, name = self.parent(path)
+        thing = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        try:
+            found = os.fstat(thing)
+            # A link has no mode, and this would change that of what it leads to.
+            if not stat.S_ISLNK(found.st_mode):
+                with contextlib.suppress(PermissionError):  # a file system without modes
+                    os.chmod(f"/proc/self/fd/{thing}", mode | group_bit(found))  # noqa: PTH101 - the shortest way
+        finally:
+            os.close(thing)
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder that nobody else can enter yet, unless there is one."""
+        at, name = self.parent(path)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=at)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder."""
+        at, name = self.parent(path)
+        os.rmdir(name, dir_fd=at)
+        self.forget()
+
+    def unlink(self, path: str) -> None:
+        """Remove a file or link."""
+        at, name = self.parent(path)
+        os.unlink(name, dir_fd=at)
+
+    def put(self, path: str, source: int, name: str) -> None:
+        """Put what is called ``name`` in the folder ``source`` in the place of what has the path."""
+        at, last = self.parent(path)
+        os.rename(name, last, src_dir_fd=source, dst_dir_fd=at)
+
+    def names(self, path: str) -> list[str]:
+        """What is in a folder; nothing if there is none."""
+        try:
+            at, _ = self.parent(f"{path}/." if path else ".")
+            return os.listdir(at)  # noqa: PTH208 - names are wanted
+        except OSError:
+            return []
+
+
+def group_bit(found: os.stat_result) -> int:
+    """The bit by which what is made in a folder belongs to the folder's group, if it has that."""
+    return found.st_mode & stat.S_ISGID if stat.S_ISDIR(found.st_mode) else 0
