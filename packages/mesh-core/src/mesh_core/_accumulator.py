@@ -97,14 +97,14 @@ class _Folding(Future[A]):
                 except Exception as error:  # noqa: BLE001 - kept, and raised at the end
                     self._error = error
 
-    def _wait(self, timeout: float | None) -> bool:
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             self._fold()
             if self._call.done():
                 return True
             left = None if until is None else until - time.monotonic()
-            if not self._call.wait(left, self._n):
+            if not self._call.wait(left, self._n, heed):
                 return False
 
     async def _arrive(self) -> None:

@@ -74,11 +74,11 @@ class ManyFuture(Future[ValueMesh[R]]):
                 raise
             return error.with_traceback(None)
 
-    def _wait(self, timeout: float | None) -> bool:
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
         if getattr(self, "_patient", False):
-            return self._call.wait(timeout)
-        ready = self._call.wait(timeout, 0)
-        if ready and not self._call.done() and not self._call.wait(_AFTER_A_DEATH):
+            return self._call.wait(timeout, None, heed)
+        ready = self._call.wait(timeout, 0, heed)
+        if ready and not self._call.done() and not self._call.wait(_AFTER_A_DEATH, None, heed):
             raise self._loss()
         return ready
 
