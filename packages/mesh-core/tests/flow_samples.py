@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from mesh_core import Actor, MailboxFull, endpoint
+from mesh_core import Accumulator, Actor, MailboxFull, endpoint
 
 GATE = threading.Event()
 """This process's: where `Slow` waits, and `Valve` lets it through."""
@@ -92,6 +92,10 @@ def fill(target: Any, value: Any, most: int = 1_000_000) -> tuple[int, str]:
     raise AssertionError(f"{most} messages, and the mailbox is not full")
 
 
+def most(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
 class Worker(Actor):
     """Waits, and calls others, for the tests of deadlines and cancellation. Coroutines only."""
 
@@ -135,6 +139,15 @@ class Worker(Actor):
     async def left_at(self, other: Any, own: float | None) -> float | None:
         """How much time a nested call is told of."""
         left: float | None = await other.left.with_options(timeout=own).call_one()
+        return left
+
+    @endpoint(concurrent=True)
+    async def left_at_all(self, others: Any, how: str) -> float | None:
+        """How much time calls to many are told of, whose replies are combined, or folded here."""
+        if how == "reduced":
+            left: float | None = await others.left.with_options(reduce=most).call()
+        else:
+            left = await Accumulator(others.left, None, most).accumulate()
         return left
 
     @endpoint(concurrent=True)

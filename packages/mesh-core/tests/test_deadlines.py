@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from flow_samples import Blocker, Producer, Valve, Worker
+from flow_samples import Blocker, Producer, Valve, Worker, most
 
-from mesh_core import ActorTimeout, ProcMesh
+from mesh_core import Accumulator, ActorTimeout, ProcMesh
 
 
 @pytest.fixture
@@ -96,6 +96,62 @@ def test_nested_calls_inherit_what_is_left(workers: Any) -> None:
     assert 5 < left <= 20
     # It ends with the message that had it.
     assert one.left_at.call_one(other, None).get(timeout=30) is None
+
+
+@pytest.mark.parametrize("how", ["reduced", "folded"])
+def test_combined_and_folded_calls_inherit_it_too(workers: Any, how: str) -> None:
+    one = at(workers, 0, 0)
+    assert one.left_at_all.call_one(workers, how).get(timeout=30) is None
+    left = one.left_at_all.with_options(timeout=20.0).call_one(workers, how).get(timeout=30)
+    assert 0 < left <= 20
+
+
+def test_a_combined_call_tells_its_ranks_of_its_deadline(workers: Any) -> None:
+    left = workers.left.with_options(reduce=most, timeout=20.0).call().get(timeout=30)
+    assert 0 < left <= 20
+    # The receivers keep it: this process does not look at the future before.
+    future = workers.wait.with_options(reduce=most, timeout=0.05).call("e")
+    workers.until.call("cancelled e").get(timeout=30)
+    with pytest.raises(ActorTimeout):
+        future.get(timeout=30)
+    assert 0 < Accumulator(workers.left.with_options(timeout=20.0), None, most).accumulate().get() <= 20
+
+
+def test_options_that_are_not_named_stay_as_they_are(workers: Any) -> None:
+    one = at(workers, 0, 0)
+    for left in (
+        one.left.with_options(timeout=20.0).with_options(block=False),
+        one.left.with_options(timeout=20.0).with_options(),
+        one.left.with_options(reduce=most).with_options(timeout=20.0),
+        one.left.with_options(timeout=20.0).with_options(reduce=most),
+    ):
+        found = left.call().get(timeout=30)
+        # Combined there is one value, and else one for each.
+        assert 0 < (found if isinstance(found, float) else found.item()) <= 20
+    assert one.left.with_options(timeout=20.0).with_options(timeout=None).call_one().get(timeout=30) is None
+    both = one.left.with_options(reduce=most).with_options(reduce=None).call().get(timeout=30)
+    assert both.values() == [None]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        (
+            {"timeout": "5"},
+            TypeError,
+            r"with_options\(timeout=\) must be a number of seconds or None, got '5'",
+        ),
+        ({"timeout": True}, TypeError, "got True"),
+        ({"timeout": 0}, ValueError, "must be a positive number of seconds, got 0"),
+        ({"timeout": float("nan")}, ValueError, "got nan"),
+        ({"block": 1}, TypeError, r"with_options\(block=\) must be True or False, got 1"),
+    ],
+)
+def test_options_of_wrong_types_are_refused(
+    workers: Any, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        workers.left.with_options(**options)
 
 
 def test_a_deadline_reaches_through_a_sync_endpoint(workers: Any, blocker: Any) -> None:

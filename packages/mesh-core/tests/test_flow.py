@@ -14,7 +14,7 @@ import pytest
 from core_processes import Script
 from flow_samples import Looper, Producer, Slow, Valve, fill
 
-from mesh_core import MailboxFull, ProcMesh, SupervisionError, configured, shutdown, this_host
+from mesh_core import ActorTimeout, MailboxFull, ProcMesh, SupervisionError, configured, shutdown, this_host
 
 MIB = 2**20
 BUDGET = 4 * MIB
@@ -108,7 +108,18 @@ def test_the_error_has_fields(slow: Any) -> None:
     with pytest.raises(MailboxFull) as caught:
         slow.note.with_options(block=False).call_one(bytes(MIB))
     assert (caught.value.actor, caught.value.rank) == ("slow", 0)
+    assert caught.value.host == this_host()._name
     assert caught.value.budget == BUDGET
+
+
+def test_refusing_to_wait_is_kept_when_a_deadline_is_added(slow: Any) -> None:
+    fill_to_the_brim(slow)
+    for note in (
+        slow.note.with_options(block=False).with_options(timeout=30.0),
+        slow.note.with_options(timeout=30.0).with_options(block=False),
+    ):
+        with pytest.raises(MailboxFull):
+            note.call_one(bytes(MIB))
 
 
 def test_a_gigabyte_of_broadcasts_is_held_back(procs: ProcMesh, slow: Any) -> None:
@@ -254,8 +265,12 @@ def test_a_dead_process_holds_nobody_back() -> None:
 
 def test_a_deadline_ends_the_wait_for_room(slow: Any) -> None:
     fill_to_the_brim(slow)
-    with pytest.raises(TimeoutError, match=r"'slow' on rank 0 lags behind.*not sent within its deadline"):
+    with pytest.raises(
+        TimeoutError, match=r"'slow' on rank 0 lags behind.*not sent within its deadline"
+    ) as caught:
         slow.note.with_options(timeout=0.05).call_one(bytes(2 * MIB))
+    assert isinstance(caught.value, ActorTimeout)
+    assert (caught.value.rank, caught.value.host) == (0, this_host()._name)
 
 
 def test_an_actor_does_not_wait_for_itself(procs: ProcMesh) -> None:

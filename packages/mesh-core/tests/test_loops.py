@@ -114,6 +114,13 @@ def test_what_asyncio_has_for_several(run: Run, one: Any, held: Any) -> None:
         answer: int = await one.echo_async.call_one(n)
         return answer
 
+    async def too_long() -> None:
+        async with asyncio.timeout(30) as limit:
+            holding = held.hold.call_one()
+            await held.holding.call_one()
+            limit.reschedule(0)
+            await holding
+
     async def main() -> list[Any]:
         gathered = await asyncio.gather(*(one.echo.call_one(n) for n in range(3)))
         async with asyncio.TaskGroup() as group:
@@ -122,11 +129,7 @@ def test_what_asyncio_has_for_several(run: Run, one: Any, held: Any) -> None:
         async with asyncio.timeout(30):
             limited += await one.echo.call_one(5)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(30) as limit:
-                holding = held.hold.call_one()
-                await held.holding.call_one()
-                limit.reschedule(0)
-                await holding
+            await too_long()
         assert await held.cancelled.call_one()
         done, _ = await asyncio.wait([one.echo.call_one(6).as_asyncio()])
         shielded = await asyncio.shield(one.echo.call_one(7))

@@ -8,9 +8,9 @@ import pickle
 from typing import Any
 
 import pytest
-from core_samples import Echo
+from core_samples import Echo, Where
 
-from mesh_core import ActorMesh, Extent, HostMesh, ProcMesh, ValueMesh, this_host, this_proc
+from mesh_core import ActorMesh, Channel, Extent, HostMesh, ProcMesh, ValueMesh, send, this_host, this_proc
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -151,3 +151,36 @@ def test_endpoints_are_listed_for_completion(echo: Any) -> None:
 def test_a_mesh_of_an_unspawned_actor_is_refused() -> None:
     with pytest.raises((TypeError, AttributeError)):
         Echo().slice(gpus=0)
+
+
+# What an actor knows of the mesh that was messaged.
+
+
+def test_a_mesh_of_one_has_its_dimensions_for_its_own_actor(procs: ProcMesh) -> None:
+    with this_host().spawn_procs({"gpus": 1}) as single:
+        where = single.spawn("where", Where).place.call().get().item(gpus=0)
+        assert (where["coords"], where["message_coords"], where["current_size"]) == (
+            {"gpus": 0},
+            {"gpus": 0},
+            {"gpus": 1},
+        )
+
+
+def test_a_part_of_one_has_its_dimensions_too(procs: ProcMesh) -> None:
+    mesh = procs.spawn("where", Where)
+    where = mesh.slice(hosts=1, gpus=slice(1, 2)).place.call_one().get()
+    assert where["coords"] == {"hosts": 1, "gpus": 1}
+    assert (where["message_coords"], where["current_size"]) == ({"gpus": 0}, {"gpus": 1})
+    # A point of a mesh has none.
+    assert mesh.slice(hosts=1, gpus=1).place.call_one().get()["current_size"] == {}
+    mesh.stop().get()
+
+
+def test_an_answer_from_a_mesh_of_one_has_its_place(procs: ProcMesh) -> None:
+    echo = procs.spawn("echo", Echo)
+    port, receiver = Channel[int].open_ranked()
+    send(echo.slice(hosts=0, gpus=slice(1, 2)).echo, (7,), port=port)
+    place, value = receiver.recv().get(timeout=30)
+    assert place is not None
+    assert (dict(place), value) == ({"gpus": 0}, 7)
+    echo.stop().get()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from core_owners import WITHIN, Leaf, Soft, slay
 from core_processes import Script, Watch
+from core_samples import Coroutines
 
 from mesh_core import ActorTimeout, MeshFailure, ProcMesh, SupervisionError, this_host
 
@@ -175,12 +176,45 @@ def drain() -> None:
                 continue
 
 
-def test_exception_of_a_call_that_is_not_done_does_not_say_success(own: ProcMesh) -> None:
+def test_exception_leaves_what_else_has_failed_to_the_next_get(own: ProcMesh) -> None:
+    healthy: Any = own.slice(gpus=0).spawn("healthy", Leaf)
     waiting = kept_waiting(own, 0)
     slay(own, 2)
-    with pytest.raises(SupervisionError):
-        waiting.exception(WITHIN)
+    wait_for_alarm(own)
+    assert healthy.pid.call_one().exception(WITHIN) is None
+    assert isinstance(healthy.fail.call_one(KeyError()).exception(WITHIN), KeyError)
+    assert healthy.pid.call().exception(WITHIN) is None
+    # Nor does it say success where there is none.
+    with pytest.raises(ActorTimeout):
+        waiting.exception(0.01)
+    assert hears(waiting).signal == signal.SIGKILL
     assert not waiting.done()
+
+
+def test_a_failure_that_comes_while_exception_waits_does_not_end_the_wait(own: ProcMesh) -> None:
+    gate: Any = own.slice(gpus=0).spawn("gate", Coroutines)
+    doomed: Any = own.slice(gpus=2).spawn("doomed", Leaf)
+    held = kept_waiting(own, 1)
+    waiting = gate.enter.call_one("x")
+
+    def fail_and_open() -> None:
+        doomed.fail.broadcast(ValueError("nobody waits"))
+        wait_for_alarm(own)
+        gate.open.broadcast("x")
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(fail_and_open)
+        assert waiting.exception(WITHIN) is None
+        done.result(WITHIN)
+    assert hears(held).mesh_name == "doomed"
+
+
+def wait_for_alarm(procs: ProcMesh) -> None:
+    """Until a failure has come that the script's next wait is to raise."""
+    until = time.monotonic() + WITHIN
+    while not procs._process.alarmed:
+        assert time.monotonic() < until
+        os.sched_yield()
 
 
 # Many who wait.

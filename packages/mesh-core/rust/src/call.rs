@@ -137,15 +137,20 @@ impl PyCall {
         self.call.arrived()
     }
 
-    /// Waits until all outcomes are there (or, with `seen`, more than so many); false if `timeout` came first.
-    #[pyo3(signature = (timeout=None, seen=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>, seen: Option<usize>) -> PyResult<bool> {
+    /// Waits until all outcomes are there (or, with `seen`, more than so many); false if `timeout` came first. Failures
+    /// that the script has to be told of are raised meanwhile, unless `heed` says that another wait is to do that.
+    #[pyo3(signature = (timeout=None, seen=None, heed=true))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>, seen: Option<usize>, heed: bool) -> PyResult<bool> {
         door::enter(py);
         if self.call.is_done() || seen.is_some_and(|seen| self.call.arrived() > seen) {
             return Ok(true);
         }
         let until = door::deadline(timeout)?;
         let (runtime, call) = (&*self.runtime, &*self.call);
+        if !heed {
+            let step = |look, signals| runtime.wait_call(call, seen, until, look, signals);
+            return door::wait(py, runtime, step, until);
+        }
         let heard = AtomicU64::new(runtime.alarms_heard());
         let step = |look, signals| {
             let alarms = runtime.alarms();

@@ -10,7 +10,7 @@ use crate::topology::PyRegion;
 use bytes::Bytes;
 use mesh_proto::{ActorId, Kind, Placement, ProcAddr, Target};
 use mesh_runtime::{NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms};
-use mesh_topology::Wire;
+use mesh_topology::{Region, Wire};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -200,24 +200,43 @@ impl PyPlacement {
 
 /// Who a message is for.
 #[pyclass(name = "Target", module = "mesh_core._native", frozen)]
-pub(crate) struct PyTarget(Arc<Target>, Placement);
+pub(crate) struct PyTarget {
+    target: Arc<Target>,
+    placement: Placement,
+    /// The dimensions of the view that is messaged, as receivers are told them: `hosts=2,gpus=8`.
+    shape: String,
+}
+
+impl PyTarget {
+    fn shape_of(region: &Region) -> String {
+        let extent = region.extent();
+        let dims: Vec<String> =
+            extent.labels().zip(extent.sizes()).map(|(label, size)| format!("{label}={size}")).collect();
+        dims.join(",")
+    }
+}
 
 #[pymethods]
 impl PyTarget {
-    /// One proc.
+    /// One proc, messaged as such or as a `view` of one rank, which may have dimensions all the same.
     #[staticmethod]
-    fn one(mesh: u64, rank: u32, placement: &PyPlacement) -> Self {
-        Self(Arc::new(Target::One(placement.0.addr(mesh, rank as usize))), placement.0.clone())
+    #[pyo3(signature = (mesh, rank, placement, view=None))]
+    fn one(mesh: u64, rank: u32, placement: &PyPlacement, view: Option<&PyRegion>) -> Self {
+        let target = Arc::new(Target::One(placement.0.addr(mesh, rank as usize)));
+        let shape = view.map(|view| Self::shape_of(view.inner())).unwrap_or_default();
+        Self { target, placement: placement.0.clone(), shape }
     }
 
     /// The ranks of a region of a mesh.
     #[staticmethod]
     fn many(mesh: u64, region: &PyRegion, placement: &PyPlacement) -> Self {
-        Self(Arc::new(Target::Many(mesh, region.inner().clone(), placement.0.clone())), placement.0.clone())
+        let region = region.inner();
+        let target = Arc::new(Target::Many(mesh, region.clone(), placement.0.clone()));
+        Self { target, placement: placement.0.clone(), shape: Self::shape_of(region) }
     }
 
     fn __len__(&self) -> usize {
-        self.0.len()
+        self.target.len()
     }
 }
 
@@ -276,7 +295,7 @@ impl PySender {
     fn traced(&self, py: Python<'_>, context: &str) -> PyResult<Self> {
         let mut name = self.name.clone();
         if !name.contains(&0) {
-            // A message to one actor has no shape; the context stands third all the same.
+            // A message to a single actor has no shape; the context stands third all the same.
             name.push(0);
         }
         name.push(0);
@@ -438,23 +457,23 @@ impl PyRuntime {
             "inspect" => Kind::Inspect,
             other => return Err(PyValueError::new_err(format!("no message of kind {other:?} is sent this way"))),
         };
-        let last = target.0.procs().map(|addr| addr.rank as usize).max().unwrap_or(0);
-        self.0.note_afar(target.0.mesh(), &target.1, last + 1);
-        let target = Arc::clone(&target.0);
+        let PyTarget { target, placement, shape } = target;
+        let last = target.procs().map(|addr| addr.rank as usize).max().unwrap_or(0);
+        self.0.note_afar(target.mesh(), placement, last + 1);
         let mut name = name.as_bytes().to_vec();
-        if let Target::Many(_, region, _) = &*target {
-            // Receivers of a cast are told its shape, so that they know their place in it.
+        if !shape.is_empty() {
+            // Receivers are told the shape of what was messaged, so that they know their place in it.
             name.push(0);
-            let extent = region.extent();
-            let dims: Vec<String> =
-                extent.labels().zip(extent.sizes()).map(|(label, size)| format!("{label}={size}")).collect();
-            name.extend_from_slice(dims.join(",").as_bytes());
-            if region.to_wire().len() > usize::from(u16::MAX) {
-                return Err(PyValueError::new_err(
-                    "the labels of the mesh are too long to be sent: 65,535 bytes is the limit",
-                ));
-            }
+            name.extend_from_slice(shape.as_bytes());
         }
+        if let Target::Many(_, region, _) = &**target
+            && region.to_wire().len() > usize::from(u16::MAX)
+        {
+            return Err(PyValueError::new_err(
+                "the labels of the mesh are too long to be sent: 65,535 bytes is the limit",
+            ));
+        }
+        let target = Arc::clone(target);
         if name.len() > usize::from(u16::MAX) {
             return Err(PyValueError::new_err(
                 "an endpoint's name and its mesh's labels are at most 65,535 bytes long",

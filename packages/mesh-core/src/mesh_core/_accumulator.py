@@ -13,6 +13,7 @@ from mesh_core._outcomes import value_of
 if TYPE_CHECKING:
     from mesh_core._adverbs import Endpoint
     from mesh_core._native import Call
+    from mesh_core._process import Process
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -53,11 +54,13 @@ class Accumulator(Generic[P, R, A]):
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
         """Call, and return a future of the folded replies. The first failure is raised, once all replies are there."""
-        endpoint = self._endpoint
-        if not endpoint._arity.fits(args, kwargs):
-            raise endpoint._refuse(args, kwargs)
-        call = endpoint._senders.call((args, kwargs), stream=True)
-        return _Folding(endpoint, call, self._identity, self._combine)
+        folding: Future[A] = self._endpoint._begin("accumulate", self._fold, None, args, kwargs, stream=True)
+        return folding
+
+    def _fold(
+        self, process: Process, call: Call, _finish: None, what: Callable[[], str], limit: float | None
+    ) -> _Folding[A]:
+        return _Folding(self, process, call, what, limit)
 
 
 class _Folding(Future[A]):
@@ -66,12 +69,17 @@ class _Folding(Future[A]):
     __slots__ = ("_combine", "_error", "_folded", "_lock", "_n", "_who")
 
     def __init__(
-        self, endpoint: Endpoint[..., Any], call: Call, identity: A, combine: Callable[[A, Any], A]
+        self,
+        accumulator: Accumulator[Any, Any, A],
+        process: Process,
+        call: Call,
+        what: Callable[[], str],
+        limit: float | None,
     ) -> None:
-        super().__init__(endpoint._mesh._process, call, self._finish_fold, endpoint._what, endpoint._limit)
-        self._who = endpoint._who
-        self._folded = identity
-        self._combine = combine
+        super().__init__(process, call, self._finish_fold, what, limit)
+        self._who = accumulator._endpoint._who
+        self._folded = accumulator._identity
+        self._combine = accumulator._combine
         self._error: BaseException | None = None
         self._n = 0
         # Of its own: `combine` is the user's, and may wait for other calls.
@@ -89,14 +97,14 @@ class _Folding(Future[A]):
                 except Exception as error:  # noqa: BLE001 - kept, and raised at the end
                     self._error = error
 
-    def _wait(self, timeout: float | None) -> bool:
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             self._fold()
             if self._call.done():
                 return True
             left = None if until is None else until - time.monotonic()
-            if not self._call.wait(left, self._n):
+            if not self._call.wait(left, self._n, heed):
                 return False
 
     async def _arrive(self) -> None:

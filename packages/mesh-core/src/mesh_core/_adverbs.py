@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -16,10 +17,12 @@ from mesh_core._values import ValueMesh, lazy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Self
 
     from mesh_core._actors import ActorMesh
     from mesh_core._endpoint import Arity
     from mesh_core._native import Call, Message, Region, Sender
+    from mesh_core._process import Process
     from mesh_core._reduce import ReducedEndpoint
     from mesh_core._reducers import Reducer
 
@@ -80,9 +83,9 @@ class ManyFuture(Future[ValueMesh[R]]):
     def _is_loss(self) -> bool:
         return self._state == _FAILED and hasattr(self, "_lost_at")
 
-    def _wait(self, timeout: float | None) -> bool:
-        ready = self._call.wait(timeout, 0)
-        if ready and not self._call.done() and not self._call.wait(_AFTER_A_DEATH):
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
+        ready = self._call.wait(timeout, 0, heed)
+        if ready and not self._call.done() and not self._call.wait(_AFTER_A_DEATH, None, heed):
             self._settle_loss()
         return ready
 
@@ -163,6 +166,8 @@ class Endpoint(Generic[P, R]):
         "_who",
     )
 
+    _reducer: Reducer | None = None
+
     def __init__(
         self, mesh: ActorMesh[Any], name: str, arity: Arity, limit: float | None = None, block: bool = True
     ) -> None:
@@ -191,6 +196,47 @@ class Endpoint(Generic[P, R]):
         complaint = self._arity.complaint(args, kwargs)
         return TypeError(f"{self._mesh.class_name}.{self._name}{self._arity.text} {complaint}")
 
+    def _begin(
+        self,
+        adverb: str,
+        kind: Callable[..., Any],
+        finish: Callable[[Call], Any] | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        stream: bool = False,
+        combined: bool = False,
+    ) -> Any:
+        """What every call begins with, whatever its adverb: check, trace, deadline, send.
+
+        ``kind`` makes a future of the call, ``finish`` the future's result of its outcomes.
+        """
+        if not self._arity.fits(args, kwargs):
+            raise self._refuse(args, kwargs)
+        process = self._mesh._process
+        if process.tracer is not None and not self._spanned:
+            # Not a closure, whose variables would cost every call.
+            again = partial(
+                Endpoint._begin,
+                adverb=adverb,
+                kind=kind,
+                finish=finish,
+                args=args,
+                kwargs=kwargs,
+                stream=stream,
+                combined=combined,
+            )
+            return process.tracer.call(self, adverb, again)
+        limit = inherited(self._limit) if process.deadlines else self._limit
+        if combined:
+            call = self._call_combined(args, kwargs, limit)
+        else:
+            call = self._senders.call((args, kwargs), stream, limit)
+        return kind(process, call, finish, self._what, limit)
+
+    def _call_combined(self, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Call:
+        raise NotImplementedError  # what ``reduce=`` makes of an endpoint does
+
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call exactly one actor. A mesh of several is a ``ValueError``: slice it first."""
         if not self._one:
@@ -198,14 +244,8 @@ class Endpoint(Generic[P, R]):
                 f"call_one() is for exactly one actor, and {self._mesh!r} has {len(self._mesh)}; "
                 "slice it first, or use call() or choose()"
             )
-        if not self._arity.fits(args, kwargs):
-            raise self._refuse(args, kwargs)
-        process = self._mesh._process
-        if process.tracer is not None and not self._spanned:
-            return process.tracer.call(self, "call_one", args, kwargs)  # type: ignore[no-any-return]
-        limit = inherited(self._limit) if process.deadlines else self._limit
-        call = self._senders.call((args, kwargs), False, limit)
-        return Future(process, call, self._finish_one, self._what, limit)
+        future: Future[R] = self._begin("call_one", Future, self._finish_one, args, kwargs)
+        return future
 
     def _finish_one(self, call: Call) -> R:
         outcome = call.outcomes()[0]
@@ -214,14 +254,8 @@ class Endpoint(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> ManyFuture[R]:
         """Call every actor of the mesh; the future's result is a :class:`ValueMesh` of the mesh's shape."""
-        if not self._arity.fits(args, kwargs):
-            raise self._refuse(args, kwargs)
-        process = self._mesh._process
-        if process.tracer is not None and not self._spanned:
-            return process.tracer.call(self, "call", args, kwargs)  # type: ignore[no-any-return]
-        limit = inherited(self._limit) if process.deadlines else self._limit
-        call = self._senders.call((args, kwargs), False, limit)
-        return ManyFuture(process, call, self._finish_all, self._what, limit)
+        future: ManyFuture[R] = self._begin("call", ManyFuture, self._finish_all, args, kwargs)
+        return future
 
     def _collect(
         self, call: Call, known: Mapping[int, BaseException]
@@ -288,8 +322,10 @@ class Endpoint(Generic[P, R]):
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
         if self._mesh._process.tracer is not None and not self._spanned:
-            return self._mesh._process.tracer.call(self, "broadcast", args, kwargs)  # type: ignore[no-any-return]
-        return self._senders.tell((args, kwargs))
+            tracer = self._mesh._process.tracer
+            tracer.call(self, "broadcast", lambda traced: traced._senders.tell((args, kwargs)))
+        else:
+            self._senders.tell((args, kwargs))
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``.
@@ -297,13 +333,12 @@ class Endpoint(Generic[P, R]):
         An endpoint with an explicit response port may send any number of results; the stream ends when every rank has
         closed its port, or let go of it. Nothing else is cancelled if you leave the loop early; see ``Stream.cancel``.
         """
-        if not self._arity.fits(args, kwargs):
-            raise self._refuse(args, kwargs)
-        process = self._mesh._process
-        if process.tracer is not None and not self._spanned:
-            return process.tracer.call(self, "stream", args, kwargs)  # type: ignore[no-any-return]
-        limit = inherited(self._limit) if process.deadlines else self._limit
-        call = self._senders.call((args, kwargs), True, limit)
+        stream: Stream[R] = self._begin("stream", self._streamed, None, args, kwargs, stream=True)
+        return stream
+
+    def _streamed(
+        self, process: Process, call: Call, _finish: None, what: Callable[[], str], limit: float | None
+    ) -> Stream[R]:
         # One deadline for all of them, however late they are asked for.
         deadline = None if limit is None else time.monotonic() + limit
 
@@ -313,7 +348,7 @@ class Endpoint(Generic[P, R]):
                 if arrived is None and deadline is not None and time.monotonic() >= deadline:
                     # The first that was waited for in vain has given up the call for all of them.
                     raise ActorTimeout(
-                        f"{self._what()} did not finish within its deadline of {round(limit or 0.0, 6)} s; it was cancelled",
+                        f"{what()} did not finish within its deadline of {round(limit or 0.0, 6)} s; it was cancelled",
                         actor=self._who.name,
                         host=self._who.home.called(self._who.view),
                         timeout=limit,
@@ -324,21 +359,23 @@ class Endpoint(Generic[P, R]):
                 value: R = value_of(outcome, index, self._who)
                 return value
 
-            future: StreamFuture[R] = StreamFuture(n, process, call, finish, self._what, limit)
+            future: StreamFuture[R] = StreamFuture(n, process, call, finish, what, limit)
             future._deadline = deadline
             return future
 
         return Stream(call, make, open_ended=self._arity.port)
 
     @overload
-    def with_options(self, *, timeout: float | None = None, block: bool = True) -> Endpoint[P, R]: ...
+    def with_options(self, *, timeout: float | None = ..., block: bool = ...) -> Self: ...
     @overload
     def with_options(
-        self, *, reduce: Reducer, timeout: float | None = None, block: bool = True
+        self, *, reduce: Reducer, timeout: float | None = ..., block: bool = ...
     ) -> ReducedEndpoint[P, R]: ...
+    @overload
     def with_options(
-        self, *, timeout: float | None = None, block: bool = True, reduce: Reducer | None = None
-    ) -> Endpoint[P, R]:
+        self, *, reduce: None, timeout: float | None = ..., block: bool = ...
+    ) -> Endpoint[P, R]: ...
+    def with_options(self, *, timeout: Any = ..., block: Any = ..., reduce: Any = ...) -> Any:
         """The same endpoint with a deadline for its calls, or refusing (``block=False``) instead of waiting to send.
 
         A call that has not finished after ``timeout`` seconds raises :class:`ActorTimeout` where it is waited for, and
@@ -348,18 +385,27 @@ class Endpoint(Generic[P, R]):
         With ``reduce`` a ``call`` gives one value: the results of all ranks, combined on the way here by the ranks
         themselves. It is ``"sum"``, ``"mean"``, ``"concat"``, or a function of two results, which has to be associative;
         the order of ranks is kept.
+
+        Options that are not named stay as they are; ``None`` takes a deadline, or ``reduce``, away.
         """
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"a call's timeout is a positive number of seconds, not {timeout!r}")
-        if reduce is not None:
+        limit = self._limit if timeout is ... else _seconds(timeout)
+        if block is ...:
+            block = self._block
+        elif not isinstance(block, bool):
+            raise TypeError(f"with_options(block=) must be True or False, got {block!r}")
+        reducer = self._reducer if reduce is ... else reduce
+        return self._like(limit, block, reducer)
+
+    def _like(self, limit: float | None, block: bool, reducer: Reducer | None) -> Endpoint[P, R]:
+        if reducer is not None:
             from mesh_core._reduce import ReducedEndpoint
 
-            return ReducedEndpoint(self._mesh, self._name, self._arity, timeout, block, reduce=reduce)
-        return Endpoint(self._mesh, self._name, self._arity, timeout, block)
+            return ReducedEndpoint(self._mesh, self._name, self._arity, limit, block, reduce=reducer)
+        return Endpoint(self._mesh, self._name, self._arity, limit, block)
 
     def _traced(self, context: str) -> Endpoint[P, R]:
         """The same endpoint, for the messages of one span."""
-        endpoint: Endpoint[P, R] = Endpoint(self._mesh, self._name, self._arity, self._limit, self._block)
+        endpoint = self._like(self._limit, self._block, self._reducer)
         endpoint._senders = self._senders.traced(context)
         endpoint._spanned = True
         return endpoint
@@ -378,3 +424,15 @@ class Endpoint(Generic[P, R]):
 def addressee(mesh: ActorMesh[Any]) -> Addressee:
     """Who a mesh of actors is, for error messages."""
     return Addressee(mesh.name, mesh._home, mesh._root, mesh._view, mesh)
+
+
+def _seconds(timeout: object) -> float | None:
+    """What ``with_options(timeout=)`` may be."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, (str, bytes, bool)) or not hasattr(timeout, "__float__"):
+        raise TypeError(f"with_options(timeout=) must be a number of seconds or None, got {timeout!r}")
+    seconds = float(timeout)
+    if not seconds > 0:
+        raise ValueError(f"with_options(timeout=) must be a positive number of seconds, got {timeout!r}")
+    return seconds

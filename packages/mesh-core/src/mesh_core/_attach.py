@@ -80,7 +80,9 @@ def attach_to_workers(
 
         twice = sorted(address for address, times in Counter(addresses).items() if times > 1)
         raise ValueError(f"workers= names {', '.join(twice)} more than once; a host is attached once")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0):
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
+    ):
         raise ValueError(f"timeout= is a number of seconds, or None, not {timeout!r}")
     folder = str(getattr(credentials, "path", credentials))
     settings = process.settings
@@ -102,7 +104,10 @@ def attach_to_workers(
         process, view, process.unique_name(name), Home(Placement.agents(), Names(process.runtime))
     )
     mesh._ready = Future(
-        process, call, lambda call: _all_attached(process, call, base, where), lambda: f"attaching {mesh._name!r}"
+        process,
+        call,
+        lambda call: _all_attached(process, call, base, where),
+        lambda: f"attaching {mesh._name!r}",
     )
     return mesh
 
@@ -117,7 +122,9 @@ def _address(worker: Any) -> str:
 def _all_attached(process: Process, call: Call, base: int, where: dict[int, str]) -> None:
     outcomes = call.outcomes()
     lost = {
-        index: outcome for index, outcome in enumerate(outcomes) if outcome is None or isinstance(outcome, Lost)
+        index: outcome
+        for index, outcome in enumerate(outcomes)
+        if outcome is None or isinstance(outcome, Lost)
     }
     if not lost:
         return

@@ -21,7 +21,7 @@ def _said(who: Addressee | None, index: int, place: Place) -> tuple[str, dict[st
     if who is not None:
         rank = who.point(index).rank
         name = f"actor {who.name!r} on rank {rank}"
-        where = {"actor": who.name, "rank": rank, "host": who.host}
+        where = {"actor": who.name, "rank": rank, "host": who.host(index)}
     return (
         f"{name} lags behind: {queued:,} bytes that were sent to it are not handled, {window:,} may be, "
         f"and the message has {size:,}"

@@ -65,8 +65,8 @@ class Future(Generic[R]):
 
     # Stream futures look at one outcome of a call instead of all of them.
 
-    def _wait(self, timeout: float | None) -> bool:
-        return self._call.wait(timeout)
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
+        return self._call.wait(timeout, None, heed)
 
     def _arrived(self) -> bool:
         return self._call.done()
@@ -81,23 +81,30 @@ class Future(Generic[R]):
         the call itself by a deadline use ``with_options(timeout=)``.
         """
         if self._state == _PENDING:
-            wait, last = timeout, False
-            if self._deadline is not None:
-                left = self._deadline - time.monotonic()
-                if timeout is None or left < timeout:
-                    wait, last = left, True
-            if self._process.alarmed and not self._arrived():
-                self._raise_failure()
-            if self._process._stage is not None and not self._arrived():
-                self._refuse_wait(awaited=False)
-            if not self._wait(wait):
-                if not last:
-                    raise self._not_yet(timeout)
-                self._expire()
-            self._settle()
+            self._come(timeout)
+        if self._state == _DONE:
+            value: R = self._value
+            return value
         return self._outcome()
 
     result = get
+
+    def _come(self, timeout: float | None, heed: bool = True) -> None:
+        """Wait for the outcome; unless ``heed`` is false, what else has failed may be raised meanwhile."""
+        wait, last = timeout, False
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            if timeout is None or left < timeout:
+                wait, last = left, True
+        if self._process.alarmed and heed and not self._arrived():
+            self._raise_failure()
+        if self._process._stage is not None and not self._arrived():
+            self._refuse_wait(awaited=False)
+        if not self._wait(wait, heed):
+            if not last:
+                raise self._not_yet(timeout)
+            self._expire()
+        self._settle()
 
     def _raise_failure(self) -> None:
         """Raise what has failed and nobody was told of: this call is the script's next to wait."""
@@ -178,8 +185,7 @@ class Future(Generic[R]):
 
     def _outcome(self) -> R:
         if self._state == _FAILED:
-            if isinstance(self._value, MeshError):
-                self._process.told(self._value)
+            self._tell()
             try:
                 raise self._value.with_traceback(None)
             finally:
@@ -189,14 +195,22 @@ class Future(Generic[R]):
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return what the call raised; ``None`` if it succeeded."""
-        try:
-            self.get(timeout)
-        except Exception:
-            # What is not the call's own: it waits still.
-            if self._state == _PENDING:
-                raise
-        return self._value if self._state == _FAILED else None
+        """Wait, and return what the call raised; ``None`` if it succeeded. After ``timeout`` it is an :class:`ActorTimeout`.
+
+        What else has failed meanwhile, and ``get`` would raise, is left to the next ``get``.
+        """
+        if self._state == _PENDING:
+            self._come(timeout, heed=False)
+        if self._state != _FAILED:
+            return None
+        self._tell()
+        error: BaseException = self._value
+        return error
+
+    def _tell(self) -> None:
+        """Note that the script has this error."""
+        if isinstance(self._value, MeshError):
+            self._process.told(self._value)
 
     def unseen(self) -> BaseException | None:
         """The error that is there and that nobody has been told of."""
@@ -282,8 +296,8 @@ class _Changed(Future[S]):
         self._source = source
         self._change = change
 
-    def _wait(self, timeout: float | None) -> bool:
-        return self._source._wait(timeout)
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
+        return self._source._wait(timeout, heed)
 
     def _arrived(self) -> bool:
         return self._source.done()
@@ -313,8 +327,8 @@ class StreamFuture(Future[R]):
         super().__init__(*args)
         self._n = n
 
-    def _wait(self, timeout: float | None) -> bool:
-        return self._call.wait(timeout, self._n)
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
+        return self._call.wait(timeout, self._n, heed)
 
     def _arrived(self) -> bool:
         return self._call.done() or self._call.arrived() > self._n

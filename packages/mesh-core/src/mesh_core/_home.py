@@ -82,7 +82,7 @@ class Home:
     def target(self, procs_id: int, view: Region) -> Target:
         """The processes of a view, for messages to them."""
         if len(view) == 1:
-            return Target.one(procs_id, view.rank_at(0), self.placement)
+            return Target.one(procs_id, view.rank_at(0), self.placement, view)
         return Target.many(procs_id, view, self.placement)
 
     def addr(self, procs_id: int, rank: int) -> tuple[int, int, int]:

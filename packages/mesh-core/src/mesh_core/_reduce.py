@@ -38,11 +38,12 @@ Key = tuple[str, int]
 class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
     """An endpoint whose ``call`` gives one value; made by ``with_options(reduce=...)``."""
 
-    __slots__ = ("_combined", "_plan")
+    __slots__ = ("_combined", "_plan", "_reducer")
 
     def __init__(self, *args: Any, reduce: Reducer) -> None:
         check(reduce)
         super().__init__(*args)
+        self._reducer = reduce
         if self._arity.port:
             raise ValueError(
                 f"{self._what()} answers by a port, perhaps often; only results that endpoints return can be combined"
@@ -60,10 +61,17 @@ class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:  # type: ignore[override]  # one value, not a mesh
         """Call every actor of the mesh; the future's result is all results, combined."""
-        if not self._arity.fits(args, kwargs):
-            raise self._refuse(args, kwargs)
-        call = self._combined.call(((self._plan, *args), kwargs))
-        return Future(self._mesh._process, call, self._finish_combined, self._what, self._limit)
+        future: Future[R] = self._begin("call", Future, self._finish_combined, args, kwargs, combined=True)
+        return future
+
+    def _call_combined(self, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Call:
+        return self._combined.call(((self._plan, *args), kwargs), False, limit)
+
+    def _traced(self, context: str) -> Endpoint[P, R]:
+        endpoint = super()._traced(context)
+        assert isinstance(endpoint, ReducedEndpoint)
+        endpoint._combined = self._combined.traced(context)
+        return endpoint
 
     def _finish_combined(self, call: Call) -> R:
         for index, outcome in enumerate(call.outcomes()):

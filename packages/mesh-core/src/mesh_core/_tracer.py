@@ -29,8 +29,10 @@ class Tracer:
 
     # Where calls begin.
 
-    def call(self, endpoint: Endpoint[..., Any], adverb: str, args: Any, kwargs: Any) -> Any:
-        """Call with an adverb, inside a span that ends when the call does."""
+    def call(
+        self, endpoint: Endpoint[..., Any], adverb: str, send: Callable[[Endpoint[..., Any]], Any]
+    ) -> Any:
+        """Make a call by ``send``, with an endpoint whose messages carry a span that ends when the call does."""
         mesh = endpoint._mesh
         if adverb == "broadcast":
             name, kind = f"broadcast {mesh.name}", self._kinds.PRODUCER
@@ -46,7 +48,7 @@ class Tracer:
         }
         span = _Open(self._tracer.start_span(name, kind=kind, attributes=attributes))
         try:
-            future = getattr(endpoint._traced(span.context()), adverb)(*args, **kwargs)
+            future = send(endpoint._traced(span.context()))
         except BaseException as error:
             span.end(error)
             raise

@@ -38,7 +38,9 @@ class HostCommand:
             help="where a script waits (attach_to_workers(listen=...)), if nobody can connect to this host",
         )
         parser.add_argument(
-            "--once", action="store_true", help="serve one job, no other beside it, and exit when it has ended"
+            "--once",
+            action="store_true",
+            help="serve one job, no other beside it, and exit when it has ended",
         )
         parser.add_argument("--name", help="what errors and listings call this host")
 
