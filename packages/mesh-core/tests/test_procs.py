@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import sys
 from collections.abc import Callable
@@ -164,12 +165,11 @@ def test_a_preload_that_starts_threads_falls_back_to_exec(script: Any, tmp_path:
             with this_host().spawn_procs(per_host={"gpus": 2}, preload=["threaded"]) as procs:
                 echo = procs.spawn("echo", Echo)
                 print(echo.echo.call(1).get().values())
-                for pid in procs.pids:
-                    print("main_exec" in open(f"/proc/{pid}/cmdline").read())
+                print(echo.call.call(lambda: "main_exec" in " ".join(sys.orig_argv)).get().values())
         """
     )
     out, err = run.finish()
-    assert out.splitlines() == ["[1, 1]", "True", "True"]
+    assert out.splitlines() == ["[1, 1]", "[True, True]"]
     assert "preload='threaded' started 1 thread when it was imported" in err
     assert "start by exec instead" in err
     assert err.count("preload='threaded'") == 1
@@ -307,7 +307,7 @@ def test_more_than_the_hard_limit_of_descriptors_allows(script: Any) -> None:
         """
     )
     lines = run.finish()[0].splitlines()
-    assert "open the sockets of that many processes" in lines[0]
+    assert re.search(r"\d{4} open files are needed for that many processes, and 256 are allowed", lines[0])
     assert lines[1] == "[1, 1, 1, 1]"
 
 

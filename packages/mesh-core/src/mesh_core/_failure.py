@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from mesh_core._native import Lost, Point
 
 
+BOOTSTRAP_FAILED = 78
+"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
+
+_BOOTSTRAP = "its bootstrap raised "
+
+
 @dataclass(frozen=True)
 class MeshFailure:
     """What died, where, why and since when: the value that ``__supervise__`` is asked about.
@@ -96,6 +102,8 @@ class MeshFailure:
             return f"killed by signal {self.signal} ({_signal_name(self.signal)})"
         if self.exception is not None:
             return f"raised {type(self.exception).__name__}"
+        if self.exitcode == BOOTSTRAP_FAILED and self.reason:
+            return self.reason
         if self.exitcode is not None:
             return f"exited with status {self.exitcode}"
         if self.reason.startswith("its host ("):
@@ -117,11 +125,22 @@ def of_loss(
         exitcode=lost.exitcode,
         signal=lost.signal,
         stderr_tail=tuple(lost.stderr_tail),
-        # Beside a status or a signal it says only how the end was noticed.
-        reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
+        reason=_reason(lost),
         since=time.time(),
         _key=key,
     )
+
+
+def _reason(lost: Lost) -> str:
+    if lost.exitcode == BOOTSTRAP_FAILED and lost.reason.startswith(_BOOTSTRAP):
+        return lost.reason
+    # Beside a status or a signal it says only how the end was noticed.
+    return lost.reason if lost.exitcode is None and lost.signal is None else ""
+
+
+def bootstrap_raised(error: BaseException) -> str:
+    """Say why a process ends whose bootstrap has raised."""
+    return f"{_BOOTSTRAP}{_text(error)}"
 
 
 def _signal_name(number: int) -> str:
