@@ -56,6 +56,8 @@ def run(
         home=Home(Placement.from_wire(bytes.fromhex(config["placement"])), {host: config["host"]}),
         scratch=config.get("scratch", ""),
     )
+    # Before its spawn is told that it is up.
+    show_title(identity)
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
     )
@@ -76,7 +78,6 @@ def run(
 
     set_up_worker(process.settings.log_level)
     arm(process.runtime)
-    show_title(identity)
     stage = Stage(process)
     stage.breakpoints.install()
     process.adopt_stage(stage)
