@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from core_samples import Echo, environment
 
-from mesh_core import MeshError, ProcMesh, SpawnError, proc_mesh, this_host
+from mesh_core import MeshError, ProcMesh, SpawnError, SupervisionError, proc_mesh, this_host
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -175,6 +175,39 @@ def test_a_preload_that_starts_threads_falls_back_to_exec(script: Any, tmp_path:
     assert err.count("preload='threaded'") == 1
 
 
+@pytest.mark.beside
+def test_preloading_a_module_that_imports_numpy_forks(tmp_path: Path, monkeypatch: Any) -> None:
+    """numpy starts threads, and is known to survive a fork, whoever imports it."""
+    pytest.importorskip("numpy")
+    (tmp_path / "models.py").write_text("import numpy.linalg, os\nIMPORTED_BY = os.getpid()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with this_host().spawn_procs(per_host={"gpus": 2}, preload=["models"]) as procs:
+        assert ask(procs, import_and_get, "models", "IMPORTED_BY") == ask(procs, os.getppid)
+
+
+@pytest.mark.slow
+def test_a_module_that_starts_threads_is_named_with_the_remedy(script: Any, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("import pack.calm, pack.busy\n")
+    (tmp_path / "pack" / "calm.py").write_text("")
+    (tmp_path / "pack" / "busy.py").write_text(
+        "import threading\nfor _ in range(2): threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    (tmp_path / "outer.py").write_text("import pack\n")
+    run = script(
+        """
+        from mesh_core import this_host
+
+        if __name__ == "__main__":
+            with this_host().spawn_procs(preload=["json", "outer"]) as procs:
+                procs.initialized.get()
+        """
+    )
+    _, err = run.finish()
+    assert "preload='outer' imports 'pack.busy', which started 2 threads when it was imported" in err
+    assert "To fork them, leave 'pack.busy' out of what is preloaded" in err
+
+
 # Bootstrapping.
 
 
@@ -196,8 +229,25 @@ def test_a_bootstrap_that_raises() -> None:
         with pytest.raises(RuntimeError, match="not on this machine") as caught:
             procs.initialized.get()
         assert isinstance(caught.value, MeshError)
-        with pytest.raises(MeshError):
-            procs.spawn("echo", Echo).echo.call(1).get()
+        assert "raised as RuntimeError by the bootstrap of processes 'workers' on rank" in str(caught.value)
+        echo = procs.spawn("echo", Echo)
+        reason = "its bootstrap raised RuntimeError: not on this machine"
+        for future in (echo.echo.call(1), echo.slice(gpus=1).echo.call_one(1), echo.initialized):  # type: ignore[attr-defined]
+            with pytest.raises(SupervisionError, match=reason) as died:
+                future.get()
+            assert isinstance(died.value.__cause__, RuntimeError)
+        # Whoever else calls them hears of it as well.
+        with this_host().spawn_procs() as others:
+            [said] = ask(others, call_and_say, echo)
+        assert reason in said
+
+
+def call_and_say(mesh: Any) -> str:
+    try:
+        mesh.echo.call(1).get()
+    except SupervisionError as error:
+        return str(error)
+    return "no error"
 
 
 def test_a_bootstrap_that_is_no_function() -> None:

@@ -73,7 +73,7 @@ def test_a_seed_the_script_has_set_is_not_inherited_by_preloading(tmp_path: Any,
         assert len(set(ask(procs, drawn, "numpy"))) == 2
 
 
-@Library
+@pytest.mark.parametrize("library", ["random", pytest.param("numpy", marks=pytest.mark.beside)])
 def test_a_seed_gives_each_rank_its_own_numbers_again(library: str) -> None:
     needs(library)
 
@@ -87,6 +87,18 @@ def test_a_seed_gives_each_rank_its_own_numbers_again(library: str) -> None:
     assert numbers(seed=8, preload=[library]) != first
     # Imported there, after the process has begun.
     assert numbers(seed=7) == first
+
+
+@pytest.mark.slow
+@pytest.mark.beside
+def test_a_seed_holds_for_torch_preloaded_or_not() -> None:
+    needs("torch")
+    numbers = []
+    for preload in ([], ["torch"]):
+        with this_host().spawn_procs({"gpus": 2}, seed=7, preload=preload) as procs:
+            numbers.append(ask(procs, drawn, "torch"))
+    assert numbers[0] == numbers[1]
+    assert len(set(numbers[0])) == 2
 
 
 @pytest.mark.slow

@@ -278,7 +278,7 @@ class Stage:
         try:
             message.load()()
         except BaseException as error:  # noqa: BLE001 - reported, then the process ends
-            self.reply_error(message, error, self.process.identity.mesh_name)
+            self.reply_error(message, error, self.process.identity.mesh_name, bootstrap=True)
             self._exit_code = BOOTSTRAP_FAILED
             self.why = bootstrap_raised(error)
             self.loop.stop()
@@ -339,7 +339,15 @@ class Stage:
 
     # Replies.
 
-    def reply_error(self, message: Message, error: BaseException, name: str, *, dead: bool = False) -> None:
+    def reply_error(
+        self,
+        message: Message,
+        error: BaseException,
+        name: str,
+        *,
+        dead: bool = False,
+        bootstrap: bool = False,
+    ) -> None:
         """Tell the caller what went wrong; where nobody waits, the log."""
         if os.getpid() != self.process.pid:
             from mesh_core._worker import end_copy
@@ -352,7 +360,9 @@ class Stage:
             return
         from mesh_core._exceptions import encode_exception
 
-        data, buffers = encode_exception(error, actor=name, rank=me.rank, host=me.host, pid=os.getpid())
+        data, buffers = encode_exception(
+            error, actor=name, rank=me.rank, host=me.host, pid=os.getpid(), bootstrap=bootstrap
+        )
         message.reply_error(data, buffers, dead=dead)
 
     def log_failure(self, message: Message, error: BaseException, name: str) -> None:
