@@ -208,6 +208,35 @@ def test_a_module_that_starts_threads_is_named_with_the_remedy(script: Any, tmp_
     assert "To fork them, leave 'pack.busy' out of what is preloaded" in err
 
 
+@pytest.mark.slow
+@pytest.mark.once
+def test_exit_handlers_of_the_interpreters_start_run_in_workers(
+    script: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """As of tools that measure coverage; those of preloaded modules belong to the process that has imported them."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for module, name in (("sitecustomize", "start"), ("preloaded", "preload")):
+        (tmp_path / f"{module}.py").write_text(
+            "import atexit, os, pathlib\n"
+            f"atexit.register(lambda: pathlib.Path({str(notes)!r}, f'{name}-{{os.getpid()}}').touch())\n"
+        )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = script(
+        """
+        from mesh_core import this_host
+
+        if __name__ == "__main__":
+            with this_host().spawn_procs({"gpus": 2}, preload=["preloaded"]) as procs:
+                print(*procs.pids)
+        """
+    )
+    out, err = run.finish()
+    workers = out.split()
+    assert len(workers) == 2, err
+    assert {f"start-{pid}" for pid in [*workers, run.process.pid]} == {path.name for path in notes.iterdir()}
+
+
 # Bootstrapping.
 
 

@@ -245,6 +245,11 @@ class Nursery:
             ) from None
 
 
+def _dropped(function: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Stands for ``atexit.register``."""
+    return function
+
+
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - asked before and after every import
 
@@ -310,6 +315,9 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
     if unfit := _unfit():
         nursery.report(_REFUSED, (0, 0), text=unfit)
         os._exit(1)
+    # What modules register when they are imported here would end in each worker what all of them share, a temporary
+    # directory for example. What the start of any interpreter registers stays: tools that measure it write their results.
+    register, atexit.register = atexit.register, _dropped  # type: ignore[assignment]
     for name in _SHARED:
         importlib.import_module(name)
 
@@ -333,9 +341,7 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         sys.stderr.write(f"mesh: {why}\n")
         sys.stderr.flush()
         nursery.only_exec = True
-    # The end of what was imported here is nobody's affair: neither this process nor its copies leave that way. Before
-    # the forks, so that handlers stay which are registered in a copy as it begins.
-    atexit._clear()
+    atexit.register = register
     # What is here now lives as long as the workers: out of the collector's sight its pages stay shared.
     gc.collect()
     gc.freeze()
