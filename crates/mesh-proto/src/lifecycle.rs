@@ -59,8 +59,8 @@ pub enum Event {
         /// How long it may take.
         within: Duration,
     },
-    /// It said goodbye: what follows is no failure.
-    Goodbye,
+    /// It said goodbye: what follows is no failure, unless its exit status says so. Then this is why, if it has told.
+    Goodbye(String),
     /// Its link has closed or broke.
     LinkClosed(String),
     /// It was reaped.
@@ -102,6 +102,7 @@ pub struct Lifecycle {
     pid: Option<u32>,
     orderly: bool,
     link_closed: Option<String>,
+    last_words: Option<String>,
     exit: Option<Exit>,
     deadline: Option<Duration>,
     killed: bool,
@@ -116,6 +117,7 @@ impl Default for Lifecycle {
             pid: None,
             orderly: false,
             link_closed: None,
+            last_words: None,
             exit: None,
             deadline: None,
             killed: false,
@@ -172,7 +174,10 @@ impl Lifecycle {
                     self.deadline = Some(self.deadline.map_or(by, |earlier| earlier.min(by)));
                 }
             }
-            Event::Goodbye => self.orderly = true,
+            Event::Goodbye(why) => {
+                self.orderly = true;
+                self.last_words = Some(why).filter(|why| !why.is_empty());
+            }
             Event::LinkClosed(why) => {
                 if self.link_closed.is_none() {
                     self.link_closed = Some(why);
@@ -217,7 +222,7 @@ impl Lifecycle {
         self.stage = Stage::Ended;
         self.deadline = None;
         let exit = self.exit.unwrap_or(Exit::Unknown);
-        let reason = why.or_else(|| self.link_closed.take()).unwrap_or_default();
+        let reason = why.or_else(|| self.last_words.take()).or_else(|| self.link_closed.take()).unwrap_or_default();
         let orderly = self.orderly && (self.killed || matches!(exit, Exit::Code(0) | Exit::Unknown));
         Actions { kill: false, notice: Some(Ended { pid: self.pid, exit, orderly, reason, stderr_tail: Vec::new() }) }
     }

@@ -117,7 +117,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (0_u64..200).prop_map(|ms| Event::Asked { within: Duration::from_millis(ms) }),
         2 => Just(Event::Hello),
         2 => (0_u64..200).prop_map(|ms| Event::StopAsked { within: Duration::from_millis(ms) }),
-        1 => Just(Event::Goodbye),
+        1 => Just(Event::Goodbye(String::new())),
         1 => Just(Event::LinkClosed("its connection closed".to_owned())),
         1 => exit.prop_map(Event::Exited),
         1 => Just(Event::SpawnFailed("no".to_owned())),
@@ -142,7 +142,7 @@ proptest! {
             let killed = kills > 0;
             if !over {
                 match &event {
-                    Event::StopAsked { .. } | Event::Goodbye => orderly = true,
+                    Event::StopAsked { .. } | Event::Goodbye(_) => orderly = true,
                     Event::LinkClosed(_) => link_closed = true,
                     Event::Forked(p) => pid = Some(*p),
                     _ => {}

@@ -7,7 +7,7 @@ use crate::calls::Outcome;
 use crate::error::RuntimeError;
 use crate::inspect::{Note, ProcView, Titles};
 use crate::link::Link;
-use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds};
+use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds, told};
 use crate::runtime::{Runtime, lock, relate};
 use bytes::Bytes;
 use mesh_proto::hosts::Fate;
@@ -58,7 +58,6 @@ struct Order {
     addr: ProcAddr,
     exec: bool,
     seat: u32,
-    config: Bytes,
     worker: WorkerFds,
 }
 
@@ -128,10 +127,7 @@ fn room_for(n: u64) -> Result<(), RuntimeError> {
     if limit.current.is_some_and(|soft| soft < need) {
         let maximum = limit.maximum;
         if maximum.is_some_and(|hard| hard < need) {
-            return Err(RuntimeError::Os {
-                what: "open the sockets of that many processes; raise the limit (`ulimit -n`, LimitNOFILE=)",
-                errno: rustix::io::Errno::MFILE,
-            });
+            return Err(RuntimeError::Descriptors { need, allowed: maximum.unwrap_or_default() });
         }
         setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
             .map_err(RuntimeError::os("raise the limit of open files"))?;
@@ -151,6 +147,7 @@ impl Runtime {
     ) -> Result<(), RuntimeError> {
         // A link and two pipes for each, both ends until the worker has its own.
         room_for(6 * ranks.len() as u64)?;
+        let config = Arc::new(told(&spec.config)?);
         let mut orders = Vec::with_capacity(ranks.len());
         let mut fresh = Vec::with_capacity(ranks.len());
         let mut agent = lock(&self.agent);
@@ -164,8 +161,8 @@ impl Runtime {
             fresh.push(Arc::new(Link::new(id, addr, ours)));
             let seat = agent.seat();
             let (out, err) = self.logs()?.open(addr)?;
-            let worker = WorkerFds { link: theirs, out, err };
-            orders.push(Order { addr, exec: spec.exec, seat, config: spec.config.clone(), worker });
+            let worker = WorkerFds { link: theirs, out, err, config: Arc::clone(&config) };
+            orders.push(Order { addr, exec: spec.exec, seat, worker });
         }
         for link in &fresh {
             link.register(&self.reactor)?;
@@ -213,7 +210,7 @@ impl Runtime {
 
     fn place(&self, nursery: &Nursery, orders: Vec<Order>) {
         for order in orders {
-            nursery.spawn(&self.reactor, order.exec, order.addr, order.seat, &order.config, order.worker);
+            nursery.spawn(&self.reactor, order.exec, order.addr, order.seat, order.worker);
         }
     }
 
@@ -605,6 +602,7 @@ pub(crate) mod request {
             Part::Inline(spec.config.clone()),
             Part::Inline(Bytes::copy_from_slice(&millis(spec.within).to_le_bytes())),
             Part::Inline(Bytes::copy_from_slice(spec.title.as_bytes())),
+            Part::Inline(spec.nursery.plan.clone()),
         ];
         Frame::build(header, cast(agents), &per_host.to_le_bytes(), &parts)
     }
@@ -612,8 +610,14 @@ pub(crate) mod request {
     /// What [`encode`] says to an agent: the mesh, and which of its ranks are to be made there.
     pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, Range<u32>, SpawnSpec)> {
         let parts = frame.parts().ok()?;
-        let [Part::Inline(argv), Part::Inline(env), Part::Inline(config), Part::Inline(within), Part::Inline(title)] =
-            parts.as_slice()
+        let [
+            Part::Inline(argv),
+            Part::Inline(env),
+            Part::Inline(config),
+            Part::Inline(within),
+            Part::Inline(title),
+            Part::Inline(plan),
+        ] = parts.as_slice()
         else {
             return None;
         };
@@ -623,7 +627,7 @@ pub(crate) mod request {
             env.push((key, value));
         }
         let spec = SpawnSpec {
-            nursery: NurserySpec { argv: split(argv), env },
+            nursery: NurserySpec { argv: split(argv), env, plan: plan.clone() },
             exec: frame.header.flags & 1 != 0,
             config: config.clone(),
             within: Duration::from_millis(u64::from_le_bytes(within.as_ref().try_into().ok()?)),

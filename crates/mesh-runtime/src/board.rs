@@ -57,7 +57,7 @@ impl Drop for Presence {
 impl Board {
     /// A fresh page, with this process in the first seat.
     pub(crate) fn create() -> Result<Self, RuntimeError> {
-        let fd = memfd_create("mesh-board", MemfdFlags::CLOEXEC).map_err(RuntimeError::os("memfd_create"))?;
+        let fd = memfd_create("mesh-board", MemfdFlags::CLOEXEC).map_err(RuntimeError::NoMemfd)?;
         ftruncate(&fd, LEN as u64).map_err(RuntimeError::os("ftruncate"))?;
         Self::join(fd, 0)
     }

@@ -12,8 +12,9 @@ pub enum RuntimeError {
     Closed,
     /// This process is a fork of the one that owns the runtime.
     #[error(
-        "process {pid} is a fork of process {owner}, which owns this runtime; \
-         threads and sockets do not survive a fork: start a process of its own, or use Mesh before forking only"
+        "process {pid} is a fork of process {owner}, which uses Mesh already, and Mesh's threads and connections do not \
+         survive a fork. Spawn after the fork instead of before it (with preforking servers: in their hook that runs \
+         in each worker), or start a new interpreter rather than a fork"
     )]
     Forked {
         /// The process that asked.
@@ -47,6 +48,23 @@ pub enum RuntimeError {
         what: &'static str,
         /// What it said.
         errno: Errno,
+    },
+    /// The kernel, or what filters system calls, gives no shared memory.
+    #[error(
+        "memfd_create: {0}. Mesh needs it for every process: use Linux 5.3 or later, with memfd_create allowed in the \
+         container's seccomp profile; `mesh doctor` checks what else is needed"
+    )]
+    NoMemfd(Errno),
+    /// The limit of open files is too low for so many procs.
+    #[error(
+        "{need} open files are needed for that many processes, and {allowed} are allowed (hard limit); raise the limit \
+         (`ulimit -Hn`, LimitNOFILE= of a service, --ulimit nofile= of a container), or spawn fewer on this host"
+    )]
+    Descriptors {
+        /// What the spawn takes, with what is open already.
+        need: u64,
+        /// The hard limit.
+        allowed: u64,
     },
     /// Only the controller attaches hosts.
     #[error(

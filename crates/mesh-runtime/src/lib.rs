@@ -27,6 +27,7 @@ mod shm;
 mod stdio;
 #[cfg(test)]
 mod tests;
+mod title;
 pub mod tls;
 mod usage;
 mod wait;
@@ -47,6 +48,7 @@ pub use runtime::{Counts, Options, Outgoing, Runtime, Said, Terms, Waited};
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};
 pub use stdio::{flush_stdio, line_buffer_stdio, write_whole};
+pub use title::name_process;
 
 /// Has the kernel kill this process when its parent ends; at once if its parent is not `parent` any more.
 pub fn die_with_parent(parent: u32) {

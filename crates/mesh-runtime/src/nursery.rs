@@ -1,14 +1,17 @@
 //! The agent's end of a nursery: the process that forks workers.
 //!
 //! ```text
-//! to it    op u8 | mesh u64 | rank u32 | host u32 | seat u32 | config bytes   (spawn carries the worker's socket, stdout, stderr)
+//! to it    op u8 | mesh u64 | rank u32 | host u32 | seat u32      (a spawn carries the worker's socket, stdout, stderr, config)
 //! from it  op u8 | mesh u64 | rank u32 | pid u32 | status i32 | text
 //! ```
-//! One message is one packet of a sequenced-packet socket.
+//! One message is one packet of a sequenced-packet socket. What a nursery or a worker is told travels in files of memory,
+//! so that it may be of any size, and no other user can read it, as the arguments of a command can be.
 
 use crate::error::RuntimeError;
 use crate::reactor::{Reactor, would_block};
+use bytes::Bytes;
 use mesh_proto::{Exit, HostNo, ProcAddr};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv,
     sendmsg, socketpair,
@@ -20,7 +23,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 const OP_FORK: u8 = 1;
 const OP_KILL: u8 = 2;
@@ -31,13 +34,15 @@ const OP_FAILED: u8 = 13;
 const OP_REFUSED: u8 = 14;
 const HEAD: usize = 21;
 
-/// How to start a nursery: the command of an interpreter, to which the numbers of two descriptors are appended.
+/// How to start a nursery: the command of an interpreter, to which the numbers of three descriptors are appended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NurserySpec {
     /// The program and its arguments.
     pub argv: Vec<OsString>,
     /// Its whole environment.
     pub env: Vec<(OsString, OsString)>,
+    /// What else it is told; opaque here.
+    pub plan: Bytes,
 }
 
 /// What a nursery reports.
@@ -59,6 +64,21 @@ pub(crate) struct WorkerFds {
     /// Its stdout and stderr.
     pub(crate) out: OwnedFd,
     pub(crate) err: OwnedFd,
+    /// What it is told, the same for all of its mesh.
+    pub(crate) config: Arc<OwnedFd>,
+}
+
+/// A file of memory that says `what`, for good.
+pub(crate) fn told(what: &[u8]) -> Result<OwnedFd, RuntimeError> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = memfd_create("mesh-told", flags).map_err(RuntimeError::NoMemfd)?;
+    let mut at = 0;
+    while at < what.len() {
+        at += rustix::io::pwrite(&fd, &what[at..], at as u64).map_err(RuntimeError::os("write to shared memory"))?;
+    }
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    fcntl_add_seals(&fd, seals).map_err(RuntimeError::os("seal shared memory"))?;
+    Ok(fd)
 }
 
 type Packet = (Vec<u8>, Option<WorkerFds>);
@@ -89,8 +109,8 @@ impl Nursery {
         // child itself clears the flag between fork and exec.
         // Not under the numbers of stdin, stdout and stderr, which are free where the script was started without them.
         let above = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(RuntimeError::os("fcntl"));
-        let (theirs, board) = (above(theirs.as_fd())?, above(board)?);
-        let inherit = [theirs.as_raw_fd(), board.as_raw_fd()];
+        let (theirs, board, plan) = (above(theirs.as_fd())?, above(board)?, above(told(&spec.plan)?.as_fd())?);
+        let inherit = [theirs.as_raw_fd(), board.as_raw_fd(), plan.as_raw_fd()];
         let mut command = Command::new(&program);
         command
             .args(&spec.argv[1.min(spec.argv.len())..])
@@ -126,22 +146,14 @@ impl Nursery {
     }
 
     /// Asks for a worker that gets these descriptors.
-    pub(crate) fn spawn(
-        &self,
-        reactor: &Reactor,
-        exec: bool,
-        addr: ProcAddr,
-        seat: u32,
-        config: &[u8],
-        worker: WorkerFds,
-    ) {
+    pub(crate) fn spawn(&self, reactor: &Reactor, exec: bool, addr: ProcAddr, seat: u32, worker: WorkerFds) {
         let op = if exec { OP_EXEC } else { OP_FORK };
-        self.post(reactor, packet(op, addr, seat, config), Some(worker));
+        self.post(reactor, packet(op, addr, seat), Some(worker));
     }
 
     /// Kills a worker. The nursery does it, because it alone knows that the process was not reaped yet.
     pub(crate) fn kill(&self, reactor: &Reactor, addr: ProcAddr) {
-        self.post(reactor, packet(OP_KILL, addr, 0, &[]), None);
+        self.post(reactor, packet(OP_KILL, addr, 0), None);
     }
 
     fn post(&self, reactor: &Reactor, bytes: Vec<u8>, fds: Option<WorkerFds>) {
@@ -153,9 +165,10 @@ impl Nursery {
     pub(crate) fn flush(&self, reactor: &Reactor) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((bytes, worker)) = waiting.front() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            let fds = worker.as_ref().map(|fds| [fds.link.as_fd(), fds.out.as_fd(), fds.err.as_fd()]);
+            let fds =
+                worker.as_ref().map(|fds| [fds.link.as_fd(), fds.out.as_fd(), fds.err.as_fd(), fds.config.as_fd()]);
             if let Some(fds) = &fds {
                 ancillary.push(SendAncillaryMessage::ScmRights(fds));
             }
@@ -220,14 +233,13 @@ impl Nursery {
     }
 }
 
-fn packet(op: u8, addr: ProcAddr, seat: u32, config: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(21 + config.len());
+fn packet(op: u8, addr: ProcAddr, seat: u32) -> Vec<u8> {
+    let mut out = Vec::with_capacity(21);
     out.push(op);
     out.extend_from_slice(&addr.mesh.to_le_bytes());
     out.extend_from_slice(&addr.rank.to_le_bytes());
     out.extend_from_slice(&addr.host.to_le_bytes());
     out.extend_from_slice(&seat.to_le_bytes());
-    out.extend_from_slice(config);
     out
 }
 

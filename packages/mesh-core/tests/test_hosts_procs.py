@@ -14,20 +14,59 @@ from core_hosts import hosts  # noqa: F401 - a fixture
 from core_samples import Echo
 from hosts_samples import SOON
 
-from mesh_core import ActorError, HostMesh, MeshError, SpawnError, SupervisionError
+from mesh_core import ActorError, HostMesh, MeshError, Point, SpawnError, SupervisionError
 from mesh_core.testing import LocalCluster
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """Hosts whose environment differs from the script's."""
-    env = {"OF_THE_HOST": "yes", "OF_BOTH": "host"}
+    env = {"OF_THE_HOST": "yes", "OF_BOTH": "host", "CUDA_VISIBLE_DEVICES": "4,5"}
     with LocalCluster(hosts=2, env=env) as cluster:
         yield cluster
 
 
 def environ(*names: str) -> list[str | None]:
     return [os.environ.get(name) for name in names]
+
+
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def test_what_differs_by_rank_is_settled_on_each_host(
+    hosts: HostMesh,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")  # of the script's machine
+
+    def named(point: Point) -> dict[str, str]:
+        return {"PLACE": f"{point['hosts']}.{point['gpus']}"}
+
+    with hosts.spawn_procs({"gpus": 2}, devices="own", torch_env=True, env=named) as procs:
+        actor: Any = procs.spawn("e", Echo)
+        rows = actor.call.call(environ, "PLACE", "CUDA_VISIBLE_DEVICES", *TORCHRUN).get(timeout=SOON).values()
+    assert len({row.pop() for row in rows}) == 1
+    assert rows == [
+        [f"{host}.{gpu}", str(4 + gpu), str(2 * host + gpu), str(gpu), "4", "2", "127.0.0.1"]
+        for host in range(2)
+        for gpu in range(2)
+    ]
+
+
+def test_what_a_host_lacks_is_told_by_the_spawn(hosts: HostMesh) -> None:  # noqa: F811
+    for options, text in (
+        ({"devices": "own"}, r"a device for each of 3 processes.*may use 2 \(4, 5\)"),
+        ({"proc_bind": [[100_000]] * 3}, r"proc_bind names the CPUs \[100000\], and this host has"),
+    ):
+        with hosts.spawn_procs({"gpus": 3}, **options) as procs, pytest.raises(SpawnError, match=text):  # type: ignore[arg-type]
+            procs.initialized.get(timeout=SOON)
+
+
+def test_a_variable_of_a_host_is_removed(one: HostMesh) -> None:
+    for start in ("fork", "exec"):
+        with one.spawn_procs(env={"OF_BOTH": None}, start=start) as procs:  # type: ignore[arg-type]
+            actor: Any = procs.spawn("e", Echo)
+            assert actor.call.call_one(environ, "OF_BOTH", "OF_THE_HOST").get(timeout=SOON) == [None, "yes"]
 
 
 def where() -> tuple[str, str, list[str]]:

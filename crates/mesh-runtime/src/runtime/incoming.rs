@@ -119,7 +119,8 @@ impl Runtime {
             }
             Kind::Hello => self.on_hello(header.src, header.index),
             Kind::Goodbye => {
-                self.on_proc(header.src, Event::Goodbye);
+                let why = String::from_utf8_lossy(frame.name()).into_owned();
+                self.on_proc(header.src, Event::Goodbye(why));
                 if let Some(link) = self.link_of(header.src) {
                     link.hang_up();
                 }

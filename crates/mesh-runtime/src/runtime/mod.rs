@@ -59,6 +59,8 @@ const HOST_NAME: &str = "_MESH_HOST";
 const SCRATCH: &str = "MESH_HOST_SCRATCH";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
+/// So many bytes of why it ends a worker tells.
+const LONGEST_WHY: usize = 2048;
 
 /// What can be set.
 #[derive(Clone, Copy, Debug)]
@@ -229,7 +231,7 @@ impl Runtime {
         let mut env: Vec<_> = own.cloned().chain(nursery.env.iter().cloned()).collect();
         env.push((HOST_NAME.into(), self.host_name().into()));
         env.extend(home.scratch.iter().map(|scratch| (SCRATCH.into(), scratch.into())));
-        *nursery = NurserySpec { argv, env };
+        *nursery = NurserySpec { argv, env, plan: std::mem::take(&mut nursery.plan) };
     }
 
     pub(crate) fn shm_threshold(&self) -> usize {
@@ -533,12 +535,13 @@ impl Runtime {
 
     // The end.
 
-    /// Says that what follows is no failure (a worker's last message), and writes out what still waits.
-    pub fn goodbye(&self, limit: Duration) {
+    /// Says that what follows is no failure (a worker's last message), or why it is one, and writes out what still waits.
+    pub fn goodbye(&self, limit: Duration, why: &str) {
         if let Some(up) = self.link(UP).filter(|_| !self.me.is_agent()) {
             // First: the agent may hang up before the next line runs, and that is no reason to die of.
             self.closed.store(true, Ordering::SeqCst);
-            up.send(&self.reactor, &Frame::build(Header::new(Kind::Goodbye, self.me, up.peer), None, b"", &[]));
+            let why = &why.as_bytes()[..why.len().min(LONGEST_WHY)];
+            up.send(&self.reactor, &Frame::build(Header::new(Kind::Goodbye, self.me, up.peer), None, why, &[]));
             up.drain(&self.reactor, limit);
             // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
             up.wait_end(limit);

@@ -298,7 +298,7 @@ fn procs_that_cannot_be_made_are_lost_with_the_reason() {
     let controller = Runtime::controller(options()).unwrap();
     let region = procs(4);
     for (mesh, program) in [(1, "/bin/false"), (2, "/nonexistent/program")] {
-        let nursery = NurserySpec { argv: vec![program.into()], env: Vec::new() };
+        let nursery = NurserySpec { argv: vec![program.into()], env: Vec::new(), plan: bytes::Bytes::new() };
         let spec = SpawnSpec { nursery, exec: false, config: bytes::Bytes::new(), within: SOON, title: "".into() };
         let call = controller.spawn_procs(mesh, &region, &Placement::On(0), &spec).unwrap();
         // Messages may follow at once; they come to nothing at once, too.
@@ -331,7 +331,8 @@ fn spawning_and_asking_at_once_does_not_lock_up() {
             }
         });
         for mesh in 3..23 {
-            let nursery = NurserySpec { argv: vec!["/nonexistent/program".into()], env: Vec::new() };
+            let nursery =
+                NurserySpec { argv: vec!["/nonexistent/program".into()], env: Vec::new(), plan: bytes::Bytes::new() };
             let spec = SpawnSpec { nursery, exec: false, config: bytes::Bytes::new(), within: SOON, title: "".into() };
             let call = controller.spawn_procs(mesh, &procs(2), &Placement::On(0), &spec).unwrap();
             assert_eq!(controller.wait_call(&call, None, soon(), false, false), Waited::Ready);

@@ -14,7 +14,7 @@ fn class_of(error: &RuntimeError) -> &'static str {
     match error {
         RuntimeError::Full { .. } => "MailboxFull",
         RuntimeError::NoSuchProc(_) | RuntimeError::PortClosed(_) => "Undeliverable",
-        RuntimeError::Nursery { .. } => "SpawnError",
+        RuntimeError::Nursery { .. } | RuntimeError::NoMemfd(_) | RuntimeError::Descriptors { .. } => "SpawnError",
         RuntimeError::Credentials(_) | RuntimeError::OtherCredentials { .. } => "AuthenticationError",
         RuntimeError::Os { errno, .. } if *errno == Errno::MFILE => "SpawnError",
         _ => "MeshError",
@@ -189,4 +189,10 @@ pub(crate) fn die_with_parent(parent: u32) {
 #[pyfunction]
 pub(crate) fn exit_with(status: i32) {
     mesh_runtime::exit_with(status);
+}
+
+/// Has `ps` call this process `title`, and `top` call it `short`.
+#[pyfunction]
+pub(crate) fn name_process(title: &str, short: &str) {
+    mesh_runtime::name_process(title, short);
 }

@@ -484,7 +484,7 @@ impl PyRuntime {
     }
 
     /// Makes a mesh of processes; the call completes as they come up.
-    #[pyo3(signature = (mesh, region, placement, *, argv, env, fresh, config, within, title=""))]
+    #[pyo3(signature = (mesh, region, placement, *, argv, env, plan, fresh, config, within, title=""))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn spawn_procs(
         &self,
@@ -494,6 +494,7 @@ impl PyRuntime {
         placement: &PyPlacement,
         argv: Vec<OsString>,
         env: Vec<(OsString, OsString)>,
+        plan: &[u8],
         fresh: bool,
         config: &[u8],
         within: f64,
@@ -501,7 +502,7 @@ impl PyRuntime {
     ) -> PyResult<PyCall> {
         let within = duration(within)?;
         let spec = SpawnSpec {
-            nursery: NurserySpec { argv, env },
+            nursery: NurserySpec { argv, env, plan: Bytes::copy_from_slice(plan) },
             exec: fresh,
             config: Bytes::copy_from_slice(config),
             within,
@@ -608,10 +609,10 @@ impl PyRuntime {
         self.0.live().into_iter().map(|(mesh, n, placement)| (mesh, n, PyPlacement(placement))).collect()
     }
 
-    /// Says that this worker ends in order, and writes out what still waits.
-    fn goodbye(&self, py: Python<'_>, limit: f64) -> PyResult<()> {
+    /// Says that this worker ends in order, or why it does not, and writes out what still waits.
+    fn goodbye(&self, py: Python<'_>, limit: f64, why: &str) -> PyResult<()> {
         let limit = duration(limit)?;
-        outside(py, || self.0.goodbye(limit));
+        outside(py, || self.0.goodbye(limit, why));
         Ok(())
     }
 

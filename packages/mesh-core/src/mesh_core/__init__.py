@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from mesh_core._credentials import Credentials
     from mesh_core._failure import MeshFailure
     from mesh_core._ports import Channel, Port, PortReceiver
+    from mesh_core._seeds import rank_seed
     from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
     from mesh_core._supervision import set_fault_handler
@@ -112,6 +113,7 @@ __all__ = [
     "endpoint",
     "get_or_spawn_controller",
     "proc_mesh",
+    "rank_seed",
     "run_worker_loop_forever",
     "send",
     "set_fault_handler",
@@ -130,6 +132,7 @@ _LATER = {
     "run_worker_loop_forever": "mesh_core._agent",
     "as_endpoint": "mesh_core._send",
     "send": "mesh_core._send",
+    "rank_seed": "mesh_core._seeds",
     "Credentials": "mesh_core._credentials",
     "get_or_spawn_controller": "mesh_core._controllers",
     "MeshFailure": "mesh_core._failure",

@@ -152,7 +152,10 @@ class ActorError(MeshError):
         return "\n".join(lines)
 
     def _where(self) -> str:
-        where = [f"actor {self.actor!r}" if self.actor else "an actor"]
+        if self._told.get("bootstrap"):
+            where = [f"the bootstrap of processes {self.actor!r}"]
+        else:
+            where = [f"actor {self.actor!r}" if self.actor else "an actor"]
         if self.rank is not None:
             where[0] += f" on rank {self.rank}{describe_point(self.point)}"
         if self.host:

@@ -43,6 +43,7 @@ def encode_exception(
     point: Mapping[str, int] | None = None,
     host: str = "",
     pid: int | None = None,
+    bootstrap: bool = False,
 ) -> tuple[bytes, list[memoryview]]:
     """Turn what an actor raised, and where it did, into part 0 and its buffers. Never fails.
 
@@ -58,6 +59,8 @@ def encode_exception(
         "point": None if point is None else dict(point),
         "host": str(host),
         "pid": pid,
+        # Not an actor, but processes that go by that name.
+        "bootstrap": bootstrap,
         "remote_traceback": format_traceback(exc),
         "cause_name": exc.cause_name if isinstance(exc, ActorError) else type_name(type(exc)),
     }

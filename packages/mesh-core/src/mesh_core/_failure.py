@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
+BOOTSTRAP_FAILED = 78
+"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class MeshFailure:
             return f"killed by signal {self.signal} ({_signal_name(self.signal)})"
         if self.exception is not None:
             return f"raised {type(self.exception).__name__}"
+        if self.exitcode == BOOTSTRAP_FAILED and self.reason:
+            return self.reason
         if self.exitcode is not None:
             return f"exited with status {self.exitcode}"
         if self.host_fate:
@@ -123,8 +127,7 @@ def of_loss(
         signal=lost.signal,
         stderr_tail=tuple(lost.stderr_tail),
         host_fate=lost.fate,
-        # Beside a status or a signal it says only how the end was noticed.
-        reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
+        reason=_reason(lost),
         since=time.time(),
         _key=key,
     )
@@ -150,6 +153,17 @@ def error_of(failure: MeshFailure) -> SupervisionError:
     else:
         error = SupervisionError(failure=failure)
     return error
+
+
+def _reason(lost: Lost) -> str:
+    # Beside another status, or a signal, it says only how the end was noticed.
+    told = lost.exitcode == BOOTSTRAP_FAILED or (lost.exitcode is None and lost.signal is None)
+    return lost.reason if told else ""
+
+
+def bootstrap_raised(error: BaseException) -> str:
+    """Say why a process ends whose bootstrap has raised."""
+    return f"its bootstrap raised {_text(error)}"
 
 
 def _signal_name(number: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mesh_core import _process
@@ -13,12 +13,13 @@ from mesh_core._native import Extent, Placement, Point, Region, Slice, roll
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from typing import Never
 
     from mesh_core._estate import Policy
     from mesh_core._future import Future
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
+    from mesh_core._surroundings import Env
     from mesh_core._workspace._report import WorkspaceReport
 
 # So many hosts a repr names.
@@ -79,12 +80,16 @@ class HostMesh(Mesh):
         name: str | None = None,
         *,
         bootstrap: Callable[[], object] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Env | Callable[[Point], Env] | None = None,
         preload: Sequence[str] = (),
         start: Literal["fork", "exec"] = "fork",
         python: str | None = None,
         proc_bind: Sequence[Sequence[int]] | None = None,
+        seed: int | None = None,
+        devices: Literal["own"] | None = None,
+        torch_env: bool = False,
         supervise: Policy | None = None,
+        **unknown: Never,
     ) -> ProcMesh:
         """Spawn processes: as many on each host as ``per_host`` says, one without it. Returns at once.
 
@@ -92,12 +97,19 @@ class HostMesh(Mesh):
             per_host: named sizes, for example ``{"gpus": 8}``.
             name: what errors and listings call the mesh.
             bootstrap: runs in every process before anything else does.
-            env: environment variables, set before any module of yours is imported there.
+            env: environment variables, set before any module of yours is imported there; ``None`` removes one. A function
+                is called here with each rank's :class:`Point`, and returns the variables of that rank.
             preload: modules that workers find imported already, shared by all that are forked.
             start: ``"fork"`` takes milliseconds; ``"exec"`` gives a fresh interpreter.
-            python: another interpreter, for ``start="exec"``.
+            python: another interpreter, for ``start="exec"``; what is spawned from these processes has it too.
             proc_bind: for each process of a host, the CPUs that it may run on.
+            seed: makes the random numbers of ``random``, numpy and torch come again, different ones on each rank. Without
+                it they are different on each rank and in each run. See also :func:`rank_seed`.
+            devices: ``"own"`` gives each process of a host one of the CUDA devices there, by ``CUDA_VISIBLE_DEVICES``.
+            torch_env: set ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``
+                as ``torchrun`` does.
             supervise: hears of a process's death before the owner does; true from it means handled.
+            **unknown: is refused, with what was probably meant.
 
         >>> from mesh_core import this_host
         >>> with this_host().spawn_procs(per_host={"gpus": 2}, env={"OMP_NUM_THREADS": "1"}) as procs:
@@ -106,7 +118,9 @@ class HostMesh(Mesh):
         """
         from mesh_core._procs import spawn
 
-        sizes = dict(per_host or {})
+        if unknown:
+            raise TypeError(_unknown(unknown))
+        sizes = _sizes(per_host)
         clash = sorted(set(sizes) & set(self._view.extent.labels))
         if clash:
             raise ValueError(
@@ -128,21 +142,21 @@ class HostMesh(Mesh):
                 "python= names another interpreter, which needs start='exec': a fork keeps this one"
             )
         per = extent.nelements // len(self._view)
-        if proc_bind is not None and len(proc_bind) != per:
-            raise ValueError(
-                f"proc_bind names CPUs for {len(proc_bind)} processes, and {per} are asked for on each host"
-            )
         return spawn(
             self._process,
             extent,
             Home(Placement.spread(self._view, per), self._home.names),
+            per_host=per,
             name=name,
             bootstrap=bootstrap,
-            env=dict(env or {}),
-            preload=list(preload),
+            env=env,
+            preload=_modules(preload),
             fresh=start == "exec",
             python=python,
-            proc_bind=None if proc_bind is None else [list(cpus) for cpus in proc_bind],
+            proc_bind=proc_bind,
+            seed=seed,
+            devices=devices,
+            torch_env=torch_env,
             supervise=supervise,
         )
 
@@ -217,6 +231,59 @@ def _revive_host(view: Region, name: str, home: Home) -> HostMesh:
     return HostMesh(_process.current(), view, name, home)
 
 
+_OPTIONS = (
+    "bootstrap",
+    "devices",
+    "env",
+    "name",
+    "per_host",
+    "preload",
+    "proc_bind",
+    "python",
+    "seed",
+    "start",
+    "supervise",
+    "torch_env",
+)
+
+
+def _unknown(unknown: Mapping[str, object]) -> str:
+    """What to say of arguments that ``spawn_procs`` does not have: most of them are meant as sizes."""
+    name, value = next(iter(unknown.items()))
+    complaint = f"spawn_procs() got an unexpected keyword argument {name!r}"
+    if isinstance(value, int):
+        sizes = ", ".join(f"{label!r}: {size!r}" for label, size in unknown.items())
+        return f"{complaint}; sizes are given as a mapping: spawn_procs({{{sizes}}})"
+    from mesh_core._nearest import did_you_mean
+
+    return complaint + did_you_mean(name, _OPTIONS)
+
+
+def _sizes(per_host: object) -> dict[str, Any]:
+    """The named sizes of ``per_host``."""
+    if per_host is None:
+        return {}
+    if isinstance(per_host, int) and not isinstance(per_host, bool):
+        raise TypeError(
+            f"per_host must be named sizes such as {{'gpus': {per_host}}}, got the number {per_host}; the names are the "
+            "mesh's dimensions, by which it is sliced"
+        )
+    if not isinstance(per_host, Mapping):
+        raise TypeError(f"per_host must be named sizes such as {{'gpus': 8}}, got {per_host!r}")
+    return dict(per_host)
+
+
+def _modules(preload: object) -> list[str]:
+    """The names of ``preload``."""
+    if isinstance(preload, str) or not isinstance(preload, Iterable):
+        raise TypeError(f"preload must be a list of modules' names such as ['numpy'], got {preload!r}")
+    names = list(preload)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"preload must hold modules' names, got {name!r}")
+    return names
+
+
 def this_host() -> HostMesh:
     """The host on which this code runs; inside an actor, the actor's."""
     process = _process.current()
@@ -245,9 +312,12 @@ def proc_mesh(
     *,
     name: str | None = None,
     bootstrap: Callable[[], object] | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Env | Callable[[Point], Env] | None = None,
     preload: Sequence[str] = (),
     start: Literal["fork", "exec"] = "fork",
+    seed: int | None = None,
+    devices: Literal["own"] | None = None,
+    torch_env: bool = False,
     **sizes: int,
 ) -> ProcMesh:
     """Spawn processes on this host; short for ``this_host().spawn_procs``. May be awaited.
@@ -257,4 +327,14 @@ def proc_mesh(
     ...     len(procs)
     2
     """
-    return this_host().spawn_procs(sizes, name, bootstrap=bootstrap, env=env, preload=preload, start=start)
+    return this_host().spawn_procs(
+        sizes,
+        name,
+        bootstrap=bootstrap,
+        env=env,
+        preload=preload,
+        start=start,
+        seed=seed,
+        devices=devices,
+        torch_env=torch_env,
+    )

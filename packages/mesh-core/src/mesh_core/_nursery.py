@@ -21,17 +21,16 @@ import socket
 import struct
 import sys
 import traceback
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from mesh_core import _streams, _worker
-from mesh_core._native import die_with_parent
+from mesh_core import _config, _streams, _surroundings, _worker
+from mesh_core._native import die_with_parent, name_process
 
 _ORDER = struct.Struct("<BQIII")
 _REPORT = struct.Struct("<BQIIi")
 _FORK, _KILL, _EXEC = 1, 2, 3
 _FORKED, _EXITED, _FAILED, _REFUSED = 11, 12, 13, 14
-_PACKET = 256 * 1024
+_PACKET = 256
 
 # These start threads (of OpenBLAS, OpenMP) when imported, and install handlers that stop and restart them around a fork.
 _SURVIVE_FORKS = frozenset({"numpy", "scipy", "torch", "pandas", "sklearn"})
@@ -47,15 +46,18 @@ _SHARED = (
     "mesh_core._dumps",
     "mesh_core._failure",
     "mesh_core._logging",
+    "mesh_core._multiprocessing",
     "mesh_core._stage",
 )
 
-_EXEC_CODE = "from mesh_core._worker import main_exec; main_exec()"
-_EXEC_PATH = (
-    "import json, os, sys; told = json.loads(sys.argv[1]); "
-    "sys.path[:] = [*(p for p in told['path'] if os.path.isdir(p) and p not in sys.path), *sys.path] "
-    "if told['afar'] else told['path']; "
-)
+_EXEC_CODE = """\
+import json, os, sys
+with open(int(sys.argv[1]), "rb") as file: told = json.load(file)
+there = [p for p in told["path"] if os.path.isdir(p) and p not in sys.path]
+sys.path[:] = [*there, *sys.path] if told["afar"] else told["path"]
+from mesh_core._worker import main_exec
+main_exec(told)
+"""
 
 
 SCRATCH = "MESH_HOST_SCRATCH"
@@ -73,7 +75,7 @@ class _Order(NamedTuple):
     link: int
     out: int
     err: int
-    config: bytes
+    told: int
     fresh: bool
 
 
@@ -123,7 +125,7 @@ class Nursery:
 
     def _receive(self) -> None:
         try:
-            packet, fds, _, _ = socket.recv_fds(self._control, _PACKET, 3, socket.MSG_CMSG_CLOEXEC)
+            packet, fds, _, _ = socket.recv_fds(self._control, _PACKET, 4, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -139,7 +141,7 @@ class Nursery:
                 os.kill(pid, signal.SIGKILL)
             return
         addr = (mesh, rank)
-        link, out, err = fds
+        link, out, err, told = fds
         try:
             pid = os.fork()
         except OSError as error:
@@ -150,9 +152,7 @@ class Nursery:
             )
             return
         if pid == 0:
-            self._become(
-                _Order(addr, host, seat, link, out, err, packet[_ORDER.size :], op == _EXEC or self.only_exec)
-            )
+            self._become(_Order(addr, host, seat, link, out, err, told, op == _EXEC or self.only_exec))
         for fd in fds:
             os.close(fd)
         watch = os.pidfd_open(pid)
@@ -177,85 +177,161 @@ class Nursery:
         try:
             die_with_parent(parent)
             self._epoll.close()
-            self._control.close()
             for watch in self._children:
                 os.close(watch)
             self._children.clear()
-            told = {**json.loads(order.config), "scratch": os.environ.get(SCRATCH, "")}
+            rank = order.addr[1]
+            told = {**_config.read(order.told, rank), "scratch": os.environ.get(SCRATCH, "")}
+            os.close(order.told)
             if self._host_name:
                 told["host"] = self._host_name
             for pipe, fd in ((order.out, 1), (order.err, 2)):
                 os.dup2(pipe, fd)
                 os.close(pipe)
-            _streams.introduce(told, order.addr[1])
-            if order.fresh:
-                self._exec(told, order, parent)
-            atexit._clear()
+            _streams.introduce(told, rank)
+            try:
+                told["env"] = _surroundings.environment(told, rank, os.environ)
+                _surroundings.settle(told, rank)
+                if order.fresh:
+                    self._exec(told, order, parent)
+            except _surroundings.Refusal as error:
+                self._decline(order.addr, str(error))
+            self._control.close()
             gc.enable()
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.argv[:] = [""]
             addr = (*order.addr, order.host)
-            status = _worker.run(told, addr=addr, seat=order.seat, link=order.link, board=self._board)
+            status = _worker.run(
+                told, addr=addr, seat=order.seat, link=order.link, board=self._board, forked=True
+            )
         except BaseException:  # noqa: BLE001 - the last line of defence of a process
             traceback.print_exc()
         finally:
             _worker.leave(status)
         raise AssertionError("unreachable")
 
+    def _decline(self, addr: _Addr, why: str) -> NoReturn:
+        """Say from a copy of the nursery why it becomes no worker."""
+        packet = _REPORT.pack(_FAILED, *addr, 0, 0) + why.encode()[:8000]
+        # Not through `report`: what that leaves unsent, and its epoll set, are the nursery's own.
+        ready = select.poll()
+        ready.register(self._control, select.POLLOUT)
+        while True:
+            try:
+                self._control.send(packet)
+                break
+            except BlockingIOError:
+                ready.poll()
+        _worker.leave(1)
+        raise AssertionError("unreachable")
+
     def _exec(self, told: dict[str, Any], order: _Order, parent: int) -> NoReturn:
         interpreter = told["python"] or [sys.executable]
+        told["numbers"] = [*order.addr, order.host, order.seat, order.link, self._board, parent]
+        # Nothing of this goes into the arguments, which every user of the host can read.
+        env, told["env"] = _config.executable(told["env"])
+        file = os.memfd_create("mesh-told", 0)
+        with open(file, "wb", closefd=False) as out:
+            out.write(json.dumps(told).encode())
+        os.lseek(file, 0, os.SEEK_SET)
         os.set_inheritable(order.link, True)
         os.set_inheritable(self._board, True)
-        numbers = [str(n) for n in (*order.addr, order.host, order.seat, order.link, self._board, parent)]
-        argv = [*interpreter, "-c", _EXEC_PATH + _EXEC_CODE, json.dumps(told), *numbers]
+        argv = [*interpreter, "-c", _EXEC_CODE, str(file)]
         try:
-            os.execvpe(argv[0], argv, {**os.environ, **told["env"]} if told["afar"] else told["env"])
+            os.execvpe(argv[0], argv, env)
         except OSError as error:
-            why = f"python={argv[0]!r} is not a program that can be run on this host: {error.strerror}"
-            sys.stderr.write(f"{why}; give the path of an interpreter there\n")
-            sys.stderr.flush()
-            _worker.leave(1)
-        raise AssertionError("unreachable")
+            raise _surroundings.Refusal(
+                f"python={argv[0]!r} is not a program that can be run on this host: {error.strerror}; give the path "
+                "of an interpreter there"
+            ) from None
+
+
+def _dropped(function: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Stands for ``atexit.register``."""
+    return function
 
 
 def _threads() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - asked before and after every import
 
 
 def _preload(names: list[str]) -> str:
     """Import what workers are to find imported. Returns why forking is unsound after that, or nothing."""
-    why = ""
-    for name in names:
-        before = _threads()
-        importlib.import_module(name)
-        started = _threads() - before
-        if started > 0 and name.partition(".")[0] not in _SURVIVE_FORKS:
-            why = why or (
-                f"preload={name!r} started {started} thread{'s' if started > 1 else ''} when it was imported, and "
-                "threads do not survive a fork; these processes start by exec instead, which takes longer and shares "
-                "no memory. Import that module in the actors instead of preloading it"
-            )
-    return why
+    if not names:
+        return ""
+    from mesh_core._import_hooks import ThreadCount
+
+    hook = ThreadCount(_threads, _SURVIVE_FORKS)
+    hook.install()
+    try:
+        for name in names:
+            importlib.import_module(name)
+            if hook.started:
+                return _unsound(name, hook.started)
+    finally:
+        hook.remove()
+    return ""
 
 
-def main(preload: list[str], control: int, board: int, workspaces: list[list[Any]]) -> NoReturn:
+def _unsound(name: str, started: dict[str, int]) -> str:
+    module, count = next(iter(started.items()))
+    threads = f"{count} thread{'s' if count > 1 else ''}"
+    if module == name:
+        what, it = f"preload={name!r} started {threads} when it was imported", "it"
+    else:
+        what, it = (
+            f"preload={name!r} imports {module!r}, which started {threads} when it was imported",
+            repr(module),
+        )
+    return (
+        f"{what}, and threads do not survive a fork; these processes start by exec instead, which takes longer and "
+        f"shares no memory. To fork them, leave {it} out of what is preloaded: import it in the actors, or in "
+        "functions where it is used"
+    )
+
+
+def _unfit() -> str:
+    """Why this system lets nobody watch a child; empty if it does."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return (
+            f"pidfd_open: {error.strerror}. Mesh sees by it that a process has ended: use Linux 5.3 or later, with "
+            "pidfd_open allowed in the container's seccomp profile; `mesh doctor` checks what else is needed"
+        )
+    return ""
+
+
+def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
     """Entry of a nursery; its agent starts it with these arguments."""
     os.set_inheritable(control, False)
     os.set_inheritable(board, False)
+    name_process("mesh: fork server (mesh_core._nursery)", "mesh-nursery")
     # Where the script was started without stdout or stderr: their numbers are not to be taken by anything else.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     nursery = Nursery(control, board)
+    if unfit := _unfit():
+        nursery.report(_REFUSED, (0, 0), text=unfit)
+        os._exit(1)
+    # What modules register when they are imported here would end in each worker what all of them share, a temporary
+    # directory for example. What the start of any interpreter registers stays: tools that measure it write their results.
+    register, atexit.register = atexit.register, _dropped  # type: ignore[assignment]
     for name in _SHARED:
         importlib.import_module(name)
 
+    os.environ.update(plan["env"])
+    for name in plan["unset"]:
+        os.environ.pop(name, None)
+    preload: list[str] = plan["preload"]
+    # What scripts and libraries look at while they are imported.
+    sys.argv[:] = plan["argv"]
     try:
-        if workspaces:
+        if plan["workspaces"]:
             from mesh_core._workspace._place import put_on_path
 
-            put_on_path(workspaces, os.environ.get(SCRATCH, ""))
+            put_on_path(plan["workspaces"], os.environ.get(SCRATCH, ""))
         why = _preload(preload)
     except BaseException as error:  # noqa: BLE001 - reported to whoever asked
         text = "".join(traceback.format_exception_only(error)).strip()
@@ -265,6 +341,7 @@ def main(preload: list[str], control: int, board: int, workspaces: list[list[Any
         sys.stderr.write(f"mesh: {why}\n")
         sys.stderr.flush()
         nursery.only_exec = True
+    atexit.register = register
     # What is here now lives as long as the workers: out of the collector's sight its pages stay shared.
     gc.collect()
     gc.freeze()

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MeshError, SpawnError, SupervisionError, Undeliverable
+from mesh_core._failure import BOOTSTRAP_FAILED
 from mesh_core._future import not_here
 from mesh_core._native import Lost, Message, Point
 from mesh_core._serialize import explain_load_failure
@@ -162,4 +163,13 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
 
     key = (who.mesh._procs_id, who.view.rank_at(index), 0)
     failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, key=key)
-    return raised_for(failure)
+    died = raised_for(failure)
+    if lost.exitcode == BOOTSTRAP_FAILED:
+        died.__cause__ = _bootstrap_error(who.mesh)
+    return died
+
+
+def _bootstrap_error(mesh: Any) -> BaseException | None:
+    """What the bootstrap of a mesh's processes has raised, where they were spawned here."""
+    ready = mesh._process.boots.get(mesh._procs_id)
+    return ready.exception() if ready is not None and ready.done() else None

@@ -16,6 +16,7 @@ from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._home import Home
 from mesh_core._journal import Journal
+from mesh_core._seeds import Seeds
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mesh_core._console import Console
     from mesh_core._estate import Policy
     from mesh_core._failure import MeshFailure
+    from mesh_core._future import Future
     from mesh_core._interrupts import Interrupts
     from mesh_core._loop import Bridge
     from mesh_core._native import Region, Runtime
@@ -118,6 +120,14 @@ class Process:
         self.synchronizer: Any = None
         """The actor that copies them; made by the first sync."""
         self._scratch: Scratch | None = None
+        self.seeds = Seeds()
+        """Where this process's random numbers begin."""
+        self.boots: weakref.WeakValueDictionary[int, Future[None]] = weakref.WeakValueDictionary()
+        """What becomes of the bootstraps of the meshes that were spawned here."""
+        self.python: str | None = None
+        """The interpreter that this process was asked to have; what it spawns has the same."""
+        self.env_changes: dict[str, str | None] = {}
+        """What its spawn has changed in its environment; what it spawns on other hosts finds the same."""
 
     @property
     def settings(self) -> Settings:

@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mesh_core import _process
 from mesh_core._actors import ActorMesh
+from mesh_core._config import executable, pack
 from mesh_core._context import current_instance
 from mesh_core._endpoint import Interface, table_of
 from mesh_core._errors import AuthenticationError, MeshError, SpawnError, SupervisionError
 from mesh_core._estate import check_policy
 from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, describe
-from mesh_core._native import Lost, Point, Region
+from mesh_core._native import Lost, Point, Region, roll
 from mesh_core._outcomes import Addressee, error_of
+from mesh_core._seeds import checked_seed
+from mesh_core._surroundings import (
+    Refusal,
+    checked_binding,
+    checked_env,
+    free_port,
+    own_device,
+    visible_devices,
+)
 from mesh_core._traces import notice
 
 if TYPE_CHECKING:
@@ -27,11 +37,9 @@ if TYPE_CHECKING:
     from mesh_core._home import Home
     from mesh_core._native import Call, Extent, Target
     from mesh_core._process import Process
+    from mesh_core._surroundings import Env
 
 T = TypeVar("T")
-
-# What a worker is told travels in one packet of a Unix socket.
-_CONFIG_LIMIT = 120_000
 
 # How long other hosts may take to tell the ids of their processes.
 _PIDS_S = 1.0
@@ -56,6 +64,7 @@ class ProcMesh(Mesh):
         root: Region,
         view: Region,
         ready: Future[None] | None,
+        spawned: Call | None = None,
     ) -> None:
         self._process = process
         self._name = name
@@ -64,6 +73,7 @@ class ProcMesh(Mesh):
         self._root = root
         self._view = view
         self._ready = ready
+        self._spawned = spawned
         self._boots = False
 
     @property
@@ -80,6 +90,7 @@ class ProcMesh(Mesh):
             root=self._root,
             view=region,
             ready=self._ready,
+            spawned=self._spawned,
         )
 
     def __iter__(self) -> Iterator[tuple[Point, ProcMesh]]:
@@ -179,7 +190,17 @@ class ProcMesh(Mesh):
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes' ids; ``None`` for one that is not there yet, or no more. Those of other hosts are asked for."""
+        """The processes' ids; ``None`` for one that could not be made, or has ended.
+
+        Where the mesh was spawned this waits until its processes are up, for at most the setting ``spawn_timeout``.
+        Elsewhere it tells what is known by now: ``None`` may also mean that one is not up yet.
+        """
+        spawned, process = self._spawned, self._process
+        if spawned is not None and process.in_charge:
+            spawned.wait(process.settings.spawn_timeout)
+        return self._known_pids()
+
+    def _known_pids(self) -> list[int | None]:
         process, runtime = self._process, self._process.runtime
         addrs = [self._home.addr(self._procs_id, rank) for rank in self._view]
         pids = {addr: os.getpid() if addr == runtime.me else runtime.pid_of(*addr) for addr in addrs}
@@ -299,7 +320,7 @@ class ProcMesh(Mesh):
     def _repr_html_(self) -> str:
         from mesh_core._show import Table, listed, place
 
-        pids, extent = self.pids, self._view.extent
+        pids, extent = self._known_pids(), self._view.extent
 
         def row(index: int) -> list[str]:
             pid = pids[index]
@@ -342,35 +363,37 @@ def spawn(
     extent: Extent,
     home: Home,
     *,
+    per_host: int,
     name: str | None,
     bootstrap: Callable[[], object] | None,
-    env: dict[str, str],
+    env: Env | Callable[[Point], Env] | None,
     preload: list[str],
     fresh: bool,
     python: str | None,
-    proc_bind: list[list[int]] | None,
+    proc_bind: object,
+    seed: int | None,
+    devices: str | None,
+    torch_env: bool,
     supervise: Policy | None,
 ) -> ProcMesh:
     """Ask the host's agent for a mesh of processes."""
     import json
+    import shutil
 
-    for key, value in env.items():
-        if (
-            not isinstance(key, str)
-            or not isinstance(value, str)
-            or not key
-            or "=" in key
-            or "\0" in key + value
-        ):
-            raise ValueError(
-                f"env[{key!r}] = {value!r}: names and values are strings, names not empty and without '='"
-            )
     if bootstrap is not None and not callable(bootstrap):
         raise TypeError(f"bootstrap is a function without arguments, not {bootstrap!r}")
-    if python is not None:
-        import shutil
-
-        if home.placement.only == process.identity.host_no and shutil.which(python) is None:
+    if devices not in (None, "own"):
+        raise ValueError(f"devices is 'own' (a device for each process) or None, not {devices!r}")
+    binding = checked_binding(proc_bind, per_host)
+    changes, own = checked_env(env, extent)
+    # What runs on another machine has that machine's environment and interpreter.
+    afar = home.placement.only != process.identity.host_no
+    inherited = {} if afar else dict(os.environ)
+    if afar:
+        changes = {**process.env_changes, **changes}
+    else:
+        python = python or process.python
+        if python is not None and shutil.which(python) is None:
             raise SpawnError(
                 f"python={python!r} is not a program that can be run here; give the path of an interpreter"
             )
@@ -379,51 +402,62 @@ def spawn(
     owner_id = 0 if owner is None else owner.actor_id
     process.check_owner(owner_id)
     region = Region.whole(extent)
+    here = _working_directory()
+    changed = _changed(inherited, changes)
+    if devices is not None and not afar and not own:
+        try:
+            own_device(visible_devices(changed), 0, per_host)
+        except Refusal as error:
+            raise SpawnError(str(error)) from None
     process.open_console()
     mesh_id = process.runtime.new_id()
     shown = name or process.unique_name("procs")
-    # What runs on another machine has that machine's environment and interpreter.
-    afar = home.placement.only != process.identity.host_no
-    inherited = {} if afar else dict(os.environ)
-    here = os.getcwd()  # noqa: PTH109 - pathlib takes longer to import than this package may
-    config = {
+    told = {
         "mesh_name": shown,
         "host": process.identity.host,
         "placement": home.placement.to_wire().hex(),
         "labels": extent.labels,
         "sizes": extent.sizes,
-        "env": {**inherited, **env},
+        "per_host": per_host,
+        "env": inherited,
+        "changes": changes,
+        "devices": devices,
+        "torch": [_master(process, home), free_port(here=not afar)] if torch_env else None,
+        "seed": checked_seed(seed),
         "afar": afar,
         "path": [entry or here for entry in sys.path],
+        "argv": sys.argv,
         "cwd": here,
         "settings": process.settings.as_dict(),
-        "bind": proc_bind,
+        "bind": binding,
         "substitutes": _process.substitutes().tell(),
         "job": process.job,
         "python": _interpreter(python) if fresh and (python or not afar) else None,
+        "interpreter": python,
         "workspaces": process.workspaces,
     }
-    encoded = json.dumps(config).encode()
-    if len(encoded) > _CONFIG_LIMIT:
-        raise MeshError(
-            f"the environment, sys.path and CPU binding of {shown!r} take {len(encoded):,} bytes, above the "
-            f"{_CONFIG_LIMIT:,} that can be passed to a new process; pass large values as arguments of actors"
-        )
     # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
     # every spawn, with them it is those of one environment.
-    nursery_env = {**inherited, **env} if preload else {} if afar else process.environ
-    # What is preloaded from a workspace is imported anew once that has changed.
-    workspaces = process.workspaces if preload else []
-    plan = json.dumps({"path": config["path"], "preload": preload, "workspaces": workspaces, "afar": afar})
-    argv = [*([""] if afar else _interpreter(None)), "-c", _NURSERY, plan]
+    env_there, late = executable(changed if preload else {} if afar else process.environ)
+    plan = {
+        "path": told["path"],
+        "preload": preload,
+        # What is preloaded from a workspace is imported anew once that has changed.
+        "workspaces": process.workspaces if preload else [],
+        "afar": afar,
+        "env": late,
+        "unset": [key for key, value in changes.items() if value is None] if preload else [],
+        "argv": sys.argv if preload else [""],
+    }
     call = process.runtime.spawn_procs(
         mesh_id,
         region,
         home.placement,
-        argv=argv,
-        env=sorted(nursery_env.items()),
+        argv=[*([""] if afar else _interpreter(process.python)), "-c", _NURSERY],
+        env=sorted(env_there.items()),
+        plan=json.dumps(plan).encode(),
         fresh=fresh,
-        config=encoded,
+        config=pack(told, own),
         within=process.settings.spawn_timeout,
         title=f"{shown}\0{','.join(f'{k}={v}' for k, v in extent.items())}",
     )
@@ -438,6 +472,7 @@ def spawn(
         root=region,
         view=region,
         ready=None,
+        spawned=call,
     )
     who = Addressee(shown, home, region, region, mesh)
     ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {shown!r}")
@@ -450,18 +485,56 @@ def spawn(
             lambda call: _all_well(call, who),
             lambda: f"the bootstrap of {shown!r}",
         )
+        process.boots[mesh_id] = ready
     mesh._ready = ready
     process.own(owner_id, mesh, 0, supervise)
     return mesh
 
 
-_NURSERY = (
-    "import json, os, sys; plan = json.loads(sys.argv[1]); "
-    "sys.path[:] = [*(p for p in plan['path'] if os.path.isdir(p) and p not in sys.path), *sys.path] "
-    "if plan['afar'] else plan['path']; "
-    "from mesh_core._nursery import main; "
-    "main(plan['preload'], int(sys.argv[2]), int(sys.argv[3]), plan['workspaces'])"
-)
+def _working_directory() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109 - pathlib takes longer to import than this package may
+    except FileNotFoundError:
+        raise SpawnError(
+            "the working directory of this process no longer exists, and new processes would begin in it; change to "
+            "another one with os.chdir() before spawning"
+        ) from None
+
+
+def _changed(env: dict[str, str], changes: Env) -> dict[str, str]:
+    merged: dict[str, str | None] = {**env, **changes}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def _master(process: Process, home: Home) -> str:
+    """Where the processes of a mesh find the host of its first rank."""
+    if home.placement.only is not None:
+        return "127.0.0.1"
+    first = home.placement.host_of(0)
+    addresses = {host: _machine(address) for host, _, address, *_ in roll(process.runtime)}
+    found = addresses.get(first, "")
+    local = [host for host in home.placement.hosts() if addresses.get(host, "").startswith(_LOOPBACK)]
+    # The address of this machine for itself is none for others.
+    if found and (not found.startswith(_LOOPBACK) or len(local) == len(home.placement.hosts())):
+        return found
+    return home.name_of(0)
+
+
+def _machine(address: str) -> str:
+    """An address without its port."""
+    return address.rpartition("//")[2].rpartition(":")[0].strip("[]")
+
+
+_LOOPBACK = ("127.", "::1", "localhost")
+
+_NURSERY = """\
+import json, os, sys
+with open(int(sys.argv[3]), "rb") as file: plan = json.load(file)
+there = [p for p in plan["path"] if os.path.isdir(p) and p not in sys.path]
+sys.path[:] = [*there, *sys.path] if plan["afar"] else plan["path"]
+from mesh_core._nursery import main
+main(int(sys.argv[1]), int(sys.argv[2]), plan)
+"""
 
 
 def _all_up(call: Call, who: Addressee) -> None:

@@ -23,12 +23,14 @@ from mesh_core._debug._hook import Breakpoints
 from mesh_core._dumps import stacks
 from mesh_core._endpoint import EndpointProperty, table_of
 from mesh_core._errors import MeshError
+from mesh_core._failure import BOOTSTRAP_FAILED, bootstrap_raised
 from mesh_core._hosted import Hosted
 from mesh_core._loop import ActorSelector
 from mesh_core._native import Extent, Point, Waker
 from mesh_core._reduce import Reductions
 from mesh_core._serialize import explain_load_failure, loads
-from mesh_core._supervision import BOOTSTRAP_FAILED, named
+from mesh_core._supervision import named
+from mesh_core._title import show_title
 
 if TYPE_CHECKING:
     from mesh_core._estate import Holding
@@ -54,6 +56,8 @@ class Stage:
             ActorSelector(process.runtime, self.waker)
         )
         self._exit_code = 0
+        self.why = ""
+        """Why this process leaves with that status, where it is known."""
         self.failing = threading.Lock()
         """Held for the moment in which an actor comes to an end, which may be noticed on several threads."""
         self.stop_limit = process.settings.stop_timeout
@@ -240,6 +244,7 @@ class Stage:
         except Exception as error:  # noqa: BLE001 - it is the spawner's to hear
             hosted = Hosted(self, inbox, instance, message, broken=error)
         self.actors[message.actor] = hosted
+        self._show_title()
         hosted.start()
 
     def host(self, cls: type, actor_id: int, name: str) -> None:
@@ -273,8 +278,9 @@ class Stage:
         try:
             message.load()()
         except BaseException as error:  # noqa: BLE001 - reported, then the process ends
-            self.reply_error(message, error, self.process.identity.mesh_name)
+            self.reply_error(message, error, self.process.identity.mesh_name, bootstrap=True)
             self._exit_code = BOOTSTRAP_FAILED
+            self.why = bootstrap_raised(error)
             self.loop.stop()
         else:
             message.reply(None)
@@ -321,13 +327,27 @@ class Stage:
 
     def forget(self, actor: Hosted) -> None:
         """An actor has ended."""
-        self.actors.pop(actor.instance.actor_id, None)
+        if self.actors.pop(actor.instance.actor_id, None) is not None:
+            self._show_title()
         if actor.gone is not None and not actor.gone.done():
             actor.gone.set_result(None)
 
+    def _show_title(self) -> None:
+        """Have listings of processes name the actors of this one; the script's process is the user's own."""
+        if self.process.identity.mesh_id != 0:
+            show_title(self.process.identity, [actor.instance for actor in list(self.actors.values())[:8]])
+
     # Replies.
 
-    def reply_error(self, message: Message, error: BaseException, name: str, *, dead: bool = False) -> None:
+    def reply_error(
+        self,
+        message: Message,
+        error: BaseException,
+        name: str,
+        *,
+        dead: bool = False,
+        bootstrap: bool = False,
+    ) -> None:
         """Tell the caller what went wrong; where nobody waits, the log."""
         if os.getpid() != self.process.pid:
             from mesh_core._worker import end_copy
@@ -340,7 +360,9 @@ class Stage:
             return
         from mesh_core._exceptions import encode_exception
 
-        data, buffers = encode_exception(error, actor=name, rank=me.rank, host=me.host, pid=os.getpid())
+        data, buffers = encode_exception(
+            error, actor=name, rank=me.rank, host=me.host, pid=os.getpid(), bootstrap=bootstrap
+        )
         message.reply_error(data, buffers, dead=dead)
 
     def log_failure(self, message: Message, error: BaseException, name: str) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _native, _process
 from mesh_core._context import current_instance
 from mesh_core._errors import SupervisionError
-from mesh_core._failure import MeshFailure, error_of, of_loss
+from mesh_core._failure import BOOTSTRAP_FAILED, MeshFailure, error_of, of_loss
 from mesh_core._native import Placement, Target
 
 if TYPE_CHECKING:
@@ -279,8 +279,6 @@ class Faults:
         self.pass_on(owner.owner, dataclasses.replace(failure, chain=(*failure.chain, owner.describe())))
 
 
-BOOTSTRAP_FAILED = 78
-"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
 _NOBODY: Key = (0, 0, 0)
 _MOMENT = 0.2
 

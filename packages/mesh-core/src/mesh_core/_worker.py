@@ -4,40 +4,47 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import sys
 from typing import Any, NoReturn
 
 from mesh_core import _process, _streams
 from mesh_core._home import Home
+from mesh_core._import_hooks import Afterwards
+from mesh_core._multiprocessing import teach
 from mesh_core._native import Extent, Placement, Region
+from mesh_core._seeds import Seeds, seed_process
 from mesh_core._settings import configure
+from mesh_core._title import show_title
 
 _GOODBYE_S = 5.0
 
 
-def run(config: dict[str, Any], *, addr: tuple[int, int, int], seat: int, link: int, board: int) -> int:
+def run(
+    config: dict[str, Any],
+    *,
+    addr: tuple[int, int, int],
+    seat: int,
+    link: int,
+    board: int,
+    forked: bool,
+) -> int:
     """Be the worker that ``config`` describes until told to stop; returns the exit status."""
     mesh, rank, host = addr
     _streams.install()
     # Before any module of the user's is imported.
-    if not config["afar"]:
-        # The nursery of another machine has its own, and has seen to the path.
+    if forked:
         os.environ.clear()
-        sys.path[:] = config["path"]
+        if not config["afar"]:
+            # The nursery of another machine has seen to the path.
+            sys.path[:] = config["path"]
     os.environ.update(config["env"])
-    with contextlib.suppress(OSError):
-        os.chdir(config["cwd"])
-    if config["bind"] is not None:
-        cpus = config["bind"][rank % len(config["bind"])]
-        try:
-            os.sched_setaffinity(0, cpus)
-        except OSError as error:
-            there = sorted(os.sched_getaffinity(0))
-            raise OSError(
-                error.errno, f"proc_bind names the CPUs {cpus}, and this host has {there}"
-            ) from None
+    sys.argv[:] = config["argv"]
+    seeds = Seeds(config["seed"], rank)
+    imports = Afterwards()
+    imports.install()
+    imports.once("multiprocessing.reduction", teach)
+    seed_process(seeds, imports)
     region = Region.whole(Extent(config["labels"], config["sizes"]))
     identity = _process.Identity(
         mesh_id=mesh,
@@ -49,12 +56,17 @@ def run(config: dict[str, Any], *, addr: tuple[int, int, int], seat: int, link: 
         home=Home(Placement.from_wire(bytes.fromhex(config["placement"])), {host: config["host"]}),
         scratch=config.get("scratch", ""),
     )
+    # Before its spawn is told that it is up.
+    show_title(identity)
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
     )
     if config["substitutes"]:
         _process.substitutes().hear(config["substitutes"])
     process.job = tuple(config["job"])
+    process.seeds = seeds
+    process.python = config["interpreter"]
+    process.env_changes = {**config["changes"], **config["own"]}
     if config["workspaces"]:
         from mesh_core._workspace._place import put_on_path
 
@@ -74,7 +86,7 @@ def run(config: dict[str, Any], *, addr: tuple[int, int, int], seat: int, link: 
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    process.runtime.goodbye(_GOODBYE_S)
+    process.runtime.goodbye(_GOODBYE_S, stage.why)
     return status
 
 
@@ -104,14 +116,10 @@ def end_copy(error: BaseException) -> NoReturn:
         os._exit(status & 0xFF)
 
 
-def main_exec() -> None:
+def main_exec(config: dict[str, Any]) -> None:
     """Entry of a worker with an interpreter of its own; see ``_nursery``."""
-    config = json.loads(sys.argv[1])
-    # Set before the start; python= may name a script that adds to it before it starts an interpreter.
-    config["env"] = dict(os.environ)
-    mesh, rank, host, seat, link, board, parent = (int(word) for word in sys.argv[2:9])
+    mesh, rank, host, seat, link, board, parent = config["numbers"]
     from mesh_core._native import die_with_parent
 
     die_with_parent(parent)
-    sys.argv[:] = [""]
-    leave(run(config, addr=(mesh, rank, host), seat=seat, link=link, board=board))
+    leave(run(config, addr=(mesh, rank, host), seat=seat, link=link, board=board, forked=False))

@@ -1,0 +1,143 @@
+"""To be told of imports: what is done around the making of a module, or once it is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class ImportHook:
+    """The first of the finders: it lets the others find a module, and tells of the loading of those that it wants."""
+
+    def wants(self, name: str) -> bool:
+        """Whether to be told of this module."""
+        raise NotImplementedError
+
+    def before(self, name: str) -> None:
+        """A module, or a part of it, is about to be loaded."""
+
+    def after(self, name: str, *, done: bool) -> None:
+        """That part is loaded, or could not be; ``done`` says that the module is complete."""
+
+    def install(self) -> None:
+        """Be asked from now on."""
+        sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Be asked no more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module as it would be found without this finder."""
+        if not self.wants(name):
+            return None
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec: ModuleSpec | None = find(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(self, name, spec.loader)  # type: ignore[assignment]
+                return spec
+        return None
+
+
+class _Loader:
+    """A module's loader, until the module is loaded."""
+
+    def __init__(self, hook: ImportHook, name: str, loader: Any) -> None:
+        self._hook = hook
+        self._name = name
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        # Extension modules are loaded here.
+        self._hook.before(self._name)
+        try:
+            create = getattr(self._loader, "create_module", None)
+            made: ModuleType | None = None if create is None else create(spec)
+            return made
+        finally:
+            self._hook.after(self._name, done=False)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        done = False
+        self._hook.before(self._name)
+        try:
+            self._loader.exec_module(module)
+            done = True
+        finally:
+            self._hook.after(self._name, done=done)
+
+
+class Afterwards(ImportHook):
+    """Does something once a module is there: now if it is, else right after its import."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Callable[[], object]] = {}
+
+    def once(self, name: str, then: Callable[[], object]) -> None:
+        """Call ``then`` as soon as the module ``name`` is complete in this process."""
+        if name in sys.modules:
+            then()
+        else:
+            self._waiting[name] = then
+
+    def wants(self, name: str) -> bool:
+        """Whether something waits for it."""
+        return name in self._waiting
+
+    def after(self, name: str, *, done: bool) -> None:
+        """Do what waits for it."""
+        if done and (then := self._waiting.pop(name, None)) is not None:
+            then()
+
+
+class ThreadCount(ImportHook):
+    """Finds out which modules start threads when they are imported."""
+
+    def __init__(self, count: Callable[[], int], trusted: frozenset[str]) -> None:
+        self._count = count
+        self._trusted = trusted
+        self._depth = 0
+        """How many trusted modules are being imported, one from within the other."""
+        self._stack: list[list[int]] = []
+        """For each import under way: the threads before it, and those that imports within it have started."""
+        self.started: dict[str, int] = {}
+        """By module, in the order of their imports: the threads that it has started itself, and is not trusted with."""
+
+    def _trusts(self, name: str) -> bool:
+        return name.partition(".")[0] in self._trusted
+
+    def wants(self, name: str) -> bool:
+        """All, but for what trusted modules import."""
+        return self._depth == 0
+
+    def before(self, name: str) -> None:
+        """Look how many threads there are."""
+        self._stack.append([self._count(), 0])
+        self._depth += self._trusts(name)
+
+    def after(self, name: str, *, done: bool) -> None:
+        """Look again."""
+        before, within = self._stack.pop()
+        started = max(0, self._count() - before)
+        if self._stack:
+            self._stack[-1][1] += started
+        if self._trusts(name):
+            self._depth -= 1
+        elif started > within:
+            self.started[name] = self.started.get(name, 0) + started - within
