@@ -37,7 +37,7 @@ class Console:
     def _show(self) -> None:
         try:
             while (chunks := self.logs.next()) is not None:
-                for is_error, text in chunks:
+                for is_error, text, _ in chunks:
                     stream = sys.stderr if is_error else sys.stdout
                     # It may be None, closed, left by its reader, or anybody's own: there is nobody to tell, and the
                     # workers go on.

@@ -175,7 +175,13 @@ class Settings:
     """What workers' logging and Mesh's own shows: DEBUG, INFO, WARNING, ERROR or CRITICAL and above."""
 
     log_window: float = _setting(3.0, _SECONDS)
-    """How long similar lines of several workers are counted and shown as one, in seconds; 0 shows every line."""
+    """How long equal lines of several workers are counted and shown as one, in seconds; 0 shows every line."""
+
+    log_ignore_numbers: bool = _setting(False, _Switch())
+    """Whether lines that differ in their numbers alone are shown as one too, with a note of how many do."""
+
+    log_records: bool = _setting(True, _Switch())
+    """Whether records of workers reach the handlers that the script has set up for ``logging``; otherwise they are text."""
 
     post_mortem: bool = _setting(False, _Switch())
     """Whether an actor stops for ``mesh debug`` where its endpoint has raised, before the caller hears of it."""

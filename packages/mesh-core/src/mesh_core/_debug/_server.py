@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import linecache
 import os
 import selectors
 import socket
-import sys
 import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -114,9 +112,9 @@ class Debugger:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+    from mesh_core._streams import notice
+
+    notice(line)
 
 
 class _Guest:
