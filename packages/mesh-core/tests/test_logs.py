@@ -229,7 +229,8 @@ def test_lines_with_other_numbers_come_as_one_where_that_is_asked_for(
         trainers.call.call(warm_up).get()
         every = together(capfd, trainers, lambda attempt: trainers.call.call(say_ranks, attempt).get())
         assert re.fullmatch(
-            r"\[trainers gpus=0-3 x4\] loss of rank \d is 0\.\d in try [a-z]+ \(and 3 alike, other numbers\)", every
+            r"\[trainers gpus=0-3 x4\] loss of rank \d is 0\.\d in try [a-z]+ \(and 3 alike, other numbers\)",
+            every,
         )
 
 

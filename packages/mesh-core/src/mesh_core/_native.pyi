@@ -29,6 +29,7 @@ __all__ = [
     "attach_dialers",
     "be_host",
     "begin_exit",
+    "begin_sigterm",
     "credentials_issue",
     "credentials_list",
     "credentials_new",
@@ -38,10 +39,12 @@ __all__ = [
     "die_with_parent",
     "exit_with",
     "flush_stdio",
+    "guard_sigterm",
     "host_name",
     "line_buffer_stdio",
     "live_hosts",
     "peers",
+    "release_sigterm",
     "roll",
 ]
 
@@ -473,6 +476,9 @@ def line_buffer_stdio() -> None: ...
 def flush_stdio() -> None: ...
 def begin_exit(limit: float, done: bool) -> None: ...
 def exit_with(status: int) -> None: ...
+def guard_sigterm(grace: float) -> None: ...
+def begin_sigterm(grace: float) -> None: ...
+def release_sigterm() -> None: ...
 def die_with_parent(parent: int) -> None: ...
 
 # --- credentials: rust/src/credentials.rs -------------------------------------------------------------------

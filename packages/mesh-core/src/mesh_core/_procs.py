@@ -36,6 +36,9 @@ _CONFIG_LIMIT = 120_000
 # How long other hosts may take to tell the ids of their processes.
 _PIDS_S = 1.0
 
+# After Ctrl-C an end that takes longer says what it waits for.
+_MOMENT_S = 0.5
+
 # A process whose event loop is busy longer than this logs by its new level once it gets to it.
 _TOLD_S = 1.0
 
@@ -266,6 +269,8 @@ class ProcMesh(Mesh):
     ) -> None:
         if self._process.in_charge:
             stopped = self.stop()
+            if isinstance(error, KeyboardInterrupt):
+                self._hurry(stopped)
             failed: BaseException | None = None
             while not stopped.done():
                 try:
@@ -275,6 +280,21 @@ class ProcMesh(Mesh):
                     failed = failed or unheard
             if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
                 raise failed
+
+    def _hurry(self, stopped: Future[None]) -> None:
+        """Wait for an end that Ctrl-C wants; another Ctrl-C kills."""
+        from mesh_core._interrupts import say_stopping
+
+        try:
+            if not stopped._call.wait(_MOMENT_S):
+                say_stopping(len(self._root))
+                while not stopped._call.wait(None):
+                    pass
+        except KeyboardInterrupt:
+            self._process.runtime.stop_procs(self._procs_id, self._root, self._home.placement, 0.0)
+            raise
+        except SupervisionError:
+            pass  # the block's own error is the one that is raised
 
     async def __aenter__(self) -> Self:
         await self

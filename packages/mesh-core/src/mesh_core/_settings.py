@@ -153,6 +153,9 @@ class Settings:
     stop_timeout: float = _setting(5.0, _SECONDS)
     """How long a process may take to stop by itself before it is killed, in seconds."""
 
+    sigterm_grace: float = _setting(8.0, _SECONDS)
+    """How long the script may take to end in order after SIGTERM before it is killed, in seconds; 0 leaves SIGTERM alone."""
+
     link_budget: int = _setting(256 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
     """Bytes that may be queued towards one process before its senders wait."""
 
