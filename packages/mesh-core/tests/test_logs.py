@@ -354,7 +354,8 @@ def test_bad_options_are_refused(procs: ProcMesh, options: dict[str, Any]) -> No
 
 
 def test_records_come_with_their_level(capfd: pytest.CaptureFixture[str]) -> None:
-    with this_host().spawn_procs(name="logged") as procs:
+    # pytest has handlers of its own, which would have them.
+    with configured(log_records=False), this_host().spawn_procs(name="logged") as procs:
         one = procs.spawn("one", Logging)
         one.log.call_one().get()
         procs.logging_option(level=10)

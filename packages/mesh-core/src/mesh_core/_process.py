@@ -428,6 +428,8 @@ def current() -> Process:
     with _HOLDER.lock:
         process = _HOLDER.process
         if process is None or process.closed:
+            # Before `_leave` is registered: the handlers of `logging` are closed after it, as records still arrive then.
+            import logging  # noqa: F401
             import socket
 
             # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.

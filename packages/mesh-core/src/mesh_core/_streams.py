@@ -88,7 +88,7 @@ class LineStream(io.TextIOBase):
         """Write a log record as text and, unless that is long, as ``payload`` has it: JSON in ASCII."""
         mark = self._mark(current_instance())[3:]
         data = lines.encode("utf-8", "backslashreplace")[:-1]
-        if payload and len(data) + len(payload) <= 2 * _LONGEST:
+        if payload and len(data) <= _LONGEST:
             text = data.translate(_ESCAPED).replace(b"\n", _BREAK)
             self._writer.send(b"\x1eR%d%b%b\x1f%b\n" % (level, mark, text, payload))
         else:

@@ -64,7 +64,7 @@ def run(config: dict[str, Any], *, addr: tuple[int, int, int], seat: int, link: 
     from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage
 
-    set_up_worker(process.settings.log_level)
+    set_up_worker(process.settings.log_level, records=process.settings.log_records)
     arm(process.runtime)
     stage = Stage(process)
     stage.breakpoints.install()
