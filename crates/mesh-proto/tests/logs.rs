@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 const WINDOW: Duration = Duration::from_secs(3);
-const OPTIONS: LogOptions = LogOptions { shown: true, window: WINDOW, level: 20 };
+const OPTIONS: LogOptions = LogOptions { shown: true, alike: false, window: WINDOW, level: 20 };
+/// Numbers make no difference.
+const ALIKE: LogOptions = LogOptions { alike: true, ..OPTIONS };
 
 fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
@@ -16,13 +18,18 @@ fn ms(n: u64) -> Duration {
 
 fn line<'a>(rank: u32, point: &'a str, text: &'a str) -> Line<'a> {
     let (name, host) = (b"t".as_slice(), b"".as_slice());
-    Line { stream: Stream::Out, level: 0, name, rank, point: point.as_bytes(), host, text: text.as_bytes() }
+    let (point, text) = (point.as_bytes(), text.as_bytes());
+    Line { stream: Stream::Out, level: 0, name, rank, point, host, text, record: b"", alone: false }
+}
+
+fn mesh_with(procs: u32, options: LogOptions) -> Aggregator {
+    let mut aggregator = Aggregator::new(options);
+    aggregator.introduce(1, procs, options);
+    aggregator
 }
 
 fn mesh_of(procs: u32) -> Aggregator {
-    let mut aggregator = Aggregator::new(OPTIONS);
-    aggregator.introduce(1, procs, OPTIONS);
-    aggregator
+    mesh_with(procs, OPTIONS)
 }
 
 fn say(aggregator: &mut Aggregator, rank: u32, text: &str, now: Duration) {
@@ -49,7 +56,7 @@ fn parse(shown: &str) -> (Vec<u32>, String) {
 
 #[test]
 fn the_first_is_shown_soon_and_the_rest_at_the_windows_end() {
-    let mut aggregator = mesh_of(8);
+    let mut aggregator = mesh_with(8, ALIKE);
     for (rank, at) in [(3, 0), (0, 20), (1, 90), (2, 500), (7, 2000)] {
         aggregator.tick(ms(at));
         say(&mut aggregator, rank, &format!("loss is 0.{rank}"), ms(at));
@@ -58,13 +65,84 @@ fn the_first_is_shown_soon_and_the_rest_at_the_windows_end() {
             assert!(aggregator.take().is_empty());
         }
     }
-    assert_eq!(text(aggregator.take()), ["[t gpus=0-1,3 x3] loss is 0.3"]);
+    assert_eq!(text(aggregator.take()), ["[t gpus=0-1,3 x3] loss is 0.3 (and 2 alike, other numbers)"]);
     assert_eq!(aggregator.deadline(), Some(ms(3000)));
     aggregator.tick(ms(2999));
     assert!(aggregator.take().is_empty());
     aggregator.tick(ms(3000));
-    assert_eq!(text(aggregator.take()), ["[t gpus=2,7 x2] loss is 0.2"]);
+    assert_eq!(text(aggregator.take()), ["[t gpus=2,7 x2] loss is 0.2 (and 1 alike, other numbers)"]);
     assert_eq!(aggregator.deadline(), None);
+}
+
+#[test]
+fn only_equal_lines_become_one() {
+    let mut aggregator = mesh_of(4);
+    for rank in 0..4 {
+        say(&mut aggregator, rank, &format!("loss of rank {rank} is 0.{rank}"), ms(0));
+        say(&mut aggregator, rank, "step 1", ms(0));
+    }
+    aggregator.tick(ms(100));
+    // LOG-7.
+    let mut expected: Vec<String> = (0..4).map(|n| format!("[t gpus={n}] loss of rank {n} is 0.{n}")).collect();
+    expected.insert(1, "[t gpus=0-3 x4] step 1".to_owned());
+    assert_eq!(text(aggregator.take()), expected);
+}
+
+#[test]
+fn lines_that_belong_together_are_one_or_none() {
+    let mut aggregator = mesh_of(3);
+    for (rank, said) in [(0, "Traceback\n\nE: 1"), (1, "Traceback\n\nE: 2"), (2, "Traceback\n\nE: 1")] {
+        say(&mut aggregator, rank, said, ms(0));
+    }
+    aggregator.flush();
+    let shown = text(aggregator.take());
+    let both = ["[t gpus=0,2 x2] Traceback", "[t gpus=0,2 x2]", "[t gpus=0,2 x2] E: 1"];
+    let one = ["[t gpus=1] Traceback", "[t gpus=1]", "[t gpus=1] E: 2"];
+    assert_eq!(shown, [both, one].concat());
+}
+
+#[test]
+fn what_stands_by_itself_keeps_its_place() {
+    let mut aggregator = mesh_of(2);
+    let alone = |rank| Line { alone: true, ..line(rank, "", "mesh: stopped") };
+    // Nothing waits: it is shown at once.
+    aggregator.line(1, &alone(0), ms(0));
+    assert_eq!(text(aggregator.take()), ["[t] mesh: stopped"]);
+    say(&mut aggregator, 1, "before", ms(0));
+    for rank in [1, 0, 1] {
+        aggregator.line(1, &alone(rank), ms(1));
+    }
+    assert!(aggregator.take().is_empty());
+    aggregator.tick(ms(101));
+    assert_eq!(text(aggregator.take())[1..], ["[t] mesh: stopped"; 3]);
+}
+
+#[test]
+fn records_come_with_their_text() {
+    let mut aggregator = mesh_of(2);
+    let logged = |rank| Line { record: b"{}", ..line(rank, "gpus=0", "INFO x") };
+    let ranks = |chunk: &Chunk| chunk.records.iter().map(|record| record.rank).collect::<Vec<_>>();
+    say(&mut aggregator, 0, "INFO x", ms(0));
+    for rank in [0, 1] {
+        aggregator.line(1, &logged(rank), ms(0));
+    }
+    aggregator.tick(ms(100));
+    let chunks = aggregator.take();
+    assert_eq!(chunks.iter().map(ranks).collect::<Vec<_>>(), [vec![], vec![0, 1]]);
+    assert_eq!(text(chunks), ["[t gpus=0] INFO x", "[t gpus=0-1 x2] INFO x"]);
+    // Whoever takes them one by one has them at once.
+    aggregator.hand_on_records(true);
+    for rank in [0, 1] {
+        aggregator.line(1, &logged(rank), ms(200));
+    }
+    assert_eq!(aggregator.take().iter().map(ranks).collect::<Vec<_>>(), [vec![0], vec![1]]);
+    let large = vec![b'x'; 1 << 20];
+    for rank in 0..100 {
+        say(&mut aggregator, 0, &format!("line {rank}"), ms(300));
+        aggregator.line(1, &Line { record: &large, ..logged(0) }, ms(300));
+    }
+    // LOG-3: those that would not fit have been handed on.
+    assert!(aggregator.take().len() > 190);
 }
 
 #[test]
@@ -140,9 +218,10 @@ proptest! {
     fn every_line_is_counted_once(
         said in prop::collection::vec((0..5_u32, 0..3_usize, 0..100_u32, 0..900_u64), 0..80),
         flush_at in prop::option::of(0..80_usize),
+        alike in any::<bool>(),
     ) {
         let kinds = ["step", "loss is", "epoch"];
-        let mut aggregator = mesh_of(5);
+        let mut aggregator = mesh_with(5, if alike { ALIKE } else { OPTIONS });
         let mut now = ms(0);
         let mut expected: BTreeMap<(u32, &str), usize> = BTreeMap::new();
         let mut shown = Vec::new();
@@ -255,7 +334,7 @@ fn lines_of(tap: &mut Tap, bytes: &[u8], now: Duration) -> Vec<(String, u32, Str
 fn marks_say_who_and_what() {
     let mut tap = Tap::new(7);
     let mut options = None;
-    tap.feed(Stream::Err, b"\x1eIps\x1f7\x1fgpus=7\x1fb1\x1f8\x1f3000\x1f20\x1f\n", ms(0), &mut |found| {
+    tap.feed(Stream::Err, b"\x1eIps\x1f7\x1fgpus=7\x1fb1\x1f8\x1f1\x1f3000\x1f20\x1f\n", ms(0), &mut |found| {
         if let Found::Introduced(procs, found) = found {
             options = Some((procs, found));
         }
@@ -273,12 +352,62 @@ fn marks_say_who_and_what() {
         [shown("t", 0, "ab"), shown("ps", 0, "\x1eL\x1f"), shown("t", 0, "cd")]
     );
     let mut set = None;
-    tap.feed(Stream::Err, b"\x1eO99\x1f0\x1f0\x1f30\x1f\n", ms(0), &mut |found| {
+    tap.feed(Stream::Err, b"\x1eO99\x1f2\x1f0\x1f30\x1f\n", ms(0), &mut |found| {
         if let Found::Options(mesh, found) = found {
             set = Some((mesh, found));
         }
     });
-    assert_eq!(set, Some((99, LogOptions { shown: false, window: ms(0), level: 30 })));
+    assert_eq!(set, Some((99, LogOptions { shown: false, alike: true, window: ms(0), level: 30 })));
+}
+
+#[test]
+fn a_traceback_is_one_however_it_is_written() {
+    let mut tap = Tap::new(0);
+    let mut said = Vec::new();
+    let mut say = |tap: &mut Tap, bytes: &[u8], at| {
+        tap.feed(Stream::Err, bytes, ms(at), &mut |found| {
+            if let Found::Line(line) = found {
+                said.push(String::from_utf8([line.name, b":", line.text].concat()).unwrap());
+            }
+        });
+        std::mem::take(&mut said)
+    };
+    // Line by line, with another actor's lines between them.
+    assert!(say(&mut tap, b"\x1eL0\x1ft\x1f2\x1f\x1fTraceback (most recent call last):\n", 0).is_empty());
+    assert_eq!(say(&mut tap, b"\x1eL0\x1fu\x1f0\x1f\x1fbetween\n", 0), ["u:between"]);
+    assert!(say(&mut tap, b"\x1eU0\x1ft\x1f2\x1f\x1f  File \"a.py\"\x1d    x()\n", 0).is_empty());
+    assert!(say(&mut tap, b"\x1eL0\x1ft\x1f2\x1f\x1fValueError: 1\n", 5).is_empty());
+    assert_eq!(tap.deadline(), Some(ms(105)));
+    let whole = "t:Traceback (most recent call last):\n  File \"a.py\"\n    x()\nValueError: 1";
+    assert_eq!(say(&mut tap, b"\x1eL0\x1ft\x1f2\x1f\x1f\n\x1eL0\x1ft\x1f2\x1f\x1fafter\n", 6), [whole, "t:", "t:after"]);
+    assert_eq!(tap.deadline(), None);
+    // Raw, with nothing after it.
+    assert!(say(&mut tap, b"Traceback (most recent call last):\n  File\nE: 2\n", 10).is_empty());
+    let mut late = Vec::new();
+    tap.tick(ms(110), &mut |found| late.push(format!("{found:?}")));
+    assert_eq!((late.len(), tap.tail().len(), tap.deadline()), (1, 10, None));
+}
+
+#[test]
+fn records_and_notices() {
+    let mut tap = Tap::new(3);
+    let mut out = Vec::new();
+    let raw = b"\x1eR40\x1ft\x1f2\x1f\x1fERROR a\x1dTraceback (most recent call last):\x1fnot \x1f JSON\n\x1eN0\x1f\x1f\x1f\x1fmesh: a\n\x1eR40\x1ft\x1f2\x1f\x1fno record\n";
+    tap.feed(Stream::Err, raw, ms(0), &mut |found| {
+        if let Found::Line(line) = found {
+            let utf8 = |raw: &[u8]| String::from_utf8(raw.to_vec()).unwrap();
+            out.push((line.level, line.rank, utf8(line.text), utf8(line.record), line.alone));
+        }
+    });
+    let told = |level, rank, text: &str, record: &str, alone| (level, rank, text.to_owned(), record.to_owned(), alone);
+    assert_eq!(
+        out,
+        [
+            told(40, 2, "ERROR a\nTraceback (most recent call last):", "not \x1f JSON", false),
+            told(0, 3, "mesh: a", "", true),
+            told(0, 3, "\x1eR40\x1ft\x1f2\x1f\x1fno record", "", false),
+        ]
+    );
 }
 
 #[test]

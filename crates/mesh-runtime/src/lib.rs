@@ -24,6 +24,7 @@ mod ports;
 pub mod reactor;
 mod runtime;
 mod shm;
+pub mod sigterm;
 mod stdio;
 #[cfg(test)]
 mod tests;

@@ -161,6 +161,11 @@ impl Logs {
         lock(&self.desk).watched = true;
     }
 
+    /// Whether somebody takes records one by one.
+    pub fn hand_on_records(&self, wanted: bool) {
+        lock(&self.desk).hand_on_records(wanted);
+    }
+
     /// What is to be shown next; blocks until there is something. None after the end. Asking again says that the last
     /// answer has been shown.
     pub fn next(&self) -> Option<Vec<Chunk>> {

@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 
 def warm_up() -> None:
-    """Have this module imported, which takes longer than similar lines wait for each other."""
+    """Have this module imported, which takes longer than equal lines wait for each other."""
 
 
 def complain(text: str) -> None:
@@ -101,7 +101,7 @@ def test_lines_arrive_with_their_actor_and_rank(script: Any) -> None:
     assert err == ["[trainers hosts=0,gpus=1] to stderr"]
 
 
-# Similar lines become one if the second comes before the first is shown, which a busy machine decides.
+# Equal lines become one if the second comes before the first is shown, which a busy machine decides.
 HELLO_OF_TWO = {
     "[pair gpus=0-1 x2] hello\n",
     "[pair gpus=0] hello\n[pair gpus=1] hello\n",
@@ -191,12 +191,12 @@ with this_host().spawn_procs(per_host={"gpus": 2}, start=sys.argv[1]) as procs:
 """
 
 
-def test_similar_lines_of_many_ranks_come_as_one(capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_lines_of_many_ranks_come_as_one(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 4}, name="four") as procs:
         trainers = procs.spawn("trainers", Echo)
         trainers.call.call(warm_up).get()
-        every = together(capfd, trainers, lambda attempt: trainers.call.call(say_ranks, attempt).get())
-        assert re.fullmatch(r"\[trainers gpus=0-3 x4\] loss of rank \d is 0\.\d in try [a-z]+", every)
+        every = together(capfd, trainers, lambda attempt: trainers.call.call(say, f"try {attempt}").get())
+        assert re.fullmatch(r"\[trainers gpus=0-3 x4\] try [a-z]+", every)
         some = trainers.slice(gpus=slice(0, 4, 2))
         pair = together(capfd, trainers, lambda attempt: some.call.call(say, f"twice in try {attempt}").get())
         assert re.fullmatch(r"\[trainers gpus=0,2 x2\] twice in try [a-z]+", pair)
@@ -204,6 +204,100 @@ def test_similar_lines_of_many_ranks_come_as_one(capfd: pytest.CaptureFixture[st
         for step in range(3):
             trainers.slice(gpus=3).call.call(say, f"step {step}").get()
     assert lines(capfd.readouterr().out) == [f"[trainers gpus=3] step {step}" for step in range(3)]
+
+
+def test_lines_with_other_numbers_are_each_rank_s_own(capfd: pytest.CaptureFixture[str]) -> None:
+    with this_host().spawn_procs(per_host={"gpus": 4}, name="four") as procs:
+        trainers = procs.spawn("trainers", Echo)
+        trainers.call.call(say_ranks, "a").get()
+    assert sorted(lines(capfd.readouterr().out)) == [
+        f"[trainers gpus={n}] loss of rank {n} is 0.{n} in try a" for n in range(4)
+    ]
+
+
+@pytest.mark.parametrize("how", ["option", "setting"])
+def test_lines_with_other_numbers_come_as_one_where_that_is_asked_for(
+    capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    with (
+        configured(log_ignore_numbers=how == "setting"),
+        this_host().spawn_procs(per_host={"gpus": 4}, name="four") as procs,
+    ):
+        if how == "option":
+            procs.logging_option(ignore_numbers=True)
+        trainers = procs.spawn("trainers", Echo)
+        trainers.call.call(warm_up).get()
+        every = together(capfd, trainers, lambda attempt: trainers.call.call(say_ranks, attempt).get())
+        assert re.fullmatch(
+            r"\[trainers gpus=0-3 x4\] loss of rank \d is 0\.\d in try [a-z]+ \(and 3 alike, other numbers\)",
+            every,
+        )
+
+
+def fail_alike(kind: str) -> None:
+    import logging
+    import traceback
+
+    from mesh_core import current_rank
+
+    rank = 0 if kind == "equal" else current_rank().rank
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError(f"bad batch\non rank {rank}") from error
+    except ValueError:
+        if kind == "logged":
+            logging.getLogger("lib").exception("failed")
+        else:
+            traceback.print_exc()
+    complain("after it")
+
+
+@pytest.mark.parametrize("kind", ["printed", "logged"])
+def test_a_traceback_is_not_torn(capfd: pytest.CaptureFixture[str], kind: str) -> None:
+    with (
+        configured(log_records=False),
+        this_host().spawn_procs(per_host={"gpus": 3}, name="three") as procs,
+    ):
+        procs.spawn("t", Echo).call.call(fail_alike, kind).get()
+    # Where others have said that before, it may be counted sooner or later.
+    shown = [line for line in lines(capfd.readouterr().err) if "after it" not in line]
+    for rank in range(3):
+        label = f"[t gpus={rank}] "
+        begin = next(n for n, line in enumerate(shown) if line.startswith(label))
+        unit = shown[begin : begin + (12 if kind == "printed" else 13)]
+        # Whole, in one piece, and all of it this rank's.
+        assert all(line.startswith(label.rstrip()) for line in unit), shown
+        assert unit[-2:] == [f"{label}ValueError: bad batch", f"{label}on rank {rank}"]
+        assert sum("Traceback" in line for line in unit) == 2
+
+
+def test_equal_tracebacks_are_one(capfd: pytest.CaptureFixture[str]) -> None:
+    with this_host().spawn_procs(per_host={"gpus": 3}, name="three") as procs:
+        procs.logging_option(aggregate_window_sec=30)
+        t = procs.spawn("t", Echo)
+        t.call.call(fail_alike, "equal").get()
+        flush(t)
+    shown = lines(capfd.readouterr().err)
+    # Those that came too late for the first are counted at the end: never line by line.
+    labels = [line.partition("]")[0] for line in shown if "after it" not in line]
+    whole = len([line for line in shown if "on rank 0" in line])
+    assert len(labels) == 12 * whole
+    assert all(len(set(labels[at : at + 12])) == 1 for at in range(0, len(labels), 12)), shown
+
+
+def test_what_mesh_says_of_one_process_is_shown_for_each(capfd: pytest.CaptureFixture[str]) -> None:
+    with this_host().spawn_procs(per_host={"gpus": 3}, name="three") as procs:
+        t = procs.spawn("t", Echo)
+        t.call.call(notice_of_mesh).get()
+    assert sorted(lines(capfd.readouterr().err)) == [f"[t gpus={n}] mesh: a notice" for n in range(3)]
+
+
+def notice_of_mesh() -> None:
+    from mesh_core._streams import notice
+
+    notice("mesh: a notice")
 
 
 def together(capfd: pytest.CaptureFixture[str], mesh: Any, print_all: Callable[[str], Any]) -> str:
@@ -260,7 +354,8 @@ def test_bad_options_are_refused(procs: ProcMesh, options: dict[str, Any]) -> No
 
 
 def test_records_come_with_their_level(capfd: pytest.CaptureFixture[str]) -> None:
-    with this_host().spawn_procs(name="logged") as procs:
+    # pytest has handlers of its own, which would have them.
+    with configured(log_records=False), this_host().spawn_procs(name="logged") as procs:
         one = procs.spawn("one", Logging)
         one.log.call_one().get()
         procs.logging_option(level=10)
@@ -665,15 +760,15 @@ def test_lines_after_a_shutdown_and_a_new_beginning(script: Any) -> None:
     assert out == ["[one] 0", "shut down", "[one] 1", "shut down"]
 
 
-def test_similar_lines_within_the_window_are_counted_at_its_end(capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_lines_within_the_window_are_counted_at_its_end(capfd: pytest.CaptureFixture[str]) -> None:
     """Those that come after the first was shown; the clock is the real one, the pure machine's tests have their own."""
     with this_host().spawn_procs(per_host={"gpus": 3}, name="late") as procs:
         procs.logging_option(aggregate_window_sec=30)
         trainers = procs.spawn("trainers", Echo)
         trainers.call.call(warm_up).get()
-        trainers.slice(gpus=0).call.call(say, "epoch 1").get()
+        trainers.slice(gpus=0).call.call(say, "epoch").get()
         flush(trainers)
-        assert capfd.readouterr().out == "[trainers gpus=0] epoch 1\n"
+        assert capfd.readouterr().out == "[trainers gpus=0] epoch\n"
         # Within thirty seconds nothing more of that kind is shown, however far apart these three come.
-        trainers.call.call(say, "epoch 2").get()
-    assert capfd.readouterr().out == "[trainers gpus=0-2 x3] epoch 2\n"
+        trainers.call.call(say, "epoch").get()
+    assert capfd.readouterr().out == "[trainers gpus=0-2 x3] epoch\n"

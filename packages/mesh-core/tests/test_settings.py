@@ -20,6 +20,7 @@ def test_defaults():
         "spin_us": 50.0,
         "spawn_timeout": 60.0,
         "stop_timeout": 5.0,
+        "sigterm_grace": 8.0,
         "link_budget": 256 * 1024**2,
         "mailbox_budget": 64 * 1024**2,
         "heartbeat_timeout": 10.0,
@@ -28,6 +29,8 @@ def test_defaults():
         "shm_threshold": 64 * 1024,
         "log_level": "INFO",
         "log_window": 3.0,
+        "log_ignore_numbers": False,
+        "log_records": True,
         "post_mortem": False,
     }
 

@@ -1,8 +1,9 @@
 //! Lines of many ranks becoming what is shown.
 //!
-//! The first of several similar lines waits a moment ([`HOLD`]) for its like, then they are shown as one; those that
+//! The first of several equal lines waits a moment ([`HOLD`]) for its like, then they are shown as one; those that
 //! come later within the window are counted and shown as one at its end. The nth line of its kind of one rank goes with
-//! the nth of another, never with another of its own (LOG-2).
+//! the nth of another, never with another of its own (LOG-2). Where numbers are to make no difference, it is said of how
+//! many lines the numbers were others than those shown (LOG-7).
 
 use super::similar::normalise;
 use super::{Line, LogOptions, Stream, label};
@@ -26,9 +27,38 @@ pub struct Chunk {
     pub stream: Stream,
     /// Whole lines.
     pub text: Vec<u8>,
+    /// The records that the text shows, if it shows some: it shows nothing else then.
+    pub records: Vec<Record>,
 }
 
-/// Similar lines of several ranks, one of each.
+/// A record of `logging`, and who has logged it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The actor, or the mesh of processes.
+    pub name: Vec<u8>,
+    /// Its rank in its mesh.
+    pub rank: u32,
+    /// Its coordinates.
+    pub point: Vec<u8>,
+    /// The host it runs on, also where there is only one.
+    pub host: Vec<u8>,
+    /// What was logged, as JSON that nobody has looked at.
+    pub json: Vec<u8>,
+}
+
+impl Record {
+    fn of(line: &Line<'_>) -> Option<Self> {
+        let Line { name, rank, point, host, record, .. } = *line;
+        let [name, point, host, json] = [name, point, host, record].map(<[u8]>::to_vec);
+        (!record.is_empty()).then_some(Self { name, rank, point, host, json })
+    }
+
+    fn size(&self) -> usize {
+        size_of::<Self>() + self.name.len() + self.point.len() + self.host.len() + self.json.len()
+    }
+}
+
+/// Equal lines of several ranks, one of each.
 #[derive(Debug)]
 struct Group {
     key: Arc<[u8]>,
@@ -38,6 +68,10 @@ struct Group {
     host: Vec<u8>,
     /// The first of those that were not shown yet.
     text: Vec<u8>,
+    /// How many of them have other numbers.
+    others: usize,
+    /// The records among them.
+    records: Vec<Record>,
     /// Who has said it since it was last shown.
     ranks: Vec<u32>,
     made: Duration,
@@ -72,6 +106,8 @@ pub struct Aggregator {
     /// Whether the host says something: only where there are several.
     hosts: HashSet<Vec<u8>>,
     others: bool,
+    /// Records are handed on one by one: they wait for no others.
+    records: bool,
     out: Output,
     scratch: Vec<u8>,
     defaults: LogOptions,
@@ -84,19 +120,39 @@ struct Output {
 }
 
 impl Output {
-    fn show(&mut self, stream: Stream, text: &[u8], label: impl FnOnce(&mut Vec<u8>)) {
-        if self.chunks.last().is_none_or(|last| last.stream != stream || last.text.len() >= CHUNK) {
-            self.chunks.push(Chunk { stream, text: Vec::new() });
+    /// Adds lines, each with its label before it, and `others` said of the last.
+    fn show(
+        &mut self,
+        stream: Stream,
+        text: &[u8],
+        others: usize,
+        records: Vec<Record>,
+        label: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let joins = |last: &Chunk| last.stream == stream && last.text.len() < CHUNK && last.records.is_empty();
+        if !records.is_empty() || !self.chunks.last().is_some_and(joins) {
+            self.chunks.push(Chunk { stream, text: Vec::new(), records: Vec::new() });
         }
-        let Some(Chunk { text: out, .. }) = self.chunks.last_mut() else { return };
+        let Some(Chunk { text: out, records: with, .. }) = self.chunks.last_mut() else { return };
         let before = out.len();
         label(out);
-        out.extend_from_slice(text);
-        if text.is_empty() {
-            out.pop();
+        let again = if text.contains(&b'\n') { out[before..].to_vec() } else { Vec::new() };
+        for (n, line) in text.split(|byte| *byte == b'\n').enumerate() {
+            if n > 0 {
+                out.push(b'\n');
+                out.extend_from_slice(&again);
+            }
+            out.extend_from_slice(line);
+            if line.is_empty() {
+                out.pop();
+            }
+        }
+        if others > 0 {
+            out.extend_from_slice(format!(" (and {others} alike, other numbers)").as_bytes());
         }
         out.push(b'\n');
-        self.bytes += out.len() - before;
+        self.bytes += out.len() - before + records.iter().map(Record::size).sum::<usize>();
+        *with = records;
     }
 }
 
@@ -107,6 +163,11 @@ impl Mesh {
 
     fn gathers(&self) -> bool {
         self.procs > 1 && !self.options.window.is_zero()
+    }
+
+    /// Whether no line waits to be shown for the first time.
+    fn is_quiet(&self) -> bool {
+        self.held - self.base == self.groups.len() as u64
     }
 
     /// Adds a line to the group that it belongs to, or makes one.
@@ -124,11 +185,18 @@ impl Mesh {
                     group.point.extend_from_slice(line.point);
                     group.host.clear();
                     group.host.extend_from_slice(host);
-                } else if group.host != host {
-                    // Of several hosts none is named.
-                    group.host.clear();
+                } else {
+                    if group.host != host {
+                        // Of several hosts none is named.
+                        group.host.clear();
+                    }
+                    group.others += usize::from(group.text != line.text);
                 }
                 group.ranks.push(line.rank);
+                if let Some(record) = Record::of(line) {
+                    self.bytes += record.size();
+                    group.records.push(record);
+                }
                 return;
             }
         }
@@ -149,20 +217,22 @@ impl Mesh {
             point: line.point.to_vec(),
             host: host.to_vec(),
             text: line.text.to_vec(),
+            others: 0,
+            records: Record::of(line).into_iter().collect(),
             ranks: vec![line.rank],
             made: now,
         };
-        self.bytes += group.size();
+        self.bytes += group.size() + group.records.iter().map(Record::size).sum::<usize>();
         self.groups.push_back(group);
     }
 
     /// Shows and forgets the oldest group.
     fn drop_first(&mut self, out: &mut Output) {
         let Some(mut group) = self.groups.pop_front() else { return };
-        group.show(out);
+        let freed = group.show(out) + group.size();
         self.base += 1;
         self.held = self.held.max(self.base);
-        self.bytes = self.bytes.saturating_sub(group.size());
+        self.bytes = self.bytes.saturating_sub(freed);
         if let Some(key) = self.keys.get_mut(&group.key) {
             key.groups.pop_front();
             key.first += 1;
@@ -176,7 +246,7 @@ impl Mesh {
         while let Some(group) = self.groups.get_mut((self.held - self.base) as usize)
             && group.made + HOLD.min(self.options.window) <= now
         {
-            group.show(out);
+            self.bytes = self.bytes.saturating_sub(group.show(out));
             self.held += 1;
         }
         while self.groups.front().is_some_and(|group| group.made + self.options.window <= now) {
@@ -203,17 +273,21 @@ impl Group {
         size_of::<Self>() + 2 * self.key.len() + self.name.len()
     }
 
-    fn show(&mut self, out: &mut Output) {
+    /// Shows what was not shown yet; returns the bytes of the records that are handed on with it.
+    fn show(&mut self, out: &mut Output) -> usize {
+        let others = std::mem::take(&mut self.others);
+        let records = std::mem::take(&mut self.records);
+        let freed = records.iter().map(Record::size).sum();
         let Self { stream, name, point, host, text, ranks, .. } = self;
         match ranks.as_mut_slice() {
-            [] => return,
-            [rank] => {
-                let line = Line { stream: *stream, level: 0, name, rank: *rank, point, host, text };
-                out.show(*stream, text, |to| label::one(&line, host, to));
+            [] => return freed,
+            [_] => out.show(*stream, text, others, records, |to| label::one(name, point, host, to)),
+            several => {
+                out.show(*stream, text, others, records, |to| label::many(name, point, host, several, to));
             }
-            several => out.show(*stream, text, |to| label::many(name, point, host, several, to)),
         }
         ranks.clear();
+        freed
     }
 }
 
@@ -225,10 +299,16 @@ impl Aggregator {
             meshes: HashMap::new(),
             hosts: HashSet::new(),
             others: false,
+            records: false,
             out: Output::default(),
             scratch: Vec::new(),
             defaults,
         }
+    }
+
+    /// Whether somebody takes records one by one: they are shown by themselves then, and at once.
+    pub fn hand_on_records(&mut self, wanted: bool) {
+        self.records = wanted;
     }
 
     /// A process of a mesh has said how many they are, and what holds for them unless something was set.
@@ -263,15 +343,26 @@ impl Aggregator {
             self.hosts.insert(line.host.to_vec());
         }
         let host = if self.others || self.hosts.len() > 1 { line.host } else { b"" };
-        if !mesh.gathers() {
-            self.out.show(line.stream, line.text, |to| label::one(line, host, to));
+        let alone = line.alone || (self.records && !line.record.is_empty());
+        if !mesh.gathers() || (alone && mesh.is_quiet()) {
+            let records = Record::of(line).into_iter().collect();
+            self.out.show(line.stream, line.text, 0, records, |to| label::one(line.name, line.point, host, to));
             return;
         }
         self.scratch.clear();
         self.scratch.push(line.stream as u8);
+        self.scratch.push(u8::from(alone) | u8::from(line.record.is_empty()) << 1);
+        if alone {
+            // It waits for those before it, not for its like.
+            self.scratch.extend_from_slice(&line.rank.to_le_bytes());
+        }
         self.scratch.extend_from_slice(line.name);
         self.scratch.push(b'\n');
-        normalise(line.text, &mut self.scratch);
+        if mesh.options.alike {
+            normalise(line.text, &mut self.scratch);
+        } else {
+            self.scratch.extend_from_slice(line.text);
+        }
         mesh.gather(line, host, now, &self.scratch);
         while mesh.groups.len() > MOST_GROUPS || mesh.bytes > MOST_BYTES {
             mesh.drop_first(&mut self.out);

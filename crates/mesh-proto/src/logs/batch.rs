@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! 1 mesh rank name point host      who writes the lines that follow
-//! 2 stream level text              a line
+//! 2 stream level text              a line; the stream's second bit says that it is shown by itself
 //! 3 mesh procs options             a process has said who it is
 //! 4 mesh options                   a process sets the options of a mesh that it owns
 //! 5 mesh                           no process of this mesh is left on that host
 //! 6 ticket                         everything that was written before a flush was asked for has been told
+//! 7 stream level text record       a line that shows a record of `logging`, and the record
 //! ```
 //!
 //! Numbers are little-endian, texts have their length before them.
@@ -14,6 +15,9 @@
 use super::{Found, Line, LogOptions, Stream};
 use crate::MeshId;
 use std::time::Duration;
+
+/// In the byte of a line's stream: it is shown by itself.
+const ALONE: u8 = 2;
 
 /// What a host tells.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +73,12 @@ impl Batch {
         } else {
             self.origin = (before, self.bytes.len());
         }
-        self.tag(2).tag(line.stream as u8).number(line.level).text(line.text);
+        let stream = line.stream as u8 | if line.alone { ALONE } else { 0 };
+        let plain = line.record.is_empty();
+        self.tag(if plain { 2 } else { 7 }).tag(stream).number(line.level).text(line.text);
+        if !plain {
+            self.text(line.record);
+        }
     }
 
     /// Adds that no process of `mesh` is left.
@@ -120,7 +129,7 @@ impl LogOptions {
     #[must_use]
     pub fn encode(&self) -> [u8; 13] {
         let mut out = [0; 13];
-        out[0] = u8::from(self.shown);
+        out[0] = self.flags();
         out[1..9].copy_from_slice(&u64::try_from(self.window.as_millis()).unwrap_or(u64::MAX).to_le_bytes());
         out[9..].copy_from_slice(&self.level.to_le_bytes());
         out
@@ -156,11 +165,15 @@ impl<'a> Reader<'a> {
     fn record(&mut self, origin: &mut Option<Origin<'a>>, told: &mut dyn FnMut(Told<'_>)) -> Option<()> {
         match self.byte()? {
             1 => *origin = Some((self.wide()?, self.number()?, self.text()?, self.text()?, self.text()?)),
-            2 => {
-                let stream = if self.byte()? == Stream::Out as u8 { Stream::Out } else { Stream::Err };
+            tag @ (2 | 7) => {
+                let how = self.byte()?;
+                let stream = if how & !ALONE == Stream::Out as u8 { Stream::Out } else { Stream::Err };
                 let (level, text) = (self.number()?, self.text()?);
+                let record = if tag == 7 { self.text()? } else { &[] };
                 let (mesh, rank, name, point, host) = (*origin)?;
-                told(Told::Found(mesh, Found::Line(Line { stream, level, name, rank, point, host, text })));
+                let alone = how & ALONE != 0;
+                let line = Line { stream, level, name, rank, point, host, text, record, alone };
+                told(Told::Found(mesh, Found::Line(line)));
             }
             3 => {
                 let (mesh, procs, options) = (self.wide()?, self.number()?, self.options()?);
@@ -203,8 +216,8 @@ impl<'a> Reader<'a> {
     }
 
     fn options(&mut self) -> Option<LogOptions> {
-        let (shown, window, level) = (self.byte()? != 0, self.wide()?, self.number()?);
-        Some(LogOptions { shown, window: Duration::from_millis(window), level })
+        let (flags, window, level) = (self.byte()?, self.wide()?, self.number()?);
+        Some(LogOptions::with(flags, Duration::from_millis(window), level))
     }
 }
 
@@ -212,11 +225,16 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    const OPTIONS: LogOptions = LogOptions { shown: true, window: Duration::from_millis(3000), level: 20 };
+    const OPTIONS: LogOptions =
+        LogOptions { shown: true, alike: true, window: Duration::from_millis(3000), level: 20 };
 
     fn line(rank: u32, text: &'static [u8]) -> Found<'static> {
+        told_with(rank, text, b"", false)
+    }
+
+    fn told_with(rank: u32, text: &'static [u8], record: &'static [u8], alone: bool) -> Found<'static> {
         let (name, point, host) = (&b"trainers"[..], &b"hosts=1,gpus=0"[..], &b"b7"[..]);
-        Found::Line(Line { stream: Stream::Err, level: 30, name, rank, point, host, text })
+        Found::Line(Line { stream: Stream::Err, level: 30, name, rank, point, host, text, record, alone })
     }
 
     fn sample() -> Vec<u8> {
@@ -225,6 +243,8 @@ mod tests {
         batch.found(7, &line(2, b"one"));
         batch.found(7, &line(2, b""));
         batch.found(8, &line(3, b"three"));
+        batch.found(8, &told_with(3, b"INFO four", b"{}", false));
+        batch.found(8, &told_with(3, b"mesh: five", b"", true));
         batch.found(7, &Found::Options(9, LogOptions { shown: false, ..OPTIONS }));
         batch.closed(7);
         batch.flushed(5);
@@ -245,6 +265,8 @@ mod tests {
             Told::Found(7, line(2, b"one")),
             Told::Found(7, line(2, b"")),
             Told::Found(8, line(3, b"three")),
+            Told::Found(8, told_with(3, b"INFO four", b"{}", false)),
+            Told::Found(8, told_with(3, b"mesh: five", b"", true)),
             Told::Found(9, Found::Options(9, LogOptions { shown: false, ..OPTIONS })),
             Told::Closed(7),
             Told::Flushed(5),

@@ -1,13 +1,11 @@
 //! What stands before a line: who has said it.
 
-use super::Line;
-
 /// Appends `[trainers gpus=3] ` for one rank.
-pub(super) fn one(line: &Line<'_>, host: &[u8], out: &mut Vec<u8>) {
-    begin(line.name, out);
-    if !line.point.is_empty() {
+pub(super) fn one(name: &[u8], point: &[u8], host: &[u8], out: &mut Vec<u8>) {
+    begin(name, out);
+    if !point.is_empty() {
         out.push(b' ');
-        out.extend_from_slice(line.point);
+        out.extend_from_slice(point);
     }
     end(host, out);
 }

@@ -8,26 +8,36 @@
 //!
 //! ```text
 //! ␞L level ␟ name ␟ rank ␟ point ␟ text      a line of an actor (of the process, if the name is empty); level 0: not logged
+//! ␞U level ␟ name ␟ rank ␟ point ␟ text      lines that were written at once, ␝ (0x1d) between them
+//! ␞N level ␟ name ␟ rank ␟ point ␟ text      a line of Mesh's own, for whoever reads it: never shown as one with others
+//! ␞R level ␟ name ␟ rank ␟ point ␟ text ␟ record   a record of `logging`: as text, as ␞U has it, and as JSON
 //! ␞F thread ␟ name ␟ rank ␟ point ␟ text     the beginning of a line; more of it follows from the same thread
 //! ␞C thread ␟ name ␟ rank ␟ point ␟ text     the rest of such a line
-//! ␞I name ␟ rank ␟ point ␟ host ␟ procs ␟ window in ms ␟ level ␟      who writes here, and what holds for its mesh
-//! ␞O mesh ␟ 0 or 1 ␟ window in ms ␟ level ␟  options of a mesh, from a process that owns it
+//! ␞I name ␟ rank ␟ point ␟ host ␟ procs ␟ flags ␟ window in ms ␟ level ␟      who writes here, and what holds for its mesh
+//! ␞O mesh ␟ flags ␟ window in ms ␟ level ␟  options of a mesh, from a process that owns it
 //! ```
 //!
-//! What has no mark, or a mark that is none, is a line of the process itself.
+//! What has no mark, or a mark that is none, is a line of the process itself. The JSON of a record is not looked at here:
+//! whoever hands it on reads it without trust.
+//!
+//! Lines that belong together (a traceback, the lines of one record, what was written at once) are one [`Line`], whose text
+//! has line ends in it.
 //!
 //! LOG-1: the lines of one rank are shown in the order in which they were written, but for those that others had said
 //! before and that are counted at the end of the window.
 //! LOG-2: no two lines of one rank become one, so that nothing that a rank has said goes uncounted.
 //! LOG-3: memory is bounded, whatever is written.
+//! LOG-7: no rank is shown to have said what it has not: only equal lines become one, or lines of which it is said that
+//! their numbers differ.
 
 mod aggregate;
 mod batch;
 mod label;
 mod similar;
 mod tap;
+mod traceback;
 
-pub use aggregate::{Aggregator, Chunk};
+pub use aggregate::{Aggregator, Chunk, Record};
 pub use batch::{Batch, Told, read_batch};
 pub use tap::{TAIL_LINES, Tap};
 
@@ -48,13 +58,32 @@ pub enum Stream {
 pub struct LogOptions {
     /// Whether they are shown at all.
     pub shown: bool,
-    /// How long similar lines of several ranks are counted instead of shown; zero for not at all.
+    /// Whether lines that are equal but for their numbers count as equal.
+    pub alike: bool,
+    /// How long equal lines of several ranks are counted instead of shown; zero for not at all.
     pub window: Duration,
     /// Records of `logging` below this level are left out.
     pub level: u32,
 }
 
+/// [`LogOptions::flags`]: lines are shown.
+const SHOWN: u8 = 1;
+/// [`LogOptions::flags`]: numbers make no difference.
+const ALIKE: u8 = 2;
+
 impl LogOptions {
+    /// Its two choices as bits: 1 for lines that are shown, 2 for numbers that make no difference.
+    #[must_use]
+    pub fn flags(&self) -> u8 {
+        (if self.shown { SHOWN } else { 0 }) | (if self.alike { ALIKE } else { 0 })
+    }
+
+    /// Options with these [`flags`](Self::flags).
+    #[must_use]
+    pub fn with(flags: u8, window: Duration, level: u32) -> Self {
+        Self { shown: flags & SHOWN != 0, alike: flags & ALIKE != 0, window, level }
+    }
+
     /// Whether a line is left out.
     #[must_use]
     pub fn omit(&self, line: &Line<'_>) -> bool {
@@ -62,7 +91,7 @@ impl LogOptions {
     }
 }
 
-/// One line, and who wrote it.
+/// One line, or several that belong together, and who wrote it.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
     /// Where it was written to.
@@ -79,6 +108,10 @@ pub struct Line<'a> {
     pub host: &'a [u8],
     /// The line, without its end.
     pub text: &'a [u8],
+    /// The record of `logging` that it shows, as JSON; empty if it is none, or has come as text alone.
+    pub record: &'a [u8],
+    /// Whether it is shown by itself, whoever else says the same.
+    pub alone: bool,
 }
 
 /// What a [`Tap`] finds in a stream.

@@ -1,4 +1,4 @@
-//! When two lines say the same: if they are equal once their numbers are taken out.
+//! When two lines are alike: if they are equal once their numbers are taken out.
 
 /// Shorter runs of hexadecimal digits are words, such as `added` or `face`.
 const LEAST_HEX: usize = 8;

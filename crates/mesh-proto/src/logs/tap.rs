@@ -1,5 +1,6 @@
 //! The two streams of one process: bytes in, lines out.
 
+use super::traceback::Traceback;
 use super::{Found, Line, LogOptions, Stream};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,10 +15,14 @@ const LONGEST: usize = 256 * 1024;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the state of a progress bar is shown, which overwrites its line all the time.
 const STATE_EVERY: Duration = Duration::from_secs(5);
-/// Begun lines of different threads that are kept at once.
+/// Begun lines of different threads that are kept at once, and begun tracebacks.
 const MOST_BEGUN: usize = 256;
+/// How long the end of a traceback waits for another that is joined to it.
+const JOINS: Duration = Duration::from_millis(100);
 
 const MARK: u8 = 0x1e;
+/// Stands for a line's end inside of what was written at once.
+const BREAK: u8 = 0x1d;
 const SEPARATOR: u8 = 0x1f;
 
 /// Who writes, where the line does not say.
@@ -47,10 +52,50 @@ impl Begun {
     }
 }
 
+/// A traceback whose lines still come.
+#[derive(Debug)]
+struct Unit {
+    stream: Stream,
+    level: u32,
+    origin: Origin,
+    text: Vec<u8>,
+    state: Traceback,
+    since: Duration,
+}
+
+impl Unit {
+    fn deadline(&self) -> Duration {
+        self.since + if self.state.unfinished() { PATIENCE } else { JOINS }
+    }
+
+    fn tell(&self, found: &mut dyn FnMut(Found<'_>)) {
+        let Self { stream, level, origin: Origin { name, rank, point, host }, text, state, .. } = self;
+        let whole = if *state == Traceback::Pause { text.strip_suffix(b"\n").unwrap_or(text) } else { text };
+        let line = Line {
+            stream: *stream,
+            level: *level,
+            name,
+            rank: *rank,
+            point,
+            host,
+            text: whole,
+            record: &[],
+            alone: false,
+        };
+        found(Found::Line(line));
+        if whole.len() < text.len() {
+            // The empty line after it was not the beginning of more.
+            found(Found::Line(Line { text: &[], ..line }));
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Tap {
     origin: Origin,
+    /// Begun tracebacks, by stream and origin.
+    units: Vec<Unit>,
     /// Bytes after the last line's end, and when they came.
     partial: [(Vec<u8>, Duration); 2],
     begun: Vec<Begun>,
@@ -99,7 +144,8 @@ impl Tap {
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         let partial = self.partial.iter().filter(|(text, _)| is_begun(text)).map(|(_, since)| *since);
-        partial.map(|since| since + PATIENCE).chain(self.begun.iter().map(Begun::deadline)).min()
+        let begun = self.begun.iter().map(Begun::deadline).chain(self.units.iter().map(Unit::deadline));
+        partial.map(|since| since + PATIENCE).chain(begun).min()
     }
 
     /// Time has passed: what was begun and not gone on with is shown as it is.
@@ -134,11 +180,18 @@ impl Tap {
         while at < self.begun.len() {
             if late(self.begun[at].deadline()) {
                 let begun = self.begun.remove(at);
-                self.tell(begun.stream, 0, &begun.origin, &begun.text, found);
+                self.tell(begun.stream, 0, &begun.origin, &begun.text, begun.since, found);
             } else {
                 at += 1;
             }
         }
+        self.units.retain(|unit| {
+            let over = late(unit.deadline());
+            if over {
+                unit.tell(found);
+            }
+            !over
+        });
     }
 
     /// The last lines of stderr, one that was begun included.
@@ -155,7 +208,7 @@ impl Tap {
         let raw = raw.strip_suffix(b"\r").unwrap_or(raw);
         if raw.first() != Some(&MARK) || self.marked(stream, raw, now, found).is_none() {
             let origin = std::mem::take(&mut self.origin);
-            self.tell(stream, 0, &origin, raw, found);
+            self.tell(stream, 0, &origin, raw, now, found);
             self.origin = origin;
         }
     }
@@ -165,47 +218,55 @@ impl Tap {
         let kind = *raw.get(1)?;
         let rest = &raw[2..];
         match kind {
-            b'L' | b'F' | b'C' => {
-                let mut fields = rest.splitn(5, |byte| *byte == SEPARATOR);
-                let (number, name, rank, point, text) =
+            b'L' | b'U' | b'N' | b'R' => {
+                let mut fields = rest.splitn(if kind == b'R' { 6 } else { 5 }, |byte| *byte == SEPARATOR);
+                let (level, name, rank, point, text) =
                     (fields.next()?, fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-                if kind == b'L' {
-                    let level = decimal(number)?;
-                    if name.is_empty() {
-                        let origin = std::mem::take(&mut self.origin);
-                        self.tell(stream, level, &origin, text, found);
-                        self.origin = origin;
-                    } else {
-                        let host = std::mem::take(&mut self.origin.host);
-                        let line = Line { stream, level, name, rank: decimal(rank)?, point, host: &host, text };
-                        self.remember(stream, text);
-                        found(Found::Line(shown(line)));
-                        self.origin.host = host;
-                    }
-                    return Some(());
+                let level = decimal(level)?;
+                let record = if kind == b'R' { fields.next()? } else { &[] };
+                let lines = matches!(kind, b'U' | b'R').then(|| joined(text));
+                let text = lines.as_deref().unwrap_or(text);
+                let origin = std::mem::take(&mut self.origin);
+                let (host, alone) = (origin.host.as_slice(), kind == b'N');
+                let line = if name.is_empty() {
+                    let Origin { name, rank, point, .. } = &origin;
+                    Some(Line { stream, level, name, rank: *rank, point, host, text, record, alone })
+                } else {
+                    decimal(rank).map(|rank| Line { stream, level, name, rank, point, host, text, record, alone })
+                };
+                if let Some(line) = line {
+                    self.pass(line, now, found);
                 }
+                let whole = line.is_some();
+                self.origin = origin;
+                whole.then_some(())?;
+            }
+            b'F' | b'C' => {
+                let mut fields = rest.splitn(5, |byte| *byte == SEPARATOR);
+                let (thread, name, rank, point, text) =
+                    (fields.next()?, fields.next()?, fields.next()?, fields.next()?, fields.next()?);
                 let origin = if name.is_empty() {
                     self.origin.clone()
                 } else {
                     let host = self.origin.host.clone();
                     Origin { name: name.to_vec(), rank: decimal(rank)?, point: point.to_vec(), host }
                 };
-                self.fragment(kind == b'C', stream, number, origin, text, now, found);
+                self.fragment(kind == b'C', stream, thread, origin, text, now, found);
             }
             b'I' => {
                 let mut fields = rest.split(|byte| *byte == SEPARATOR);
                 let (name, rank, point, host) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-                let (procs, window, level) = (fields.next()?, fields.next()?, fields.next()?);
+                let (procs, flags, window, level) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
                 self.origin =
                     Origin { name: name.to_vec(), rank: decimal(rank)?, point: point.to_vec(), host: host.to_vec() };
-                let options = LogOptions { shown: true, window: millis(window)?, level: decimal(level)? };
+                let options = LogOptions::with(bits(flags)?, millis(window)?, decimal(level)?);
                 found(Found::Introduced(decimal(procs)?, options));
             }
             b'O' => {
                 let mut fields = rest.split(|byte| *byte == SEPARATOR);
-                let (mesh, shown, window, level) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+                let (mesh, flags, window, level) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
                 let mesh = std::str::from_utf8(mesh).ok()?.parse().ok()?;
-                let options = LogOptions { shown: shown == b"1", window: millis(window)?, level: decimal(level)? };
+                let options = LogOptions::with(bits(flags)?, millis(window)?, decimal(level)?);
                 found(Found::Options(mesh, options));
             }
             _ => return None,
@@ -235,31 +296,88 @@ impl Tap {
         let overwritten = begun.text.trim_ascii_end().iter().rposition(|byte| *byte == b'\r');
         begun.text.drain(..overwritten.unwrap_or(0));
         if last || begun.text.len() > LONGEST {
-            self.tell(stream, 0, &begun.origin, &begun.text, found);
+            self.tell(stream, 0, &begun.origin, &begun.text, now, found);
             return;
         }
         if self.begun.len() >= MOST_BEGUN {
             let oldest = self.begun.remove(0);
-            self.tell(oldest.stream, 0, &oldest.origin, &oldest.text, found);
+            self.tell(oldest.stream, 0, &oldest.origin, &oldest.text, now, found);
         }
         self.begun.push(begun);
     }
 
-    fn tell(&mut self, stream: Stream, level: u32, origin: &Origin, text: &[u8], found: &mut dyn FnMut(Found<'_>)) {
-        self.remember(stream, text);
+    fn tell(
+        &mut self,
+        stream: Stream,
+        level: u32,
+        origin: &Origin,
+        text: &[u8],
+        now: Duration,
+        found: &mut dyn FnMut(Found<'_>),
+    ) {
         let Origin { name, rank, point, host } = origin;
-        found(Found::Line(shown(Line { stream, level, name, rank: *rank, point, host, text })));
+        let line = Line { stream, level, name, rank: *rank, point, host, text, record: &[], alone: false };
+        self.pass(line, now, found);
+    }
+
+    /// Tells a line, once it is known not to be a part of a traceback.
+    fn pass(&mut self, line: Line<'_>, now: Duration, found: &mut dyn FnMut(Found<'_>)) {
+        self.remember(line.stream, line.text);
+        let line = shown(line);
+        let same = |unit: &Unit| {
+            unit.stream == line.stream && unit.origin.rank == line.rank && unit.origin.name == line.name
+        };
+        if let Some(at) = self.units.iter().position(same) {
+            let unit = &mut self.units[at];
+            let more = if line.alone || !line.record.is_empty() { None } else { unit.state.with(line.text) };
+            if let Some(state) = more {
+                unit.text.push(b'\n');
+                unit.text.extend_from_slice(line.text);
+                (unit.state, unit.since) = (state, now);
+                if unit.text.len() > LONGEST {
+                    self.units.remove(at).tell(found);
+                }
+                return;
+            }
+            self.units.remove(at).tell(found);
+        }
+        // A record is whole as it comes.
+        match Traceback::begun(line.text).filter(|_| line.level == 0 && !line.alone) {
+            Some(state) => {
+                if self.units.len() >= MOST_BEGUN {
+                    self.units.remove(0).tell(found);
+                }
+                let [name, point, host, text] = [line.name, line.point, line.host, line.text].map(<[u8]>::to_vec);
+                let origin = Origin { name, rank: line.rank, point, host };
+                self.units.push(Unit { stream: line.stream, level: line.level, origin, text, state, since: now });
+            }
+            None => found(Found::Line(line)),
+        }
     }
 
     fn remember(&mut self, stream: Stream, text: &[u8]) {
         if stream == Stream::Err {
-            let spare = if self.tail.len() < TAIL_LINES { None } else { self.tail.pop_front() };
-            let mut line = spare.unwrap_or_default();
-            line.clear();
-            line.extend_from_slice(&text[..text.len().min(TAIL_WIDTH)]);
-            self.tail.push_back(line);
+            for text in text.split(|byte| *byte == b'\n') {
+                let spare = if self.tail.len() < TAIL_LINES { None } else { self.tail.pop_front() };
+                let mut line = spare.unwrap_or_default();
+                line.clear();
+                line.extend_from_slice(&text[..text.len().min(TAIL_WIDTH)]);
+                self.tail.push_back(line);
+            }
         }
     }
+}
+
+/// What was written at once, as lines; each as [`shown`] has it.
+fn joined(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    for line in text.split(|byte| *byte == BREAK) {
+        if !out.is_empty() || line.as_ptr() != text.as_ptr() {
+            out.push(b'\n');
+        }
+        out.extend_from_slice(last_state(line));
+    }
+    out
 }
 
 /// Whether this is the beginning of a line of text; a mark without its line's end is being written just now.
@@ -268,10 +386,19 @@ fn is_begun(partial: &[u8]) -> bool {
 }
 
 /// A line as a terminal would leave it: of what was overwritten after a carriage return, the last.
-fn shown(line: Line<'_>) -> Line<'_> {
-    let text = line.text.trim_ascii_end();
+fn last_state(text: &[u8]) -> &[u8] {
+    let text = text.trim_ascii_end();
     let from = text.iter().rposition(|byte| *byte == b'\r').map_or(0, |at| at + 1);
-    Line { text: &text[from..], ..line }
+    &text[from..]
+}
+
+/// The same for a line and its origin; those that were written at once have been seen to.
+fn shown(line: Line<'_>) -> Line<'_> {
+    if line.text.contains(&b'\n') { line } else { Line { text: last_state(line.text), ..line } }
+}
+
+fn bits(raw: &[u8]) -> Option<u8> {
+    decimal(raw).and_then(|number| u8::try_from(number).ok())
 }
 
 fn decimal(raw: &[u8]) -> Option<u32> {

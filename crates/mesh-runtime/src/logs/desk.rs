@@ -24,7 +24,7 @@ pub(super) const MOST_FLUSHED: usize = 4 << 20;
 /// Meshes whose options may come before their procs.
 pub(super) const MOST_EARLY: usize = 1024;
 /// What holds for a mesh that nobody has said anything of.
-pub(super) const DEFAULTS: LogOptions = LogOptions { shown: true, window: Duration::ZERO, level: 0 };
+pub(super) const DEFAULTS: LogOptions = LogOptions { shown: true, alike: false, window: Duration::ZERO, level: 0 };
 
 /// One proc's pipes; closed ones are gone.
 #[derive(Debug)]
@@ -304,6 +304,12 @@ impl Desk {
         }
     }
 
+    pub(super) fn hand_on_records(&mut self, wanted: bool) {
+        if let Sink::Shown(aggregator, _) = &mut self.sink {
+            aggregator.hand_on_records(wanted);
+        }
+    }
+
     pub(super) fn deadline(&self) -> Option<Duration> {
         let begun = self.pipes.values().filter_map(|pipes| pipes.tap.deadline()).min();
         let counted = match &self.sink {
@@ -349,13 +355,14 @@ impl Desk {
     /// Puts what is ready into the queue; where nobody looks, it is dropped.
     pub(super) fn publish(&mut self) {
         let Sink::Shown(aggregator, _) = &mut self.sink else { return };
-        if aggregator.ready() == 0 {
+        let bytes = aggregator.ready();
+        if bytes == 0 {
             return;
         }
         let chunks = aggregator.take();
         if self.watched {
             self.put += chunks.len() as u64;
-            self.waiting += chunks.iter().map(|chunk| chunk.text.len()).sum::<usize>();
+            self.waiting += bytes;
             self.queue.extend(chunks);
         }
     }

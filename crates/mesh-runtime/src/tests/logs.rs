@@ -88,7 +88,7 @@ fn those_who_print_wait_when_nobody_looks_and_nothing_is_lost() {
     let (other, _, mut err) = open(&logs, 2);
     err.write_all(b"bye\n").unwrap();
     assert_eq!(logs.ended(other), ["bye"]);
-    logs.set(2, LogOptions { shown: false, window: Duration::ZERO, level: 0 });
+    logs.set(2, LogOptions { shown: false, alike: false, window: Duration::ZERO, level: 0 });
     let shower = show(&logs);
     writer.join().unwrap();
     assert!(logs.flush(LONG));

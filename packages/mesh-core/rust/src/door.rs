@@ -196,3 +196,21 @@ pub(crate) fn exit_with(status: i32) {
 pub(crate) fn name_process(title: &str, short: &str) {
     mesh_runtime::name_process(title, short);
 }
+
+/// Stands before the handler that Python has just installed for SIGTERM: a second one, or `grace` seconds, kill.
+#[pyfunction]
+pub(crate) fn guard_sigterm(py: Python<'_>, grace: f64) -> PyResult<()> {
+    mesh_runtime::sigterm::guard(duration(grace)?).map_err(|error| raise(py, &error))
+}
+
+/// Python's handler of SIGTERM runs.
+#[pyfunction]
+pub(crate) fn begin_sigterm(py: Python<'_>, grace: f64) -> PyResult<()> {
+    mesh_runtime::sigterm::begin(duration(grace)?).map_err(|error| raise(py, &error))
+}
+
+/// SIGTERM is not waited for any more.
+#[pyfunction]
+pub(crate) fn release_sigterm() {
+    mesh_runtime::sigterm::release();
+}

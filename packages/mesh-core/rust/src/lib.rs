@@ -49,6 +49,9 @@ mod _native {
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
         m.add_function(wrap_pyfunction!(door::name_process, m)?)?;
         m.add_function(wrap_pyfunction!(door::exit_with, m)?)?;
+        m.add_function(wrap_pyfunction!(door::guard_sigterm, m)?)?;
+        m.add_function(wrap_pyfunction!(door::begin_sigterm, m)?)?;
+        m.add_function(wrap_pyfunction!(door::release_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_new, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_owner, m)?)?;

@@ -7,6 +7,20 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A record as Python has it: the name of its actor, its rank, coordinates and host, and what was logged.
+type Record = (String, u32, String, String, String);
+
+fn text(bytes: Vec<u8>) -> String {
+    match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+    }
+}
+
+fn record(record: mesh_proto::logs::Record) -> Record {
+    (text(record.name), record.rank, text(record.point), text(record.host), text(record.json))
+}
+
 /// The lines of all processes of this host.
 #[pyclass(name = "Logs", module = "mesh_core._native", frozen)]
 pub(crate) struct PyLogs(pub(crate) Arc<Logs>);
@@ -18,17 +32,22 @@ impl PyLogs {
         self.0.watch();
     }
 
-    /// Waits for lines: pairs of whether they are for stderr and their text. None after the end.
-    fn next(&self, py: Python<'_>) -> Option<Vec<(bool, String)>> {
-        let text = |bytes: Vec<u8>| match String::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
-        };
+    /// Waits for lines: whether they are for stderr, their text, and the records that this shows. None after the end.
+    fn next(&self, py: Python<'_>) -> Option<Vec<(bool, String, Vec<Record>)>> {
         door::serves();
         door::outside(py, || {
-            let chunks = self.0.next()?;
-            Some(chunks.into_iter().map(|chunk| (chunk.stream == Stream::Err, text(chunk.text))).collect())
+            let chunks = self.0.next()?.into_iter();
+            let told = chunks.map(|chunk| {
+                let records = chunk.records.into_iter().map(record).collect();
+                (chunk.stream == Stream::Err, text(chunk.text), records)
+            });
+            Some(told.collect())
         })
+    }
+
+    /// Says whether records are handed on one by one, and therefore wait for no others.
+    fn hand_on_records(&self, py: Python<'_>, wanted: bool) {
+        py.detach(|| self.0.hand_on_records(wanted));
     }
 
     /// Has everything shown that was written before; false if `limit` seconds were not enough.
@@ -38,9 +57,9 @@ impl PyLogs {
     }
 
     /// Sets what is done with the lines of a mesh of processes.
-    fn set(&self, py: Python<'_>, mesh: u64, shown: bool, window_ms: u32, level: u32) {
+    fn set(&self, py: Python<'_>, mesh: u64, flags: u8, window_ms: u32, level: u32) {
         let window = Duration::from_millis(u64::from(window_ms));
-        py.detach(|| self.0.set(mesh, LogOptions { shown, window, level }));
+        py.detach(|| self.0.set(mesh, LogOptions::with(flags, window, level)));
     }
 }
 

@@ -1,8 +1,8 @@
 """What the workers print, shown by the controller.
 
-The runtime gathers the lines of all processes of the host and makes of similar ones one (``mesh-proto/src/logs``). The
+The runtime gathers the lines of all processes of the host and makes of equal ones one (``mesh-proto/src/logs``). The
 thread here writes what comes of that to whatever ``sys.stdout`` and ``sys.stderr`` are at the time: a terminal, a file,
-the cell of a notebook that runs.
+the cell of a notebook that runs. Records of ``logging`` go to the handlers of the script, where it has set up some.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mesh_core._records import Records
+
 if TYPE_CHECKING:
     from mesh_core._native import Logs
+    from mesh_core._records import Told
 
 # Where stdout takes nothing for so long, the end of a script does not wait for it.
 _STUCK_S = 10.0
@@ -27,6 +30,9 @@ class Console:
         self.logs = logs
         self._ended = threading.Event()
         self._shown = 0
+        self._records = Records()
+        self._hands_on = self._records.wanted
+        logs.hand_on_records(self._hands_on)
         logs.watch()
         # Not a `threading.Thread`: notebooks tie the output of one to the cell that started it.
         _thread.start_new_thread(self._show, ())
@@ -37,15 +43,35 @@ class Console:
     def _show(self) -> None:
         try:
             while (chunks := self.logs.next()) is not None:
-                for is_error, text in chunks:
-                    stream = sys.stderr if is_error else sys.stdout
-                    # It may be None, closed, left by its reader, or anybody's own: there is nobody to tell, and the
-                    # workers go on.
-                    with contextlib.suppress(Exception):
-                        _write(stream, text)
+                texts: list[str] = []
+                error, handlers = False, self._records.possible
+                for is_error, text, records in chunks:
+                    if texts and (error != is_error or (records and handlers)):
+                        self._write(error, texts)
+                    if not (records and handlers and self._hand_on(records)):
+                        texts.append(text)
+                        error = is_error
                     self._shown += 1
+                self._write(error, texts)
+                if self._hands_on != self._records.wanted:
+                    self._hands_on = not self._hands_on
+                    self.logs.hand_on_records(self._hands_on)
         finally:
             self._ended.set()
+
+    def _write(self, error: bool, texts: list[str]) -> None:
+        stream = sys.stderr if error else sys.stdout
+        # It may be None, closed, left by its reader, or anybody's own: there is nobody to tell, and the workers go on.
+        with contextlib.suppress(Exception):
+            if texts:
+                _write(stream, "".join(texts))
+        texts.clear()
+
+    def _hand_on(self, records: list[Told]) -> bool:
+        try:
+            return self._records.hand_on(records)
+        except Exception:  # noqa: BLE001 - handlers are anybody's own: one that raises has had the record
+            return True
 
     def _after_cell(self, _result: object) -> None:
         self.flush()

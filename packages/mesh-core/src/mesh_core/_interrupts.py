@@ -1,14 +1,20 @@
-"""When Ctrl-C may be raised, where something must end as a whole.
+"""When Ctrl-C and SIGTERM may be raised, where something must end as a whole.
 
 EXIT-2: Ctrl-C hurries the end of a process's part in the mesh, and never breaks it off.
+EXIT-3: SIGTERM ends the script in order, once: it is raised as SystemExit, and neither hurries an end that is under way
+nor breaks it off. A second one, or the end of the grace, kills (``sigterm.rs``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Self
+
+from mesh_core import _native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,14 +26,18 @@ class Interrupts:
 
     Ctrl-C elsewhere in it is kept, and raised by the next such part or else at the block's end. Only the main thread
     hears of Ctrl-C, and a program that has a handler of its own for it keeps that: there this is a block like any other.
+    SIGTERM is kept until the block's end in all of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sigterm: Termination | None = None) -> None:
         self._kept = False
         self._raises = False
         self._handles = False
+        self._sigterm = sigterm
 
     def __enter__(self) -> Self:
+        if self._sigterm is not None:
+            self._sigterm.hold()
         ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if ours and threading.current_thread() is threading.main_thread():
             self._handles = True
@@ -39,6 +49,8 @@ class Interrupts:
     ) -> None:
         if self._handles:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._sigterm is not None:
+            self._sigterm.let_go()
         if self._kept and error is None:
             raise KeyboardInterrupt
 
@@ -63,5 +75,115 @@ class Interrupts:
             self._raises = False
 
     def forget(self) -> None:
-        """Raise nothing at the block's end: what Ctrl-C wants is under way."""
+        """Raise nothing at the block's end: what Ctrl-C and SIGTERM want is under way."""
         self._kept = False
+        if self._sigterm is not None:
+            self._sigterm.forget()
+
+
+class Termination:
+    """What SIGTERM does to a script that uses Mesh: it ends as by ``sys.exit(143)``, and so in order.
+
+    It is there from the first use of Mesh in the main thread until :func:`mesh_core.shutdown`, unless the script has a
+    handler of its own, or runs in a notebook, where nothing that is raised ends the process.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._pid = os.getpid()
+        self._held = 0
+        self._kept = False
+        self.begun = False
+        """SIGTERM has come, and the script is ending."""
+
+    @classmethod
+    def install(cls, grace: float) -> Termination | None:
+        """Hear of SIGTERM from now on, if nobody does."""
+        if (
+            grace <= 0.0
+            or threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            or _in_notebook()
+        ):
+            return None
+        made = cls(grace)
+        signal.signal(signal.SIGTERM, made._on_signal)
+        _native.guard_sigterm(grace)
+        return made
+
+    def remove(self) -> None:
+        """Let SIGTERM do what it did before."""
+        if threading.current_thread() is not threading.main_thread() or self._pid != os.getpid():
+            return
+        # Compared by value: each look at a method makes a new object.
+        if not self.begun and signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _native.release_sigterm()
+
+    def hold(self) -> None:
+        """Raise nothing until :meth:`let_go`."""
+        self._held += 1
+
+    def let_go(self) -> None:
+        """Raise what has come meanwhile."""
+        self._held -= 1
+        if self._kept and not self._held:
+            self._kept = False
+            self._raise()
+
+    def forget(self) -> None:
+        """Raise nothing of what has come meanwhile: the script is ending."""
+        self._kept = False
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._pid != os.getpid():
+            # A copy that the script has forked.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        _native.begin_sigterm(self._grace)
+        if self.begun:
+            return
+        self.begun = True
+        if self._held:
+            self._kept = True
+        else:
+            self._raise()
+
+    def _raise(self) -> None:
+        # The interpreter waits for threads before it comes to what stops the job, which they may be waiting for.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            threading._register_atexit(_wake_threads)  # type: ignore[attr-defined]
+        raise SystemExit(_STATUS)
+
+
+_STATUS = 128 + signal.SIGTERM
+
+
+def _in_notebook() -> bool:
+    module = sys.modules.get("IPython")
+    return module is not None and module.get_ipython() is not None
+
+
+def _wake_threads() -> None:
+    me = threading.current_thread()
+    if any(thread is not me and not thread.daemon for thread in threading.enumerate()):
+        from mesh_core._process import shutdown
+
+        shutdown()
+
+
+def was_interrupted() -> bool:
+    """Whether Ctrl-C, which nobody has caught, is why the interpreter ends."""
+    kind = getattr(sys, "last_type", None)
+    return isinstance(kind, type) and issubclass(kind, KeyboardInterrupt)
+
+
+def say_stopping(count: int, *, by_sigterm: bool = False) -> None:
+    """Tell whoever waits for an end what it waits for."""
+    what = f"{count} process" if count == 1 else f"{count} processes"
+    which = "it" if count == 1 else "them"
+    how = f"another SIGTERM kills {which}" if by_sigterm else f"Ctrl-C again to kill {which}"
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"mesh: stopping {what}; {how}\n")
+        sys.stderr.flush()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from mesh_core._streams import LineStream
 
+if TYPE_CHECKING:
+    from mesh_core._records import Encoder
 
-class _Fallback(logging.StreamHandler[TextIO]):
-    """Writes to stderr as long as the program has set up no logging of its own."""
+
+class Fallback(logging.StreamHandler[TextIO]):
+    """Mesh's own handler in a controller: writes to stderr as long as the program has set up no logging of its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Leave records to the program's handlers if it has any."""
@@ -19,11 +22,19 @@ class _Fallback(logging.StreamHandler[TextIO]):
 
 
 class _ToController(logging.Handler):
-    """Sends a worker's records to the controller, each with its level.
+    """Sends a worker's records to the controller, each with its level: as text and, if wanted, as records too.
 
     It is logging's last resort, not a handler of some logger: programs that set up their own, with
     ``logging.basicConfig`` say, find everything as they expect it, and have it all.
     """
+
+    def __init__(self, *, records: bool) -> None:
+        super().__init__()
+        self._encoder: Encoder | None = None
+        if records:
+            from mesh_core._records import Encoder
+
+            self._encoder = Encoder()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record to stderr."""
@@ -31,7 +42,7 @@ class _ToController(logging.Handler):
             text = self.format(record).rstrip("\n") + "\n"
             stream = sys.stderr
             if isinstance(stream, LineStream):
-                stream.record(text, record.levelno)
+                stream.record(text, record.levelno, self._encoder.encode(record) if self._encoder else b"")
             elif stream is not None:
                 # The program has put another in its place, to see what is written there.
                 stream.write(text)
@@ -53,15 +64,15 @@ def set_up(level: str, where: str) -> None:
     if isinstance(logging.lastResort, _ToController):
         return
     logger.setLevel(level)
-    if not any(isinstance(handler, _Fallback) for handler in logger.handlers):
-        handler = _Fallback()
+    if not any(isinstance(handler, Fallback) for handler in logger.handlers):
+        handler = Fallback()
         handler.setFormatter(logging.Formatter(f"{where} %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
 
 
-def set_up_worker(level: str) -> None:
+def set_up_worker(level: str, *, records: bool) -> None:
     """Send a worker's records to the controller, from ``level`` on unless a preloaded module has set up its own."""
-    logging.lastResort = _ToController()
+    logging.lastResort = _ToController(records=records)
     if not logging.getLogger().handlers:
         logging.getLogger().setLevel(level)
 

@@ -47,6 +47,7 @@ _SHARED = (
     "mesh_core._failure",
     "mesh_core._logging",
     "mesh_core._multiprocessing",
+    "mesh_core._records",
     "mesh_core._stage",
 )
 

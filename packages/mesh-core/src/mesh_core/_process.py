@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mesh_core._estate import Policy
     from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
-    from mesh_core._interrupts import Interrupts
+    from mesh_core._interrupts import Interrupts, Termination
     from mesh_core._loop import Bridge
     from mesh_core._native import Region, Runtime
     from mesh_core._scratch import Scratch
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 # How long a thread that calls at the interpreter's end is held, for the end to come.
 _GRACE = 10.0
+
+# An end that takes longer says what it waits for, to somebody who wants it.
+_MOMENT = 0.5
 
 
 class Identity:
@@ -273,8 +276,10 @@ class Process:
         if self.in_charge:
             from mesh_core._interrupts import Interrupts
 
-            with Interrupts() as interrupts:
+            with Interrupts(_HOLDER.sigterm) as interrupts:
                 self.end(interrupts)
+            if _HOLDER.sigterm is not None:
+                _HOLDER.sigterm.remove()
 
     def end(self, interrupts: Interrupts) -> None:
         """As :meth:`shutdown`. Ctrl-C hurries it and is raised when all has ended."""
@@ -312,7 +317,9 @@ class Process:
     def _stop_all(self, limit: float) -> None:
         """Stop the processes that this one has spawned, where a signal can end the wait."""
         runtime = self.runtime
-        until = time.monotonic() + limit + 1.0
+        now = time.monotonic()
+        until = now + limit + 1.0
+        says = now + _MOMENT if limit > _MOMENT and _wanted_by() else None
         calls = [
             runtime.stop_procs(
                 mesh, _native.Region.whole(_native.Extent(["procs"], [size])), placement, limit
@@ -323,17 +330,38 @@ class Process:
             # What fails meanwhile is reported at the end, and does not hold it up.
             while not call.done():
                 try:
-                    if not call.wait(max(0.0, until - time.monotonic())):
-                        break
+                    now = time.monotonic()
+                    if not call.wait(max(0.0, min(until, says or until) - now)):
+                        if says is None:
+                            break
+                        says = None
+                        self._say_stopping()
                 except SupervisionError as failure:
                     if failure.failure is not None:
                         self.faults.unhear(failure.failure)
+
+    def _say_stopping(self) -> None:
+        from mesh_core._interrupts import say_stopping
+
+        count = sum(size for _, size, _ in self.runtime.live_meshes())
+        if count:
+            say_stopping(count, by_sigterm=_wanted_by() == "SIGTERM")
+
+
+def _wanted_by() -> str:
+    """Who wants this process to end now: Ctrl-C, SIGTERM, or nobody."""
+    from mesh_core._interrupts import was_interrupted
+
+    sigterm = _HOLDER.sigterm
+    if sigterm is not None and sigterm.begun:
+        return "SIGTERM"
+    return "Ctrl-C" if was_interrupted() else ""
 
 
 class _Holder:
     """The one pointer to this process's :class:`Process`."""
 
-    __slots__ = ("fault_handler", "leaves", "lock", "process", "substitutes")
+    __slots__ = ("fault_handler", "leaves", "lock", "process", "sigterm", "substitutes")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -342,6 +370,8 @@ class _Holder:
         self.leaves = False
         """Whether the interpreter's end calls :func:`_leave`."""
         self.substitutes: Substitutes | None = None
+        self.sigterm: Termination | None = None
+        """What SIGTERM does to this script, if Mesh has a say in it."""
 
 
 _HOLDER = _Holder()
@@ -407,6 +437,8 @@ def current() -> Process:
     with _HOLDER.lock:
         process = _HOLDER.process
         if process is None or process.closed:
+            # Before `_leave` is registered: the handlers of `logging` are closed after it, as records still arrive then.
+            import logging  # noqa: F401
             import socket
 
             # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.
@@ -430,6 +462,7 @@ def current() -> Process:
             if not _HOLDER.leaves:
                 atexit.register(_leave)
                 _HOLDER.leaves = True
+            _HOLDER.sigterm = _interrupts.Termination.install(settings.sigterm_grace) or _HOLDER.sigterm
         return process
 
 
@@ -437,7 +470,7 @@ def _leave() -> None:
     """Stop everything at the interpreter's end; EXIT-1 in ``door.rs`` says what becomes of threads that call meanwhile."""
     try:
         _end_and_report()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         # It came before the first step of that could keep it back, or after the last.
         _end_and_report()
 
@@ -447,7 +480,11 @@ def _end_and_report() -> None:
 
     process = _HOLDER.process
     unheard: list[str] = []
-    with Interrupts() as interrupts:
+    sigterm = _HOLDER.sigterm
+    if sigterm is not None:
+        # For good: what comes after this has nobody to raise it to.
+        sigterm.hold()
+    with Interrupts(sigterm) as interrupts:
         _native.begin_exit(_GRACE if process is None else process.settings.stop_timeout + _GRACE, done=False)
         if process is not None and process.in_charge:
             from mesh_core._supervision import stop_and_report
@@ -460,7 +497,7 @@ def _end_and_report() -> None:
     if unheard:
         from mesh_core._supervision import leave_with
 
-        leave_with(unheard)
+        leave_with(unheard, status=None if sigterm is not None and sigterm.begun else 1)
 
 
 def shutdown() -> None:

@@ -44,6 +44,9 @@ T = TypeVar("T")
 # How long other hosts may take to tell the ids of their processes.
 _PIDS_S = 1.0
 
+# After Ctrl-C an end that takes longer says what it waits for.
+_MOMENT_S = 0.5
+
 # A process whose event loop is busy longer than this logs by its new level once it gets to it.
 _TOLD_S = 1.0
 
@@ -220,12 +223,14 @@ class ProcMesh(Mesh):
         stream_to_client: bool = True,
         aggregate_window_sec: float | None = 3.0,
         level: int = 20,  # logging.INFO
+        ignore_numbers: bool = False,
     ) -> None:
         """Say what is done with what these processes print and log; for the whole mesh, and for what comes from now on.
 
-        Without ``stream_to_client`` nothing is shown (the last lines of stderr still are part of a failure). Similar
+        Without ``stream_to_client`` nothing is shown (the last lines of stderr still are part of a failure). Equal
         lines of several ranks within ``aggregate_window_sec`` seconds are shown as one; with ``None`` every line is shown
-        as it is. Records of :mod:`logging` below ``level`` are left out.
+        as it is. With ``ignore_numbers`` lines that differ in their numbers alone are shown as one too, with a note.
+        Records of :mod:`logging` below ``level`` are left out.
 
         >>> import logging
         >>> from mesh_core import this_host
@@ -241,12 +246,15 @@ class ProcMesh(Mesh):
             )
         if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 1000:
             raise ValueError(f"level is a number such as logging.INFO, not {level!r}")
+        if not isinstance(ignore_numbers, bool):
+            raise ValueError(f"ignore_numbers must be True or False, got {ignore_numbers!r}")
         if self._procs_id == 0:
             raise ValueError("the controller's own output is not gathered: it is the script's")
         runtime = self._process.runtime
         here = self._process.identity.mesh_id == 0
         set_options = runtime.logs().set if here else _streams.set_options
-        set_options(self._procs_id, bool(stream_to_client), round(window * 1000), level)
+        flags = (_streams.SHOWN if stream_to_client else 0) | (_streams.ALIKE if ignore_numbers else 0)
+        set_options(self._procs_id, flags, round(window * 1000), level)
         target = self._home.target(self._procs_id, self._root)
         told = runtime.sender(target, runtime.new_id(), "@logging", "spawn").call(level)
         if self._ready is None or self._ready.done():
@@ -282,6 +290,8 @@ class ProcMesh(Mesh):
     ) -> None:
         if self._process.in_charge:
             stopped = self.stop()
+            if isinstance(error, KeyboardInterrupt):
+                self._hurry(stopped)
             failed: BaseException | None = None
             while not stopped.done():
                 try:
@@ -291,6 +301,21 @@ class ProcMesh(Mesh):
                     failed = failed or unheard
             if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
                 raise failed
+
+    def _hurry(self, stopped: Future[None]) -> None:
+        """Wait for an end that Ctrl-C wants; another Ctrl-C kills."""
+        from mesh_core._interrupts import say_stopping
+
+        try:
+            if not stopped._call.wait(_MOMENT_S):
+                say_stopping(len(self._root))
+                while not stopped._call.wait(None):
+                    pass
+        except KeyboardInterrupt:
+            self._process.runtime.stop_procs(self._procs_id, self._root, self._home.placement, 0.0)
+            raise
+        except SupervisionError:
+            pass  # the block's own error is the one that is raised
 
     async def __aenter__(self) -> Self:
         await self

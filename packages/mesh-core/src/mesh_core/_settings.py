@@ -153,6 +153,9 @@ class Settings:
     stop_timeout: float = _setting(5.0, _SECONDS)
     """How long a process may take to stop by itself before it is killed, in seconds."""
 
+    sigterm_grace: float = _setting(8.0, _SECONDS)
+    """How long the script may take to end in order after SIGTERM before it is killed, in seconds; 0 leaves SIGTERM alone."""
+
     link_budget: int = _setting(256 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
     """Bytes that may be queued towards one process before its senders wait."""
 
@@ -175,7 +178,13 @@ class Settings:
     """What workers' logging and Mesh's own shows: DEBUG, INFO, WARNING, ERROR or CRITICAL and above."""
 
     log_window: float = _setting(3.0, _SECONDS)
-    """How long similar lines of several workers are counted and shown as one, in seconds; 0 shows every line."""
+    """How long equal lines of several workers are counted and shown as one, in seconds; 0 shows every line."""
+
+    log_ignore_numbers: bool = _setting(False, _Switch())
+    """Whether lines that differ in their numbers alone are shown as one too, with a note of how many do."""
+
+    log_records: bool = _setting(True, _Switch())
+    """Whether records of workers reach the handlers that the script has set up for ``logging``; otherwise they are text."""
 
     post_mortem: bool = _setting(False, _Switch())
     """Whether an actor stops for ``mesh debug`` where its endpoint has raised, before the caller hears of it."""

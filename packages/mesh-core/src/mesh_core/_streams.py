@@ -7,6 +7,7 @@ process's own. Nothing stays in a buffer: what was printed arrives, however the 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -20,9 +21,15 @@ if TYPE_CHECKING:
     from mesh_core._context import Instance
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
-# The beginning of a line that is longer is sent as it is.
+# The beginning of a line that is longer is sent as it is, and lines that are longer together are sent one by one.
 _LONGEST = 64 * 1024
+# Stands for a line's end inside of what belongs together.
+_BREAK = b"\x1d"
+# What is done with the lines of a mesh: they are shown; those that differ in their numbers alone count as equal.
+SHOWN, ALIKE = 1, 2
 _CONTROLS = dict.fromkeys(range(32), "?")
+# What stands between the parts of a mark.
+_ESCAPED = bytes.maketrans(b"\x1d\x1e\x1f", b"???")
 
 
 class LineStream(io.TextIOBase):
@@ -77,10 +84,21 @@ class LineStream(io.TextIOBase):
             first = b"\x1eC%d" % thread + mark[3:]
         self._send(first, mark, lines)
 
-    def record(self, lines: str, level: int) -> None:
-        """Write a log record."""
-        mark = b"\x1eL%d" % level + self._mark(current_instance())[3:]
-        self._send(mark, mark, lines)
+    def record(self, lines: str, level: int, payload: bytes = b"") -> None:
+        """Write a log record as text and, unless that is long, as ``payload`` has it: JSON in ASCII."""
+        mark = self._mark(current_instance())[3:]
+        data = lines.encode("utf-8", "backslashreplace")[:-1]
+        if payload and len(data) <= _LONGEST:
+            text = data.translate(_ESCAPED).replace(b"\n", _BREAK)
+            self._writer.send(b"\x1eR%d%b%b\x1f%b\n" % (level, mark, text, payload))
+        else:
+            mark = b"\x1eL%d" % level + mark
+            self._send(mark, mark, lines)
+
+    def notice(self, line: str) -> None:
+        """Write a line of Mesh's own, which is shown by itself."""
+        mark = b"\x1eN0" + self._mark(current_instance())[3:]
+        self._send(mark, mark, line + "\n")
 
     def _mark(self, instance: Instance | None) -> bytes:
         mark = self._marks.get(instance)
@@ -97,9 +115,19 @@ class LineStream(io.TextIOBase):
 
     def _send(self, first: bytes, mark: bytes, lines: str) -> None:
         data = lines.encode("utf-8", "backslashreplace")
-        if data.find(b"\n") != len(data) - 1:
-            data = data[:-1].replace(b"\n", b"\n" + mark) + b"\n"
-        self._writer.send(first + data)
+        end = data.find(b"\n")
+        if end == len(data) - 1:
+            self._writer.send(first + data)
+            return
+        if first is not mark:
+            # The rest of a line that was sent in part is not sent anew.
+            first, data = first + data[: end + 1], data[end + 1 :]
+        else:
+            first = b""
+        if len(data) > _LONGEST or _BREAK in data:
+            self._writer.send(first + mark + data[:-1].replace(b"\n", b"\n" + mark) + b"\n")
+        else:
+            self._writer.send(first + b"\x1eU" + mark[2:] + data[:-1].replace(b"\n", _BREAK) + b"\n")
 
     def _send_part(self, thread: int, text: str, instance: Instance | None) -> None:
         self._begun.add((thread, instance))
@@ -157,15 +185,27 @@ def introduce(told: dict[str, Any], rank: int) -> None:
     settings = told["settings"]
     name, host = (told[key].translate(_CONTROLS) for key in ("mesh_name", "host"))
     window, level = round(settings["log_window"] * 1000), _LEVELS[settings["log_level"]]
-    fields = (name, rank, ",".join(reversed(coordinates)), host, procs, window, level)
+    flags = SHOWN | (ALIKE if settings["log_ignore_numbers"] else 0)
+    fields = (name, rank, ",".join(reversed(coordinates)), host, procs, flags, window, level)
     record = "\x1eI" + "".join(f"{field}\x1f" for field in fields) + "\n"
     for fd in (1, 2):
         os.write(fd, record.encode("utf-8", "backslashreplace"))
 
 
-def set_options(mesh: int, shown: bool, window_ms: int, level: int) -> None:
+def set_options(mesh: int, flags: int, window_ms: int, level: int) -> None:
     """From a process that owns a mesh: what the agent is to do with the lines of that mesh."""
-    os.write(2, f"\x1eO{mesh}\x1f{int(shown)}\x1f{window_ms}\x1f{level}\x1f\n".encode())
+    os.write(2, f"\x1eO{mesh}\x1f{flags}\x1f{window_ms}\x1f{level}\x1f\n".encode())
+
+
+def notice(line: str) -> None:
+    """Tell the user something about this process alone, where its errors go."""
+    stream = sys.stderr
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if isinstance(stream, LineStream):
+            stream.notice(line)
+        else:
+            stream.write(line + "\n")
+            stream.flush()
 
 
 def install() -> None:

@@ -333,12 +333,13 @@ def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
     return [failure.report() for failure in process.faults.unheard()] + broken
 
 
-def leave_with(unheard: list[str]) -> None:
-    """Have the process end with status 1, as failures were left that nobody has heard of (SUP-2)."""
+def leave_with(unheard: list[str], status: int | None) -> None:
+    """Report failures that nobody has heard of, and have the process end with that status if there is one (SUP-2)."""
     for report in unheard:
         sys.stderr.write(f"mesh: nobody has handled this failure:\n{report}\n")
-    # The interpreter comes to its end as ever, and has no way to change the status any more.
-    _native.exit_with(1)
+    if status is not None:
+        # The interpreter comes to its end as ever, and has no way to change the status any more.
+        _native.exit_with(status)
 
 
 def set_fault_handler(

@@ -76,7 +76,7 @@ def run(
     from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage
 
-    set_up_worker(process.settings.log_level)
+    set_up_worker(process.settings.log_level, records=process.settings.log_records)
     arm(process.runtime)
     stage = Stage(process)
     stage.breakpoints.install()

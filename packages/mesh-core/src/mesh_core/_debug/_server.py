@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import linecache
 import os
 import selectors
 import socket
-import sys
 import threading
 import time
 from types import FrameType
@@ -117,9 +115,9 @@ class Debugger:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+    from mesh_core._streams import notice
+
+    notice(line)
 
 
 class _Guest:
