@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._interrupts import Interrupts
     from mesh_core._loop import Bridge
-    from mesh_core._native import Region, Runtime
+    from mesh_core._native import Call, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
@@ -274,6 +274,7 @@ class Process:
             with interrupts.raised():
                 if self._stage is not None:
                     self._stage.stop_actors(limit)
+                self._stop_owned(limit)
                 self.closed = True
                 self._stop_all(limit)
         except BaseException:
@@ -300,8 +301,15 @@ class Process:
             if _HOLDER.process is self:
                 _HOLDER.process = None
 
+    def _stop_owned(self, limit: float) -> None:
+        """Stop what the script owns, one mesh after the other, where a signal can end the wait."""
+        until = time.monotonic() + limit + 1.0
+        # It goes on owning them: of what dies meanwhile it hears.
+        for each in self.estates.of(0).in_turn(keep=True):
+            self._await_stop(each.stop(limit), until)
+
     def _stop_all(self, limit: float) -> None:
-        """Stop the processes that this one has spawned, where a signal can end the wait."""
+        """Stop the processes that this one has spawned and that are left."""
         runtime = self.runtime
         until = time.monotonic() + limit + 1.0
         calls = [
@@ -311,14 +319,17 @@ class Process:
             for mesh, size, placement in runtime.live_meshes()
         ]
         for call in calls:
-            # What fails meanwhile is reported at the end, and does not hold it up.
-            while not call.done():
-                try:
-                    if not call.wait(max(0.0, until - time.monotonic())):
-                        break
-                except SupervisionError as failure:
-                    if failure.failure is not None:
-                        self.faults.unhear(failure.failure)
+            self._await_stop(call, until)
+
+    def _await_stop(self, call: Call, until: float) -> None:
+        # What fails meanwhile is reported at the end, and does not hold it up.
+        while not call.done():
+            try:
+                if not call.wait(max(0.0, until - time.monotonic())):
+                    return
+            except SupervisionError as failure:
+                if failure.failure is not None:
+                    self.faults.unhear(failure.failure)
 
 
 class _Holder:
