@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mesh_core._future import Future
     from mesh_core._interrupts import Interrupts, Termination
     from mesh_core._loop import Bridge
-    from mesh_core._native import Region, Runtime
+    from mesh_core._native import Call, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
@@ -85,6 +85,8 @@ class Process:
         self.identity = identity
         self.pid = os.getpid()
         self.closed = False
+        self._says: float | None = None
+        """When to say what the end of this process waits for, if anybody wants to know."""
         self.environ = dict(os.environ)
         """The environment that nurseries are started with; what changed since is sent to each worker."""
         self.settling = threading.RLock()
@@ -284,16 +286,18 @@ class Process:
     def end(self, interrupts: Interrupts) -> None:
         """As :meth:`shutdown`. Ctrl-C hurries it and is raised when all has ended."""
         limit = self.settings.stop_timeout
+        self._says = time.monotonic() + _MOMENT if limit > _MOMENT and _wanted_by() else None
         try:
             with interrupts.raised():
                 if self._stage is not None:
                     self._stage.stop_actors(limit)
+                self._stop_owned(limit)
                 self.closed = True
                 self._stop_all(limit)
         except BaseException:
             # Whoever is still stopping is killed.
             self.closed = True
-            limit = 0.0
+            limit, self._says = 0.0, None
             self._stop_all(limit)
             raise
         finally:
@@ -314,12 +318,17 @@ class Process:
             if _HOLDER.process is self:
                 _HOLDER.process = None
 
+    def _stop_owned(self, limit: float) -> None:
+        """Stop what the script owns, one mesh after the other, where a signal can end the wait."""
+        until = time.monotonic() + limit + 1.0
+        # It goes on owning them: of what dies meanwhile it hears.
+        for each in self.estates.of(0).in_turn(keep=True):
+            self._await_stop(each.stop(limit), until)
+
     def _stop_all(self, limit: float) -> None:
-        """Stop the processes that this one has spawned, where a signal can end the wait."""
+        """Stop the processes that this one has spawned and that are left."""
         runtime = self.runtime
-        now = time.monotonic()
-        until = now + limit + 1.0
-        says = now + _MOMENT if limit > _MOMENT and _wanted_by() else None
+        until = time.monotonic() + limit + 1.0
         calls = [
             runtime.stop_procs(
                 mesh, _native.Region.whole(_native.Extent(["procs"], [size])), placement, limit
@@ -327,18 +336,21 @@ class Process:
             for mesh, size, placement in runtime.live_meshes()
         ]
         for call in calls:
-            # What fails meanwhile is reported at the end, and does not hold it up.
-            while not call.done():
-                try:
-                    now = time.monotonic()
-                    if not call.wait(max(0.0, min(until, says or until) - now)):
-                        if says is None:
-                            break
-                        says = None
-                        self._say_stopping()
-                except SupervisionError as failure:
-                    if failure.failure is not None:
-                        self.faults.unhear(failure.failure)
+            self._await_stop(call, until)
+
+    def _await_stop(self, call: Call, until: float) -> None:
+        # What fails meanwhile is reported at the end, and does not hold it up.
+        while not call.done():
+            try:
+                says = self._says
+                if not call.wait(max(0.0, min(until, says or until) - time.monotonic())):
+                    if says is None:
+                        return
+                    self._says = None
+                    self._say_stopping()
+            except SupervisionError as failure:
+                if failure.failure is not None:
+                    self.faults.unhear(failure.failure)
 
     def _say_stopping(self) -> None:
         from mesh_core._interrupts import say_stopping

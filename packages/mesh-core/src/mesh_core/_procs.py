@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mesh_core import _process
@@ -15,7 +15,7 @@ from mesh_core._endpoint import Interface, table_of
 from mesh_core._errors import AuthenticationError, MeshError, SpawnError, SupervisionError
 from mesh_core._estate import check_policy
 from mesh_core._future import Future
-from mesh_core._mesh import RESERVED, Mesh, describe
+from mesh_core._mesh import RESERVED, Mesh, check_name, describe
 from mesh_core._native import Lost, Point, Region, roll
 from mesh_core._outcomes import Addressee, error_of
 from mesh_core._seeds import checked_seed
@@ -120,6 +120,7 @@ class ProcMesh(Mesh):
                 f"spawn() takes an actor class, not {cls!r}; derive it from mesh_core.Actor and pass the class, "
                 "then the constructor's arguments"
             )
+        check_name(name)
         check_policy(supervise)
         owner = current_instance()
         owner_id = 0 if owner is None else owner.actor_id
@@ -383,6 +384,14 @@ def _interpreter(python: str | None) -> list[str]:
     return [python or sys.executable, *flags]
 
 
+def _check_devices(environ: Mapping[str, str], per_host: int) -> None:
+    """Refuse before anything is made; on other hosts their agents do."""
+    try:
+        own_device(visible_devices(environ), 0, per_host)
+    except Refusal as error:
+        raise SpawnError(str(error)) from None
+
+
 def spawn(
     process: Process,
     extent: Extent,
@@ -422,6 +431,8 @@ def spawn(
             raise SpawnError(
                 f"python={python!r} is not a program that can be run here; give the path of an interpreter"
             )
+    if name is not None:
+        check_name(name)
     check_policy(supervise)
     owner = current_instance()
     owner_id = 0 if owner is None else owner.actor_id
@@ -430,10 +441,7 @@ def spawn(
     here = _working_directory()
     changed = _changed(inherited, changes)
     if devices is not None and not afar and not own:
-        try:
-            own_device(visible_devices(changed), 0, per_host)
-        except Refusal as error:
-            raise SpawnError(str(error)) from None
+        _check_devices(changed, per_host)
     process.open_console()
     mesh_id = process.runtime.new_id()
     shown = name or process.unique_name("procs")
