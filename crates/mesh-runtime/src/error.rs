@@ -66,6 +66,19 @@ pub enum RuntimeError {
         /// The hard limit.
         allowed: u64,
     },
+    /// This process, or the whole machine, may open no more files.
+    #[error(
+        "{what}: no more files can be opened here: {whose}. Raise the limit (`ulimit -n`, LimitNOFILE= of a systemd unit, \
+         --ulimit nofile= of a container), or close what is not needed"
+    )]
+    Files {
+        /// What was tried.
+        what: &'static str,
+        /// Which limit that is.
+        whose: String,
+        /// Whether processes were to be made.
+        spawning: bool,
+    },
     /// Only the controller attaches hosts.
     #[error(
         "hosts are attached by the script that drives the job, not by a worker of it; do it there, and pass the mesh"
@@ -98,6 +111,28 @@ pub enum RuntimeError {
 
 impl RuntimeError {
     pub(crate) fn os(what: &'static str) -> impl FnOnce(Errno) -> Self {
-        move |errno| Self::Os { what, errno }
+        move |errno| match errno {
+            Errno::MFILE | Errno::NFILE => Self::files(what, errno),
+            errno => Self::Os { what, errno },
+        }
+    }
+
+    /// There are too many open files, of this process or (`NFILE`) of all.
+    fn files(what: &'static str, errno: Errno) -> Self {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let limit = limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
+        let whose = match errno {
+            Errno::NFILE => "the machine has as many open as it may (fs.file-max; ENFILE)".to_owned(),
+            _ => format!("this process has as many open as it may ({limit}; RLIMIT_NOFILE, EMFILE)"),
+        };
+        Self::Files { what, whose, spawning: false }
+    }
+
+    /// The same error, of the making of processes.
+    pub(crate) fn while_spawning(self) -> Self {
+        match self {
+            Self::Files { what, whose, .. } => Self::Files { what, whose, spawning: true },
+            other => other,
+        }
     }
 }

@@ -7,8 +7,13 @@
 //! receivers have all died is free at once; the count belongs to one use of the chunk, so that a late count-down of an
 //! earlier use touches nothing.
 //!
+//! Memory that was used is kept for the next messages: fresh pages are dear. An owner that has sent nothing for a while
+//! gives it back all the same. What is still held then its last holder gives back, in place of the owner, which so need
+//! not wake up to look: such slabs are marked as quiet. Receivers forget their mappings at the same time.
+//!
 //! SHM-1: a chunk that anybody alive holds is never written by its owner.
 //! SHM-2: where a part goes to many, each maps it privately, so that none sees what another writes into it.
+//! SHM-4: the pages of a chunk are given back by who holds it alone, or, where nobody does, by its owner.
 
 use crate::error::RuntimeError;
 use mesh_proto::{Frame, Part, ProcAddr, SharedRef, Target};
@@ -16,23 +21,30 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
     memfd_create, open,
 };
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A slab's head. A multiple of every page size, since what follows it is mapped on its own.
 const HEAD: usize = 64 * 1024;
 const MAGIC: u64 = 0x6d65_7368_736c_6162;
 const HOLDERS_AT: usize = 16;
 const MAX_CHUNKS: usize = 1020;
+/// Behind the counts: not 0 while the owner sends nothing.
+const QUIET_AT: usize = HOLDERS_AT + 8 * MAX_CHUNKS;
 const MIN_CHUNK: usize = 64 * 1024;
 /// Slabs of small chunks are this long; a larger chunk has a slab to itself.
 const SLAB: usize = 8 * 1024 * 1024;
 /// Idle slabs beyond this are given back to the system.
 const KEEP: usize = 512 * 1024 * 1024;
+/// As soon as nothing has been sent for so long.
+const BREATHER: Duration = Duration::from_millis(500);
 
 /// A mapping of (a piece of) a memory file.
 #[derive(Debug)]
@@ -73,6 +85,18 @@ impl Mapping {
         assert!(chunk < MAX_CHUNKS, "no slab has a chunk {chunk}");
         // SAFETY: aligned, inside the head, which is always mapped whole, and only ever used as an atomic.
         unsafe { &*self.at(HOLDERS_AT + 8 * chunk).cast::<AtomicU64>() }
+    }
+
+    fn quiet(&self) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { &*self.at(QUIET_AT).cast::<AtomicU64>() }
+    }
+
+    /// Gives pages back to the system; whoever looks at them again sees zeros.
+    fn free_pages(&self, offset: usize, len: usize) {
+        // SAFETY: the range is inside the mapping, behind the head, and nobody reads or writes there (SHM-4). Where the
+        // system refuses, the pages stay.
+        let _ = unsafe { madvise(self.at(offset).cast(), len, Advice::LinuxRemove) };
     }
 
     /// Asks for the pages at once instead of one fault each.
@@ -135,6 +159,11 @@ impl Slab {
 
     /// Takes a chunk that nobody holds (SHM-1), for the receivers `to`.
     fn take(&mut self, pid: u32, to: &Target, holders: u32) -> Option<Taken> {
+        if self.map.quiet().load(Ordering::Relaxed) != 0 {
+            self.map.quiet().store(0, Ordering::SeqCst);
+            // Who held them has given back their pages.
+            self.touched.fill(false);
+        }
         let free = |i: &usize| count_of(self.map.holders(*i).load(Ordering::Acquire)) == 0;
         let i = (0..self.count).map(|step| (self.cursor + step) % self.count).find(free)?;
         let word = self.map.holders(i);
@@ -170,6 +199,17 @@ impl Slab {
             if place.dead.len() == place.to.len() {
                 word.store(hold(turn_of(now), 0), Ordering::Release);
                 *sent = None;
+            }
+        }
+    }
+
+    /// Gives back the pages of what nobody holds; the others are given back by who does.
+    fn hush(&mut self) {
+        self.map.quiet().store(1, Ordering::SeqCst);
+        for (i, touched) in self.touched.iter_mut().enumerate() {
+            if *touched && count_of(self.map.holders(i).load(Ordering::SeqCst)) == 0 {
+                self.map.free_pages(HEAD + i * self.chunk, self.chunk);
+                *touched = false;
             }
         }
     }
@@ -268,6 +308,15 @@ impl Pool {
         give_back(&mut self.lock(), KEEP);
     }
 
+    /// Gives all back that nobody holds. Returns whether somebody holds something.
+    fn rest(&self) -> bool {
+        let mut slabs = self.lock();
+        give_back(&mut slabs, 0);
+        slabs.values_mut().flatten().for_each(Slab::hush);
+        slabs.retain(|_, class| !class.is_empty());
+        !slabs.is_empty()
+    }
+
     /// Bytes in slabs.
     fn bytes(&self) -> usize {
         total(&self.lock())
@@ -355,6 +404,22 @@ fn count_of(word: u64) -> u32 {
     word as u32
 }
 
+/// As [`count_down`], for who has the chunk mapped: the last to let go of it gives its pages back where its owner is quiet.
+fn let_go(map: &Mapping, chunk: usize, turn: u32, pages: Range<usize>) {
+    let holders = map.holders(chunk);
+    let mut word = holders.load(Ordering::Acquire);
+    while turn_of(word) == turn && count_of(word) > 0 {
+        if count_of(word) == 1 && map.quiet().load(Ordering::SeqCst) != 0 {
+            // It is still held, by this one alone (SHM-4).
+            map.free_pages(pages.start, pages.len());
+        }
+        match holders.compare_exchange_weak(word, word - 1, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return,
+            Err(now) => word = now,
+        }
+    }
+}
+
 /// One holder less of that use of the chunk; never below zero, whatever the other side did.
 fn count_down(holders: &AtomicU64, turn: u32) {
     let _ = holders.fetch_update(Ordering::Release, Ordering::Relaxed, |word| {
@@ -379,8 +444,7 @@ struct Mapped {
 impl Mapped {
     /// The part at `at`. `sole` says that nobody else was sent it.
     fn get(&self, at: &SharedRef, len: u64, sole: bool) -> Result<SharedPart, RuntimeError> {
-        let gone =
-            || RuntimeError::Os { what: "map a part that another process shares", errno: rustix::io::Errno::NXIO };
+        let gone = || RuntimeError::Os { what: "map a part that another process shares", errno: Errno::NXIO };
         let len = usize::try_from(len).map_err(|_| gone())?;
         let offset = usize::try_from(at.offset).map_err(|_| gone())?;
         let now = self.clock.fetch_add(1, Ordering::Relaxed);
@@ -390,8 +454,17 @@ impl Mapped {
         if fresh {
             self.shrink(&mut seen);
             let path = format!("/proc/{}/fd/{}", at.pid, at.fd);
-            let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK, Mode::empty())
-                .map_err(RuntimeError::os("open another process's shared memory"))?;
+            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+            let fd = open(&path, flags, Mode::empty())
+                .or_else(|errno| match errno {
+                    // Only new messages need descriptors; those of the parts that are in use are not missed.
+                    Errno::MFILE | Errno::NFILE if !seen.is_empty() => {
+                        seen.clear();
+                        open(&path, flags, Mode::empty())
+                    }
+                    errno => Err(errno),
+                })
+                .map_err(RuntimeError::os("open a large part of a message, which lies in shared memory"))?;
             // Sealed by its owner: it cannot become shorter below a mapping. Nothing but such a file has seals at all.
             let sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
             if !sealed {
@@ -415,16 +488,23 @@ impl Mapped {
             return Err(gone());
         }
         let counted = Arc::clone(&entry.map);
+        let (chunk, turn, reader) = (at.chunk as usize, at.turn, std::process::id());
         if sole || len == 0 {
             if fresh {
                 counted.populate(offset, len);
             }
-            let (data, chunk, turn) = (counted.at(offset), at.chunk as usize, at.turn);
-            return Ok(SharedPart { data, len, chunk, turn, reader: std::process::id(), counted, _private: None });
+            let data = counted.at(offset);
+            return Ok(SharedPart { data, len, offset, chunk, turn, reader, counted, _private: None });
         }
         let private = Mapping::new(&entry.fd, at.offset, len, MapFlags::PRIVATE)?;
-        let (data, chunk, turn) = (private.at(0), at.chunk as usize, at.turn);
-        Ok(SharedPart { data, len, chunk, turn, reader: std::process::id(), counted, _private: Some(private) })
+        let data = private.at(0);
+        Ok(SharedPart { data, len, offset, chunk, turn, reader, counted, _private: Some(private) })
+    }
+
+    /// Forgets all mappings: those that are in use stay with who uses them.
+    fn clear(&self) {
+        let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(seen);
     }
 
     /// Forgets mappings that nobody uses, the longest unused first, once there are many.
@@ -449,6 +529,8 @@ impl Mapped {
 pub struct SharedPart {
     data: *mut u8,
     len: usize,
+    /// Where in the slab it is.
+    offset: usize,
     chunk: usize,
     turn: u32,
     /// The process that counts as its holder; a forked copy of it does not, and must not count down.
@@ -482,7 +564,8 @@ impl SharedPart {
 impl Drop for SharedPart {
     fn drop(&mut self) {
         if self.reader == std::process::id() {
-            count_down(self.counted.holders(self.chunk), self.turn);
+            let pages = self.offset..self.offset + self.len;
+            let_go(&self.counted, self.chunk, self.turn, pages);
         }
     }
 }
@@ -501,28 +584,108 @@ pub enum PartData {
 pub(crate) struct Memory {
     pool: Option<Pool>,
     mapped: Mapped,
+    begun: Instant,
+    /// When memory was last sent or received, in milliseconds since then.
+    used: AtomicU64,
+    /// Whether whoever takes turns ([`Memory::turn`]) knows that it is in use.
+    known: AtomicBool,
+    /// When they want their next turn.
+    next: Mutex<Option<Duration>>,
+    watch: OnceLock<Watch>,
+}
+
+/// What has memory given back that is not used.
+struct Watch {
+    /// After how long.
+    idle: Duration,
+    /// Somebody is to take turns.
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").field("idle", &self.idle).finish_non_exhaustive()
+    }
 }
 
 impl Memory {
     /// Slabs are numbered from `origin`, which should be random: a mapping of a dead process's slab is then never taken
     /// for one of a later process with the same pid.
     pub(crate) fn new(budget: usize, origin: u64) -> Self {
-        Self { pool: available().then(|| Pool::new(budget, origin)), mapped: Mapped::default() }
+        Self {
+            pool: available().then(|| Pool::new(budget, origin)),
+            mapped: Mapped::default(),
+            begun: Instant::now(),
+            used: AtomicU64::new(0),
+            known: AtomicBool::new(false),
+            next: Mutex::default(),
+            watch: OnceLock::new(),
+        }
+    }
+
+    /// Has `wake` called once memory is in use: whoever hears of it calls [`Memory::turn`], so that what has not been
+    /// used for `idle` is given back. The first word counts.
+    pub(crate) fn watch(&self, idle: Duration, wake: impl Fn() + Send + Sync + 'static) {
+        let _ = self.watch.set(Watch { idle, wake: Box::new(wake) });
+    }
+
+    fn touch(&self) {
+        let Some(watch) = self.watch.get() else { return };
+        self.used.store(u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::SeqCst);
+        // Once for all that is sent until it falls idle.
+        if !self.known.load(Ordering::SeqCst) && !self.known.swap(true, Ordering::SeqCst) {
+            (watch.wake)();
+        }
+    }
+
+    /// Gives back what is not used, if it is time. Returns when to look again: not at all, where nothing is left. What
+    /// is held for hours is looked for ever more seldom; it costs address space alone (see the module).
+    pub(crate) fn turn(&self) -> Option<Instant> {
+        let watch = self.watch.get()?;
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.begun.elapsed();
+        if self.known.load(Ordering::SeqCst) || next.is_some_and(|at| at <= now) {
+            let used = self.used.load(Ordering::SeqCst);
+            let last = Duration::from_millis(used);
+            let idle = now.saturating_sub(last);
+            let breather = BREATHER.min(watch.idle);
+            *next = if idle < breather {
+                Some(last + breather)
+            } else if idle < watch.idle {
+                self.trim();
+                Some(last + watch.idle)
+            } else {
+                self.known.store(false, Ordering::SeqCst);
+                self.mapped.clear();
+                let held = self.pool.as_ref().is_some_and(Pool::rest);
+                // Who used it just now may have taken it for known.
+                let again = self.used.load(Ordering::SeqCst) != used;
+                self.known.fetch_or(again, Ordering::SeqCst);
+                if again { Some(now + BREATHER) } else { held.then_some(now + idle.max(BREATHER)) }
+            };
+        }
+        next.map(|at| self.begun + at)
     }
 
     /// See [`Pool::put`].
     pub(crate) fn put(&self, data: &[u8], to: &Target, spare: usize) -> Option<SharedRef> {
-        self.pool.as_ref()?.put(data, to, spare)
+        let put = self.pool.as_ref()?.put(data, to, spare);
+        self.touch();
+        put
     }
 
     /// See [`Pool::room`].
     pub(crate) fn room(&self, len: usize, to: &Target) -> Option<Room> {
-        self.pool.as_ref()?.room(len, to)
+        let room = self.pool.as_ref()?.room(len, to);
+        self.touch();
+        room
     }
 
     /// See [`Mapped::get`].
     pub(crate) fn open(&self, at: &SharedRef, len: u64, sole: bool) -> Result<SharedPart, RuntimeError> {
-        self.mapped.get(at, len, sole)
+        let part = self.mapped.get(at, len, sole);
+        self.touch();
+        part
     }
 
     /// A frame will never be opened: its memory goes back.
@@ -552,10 +715,25 @@ impl Memory {
     pub(crate) fn on_death(&self, addr: ProcAddr, pid: Option<u32>) {
         if let Some(pool) = &self.pool {
             pool.on_death(addr);
+            // Nobody is left to give back what it held.
+            self.touch();
         }
         if let Some(pid) = pid {
             self.mapped.forget(pid);
         }
+    }
+
+    /// How many slabs of other processes are kept mapped.
+    #[cfg(test)]
+    pub(crate) fn mapped(&self) -> usize {
+        self.mapped.seen.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Whether this process has fallen idle, and left it to others to give back what they hold.
+    #[cfg(test)]
+    pub(crate) fn is_quiet(&self) -> bool {
+        let quiet = |slab: &Slab| slab.map.quiet().load(Ordering::SeqCst) != 0;
+        self.pool.as_ref().is_some_and(|pool| pool.lock().values().flatten().all(quiet))
     }
 
     /// Bytes in slabs of this process.

@@ -27,6 +27,7 @@ def test_defaults():
         "fan_out": 16,
         "shm_budget": 0,
         "shm_threshold": 64 * 1024,
+        "shm_idle": 10.0,
         "log_level": "INFO",
         "log_window": 3.0,
         "log_ignore_numbers": False,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from core_samples import Coroutines, Echo, scribble
 
-from mesh_core import ProcMesh, configured, shutdown, this_host
+from mesh_core import MeshError, ProcMesh, SpawnError, configured, shutdown, this_host
 from mesh_core._process import current
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.beside]
@@ -273,3 +275,116 @@ def test_the_threshold_can_be_set(script: Any) -> None:
         """
     )
     assert run.finish()[0].split() == [str(1 << 22), "0"]
+
+
+# What is not used goes back to the system.
+
+
+def kept() -> tuple[int, int]:
+    """Bytes of shared memory that this process owns, and how much it has open of its own and of others."""
+    return owned(), slabs()
+
+
+@pytest.fixture
+def idle() -> Iterator[ProcMesh]:
+    """Processes of a runtime that keeps nothing for long."""
+    shutdown()
+    gc.collect()
+    with configured(shm_idle=0.05), this_host().spawn_procs(per_host={"gpus": 2}) as procs:
+        yield procs
+    shutdown()
+    this_host().spawn_procs().stop().get()
+
+
+@pytest.mark.slow
+@pytest.mark.once
+def test_after_a_burst_nothing_is_kept(idle: ProcMesh) -> None:
+    echo = idle.spawn("echo", Echo)
+    one = echo.slice(gpus=0)
+    futures = [one.call.call_one(bytearray, MIB) for _ in range(60)]
+    for data in (bytes(MIB), bytes(9 * MIB)):
+        echo.echo.call(data).get().values()
+    # What has arrived and was not looked at is held here.
+    assert one.call.call_one(remote_owned).get() >= 60 * MIB
+    del futures
+    until(lambda: kept() == (0, 0))
+    until(lambda: echo.call.call(kept).get().values() == [(0, 0)] * 2)
+
+
+def pages() -> int:
+    """Bytes that the shared memory which this process owns takes up."""
+    sizes = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
+            if "memfd:mesh-slab" in str(entry.readlink()):
+                stat = entry.stat()
+                sizes[stat.st_ino] = stat.st_blocks * 512
+    return sum(sizes.values())
+
+
+@pytest.mark.slow
+@pytest.mark.once
+def test_what_was_held_for_long_goes_back_when_it_is_dropped(idle: ProcMesh) -> None:
+    one = idle.slice(gpus=0).spawn("echo", Echo)
+    futures = [one.call.call_one(bytes, MIB) for _ in range(80)]
+    assert one.call.call_one(remote_owned).get() >= 80 * MIB
+    del futures[50:]
+    until(lambda: slabs() == 0)
+    # Its owner has fallen idle as well once it has given back what was dropped before; nothing wakes it up again.
+    until(lambda: one.call.call_one(pages).get() < 60 * MIB)
+    assert one.call.call_one(pages).get() >= 50 * MIB
+    assert futures[49].get() == bytes(MIB)
+    del futures
+    assert one.call.call_one(pages).get() < 2 * MIB
+    # What is sent from now on arrives as ever.
+    data = bytes(range(256)) * 4096
+    assert [one.echo.call_one(data).get() for _ in range(3)] == [data] * 3
+
+
+# What is short.
+
+
+@pytest.mark.slow
+@pytest.mark.once
+def test_a_part_that_cannot_be_opened_names_the_limit_of_files(procs: ProcMesh) -> None:
+    with this_host().spawn_procs() as own:
+        echo = own.spawn("echo", Echo)
+        echo.echo.call_one(1).get()
+        limit = echo.call.call_one(use_up_files).get()
+        with pytest.raises(
+            MeshError, match=rf"may \({limit}; RLIMIT_NOFILE, EMFILE\). Raise the limit"
+        ) as caught:
+            echo.call.call_one(len, bytearray(MIB)).get()
+        assert not isinstance(caught.value, SpawnError)
+        assert "open a large part of a message" in str(caught.value)
+        # Small ones need none, and there is room for large ones again as soon as there is for anything.
+        assert echo.echo.call_one(2).get() == 2
+        echo.call.call_one(give_back_files).get()
+        assert echo.call.call_one(len, bytearray(MIB)).get() == MIB
+
+
+def use_up_files() -> int:
+    import resource
+
+    limit = 100
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    with contextlib.suppress(OSError):
+        while True:
+            FILES.append(os.open("/dev/null", os.O_RDONLY))
+    return limit
+
+
+def give_back_files() -> None:
+    while FILES:
+        os.close(FILES.pop())
+
+
+FILES: list[int] = []
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what comes about by itself before long."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        os.sched_yield()

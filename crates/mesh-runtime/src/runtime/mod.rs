@@ -75,6 +75,8 @@ pub struct Options {
     pub shm_budget: usize,
     /// Parts of this length and more travel through shared memory.
     pub shm_threshold: usize,
+    /// How long shared memory is kept that is not used.
+    pub shm_idle: Duration,
 }
 
 /// Figures about a runtime, for people and for tests of leaks.
@@ -322,6 +324,12 @@ impl Runtime {
             loop_thread: Mutex::new(None),
         });
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
+        let this = runtime.weak();
+        runtime.memory.watch(options.shm_idle, move || {
+            if let Some(runtime) = this.upgrade() {
+                runtime.reactor.ring_io();
+            }
+        });
         let for_io = Arc::clone(&runtime);
         let thread = std::thread::Builder::new()
             .name("mesh-io".to_owned())
@@ -423,7 +431,7 @@ impl Runtime {
         if self.me.is_agent() && placement.only() == Some(self.me.host) {
             if let Err(error) = self.make_procs(mesh, 0..per_host, spec, (self.me, call.id)) {
                 self.calls.cancel(&self.reactor, &call);
-                return Err(error);
+                return Err(error.while_spawning());
             }
         } else if let Some(agents) = placement.agents() {
             lock(&self.afar).insert(mesh, (whole.clone(), placement.clone()));
@@ -639,7 +647,8 @@ impl Handler for Runtime {
     }
 
     fn on_turn(&self) -> Option<Instant> {
-        [self.agent_turn(), self.gateway_turn(), self.waiting_turn()].into_iter().flatten().min()
+        let turns = [self.agent_turn(), self.gateway_turn(), self.waiting_turn(), self.memory.turn()];
+        turns.into_iter().flatten().min()
     }
 }
 

@@ -31,6 +31,7 @@ pub(crate) fn options() -> Options {
         mailbox_budget: 4 << 20,
         shm_budget: 256 << 20,
         shm_threshold: 64 * 1024,
+        shm_idle: Duration::from_secs(10),
     }
 }
 

@@ -1,8 +1,11 @@
 //! Shared memory: who may write when, and that all of it comes back.
 
-use super::procs;
+use super::{SOON, procs};
 use crate::shm::{Memory, SharedPart};
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, SharedRef, Target, flags};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 const KIB: usize = 1024;
 const TO: ProcAddr = ProcAddr { mesh: 7, rank: 0, host: 0 };
@@ -229,4 +232,136 @@ fn many_threads_share_one_pool() {
         }
     });
     assert!(owner.bytes() <= 32 << 20);
+}
+
+// What is not used is given back.
+
+const IDLE: Duration = Duration::from_millis(1);
+
+/// Pages that the system has set aside for a slab, in bytes, as its owner's descriptor shows them.
+fn resident(at: &SharedRef) -> u64 {
+    let slab = std::fs::metadata(format!("/proc/self/fd/{}", at.fd)).unwrap();
+    std::os::unix::fs::MetadataExt::blocks(&slab) * 512
+}
+
+/// Takes turns until it falls idle; the time of the next look then.
+fn until_idle(memory: &Memory, idle: impl Fn() -> bool) -> Option<Instant> {
+    let end = Instant::now() + SOON;
+    while !idle() {
+        assert!(Instant::now() < end, "it is kept");
+        memory.turn();
+        std::thread::yield_now();
+    }
+    memory.turn()
+}
+
+#[test]
+fn memory_that_is_not_used_is_given_back_and_nobody_is_woken_again() {
+    let (owner, receiver) = memories();
+    let wakes = Arc::new(AtomicUsize::new(0));
+    for memory in [&owner, &receiver] {
+        let wakes = Arc::clone(&wakes);
+        memory.watch(IDLE, move || {
+            wakes.fetch_add(1, Ordering::SeqCst);
+        });
+        assert!(memory.turn().is_none(), "nothing was ever used");
+    }
+    for round in 1..4 {
+        let parts: Vec<SharedPart> = (0..100)
+            .map(|_| {
+                let at = owner.put(&[round; 100 * KIB], &Target::One(TO), 0).unwrap();
+                receiver.open(&at, 100 * KIB as u64, true).unwrap()
+            })
+            .collect();
+        assert!(parts.iter().all(|part| read(part) == [round; 100 * KIB]));
+        assert_eq!(wakes.load(Ordering::SeqCst), 2 * usize::from(round), "once for all that is sent");
+        drop(parts);
+        assert!(owner.bytes() > 10 << 20 && receiver.mapped() > 0);
+        assert!(until_idle(&owner, || owner.bytes() == 0).is_none(), "there is nothing left to look for");
+        assert!(until_idle(&receiver, || receiver.mapped() == 0).is_none());
+    }
+}
+
+#[test]
+fn what_is_held_when_its_owner_falls_idle_its_last_holder_gives_back() {
+    let (owner, receiver) = memories();
+    owner.watch(IDLE, || {});
+    let len = 100 * KIB;
+    let many = Target::Many(7, procs(2), Placement::On(0));
+    let (one, cast) =
+        (owner.put(&vec![1; len], &Target::One(TO), 0).unwrap(), owner.put(&vec![2; len], &many, 0).unwrap());
+    assert_eq!(one.slab, cast.slab);
+    let sole = receiver.open(&one, len as u64, true).unwrap();
+    let [first, second] = [0; 2].map(|_| receiver.open(&cast, len as u64, false).unwrap());
+    write(&first, 3);
+    let before = resident(&one);
+    assert!(until_idle(&owner, || owner.is_quiet()).is_some(), "it looks again, if seldom");
+    assert_eq!(resident(&one), before, "all of it is held");
+    drop(sole);
+    let (without_one, chunk) = (resident(&one), 104 * KIB as u64);
+    assert!(without_one <= before - chunk + 4096, "{before} bytes before, {without_one} after");
+    drop(second);
+    assert_eq!(resident(&one), without_one, "another holds it still");
+    assert_eq!(read(&first), vec![3; len]);
+    drop(first);
+    assert!(resident(&one) <= without_one - chunk + 4096);
+    // What is sent next finds fresh pages, and is kept again.
+    let at = owner.put(&vec![4; len], &Target::One(TO), 0).unwrap();
+    assert_eq!(at.slab, one.slab);
+    let part = receiver.open(&at, len as u64, true).unwrap();
+    assert_eq!(read(&part), vec![4; len]);
+    let full = resident(&at);
+    drop(part);
+    assert_eq!(resident(&at), full, "its owner is at work");
+    assert!(until_idle(&owner, || owner.bytes() == 0).is_none());
+}
+
+#[test]
+fn what_the_dead_held_is_given_back_too() {
+    let (owner, _) = memories();
+    owner.watch(IDLE, || {});
+    owner.put(&[1; 100 * KIB], &Target::One(TO), 0).unwrap();
+    assert!(until_idle(&owner, || owner.is_quiet()).is_some());
+    owner.on_death(TO, None);
+    assert!(until_idle(&owner, || owner.bytes() == 0).is_none());
+}
+
+/// SHM-1 and SHM-4, with an owner that falls idle all the time.
+#[test]
+fn threads_send_and_let_go_while_memory_is_given_back() {
+    let (owner, receiver) = memories();
+    owner.watch(Duration::ZERO, || {});
+    receiver.watch(Duration::ZERO, || {});
+    let done = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for byte in 1..=3_u8 {
+            let (owner, receiver, done) = (&owner, &receiver, &done);
+            scope.spawn(move || {
+                let mut held = std::collections::VecDeque::new();
+                for round in 0..400_usize {
+                    let fill = byte.wrapping_mul(80).wrapping_add((round % 79) as u8);
+                    let data = vec![fill; 64 * KIB + round * 10];
+                    let many = round % 3 == 0;
+                    let target = if many { Target::Many(7, procs(2), Placement::On(0)) } else { Target::One(TO) };
+                    let at = owner.put(&data, &target, 0).unwrap();
+                    for _ in 0..target.len() {
+                        held.push_back((fill, receiver.open(&at, data.len() as u64, !many).unwrap()));
+                    }
+                    while held.len() > round % 7 {
+                        let (fill, part) = held.pop_front().unwrap();
+                        assert!(read(&part).iter().all(|byte| *byte == fill), "its pages are gone");
+                    }
+                }
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let (owner, receiver, done) = (&owner, &receiver, &done);
+        scope.spawn(move || {
+            while done.load(Ordering::SeqCst) < 3 {
+                owner.turn();
+                receiver.turn();
+            }
+        });
+    });
+    until_idle(&owner, || owner.bytes() == 0);
 }

@@ -1,6 +1,6 @@
 //! The ways in and out of the interpreter, and how errors cross it.
 
-use mesh_runtime::{Errno, Runtime, RuntimeError, Waited};
+use mesh_runtime::{Runtime, RuntimeError, Waited};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -15,8 +15,8 @@ fn class_of(error: &RuntimeError) -> &'static str {
         RuntimeError::Full { .. } => "MailboxFull",
         RuntimeError::NoSuchProc(_) | RuntimeError::PortClosed(_) => "Undeliverable",
         RuntimeError::Nursery { .. } | RuntimeError::NoMemfd(_) | RuntimeError::Descriptors { .. } => "SpawnError",
+        RuntimeError::Files { spawning: true, .. } => "SpawnError",
         RuntimeError::Credentials(_) | RuntimeError::OtherCredentials { .. } => "AuthenticationError",
-        RuntimeError::Os { errno, .. } if *errno == Errno::MFILE => "SpawnError",
         _ => "MeshError",
     }
 }

@@ -116,7 +116,7 @@ pub(crate) struct PyHost {
 impl PyHost {
     /// Listens at `address`, if there is one, with the credentials in a folder.
     #[new]
-    #[pyo3(signature = (address, *, credentials, name, python, env, scratch, once, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
+    #[pyo3(signature = (address, *, credentials, name, python, env, scratch, once, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn new(
         py: Python<'_>,
@@ -132,8 +132,9 @@ impl PyHost {
         mailbox_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
+        shm_idle: f64,
     ) -> PyResult<Self> {
-        let runtime = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold)?;
+        let runtime = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle)?;
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let tell = Arc::clone(&told);
         let host = leave(py, || {

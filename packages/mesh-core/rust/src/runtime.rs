@@ -380,15 +380,17 @@ pub(crate) fn options(
     mailbox_budget: u64,
     shm_budget: usize,
     shm_threshold: usize,
+    shm_idle: f64,
 ) -> PyResult<Options> {
-    Ok(Options { spin: duration(spin_us * 1e-6)?, link_budget, mailbox_budget, shm_budget, shm_threshold })
+    let (spin, shm_idle) = (duration(spin_us * 1e-6)?, duration(shm_idle)?);
+    Ok(Options { spin, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle })
 }
 
 #[pymethods]
 impl PyRuntime {
     /// The runtime of a process that runs a script.
     #[staticmethod]
-    #[pyo3(signature = (*, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
+    #[pyo3(signature = (*, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
     fn controller(
         py: Python<'_>,
         spin_us: f64,
@@ -396,14 +398,15 @@ impl PyRuntime {
         mailbox_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
+        shm_idle: f64,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold)?;
+        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle)?;
         leave(py, || Runtime::controller(options)).map(Self)
     }
 
     /// The runtime of a worker. It owns the two descriptors from here on.
     #[staticmethod]
-    #[pyo3(signature = (*, mesh, rank, host, link, board, seat, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold))]
+    #[pyo3(signature = (*, mesh, rank, host, link, board, seat, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn worker(
         py: Python<'_>,
@@ -418,8 +421,9 @@ impl PyRuntime {
         mailbox_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
+        shm_idle: f64,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold)?;
+        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle)?;
         // SAFETY: the caller, a worker's first lines, gives away descriptors that it alone knows of.
         let (link, board) = unsafe { (OwnedFd::from_raw_fd(link), OwnedFd::from_raw_fd(board)) };
         leave(py, || Runtime::worker(ProcAddr { mesh, rank, host }, link, board, seat, options)).map(Self)

@@ -337,6 +337,7 @@ class HostServer:
         mailbox_budget: int,
         shm_budget: int,
         shm_threshold: int,
+        shm_idle: float,
     ) -> HostServer: ...
     @property
     def address(self) -> str | None: ...
@@ -392,7 +393,13 @@ class Journal:
 class Runtime:
     @staticmethod
     def controller(
-        *, spin_us: float, link_budget: int, mailbox_budget: int, shm_budget: int, shm_threshold: int
+        *,
+        spin_us: float,
+        link_budget: int,
+        mailbox_budget: int,
+        shm_budget: int,
+        shm_threshold: int,
+        shm_idle: float,
     ) -> Runtime: ...
     @staticmethod
     def worker(
@@ -408,6 +415,7 @@ class Runtime:
         mailbox_budget: int,
         shm_budget: int,
         shm_threshold: int,
+        shm_idle: float,
     ) -> Runtime: ...
     @property
     def me(self) -> tuple[int, int, int]: ...

@@ -411,6 +411,7 @@ def runtime_options(settings: Settings) -> dict[str, Any]:
         "mailbox_budget": settings.mailbox_budget,
         "shm_budget": settings.shm_bytes,
         "shm_threshold": settings.shm_threshold,
+        "shm_idle": settings.shm_idle,
     }
 
 

@@ -174,6 +174,9 @@ class Settings:
     shm_threshold: int = _setting(64 * KIB, _Number(int, 1, 2**62, "bytes"))
     """Parts of a message from this size on travel through shared memory between processes of one host."""
 
+    shm_idle: float = _setting(10.0, _SECONDS)
+    """How long a process keeps shared memory that it does not use, for its next messages, in seconds."""
+
     log_level: str = _setting("INFO", _Choice(LOG_LEVELS))
     """What workers' logging and Mesh's own shows: DEBUG, INFO, WARNING, ERROR or CRITICAL and above."""
 
