@@ -656,8 +656,7 @@ impl Memory {
                 Some(last + watch.idle)
             } else {
                 self.known.store(false, Ordering::SeqCst);
-                self.mapped.clear();
-                let held = self.pool.as_ref().is_some_and(Pool::rest);
+                let held = self.rest();
                 // Who used it just now may have taken it for known.
                 let again = self.used.load(Ordering::SeqCst) != used;
                 self.known.fetch_or(again, Ordering::SeqCst);
@@ -665,6 +664,12 @@ impl Memory {
             };
         }
         next.map(|at| self.begun + at)
+    }
+
+    /// Gives back all that is not in use. Returns whether others hold something of this process's.
+    pub(crate) fn rest(&self) -> bool {
+        self.mapped.clear();
+        self.pool.as_ref().is_some_and(Pool::rest)
     }
 
     /// See [`Pool::put`].

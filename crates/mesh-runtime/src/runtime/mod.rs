@@ -622,6 +622,8 @@ impl Runtime {
         if let Some(logs) = self.logs.get() {
             logs.close();
         }
+        // Meshes and futures that a program keeps keep the runtime.
+        self.memory.rest();
         self.board.leave();
     }
 }
