@@ -118,6 +118,8 @@ fn whatever_the_adverb_each_sender_is_heard_in_order() {
 #[test]
 fn a_call_does_not_overtake_the_spawn_nor_a_stop_the_call() {
     let host = Host::new(2, options());
+    // Each thread that serves waits for the first spawn of its process, which is to be its own actor's.
+    host.workers.iter().for_each(|(worker, _)| drop(soon(|| worker.inbox(ACTOR))));
     let worker = &host.workers[0].0;
     let mine = one(0);
     for actor in 100..200 {
