@@ -21,6 +21,8 @@ pub enum Exit {
     Code(i32),
     /// This signal killed it.
     Signal(i32),
+    /// The kernel killed it, with SIGKILL, as memory was short; as far as can be told.
+    OutOfMemory,
     /// Nobody can tell: the process that would have reaped it is gone.
     Unknown,
     /// With its whole host.

@@ -8,6 +8,7 @@ use crate::error::RuntimeError;
 use crate::inspect::{Note, ProcView, Titles};
 use crate::link::Link;
 use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds, told};
+use crate::oom::OomKills;
 use crate::runtime::{Runtime, lock, relate};
 use bytes::Bytes;
 use mesh_proto::hosts::Fate;
@@ -81,6 +82,8 @@ pub(crate) struct Agent {
     next_seat: u32,
     /// What the meshes that live are called.
     titles: HashMap<MeshId, Arc<str>>,
+    /// From the first proc on, where the kernel tells.
+    oom: Option<OomKills>,
 }
 
 impl Agent {
@@ -182,6 +185,9 @@ impl Runtime {
             let mut life = Lifecycle::default();
             life.on(Event::Asked { within: spec.within }, self.started.elapsed());
             let proc = Proc { life, nursery: token, seat: order.seat, ready };
+            if agent.oom.is_none() {
+                agent.oom = OomKills::from_now_on();
+            }
             agent.procs.insert(order.addr, proc);
         }
         self.note_spawn(mesh, ranks.len(), &spec.title, ready.0, &fresh);
@@ -263,6 +269,12 @@ impl Runtime {
             nursery.kill(&self.reactor, addr);
         }
         if let Some(mut ended) = actions.notice {
+            if ended.exit == Exit::Signal(rustix::process::Signal::KILL.as_raw())
+                && !ended.orderly
+                && lock(&self.agent).oom.as_mut().is_some_and(OomKills::claim)
+            {
+                ended.exit = Exit::OutOfMemory;
+            }
             ended.stderr_tail = self.last_words(addr);
             self.board.clear(seat);
             self.on_ended(addr, seat, Arc::new(ended));
@@ -475,6 +487,7 @@ pub(crate) fn down_frame(me: ProcAddr, to: ProcAddr, addr: ProcAddr, ended: &End
         Exit::Signal(signal) => (1, signal),
         Exit::Unknown => (2, 0),
         Exit::Host(fate) => (3, i32::from(fate.code())),
+        Exit::OutOfMemory => (4, 0),
     };
     let mut fixed = Vec::with_capacity(10 + ended.reason.len());
     fixed.push(tag);
@@ -499,6 +512,7 @@ pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
         0 => Exit::Code(value),
         1 => Exit::Signal(value),
         3 => Exit::Host(Fate::of(value.unsigned_abs())),
+        4 => Exit::OutOfMemory,
         _ => Exit::Unknown,
     };
     let ended = Ended {

@@ -349,6 +349,7 @@ impl Runtime {
         note = match ended.exit {
             Exit::Code(code) => note.number("exitcode", code),
             Exit::Signal(signal) => note.number("signal", signal),
+            Exit::OutOfMemory => note.number("signal", rustix::process::Signal::KILL.as_raw()),
             Exit::Unknown | Exit::Host(_) => note,
         };
         self.note(note, !ended.orderly);

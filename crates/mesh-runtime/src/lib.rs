@@ -20,6 +20,7 @@ mod logs;
 mod message;
 mod meter;
 mod nursery;
+mod oom;
 mod ports;
 pub mod reactor;
 mod runtime;

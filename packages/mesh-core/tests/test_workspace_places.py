@@ -104,7 +104,7 @@ def test_no_copy_has_its_owners_rights_or_is_everybodys_to_write(tree: Path, cop
     (tree / "open").mkdir()
     (tree / "open").chmod(0o1777)
     (tree / "odd").mkdir()
-    (tree / "odd").chmod(0o005)
+    (tree / "odd").chmod(0o505)
     transfer(tree, Mirror(copy))
     assert modes(copy) == {"odd": 0o705, "open": 0o775, "program": 0o775}
 

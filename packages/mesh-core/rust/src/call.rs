@@ -29,6 +29,9 @@ impl PyCall {
     }
 }
 
+/// What the kernel kills with, on every machine that Linux runs on.
+const SIGKILL: i32 = 9;
+
 #[pymethods]
 impl PyLost {
     /// Whether it ended with its whole host.
@@ -63,8 +66,15 @@ impl PyLost {
     fn signal(&self) -> Option<i32> {
         match self.ended.exit {
             Exit::Signal(signal) => Some(signal),
+            Exit::OutOfMemory => Some(SIGKILL),
             _ => None,
         }
+    }
+
+    /// Whether the kernel killed it as memory was short.
+    #[getter]
+    fn out_of_memory(&self) -> bool {
+        self.ended.exit == Exit::OutOfMemory
     }
 
     #[getter]

@@ -50,6 +50,8 @@ class MeshFailure:
     """The process's exit status, if it exited."""
     signal: int | None = None
     """The signal that killed the process, if one did."""
+    out_of_memory: bool = False
+    """Whether it was the kernel that killed it, for lack of memory, as far as the kernel's counters tell."""
     exception: BaseException | None = None
     """What was raised, if something was."""
     stderr_tail: tuple[str, ...] = ()
@@ -111,7 +113,8 @@ class MeshFailure:
 
     def _why(self) -> str:
         if self.signal is not None:
-            return f"killed by signal {self.signal} ({_signal_name(self.signal)})"
+            why = ", probably by the kernel as memory ran out" if self.out_of_memory else ""
+            return f"killed by signal {self.signal} ({_signal_name(self.signal)}){why}"
         if self.exception is not None:
             return _raised(self.exception)
         if self.exitcode == BOOTSTRAP_FAILED and self.reason:
@@ -136,6 +139,7 @@ def of_loss(
         pid=lost.pid,
         exitcode=lost.exitcode,
         signal=lost.signal,
+        out_of_memory=lost.out_of_memory,
         stderr_tail=tuple(lost.stderr_tail),
         host_fate=lost.fate,
         reason=_reason(lost),

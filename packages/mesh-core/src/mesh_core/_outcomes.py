@@ -109,6 +109,7 @@ def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: 
         pid=lost.pid,
         exitcode=lost.exitcode,
         signal=lost.signal,
+        out_of_memory=lost.out_of_memory,
         stderr_tail=tuple(lost.stderr_tail),
         host_fate=lost.fate,
         reason=lost.reason if lost.exitcode is None and lost.signal is None else "",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _END_S = 1.0
 _NO_ROOM_S = 0.1
+_LONGEST = 2000
 
 
 class Debugger:
@@ -84,7 +85,8 @@ class Debugger:
         me = self._process.identity
         actor = current_instance()
         file, function = frame.f_code.co_filename, frame.f_code.co_name
-        source = linecache.getline(file, line, frame.f_globals).strip()
+        source = _short(linecache.getline(file, line, frame.f_globals).strip())
+        why = _short(why)
         banner = f"> {file}({line}){function}()\n" + (f"-> {source}\n" if source else "")
         return {
             "mesh": me.mesh_name if actor is None else actor.name,
@@ -112,6 +114,11 @@ class Debugger:
             f"mesh: {where} stopped at {about['file']}:{about['line']} in {about['function']} ({about['why']}); "
             f"attach{there} with: mesh debug attach {where}"
         )
+
+
+def _short(text: str) -> str:
+    """What fits a listing: errors and lines of code may be of any length."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _say(line: str) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from mesh_core._debug._server import Debugger
     from mesh_core._debug._wire import Wire
 
+_PIECE = 1 << 15
+
 State = Literal["stopped", "running", "over"]
 
 
@@ -102,10 +104,11 @@ class Session:
             self._forget_interrupt()
 
     def show(self, text: str) -> None:
-        """Print to who is attached."""
+        """Print to who is attached, in pieces that are short enough for the other end."""
         client = self.client
         if client is not None:
-            client.tell(out=text)
+            for at in range(0, len(text), _PIECE):
+                client.tell(out=text[at : at + _PIECE])
 
     # Called by the thread that answers, with the lock held.
 

@@ -11,7 +11,8 @@ import threading
 import time
 from typing import Any
 
-_LINE_LIMIT = 1 << 20
+# Enough for a listing of a thousand stops.
+_LINE_LIMIT = 1 << 23
 # An end that has stopped reading (Ctrl-Z) is as good as gone.
 _SEND_LIMIT = struct.pack("ll", 5, 0)
 
@@ -37,7 +38,9 @@ class Wire:
         peer.settimeout(None)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
         self.peer = peer
-        self._read = b""
+        self._read: list[bytes] = []
+        """The pieces of a line that is not whole yet."""
+        self._length = 0
         self._deaf = False
         """Whether the other end has stopped reading."""
         # A stopped thread and the one that answers write to the same connection.
@@ -80,8 +83,13 @@ class Wire:
             more = b""
         if not more:
             return None
-        *lines, self._read = (self._read + more).split(b"\n")
-        if len(self._read) > _LINE_LIMIT:
+        self._read.append(more)
+        self._length += len(more)
+        lines: list[bytes] = []
+        if b"\n" in more:
+            *lines, rest = b"".join(self._read).split(b"\n")
+            self._read, self._length = [rest], len(rest)
+        if self._length > _LINE_LIMIT:
             raise Garbled("a line is too long")
         try:
             told = [json.loads(line) for line in lines]
