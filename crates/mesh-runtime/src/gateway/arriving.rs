@@ -267,12 +267,8 @@ impl Runtime {
         // What ends or reroutes the work of others counts from the controller alone, and a report on a host from those above it.
         let ordered = header.src == ProcAddr::CONTROLLER;
         match header.kind {
-            Kind::HostDown if self.me.is_agent() => {
-                if ordered {
-                    self.host_down(host, Verdict::read(&frame));
-                }
-            }
-            Kind::HostDown => self.ranks_lost_with(host, &Verdict::read(&frame)),
+            Kind::HostDown if self.me.is_agent() && ordered => self.host_down(host, Verdict::read(&frame)),
+            Kind::HostDown if !self.me.is_agent() => self.ranks_lost_with(host, &Verdict::read(&frame)),
             Kind::HostLost if self.me == ProcAddr::CONTROLLER => {
                 let reporter = header.src.host;
                 if header.src.is_agent() && lock(&self.gateway.state).topology.is_above(reporter, host) {

@@ -89,9 +89,9 @@ impl fmt::Display for Verdict {
 }
 
 impl Verdict {
-    /// Of a host that nobody can name.
-    pub(super) fn unnamed(why: String) -> Self {
-        Self { fate: Fate::Other, label: String::new(), why }
+    /// Of a host that is not part of the job.
+    pub(super) fn absent(why: String) -> Self {
+        Self { fate: Fate::Absent, label: String::new(), why }
     }
 
     /// The notice of it.
@@ -160,6 +160,6 @@ mod tests {
         assert_eq!((Verdict::read(&frame), frame.header.actor), (verdict.clone(), 7));
         assert_eq!(verdict.to_string(), "its host (b7, tcp://b7:1) is dead: x is dead: y");
         assert_eq!(verdict.ended().exit, Exit::Host(Fate::Expelled));
-        assert_eq!(Verdict::unnamed("who?".to_owned()).to_string(), "who?");
+        assert_eq!(Verdict::absent("who?".to_owned()).to_string(), "who?");
     }
 }
