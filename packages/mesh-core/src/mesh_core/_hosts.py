@@ -13,7 +13,6 @@ from mesh_core._native import Extent, Placement, Point, Region, Slice, roll, sto
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
     from types import TracebackType
     from typing import Never, Self
 
