@@ -6,7 +6,7 @@
 
 use super::State;
 use super::trunk::Trunk;
-use super::verdict::{Missed, Report, Verdict, standing_code};
+use super::verdict::{Missed, Report, Verdict, standing_frame};
 use super::words::Writer;
 use crate::agent::down_frame;
 use crate::calls::Call;
@@ -386,21 +386,27 @@ impl Runtime {
             Report::Well => return self.tell_standing(host, Standing::Live),
             Report::Suspect => return self.tell_standing(host, Standing::Suspect),
         };
-        let fate = {
-            let state = lock(&self.gateway.state);
+        let label = self.host_label(host);
+        let verdict = {
+            let mut state = lock(&self.gateway.state);
             if state.topology.standing(host) == Standing::Dead || !state.topology.knows(host) || host == 0 {
                 return;
             }
-            let attached = state.peers.get(&host).is_some_and(|peer| peer.introduction.is_some());
-            match fate {
-                Fate::Released => fate,
-                Fate::NotAuthenticated if attached => Fate::Expelled,
-                Fate::NotAuthenticated => fate,
-                _ if attached => fate,
-                _ => Fate::NotAttached,
+            let peer = state.peers.entry(host).or_default();
+            // It is said once: who is let go says farewell before all have heard of it.
+            if peer.verdict.is_some() {
+                return;
             }
+            let fate = match (fate, peer.introduction.is_some()) {
+                (Fate::Released, _) => fate,
+                (Fate::NotAuthenticated, true) => Fate::Expelled,
+                (Fate::NotAuthenticated, false) | (_, true) => fate,
+                (_, false) => Fate::NotAttached,
+            };
+            let verdict = Verdict { fate, label, why };
+            peer.verdict = Some(Arc::new(verdict.clone()));
+            verdict
         };
-        let verdict = Verdict { fate, label: self.host_label(host), why };
         // Before anybody learns of it from somewhere else.
         if let Some(target) = self.other_agents() {
             self.dispatch(verdict.frame(self.me, ProcAddr::CONTROLLER, Some(&target), host), None);
@@ -412,8 +418,7 @@ impl Runtime {
         if let Some(target) = self.other_agents() {
             let mut header = Header::new(Kind::Standing, self.me, ProcAddr::CONTROLLER);
             header.actor = u64::from(host);
-            header.index = standing_code(standing);
-            self.dispatch(Frame::build(header, Some(&target), b"", &[]), None);
+            self.dispatch(standing_frame(standing, header, Some(&target)), None);
         }
         self.set_standing(host, standing);
     }
