@@ -45,7 +45,8 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def refusal(workers: list[str], credentials: str | Path) -> BaseException:
-    error = attach_to_workers(workers, credentials=credentials).initialized.exception(timeout=30)
+    hosts = attach_to_workers(workers, credentials=credentials, timeout=0)
+    error = hosts.initialized.exception(timeout=30)
     assert error is not None
     return error
 
@@ -246,10 +247,49 @@ def test_one_address_twice(cluster: LocalCluster) -> None:
         attach_to_workers(cluster.addresses * 2, credentials=cluster.credentials)
 
 
-def test_one_host_by_two_calls(cluster: LocalCluster) -> None:
-    attach_to_workers(cluster.addresses, credentials=cluster.credentials).initialized.get(timeout=30)
-    error = refusal(cluster.addresses, cluster.credentials)
-    assert str(error).endswith("refuses: it is host 1 of this job already, and cannot be host 2 too")
+def test_one_host_by_two_addresses(cluster: LocalCluster) -> None:
+    (address,) = cluster.addresses
+    error = refusal([address, address.replace("127.0.0.1", "localhost")], cluster.credentials)
+    assert "of this job already, and cannot be host" in str(error)
+
+
+@pytest.mark.parametrize("address", ["http://x:1", "b7", "b7:70000", ""])
+def test_a_malformed_address_is_refused_where_it_is_given(cluster: LocalCluster, address: str) -> None:
+    with pytest.raises(ValueError, match="is not an address: write"):
+        attach_to_workers([*cluster.addresses, address], credentials=cluster.credentials)
+    with pytest.raises(ValueError, match="is not an address: write"):
+        attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
+
+
+def test_a_folder_that_does_not_exist_is_called_that(cluster: LocalCluster, tmp_path: Path) -> None:
+    with pytest.raises(AuthenticationError, match=r"there is no folder .*trane; give the folder that"):
+        attach_to_workers(cluster.addresses, credentials=tmp_path / "trane")
+
+
+def test_a_time_to_wait_that_is_none(cluster: LocalCluster) -> None:
+    for timeout in (-1, "5", float("nan")):
+        with pytest.raises(ValueError, match="timeout= is a number of seconds"):
+            attach_to_workers(cluster.addresses, credentials=cluster.credentials, timeout=timeout)  # type: ignore[arg-type]
+
+
+def test_the_first_call_says_that_a_host_could_not_be_attached(cluster: LocalCluster, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    late = attach_to_workers([address], credentials=cluster.credentials, timeout=0).spawn_procs()
+    mesh = late.spawn("late", Late)
+    with pytest.raises(SpawnError, match=r"was never started: .*no `mesh host` listens there") as nobody:
+        mesh.ready.call().get(timeout=30)
+    assert "is dead" not in str(nobody.value)
+    with pytest.raises(SpawnError, match="no `mesh host` listens there"):
+        mesh.ready.call().get(timeout=30)
+    shutdown()
+    other = Credentials.new(tmp_path / "other").path
+    foreign = attach_to_workers(cluster.addresses, credentials=other).spawn_procs()
+    with pytest.raises(AuthenticationError, match="its certificate is another job's") as refused:
+        foreign.spawn("late", Late).ready.call().get(timeout=30)
+    assert "mesh credentials show" in refused.value.remedy
+    with pytest.raises(AuthenticationError, match="its certificate is another job's"):
+        foreign.initialized.get(timeout=30)
 
 
 class Neighbour(Actor):

@@ -27,10 +27,12 @@ pub enum Fate {
     NotAuthenticated = 8,
     /// The job has let it go in order.
     Released = 9,
+    /// It is not part of the job, or not yet.
+    Absent = 10,
 }
 
 impl Fate {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Other,
         Self::Silent,
         Self::Unreachable,
@@ -41,6 +43,7 @@ impl Fate {
         Self::NotAttached,
         Self::NotAuthenticated,
         Self::Released,
+        Self::Absent,
     ];
 
     /// As a number on the wire.
@@ -75,6 +78,7 @@ impl Fate {
             Self::NotAttached => "not_attached",
             Self::NotAuthenticated => "not_authenticated",
             Self::Released => "released",
+            Self::Absent => "absent",
         }
     }
 }

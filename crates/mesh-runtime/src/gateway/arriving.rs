@@ -1,7 +1,7 @@
 //! Packets in, and what gateways tell each other in frames.
 
 use super::trunk::{Trunk, TrunkEnd};
-use super::verdict::{Report, Verdict, standing_of};
+use super::verdict::{Report, Verdict, standing_in};
 use super::{GATEWAY, State};
 use crate::runtime::{Runtime, lock};
 use mesh_proto::hosts::{Arrival, Farewell, HostSet, Packet, PacketKind, Parting, Standing, unmerge};
@@ -146,7 +146,8 @@ impl Runtime {
         let Some(header) = header.filter(|header| matches!(header.kind, Kind::HostDown | Kind::Standing)) else {
             return;
         };
-        let well = header.kind == Kind::Standing && standing_of(header.index) == Standing::Live;
+        let well = header.kind == Kind::Standing
+            && super::away::frame_of(&packet.body).is_some_and(|frame| standing_in(&frame) == Standing::Live);
         if let Ok(host) = HostNo::try_from(header.actor)
             && host != self.me.host
             && !well
@@ -267,12 +268,8 @@ impl Runtime {
         // What ends or reroutes the work of others counts from the controller alone, and a report on a host from those above it.
         let ordered = header.src == ProcAddr::CONTROLLER;
         match header.kind {
-            Kind::HostDown if self.me.is_agent() => {
-                if ordered {
-                    self.host_down(host, Verdict::read(&frame));
-                }
-            }
-            Kind::HostDown => self.ranks_lost_with(host, &Verdict::read(&frame)),
+            Kind::HostDown if self.me.is_agent() && ordered => self.host_down(host, Verdict::read(&frame)),
+            Kind::HostDown if !self.me.is_agent() => self.ranks_lost_with(host, &Verdict::read(&frame)),
             Kind::HostLost if self.me == ProcAddr::CONTROLLER => {
                 let reporter = header.src.host;
                 if header.src.is_agent() && lock(&self.gateway.state).topology.is_above(reporter, host) {
@@ -290,7 +287,7 @@ impl Runtime {
                     }
                 }
             }
-            Kind::Standing if self.me.is_agent() && ordered => self.set_standing(host, standing_of(header.index)),
+            Kind::Standing if self.me.is_agent() && ordered => self.set_standing(host, standing_in(&frame)),
             Kind::Whereabouts if self.me == ProcAddr::CONTROLLER && frame.name().is_empty() => {
                 self.tell_whereabouts(header.src, host);
             }

@@ -247,12 +247,12 @@ impl Runtime {
     }
 
     /// Why nothing goes to a host.
-    fn verdict_on(&self, host: HostNo) -> Arc<Verdict> {
+    pub(super) fn verdict_on(&self, host: HostNo) -> Arc<Verdict> {
         let state = lock(&self.gateway.state);
         if let Some(verdict) = state.peers.get(&host).and_then(|peer| peer.verdict.clone()) {
             return verdict;
         }
-        Arc::new(Verdict::unnamed(if host < state.next_host && !state.topology.knows(host) {
+        Arc::new(Verdict::absent(if host < state.next_host && !state.topology.knows(host) {
             format!("host {host} has not dialed this script yet; wait for the `initialized` of its mesh of hosts first")
         } else {
             format!("host {host} is not, or not any more, part of this job")

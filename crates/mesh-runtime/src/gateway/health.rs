@@ -6,9 +6,11 @@
 
 use super::State;
 use super::trunk::Trunk;
-use super::verdict::{Missed, Report, Verdict, standing_code};
+use super::verdict::{Missed, Report, Verdict, standing_frame};
 use super::words::Writer;
 use crate::agent::down_frame;
+use crate::calls::Call;
+use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
 use mesh_proto::hosts::{Beat, Farewell, Fate, HostSet, Parting, Standing};
 use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
@@ -20,6 +22,10 @@ use std::time::{Duration, Instant};
 const REDIAL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1000)];
 /// How often certificates of connected hosts are looked at again.
 const RECHECK: Duration = Duration::from_secs(1);
+
+fn errno_of(error: &std::io::Error) -> rustix::io::Errno {
+    rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::AGAIN)
+}
 
 /// What is to be done once the lock is let go.
 #[derive(Default)]
@@ -380,21 +386,27 @@ impl Runtime {
             Report::Well => return self.tell_standing(host, Standing::Live),
             Report::Suspect => return self.tell_standing(host, Standing::Suspect),
         };
-        let fate = {
-            let state = lock(&self.gateway.state);
+        let label = self.host_label(host);
+        let verdict = {
+            let mut state = lock(&self.gateway.state);
             if state.topology.standing(host) == Standing::Dead || !state.topology.knows(host) || host == 0 {
                 return;
             }
-            let attached = state.peers.get(&host).is_some_and(|peer| peer.introduction.is_some());
-            match fate {
-                Fate::Released => fate,
-                Fate::NotAuthenticated if attached => Fate::Expelled,
-                Fate::NotAuthenticated => fate,
-                _ if attached => fate,
-                _ => Fate::NotAttached,
+            let peer = state.peers.entry(host).or_default();
+            // It is said once: who is let go says farewell before all have heard of it.
+            if peer.verdict.is_some() {
+                return;
             }
+            let fate = match (fate, peer.introduction.is_some()) {
+                (Fate::Released, _) => fate,
+                (Fate::NotAuthenticated, true) => Fate::Expelled,
+                (Fate::NotAuthenticated, false) | (_, true) => fate,
+                (_, false) => Fate::NotAttached,
+            };
+            let verdict = Verdict { fate, label, why };
+            peer.verdict = Some(Arc::new(verdict.clone()));
+            verdict
         };
-        let verdict = Verdict { fate, label: self.host_label(host), why };
         // Before anybody learns of it from somewhere else.
         if let Some(target) = self.other_agents() {
             self.dispatch(verdict.frame(self.me, ProcAddr::CONTROLLER, Some(&target), host), None);
@@ -406,17 +418,44 @@ impl Runtime {
         if let Some(target) = self.other_agents() {
             let mut header = Header::new(Kind::Standing, self.me, ProcAddr::CONTROLLER);
             header.actor = u64::from(host);
-            header.index = standing_code(standing);
-            self.dispatch(Frame::build(header, Some(&target), b"", &[]), None);
+            self.dispatch(standing_frame(standing, header, Some(&target)), None);
         }
         self.set_standing(host, standing);
     }
 
-    /// Lets hosts go, whose work for the job has ended: nobody misses them.
-    pub fn release_hosts(&self, hosts: &[HostNo]) {
-        for host in hosts.iter().filter(|host| **host != self.me.host) {
-            self.on_host_lost(*host, Report::dead(Fate::Released, "its mesh of hosts was stopped"));
-        }
+    /// Lets hosts go once these calls, by which what runs there was told to stop, have ended, or `within` has passed:
+    /// nobody misses them. The call that is returned completes with that.
+    ///
+    /// # Errors
+    /// If the runtime is closed, is not the controller's, or no thread can be started.
+    pub fn stop_hosts(
+        &self,
+        first: HostNo,
+        count: u32,
+        ending: Vec<Arc<Call>>,
+        within: Duration,
+    ) -> Result<Arc<Call>, RuntimeError> {
+        self.usable()?;
+        let this = self.this().filter(|_| self.me == ProcAddr::CONTROLLER).ok_or(RuntimeError::NotController)?;
+        let call = self.open(super::agents(first, count), false)?;
+        let told = Arc::clone(&call);
+        let until = Instant::now() + within;
+        let release = move || {
+            for one in ending {
+                this.wait_call(&one, None, Some(until), false, false);
+            }
+            for host in first..first.saturating_add(count) {
+                this.on_host_lost(host, Report::dead(Fate::Released, "its mesh of hosts was stopped"));
+                // For one that was dead before.
+                let ended = Arc::new(this.verdict_on(host).ended());
+                this.calls.on_host_missing(&this.reactor, told.id, host, &ended);
+            }
+        };
+        std::thread::Builder::new()
+            .name("mesh-release".to_owned())
+            .spawn(release)
+            .map_err(|error| RuntimeError::Os { what: "start a thread", errno: errno_of(&error) })?;
+        Ok(call)
     }
 
     fn host_label(&self, host: HostNo) -> String {

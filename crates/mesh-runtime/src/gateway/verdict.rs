@@ -29,40 +29,48 @@ impl Report {
     pub(super) fn frame(&self, me: ProcAddr, host: HostNo) -> Frame {
         let mut header = Header::new(Kind::HostLost, me, ProcAddr::CONTROLLER);
         header.actor = u64::from(host);
-        let why = match self {
-            Self::Well => "",
-            Self::Suspect => {
-                header.index = standing_code(Standing::Suspect);
-                ""
-            }
+        let (fate, why) = match self {
+            Self::Well => return standing_frame(Standing::Live, header, None),
+            Self::Suspect => return standing_frame(Standing::Suspect, header, None),
             Self::Dead { fate, why } => {
                 header.flags = flags::DEAD;
-                header.index = fate.code().into();
-                why
+                (fate, why)
             }
         };
-        Frame::build(header, None, why.as_bytes(), &[])
+        Frame::build(header, None, why.as_bytes(), &[code(fate.code())])
     }
 
     pub(super) fn read(frame: &Frame) -> Self {
         if frame.header.flags & flags::DEAD != 0 {
-            return Self::dead(Fate::of(frame.header.index), String::from_utf8_lossy(frame.name()));
+            return Self::dead(Fate::of(code_in(frame).into()), String::from_utf8_lossy(frame.name()));
         }
-        match standing_of(frame.header.index) {
+        match standing_in(frame) {
             Standing::Live => Self::Well,
             _ => Self::Suspect,
         }
     }
 }
 
-/// A host's standing in a header's index; nobody is told of the death of a host by that alone.
-pub(super) fn standing_code(standing: Standing) -> u32 {
-    u32::from(standing != Standing::Live)
+/// A code as a part of a frame: what is in the header of a cast differs from receiver to receiver.
+fn code(code: u8) -> Part {
+    Part::Inline(bytes::Bytes::copy_from_slice(&[code]))
 }
 
-/// What [`standing_code`] means.
-pub(super) fn standing_of(code: u32) -> Standing {
-    if code == 0 { Standing::Live } else { Standing::Suspect }
+fn code_in(frame: &Frame) -> u8 {
+    match frame.parts().as_deref() {
+        Ok([Part::Inline(code), ..]) => code.first().copied().unwrap_or_default(),
+        _ => 0,
+    }
+}
+
+/// A frame that says that a host is live or suspect; nobody is told of the death of a host by that alone.
+pub(super) fn standing_frame(standing: Standing, header: Header, target: Option<&Target>) -> Frame {
+    Frame::build(header, target, b"", &[code(u8::from(standing != Standing::Live))])
+}
+
+/// What [`standing_frame`] says.
+pub(super) fn standing_in(frame: &Frame) -> Standing {
+    if code_in(frame) == 0 { Standing::Live } else { Standing::Suspect }
 }
 
 /// Why a host is dead, as everybody hears of it.
@@ -89,27 +97,26 @@ impl fmt::Display for Verdict {
 }
 
 impl Verdict {
-    /// Of a host that nobody can name.
-    pub(super) fn unnamed(why: String) -> Self {
-        Self { fate: Fate::Other, label: String::new(), why }
+    /// Of a host that is not part of the job.
+    pub(super) fn absent(why: String) -> Self {
+        Self { fate: Fate::Absent, label: String::new(), why }
     }
 
     /// The notice of it.
     pub(super) fn frame(&self, me: ProcAddr, to: ProcAddr, target: Option<&Target>, host: HostNo) -> Frame {
         let mut header = Header::new(Kind::HostDown, me, to);
         header.actor = u64::from(host);
-        header.index = self.fate.code().into();
         let label = Part::Inline(self.label.clone().into());
-        Frame::build(header, target, self.why.as_bytes(), &[label])
+        Frame::build(header, target, self.why.as_bytes(), &[code(self.fate.code()), label])
     }
 
     pub(super) fn read(frame: &Frame) -> Self {
         let label = match frame.parts().as_deref() {
-            Ok([Part::Inline(label)]) => String::from_utf8_lossy(label).into_owned(),
+            Ok([_, Part::Inline(label)]) => String::from_utf8_lossy(label).into_owned(),
             _ => String::new(),
         };
         let why = String::from_utf8_lossy(frame.name()).into_owned();
-        Self { fate: Fate::of(frame.header.index), label, why }
+        Self { fate: Fate::of(code_in(frame).into()), label, why }
     }
 
     /// The end of a proc of that host.
@@ -156,10 +163,14 @@ mod tests {
         }
         let verdict =
             Verdict { fate: Fate::Expelled, label: "b7, tcp://b7:1".to_owned(), why: "x is dead: y".to_owned() };
+        let cast = verdict.frame(me, ProcAddr::CONTROLLER, Some(&super::super::agents(1, 9)), 7);
+        assert_eq!(Verdict::read(&cast.for_one(ProcAddr::agent(4), 3)), verdict, "whoever of many it is for");
+        let suspect = standing_frame(Standing::Suspect, cast.header, Some(&super::super::agents(1, 9)));
+        assert_eq!(standing_in(&suspect.for_one(ProcAddr::agent(1), 0)), Standing::Suspect);
         let frame = verdict.frame(me, ProcAddr::CONTROLLER, None, 7);
         assert_eq!((Verdict::read(&frame), frame.header.actor), (verdict.clone(), 7));
         assert_eq!(verdict.to_string(), "its host (b7, tcp://b7:1) is dead: x is dead: y");
         assert_eq!(verdict.ended().exit, Exit::Host(Fate::Expelled));
-        assert_eq!(Verdict::unnamed("who?".to_owned()).to_string(), "who?");
+        assert_eq!(Verdict::absent("who?".to_owned()).to_string(), "who?");
     }
 }

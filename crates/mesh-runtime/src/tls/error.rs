@@ -19,6 +19,24 @@ pub enum CredentialError {
         /// What the system said.
         error: io::Error,
     },
+    /// There is no such folder.
+    #[error("there is no folder {}; {remedy}", path.display())]
+    NoFolder {
+        /// What was given.
+        path: PathBuf,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// There is no list of revocations: whoever was revoked would be let in.
+    #[error(
+        "{} is missing, without which nobody can tell who was revoked: copy it from the folder of the job's owner; if it is \
+         lost there, `mesh credentials renew` with that folder writes an empty one, and what was revoked has to be revoked again",
+        path.display()
+    )]
+    NoList {
+        /// Where it should be.
+        path: PathBuf,
+    },
     /// A folder holds no credentials of the kind that is asked for.
     #[error("{} holds no credentials of {role}; {remedy}", path.display())]
     None {

@@ -86,18 +86,18 @@ impl Loaded {
         let certificate = files::in_file(cert_path.clone(), files::one_certificate(&files::read(&cert_path)?))?;
         let key = Key(files::read_key(&key_path)?.into());
         let authority = files::in_file(ca_path, Certificate::read(&ca).map_err(|_| CredentialError::NotOurs))?;
-        let list = match stamps[3] {
-            None => None,
-            Some(_) => Some(files::in_file(
-                crl_path.clone(),
-                files::one_list(&files::read(&crl_path)?).and_then(|der| List::check(der, &authority)),
-            )?),
-        };
+        if stamps[3].is_none() {
+            return Err(CredentialError::NoList { path: crl_path });
+        }
+        let list = files::in_file(
+            crl_path.clone(),
+            files::one_list(&files::read(&crl_path)?).and_then(|der| List::check(der, &authority)),
+        )?;
         let own = files::in_file(cert_path.clone(), PeerFacts::of(&certificate))?;
         if own.role != role {
             return Err(CredentialError::Broken { path: cert_path, why: format!("it is that of a {}", own.role) });
         }
-        let loaded = files::in_file(key_path, Self::build(ca, certificate, key, list, stamps))?;
+        let loaded = files::in_file(key_path, Self::build(ca, certificate, key, Some(list), stamps))?;
         if check {
             loaded.usable(cert_path)?;
         }
@@ -183,6 +183,9 @@ impl Identity {
                 Role::Controller => "give the folder that `mesh credentials new` has made",
                 Role::Host => "give a folder that `mesh credentials new` or `issue` has made for hosts",
             };
+            if !dir.exists() {
+                return Err(CredentialError::NoFolder { path: dir.into(), remedy });
+            }
             return Err(CredentialError::None {
                 path: dir.into(),
                 role: match role {

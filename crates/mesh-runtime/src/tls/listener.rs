@@ -1,5 +1,9 @@
 //! Where other hosts knock: accepts connections and drives their handshakes, many at once, on one thread of its own.
 //!
+//! That thread yields to all others of the machine: a handshake takes a fraction of a millisecond of a core, and who wakes up
+//! for a message of a member would wait for the scheduler to end the turn of whoever is at it. What comes of the
+//! handshakes is told on another thread, with the priority of the process, which those that begin there inherit.
+//!
 //! TLS-3: whoever has not proved who it is has one of a bounded number of places, for a bounded time, and may send a bounded
 //! number of bytes; all of them together use a bounded share of one core. When places run out, the one to make room is one
 //! that has said nothing yet, then one of the address that holds most places, then the oldest: real members are through
@@ -19,7 +23,7 @@ use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -31,6 +35,11 @@ const BATCH: usize = 64;
 const BACKLOG: i32 = 1024;
 /// How many connections are accepted between two looks at those that are under way.
 const ACCEPTS: usize = 32;
+/// By how much the thread that listens is nicer than the process: a tenth of a core's share where others want it too, so
+/// that members come through on a busy machine.
+const YIELDING: i32 = 10;
+/// How much waits to be told. A member beyond that is closed, and dials again.
+const MOST_UNTOLD: usize = 1024;
 /// How long nobody is let in when descriptors have run out.
 const NO_FDS_PAUSE: Duration = Duration::from_millis(100);
 
@@ -61,7 +70,7 @@ impl Default for Limits {
     }
 }
 
-/// What a listener tells, on its own thread: whoever is told must not block.
+/// What a listener tells, on a thread of its own: whoever is told must not block for long.
 #[derive(Debug)]
 pub enum Knock {
     /// A member of the job, its handshake done. What the stream still has to send (the greeting) may wait in it:
@@ -129,11 +138,11 @@ pub enum ListenError {
 pub struct Listener {
     addrs: Vec<SocketAddr>,
     stop: Arc<OwnedFd>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Listener {
-    /// Listens at these addresses. Whoever is told of members and refusals is told on the listener's thread.
+    /// Listens at these addresses. Whoever is told of members and refusals is told on a thread of the listener's.
     ///
     /// # Errors
     /// If an address cannot be had.
@@ -141,7 +150,7 @@ impl Listener {
         addrs: &[SocketAddr],
         identity: Arc<Identity>,
         limits: Limits,
-        tell: impl FnMut(Knock) + Send + 'static,
+        mut tell: impl FnMut(Knock) + Send + 'static,
     ) -> Result<Self, ListenError> {
         let first = *addrs.first().ok_or(ListenError::Nowhere)?;
         let mut sockets = Vec::new();
@@ -162,13 +171,14 @@ impl Listener {
         for (i, socket) in sockets.iter().enumerate() {
             epoll::add(&set, socket, EventData::new_u64(TOKEN_LISTEN + i as u64), EventFlags::IN).map_err(os)?;
         }
+        let (knock, knocked) = mpsc::sync_channel(MOST_UNTOLD);
         let door = Door {
             set,
             sockets,
             stop: Arc::clone(&stop),
             identity,
             limits,
-            tell,
+            knock,
             shaking: HashMap::new(),
             next: 0,
             open: true,
@@ -178,9 +188,11 @@ impl Listener {
             allowance: Allowance::new(limits.told, Duration::ZERO),
             stuck: false,
         };
-        let thread =
-            std::thread::Builder::new().name("mesh-listen".to_owned()).spawn(move || door.run()).map_err(failed)?;
-        Ok(Self { addrs: bound, stop, thread: Mutex::new(Some(thread)) })
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        // It ends with the other, which has the only sender.
+        let telling = thread("mesh-knock").spawn(move || knocked.iter().for_each(&mut tell)).map_err(failed)?;
+        let listening = thread("mesh-listen").spawn(move || door.run()).map_err(failed)?;
+        Ok(Self { addrs: bound, stop, threads: Mutex::new(vec![listening, telling]) })
     }
 
     /// Where it listens: with the port that the system has chosen, if it was left to it.
@@ -192,9 +204,9 @@ impl Listener {
     /// Stops listening; handshakes under way are broken off. Nothing is told after that.
     pub fn close(&self) {
         let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         // Whoever is told may be the one who closes.
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
     }
@@ -239,13 +251,13 @@ struct Guest {
 }
 
 /// What the listener's thread has.
-struct Door<F> {
+struct Door {
     set: OwnedFd,
     sockets: Vec<OwnedFd>,
     stop: Arc<OwnedFd>,
     identity: Arc<Identity>,
     limits: Limits,
-    tell: F,
+    knock: mpsc::SyncSender<Knock>,
     /// By token; tokens are given in order of arrival.
     shaking: HashMap<u64, Guest>,
     next: u64,
@@ -261,8 +273,10 @@ struct Door<F> {
     stuck: bool,
 }
 
-impl<F: FnMut(Knock)> Door<F> {
+impl Door {
     fn run(mut self) {
+        // Where that is not allowed it is as all others are.
+        let _ = rustix::process::nice(YIELDING);
         let mut buffer = [MaybeUninit::<Event>::uninit(); BATCH];
         let mut used = cpu_time();
         loop {
@@ -345,7 +359,7 @@ impl<F: FnMut(Knock)> Door<F> {
                     self.shut_until = Some(Instant::now() + NO_FDS_PAUSE);
                     if !self.stuck {
                         self.stuck = true;
-                        (self.tell)(Knock::Stuck { errno });
+                        self.tell(Knock::Stuck { errno });
                     }
                     return;
                 }
@@ -394,7 +408,7 @@ impl<F: FnMut(Knock)> Door<F> {
             Ok(Progress::Done(peer)) => {
                 let Some(Guest { stream, addr, .. }) = self.shaking.remove(&token) else { return };
                 let _ = epoll::delete(&self.set, stream.as_fd());
-                (self.tell)(Knock::Joined { stream, peer, addr });
+                self.tell(Knock::Joined { stream, peer, addr });
             }
             Ok(wants) => {
                 let writing = wants == Progress::WantWrite;
@@ -425,10 +439,15 @@ impl<F: FnMut(Knock)> Door<F> {
         }
     }
 
+    /// Never blocks: it may be the teller who waits for this thread's end.
+    fn tell(&self, knock: Knock) {
+        let _ = self.knock.try_send(knock);
+    }
+
     /// A flood shall not fill logs: a number of refusals is told, then one each second.
     fn tell_refusal(&mut self, addr: SocketAddr, reason: Reason) {
         let Some(more) = self.allowance.tell(self.begun.elapsed()) else { return };
-        (self.tell)(Knock::Refused { addr, reason, more });
+        self.tell(Knock::Refused { addr, reason, more });
     }
 }
 

@@ -128,6 +128,11 @@ impl Store {
         let _lock = self.lock()?;
         let now = SystemTime::now();
         let issued = self.certificates()?;
+        let list = self.dir.join(CRL);
+        if !list.exists() {
+            let (none, number) = revoked_in(&self.dir)?;
+            files::write(&list, &self.authority.sign_revocations(&none, number, now)?)?;
+        }
         let mut made = Vec::new();
         let mut revoked = None;
         let inner = out.join(Role::Host.name());
@@ -268,11 +273,13 @@ impl Store {
     }
 }
 
-/// What is revoked, and the number of that list; nothing where there is no list.
+/// What is revoked, and the number of that list. Where there is none, the number is above those of all that there were:
+/// lists that members hold already shall not outdo the next one.
 fn revoked_in(dir: &Path) -> Result<(Vec<Revocation>, u64), CredentialError> {
     let path = dir.join(CRL);
     if !path.exists() {
-        return Ok((Vec::new(), 0));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        return Ok((Vec::new(), now.as_secs()));
     }
     let der = files::in_file(path.clone(), files::one_list(&files::read(&path)?))?;
     let list = RevocationList::read(&der)

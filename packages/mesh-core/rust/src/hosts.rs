@@ -92,11 +92,22 @@ pub(crate) fn roll(runtime: &PyRuntime) -> Vec<(u32, String, String, u64, &'stat
     all.map(|one| (one.host, one.name, one.address, one.pid, one.state, one.fate, one.why)).collect()
 }
 
-/// Lets hosts go: their part in the job has ended.
+/// Lets `count` hosts from `first` on go once these calls have ended, or so many seconds have passed: the call that
+/// completes then.
 #[pyfunction]
-pub(crate) fn release_hosts(runtime: &PyRuntime, py: Python<'_>, hosts: Vec<u32>) {
+pub(crate) fn stop_hosts(
+    runtime: &PyRuntime,
+    py: Python<'_>,
+    first: u32,
+    count: u32,
+    ending: Vec<PyRef<'_, PyCall>>,
+    within: f64,
+) -> PyResult<PyCall> {
+    let within = duration(within)?.min(Duration::from_secs(3600));
     let runtime = runtime.shared();
-    outside(py, || runtime.release_hosts(&hosts));
+    let ending = ending.iter().map(|one| Arc::clone(&one.call)).collect();
+    let call = leave(py, || runtime.stop_hosts(first, count, ending, within))?;
+    Ok(PyCall::of(runtime, call, mesh_runtime::agents(first, count)))
 }
 
 /// What people call a host, as far as it is known here.

@@ -100,9 +100,8 @@ def attach_to_workers(
         )
         where = dict.fromkeys(range(expect), f"an agent that dials {at}")
     view = Region(["hosts"], Slice(base, [len(where)], [1]))
-    mesh = HostMesh(
-        process, view, process.unique_name(name), Home(Placement.agents(), Names(process.runtime))
-    )
+    home = Home(Placement.agents(), Names(process.runtime))
+    mesh = HostMesh(process, view, process.unique_name(name), home, root=view)
     mesh._ready = Future(
         process,
         call,

@@ -121,7 +121,7 @@ class MeshFailure:
             return self.reason
         if self.exitcode is not None:
             return f"exited with status {self.exitcode}"
-        if self.host_fate:
+        if self.host_fate not in ("", "absent"):
             return "its host is dead"
         return self.reason or "no reason is known"
 

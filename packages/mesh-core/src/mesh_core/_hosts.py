@@ -6,14 +6,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import TYPE_CHECKING, Any, Literal
 
 from mesh_core import _process
-from mesh_core._errors import MeshError
+from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._home import Home
 from mesh_core._mesh import Mesh, describe
-from mesh_core._native import Extent, Placement, Point, Region, Slice, roll
+from mesh_core._native import Extent, Placement, Point, Region, Slice, roll, stop_hosts
 
 if TYPE_CHECKING:
     import os
-    from typing import Never
+    from types import TracebackType
+    from typing import Never, Self
 
     from mesh_core._estate import Policy
     from mesh_core._future import Future
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from mesh_core._surroundings import Env
     from mesh_core._workspace._report import WorkspaceReport
 
+# So long, beside the time that processes may take to end, their end may take to be heard of.
+_GRACE_S = 5.0
 # So many hosts a repr names.
 _SHOWN = 4
 
@@ -32,15 +35,19 @@ MAX_PROCS = 100_000
 class HostMesh(Mesh):
     """Hosts, on which processes are spawned; :func:`this_host` is the one this code runs on."""
 
-    def __init__(self, process: Process, view: Region, name: str, home: Home) -> None:
+    def __init__(
+        self, process: Process, view: Region, name: str, home: Home, *, root: Region | None = None
+    ) -> None:
         self._process = process
         self._view = view
         self._name = name
         self._home = home
+        self._root = root
+        """All hosts that were attached together, where that was done here."""
         self._ready: Future[None] | None = None
 
     def _with_region(self, region: Region) -> HostMesh:
-        part = HostMesh(self._process, region, self._name, self._home)
+        part = HostMesh(self._process, region, self._name, self._home, root=self._root)
         part._ready = self._ready
         return part
 
@@ -193,6 +200,85 @@ class HostMesh(Mesh):
         from mesh_core._workspace import sync
 
         return sync(self, path, to=to, reload=reload, exclude=exclude)
+
+    def stop(self) -> Future[None]:
+        """Stop what this script runs on these hosts, and let them go. Returns at once; their agents serve others.
+
+        They may be attached again, by this script as by any other. ``with`` and ``async with`` do it at their end.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=2) as cluster, cluster.attach() as hosts:
+        ...     procs = hosts.spawn_procs({"gpus": 2})
+        ...     len(procs)
+        4
+        """
+        from mesh_core._future import Future
+
+        process, root = self._process, self._attached()
+        if len(self._view) != len(root):
+            raise ValueError(
+                f"only a whole mesh of hosts can be stopped, and this is a part of it ({describe(self._view)} of "
+                f"{describe(root)}); stop what runs there, or the whole mesh"
+            )
+        if process.closed:
+            raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
+        mine = set(root)
+        meshes = [
+            procs
+            for _, estate in process.estates.all()
+            for procs in estate.procs()
+            if any(procs._home.host_of(rank) in mine for rank in procs._root)
+        ]
+        # What came last may use what was there before.
+        ending = [procs.stop()._call for procs in reversed(meshes)]
+        limit = process.settings.stop_timeout + _GRACE_S
+        call = stop_hosts(process.runtime, root.rank_at(0), len(root), ending, limit)
+        return Future(process, call, lambda _: process.flush_console(), lambda: f"the stop of {self._name!r}")
+
+    def _attached(self) -> Region:
+        if self._root is None:
+            raise MeshError(
+                f"{self!r} was not attached here: only the script that has attached hosts lets them go"
+            )
+        return self._root
+
+    def __enter__(self) -> Self:
+        self._attached()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.in_charge:
+            stopped = self.stop()
+            failed: BaseException | None = None
+            while not stopped.done():
+                try:
+                    stopped.get()
+                except SupervisionError as unheard:
+                    # Raised here as by any call, but for the block's own error, and after the end.
+                    failed = failed or unheard
+            if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
+                raise failed
+
+    async def __aenter__(self) -> Self:
+        self._attached()
+        await self
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.in_charge:
+            stopped = self.stop()
+            failed: BaseException | None = None
+            while not stopped.done():
+                try:
+                    await stopped
+                except SupervisionError as unheard:
+                    failed = failed or unheard
+            if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
+                raise failed
 
     def __reduce__(self) -> Any:
         names = self._home.names

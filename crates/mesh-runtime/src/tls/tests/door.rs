@@ -147,7 +147,9 @@ fn a_client_that_does_not_mind_is_refused_by_the_server() {
     for name in ["controller.pem", "controller.key"] {
         std::fs::copy(other.store.dir().join(name), dir.join(name)).unwrap();
     }
-    std::fs::copy(job.store.dir().join("ca.pem"), dir.join("ca.pem")).unwrap();
+    for name in ["ca.pem", "crl.pem"] {
+        std::fs::copy(job.store.dir().join(name), dir.join(name)).unwrap();
+    }
     let refused = Identity::load(&dir).unwrap_err().to_string();
     assert!(refused.contains("not signed by the authority in ca.pem"), "{refused}");
     let forged = Identity::load_unchecked(&dir, Role::Controller);

@@ -3,6 +3,8 @@
 use super::*;
 use std::os::unix::fs::PermissionsExt;
 
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
 fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
@@ -101,12 +103,36 @@ fn files_that_do_not_fit_each_other_are_named() {
     assert!(Identity::load(&host).is_err());
     std::fs::write(host.join("crl.pem"), "").unwrap();
     assert!(Identity::load(&host).is_err());
+    // Without the list nobody knows who was revoked.
     std::fs::remove_file(host.join("crl.pem")).unwrap();
+    let error = Identity::load(&host).unwrap_err().to_string();
+    assert!(error.contains("crl.pem is missing") && error.contains("mesh credentials renew"), "{error}");
+    job.store.renew(dir, DAY).unwrap();
     Identity::load(&host).unwrap();
     std::fs::copy(dir.join("controller.pem"), host.join("host.pem")).unwrap();
     assert!(Identity::load(&host).is_err());
     std::fs::write(host.join("host.pem"), vec![b'x'; 5 << 20]).unwrap();
     assert!(Identity::load(&host).unwrap_err().to_string().contains("too long"));
+}
+
+#[test]
+fn a_list_of_revocations_that_is_lost_is_made_anew_and_outdoes_those_that_members_hold() {
+    let job = Job::new();
+    let dir = job.store.dir();
+    for _ in 0..3 {
+        let host = job.store.issue_host(&job.folder.0.join("gone"), DAY).unwrap();
+        job.store.revoke(&host.serial).unwrap();
+        std::fs::remove_dir_all(job.folder.0.join("gone")).unwrap();
+    }
+    let held = Identity::load_as(dir, Role::Controller).unwrap();
+    std::fs::remove_file(dir.join("crl.pem")).unwrap();
+    assert!(held.reload_if_changed().unwrap_err().to_string().contains("is missing"));
+    job.store.renew(dir, DAY).unwrap();
+    held.reload_if_changed().unwrap();
+    let host = job.store.issue_host(&job.folder.0.join("other"), DAY).unwrap();
+    job.store.revoke(&host.serial).unwrap();
+    let list = Identity::load_as(dir, Role::Controller).unwrap().revocations().unwrap();
+    assert!(held.adopt_revocations(&list).unwrap(), "its number is above that of the first list");
 }
 
 #[test]

@@ -71,6 +71,7 @@ impl Job {
         let key = files::read_key(&self.store.dir().join("ca.key")).unwrap();
         let issued = Authority::from_pem(&pem, &key).unwrap().issue(role, lifetime, made, None).unwrap();
         files::write(&dir.join("ca.pem"), &pem).unwrap();
+        files::write(&dir.join("crl.pem"), &files::read(&self.store.dir().join("crl.pem")).unwrap()).unwrap();
         files::write(&dir.join(format!("{role}.pem")), &issued.certificate).unwrap();
         files::write(&dir.join(format!("{role}.key")), &issued.key).unwrap();
         Identity::load_unchecked(&dir, role)

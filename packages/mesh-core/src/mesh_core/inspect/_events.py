@@ -33,6 +33,7 @@ class Event:
     ==================== =============================================================================
     ``host_attached``    a host has answered for the first time
     ``host_died``        a host is not part of the job any more; ``text`` says why
+    ``host_stopped``     a host was let go, by :meth:`HostMesh.stop`
     ``procs_spawned``    a mesh of processes was asked for; ``count`` of them on this ``host``
     ``proc_up``          a process can be reached
     ``proc_stopped``     a process has ended as it was asked to
@@ -171,7 +172,7 @@ def _told(entry: dict[str, Any], names: Names) -> Event | None:
     actor = split_title(entry.get("actor_title", ""))[0]
     if actor.startswith("@"):
         return None  # the bootstrap of a process travels as an actor does
-    if entry["kind"] in ("host_attached", "host_died"):
+    if entry["kind"] in ("host_attached", "host_died", "host_stopped"):
         return Event(
             kind=entry["kind"], time=entry["time"], host=entry.get("host", ""), text=entry.get("text", "")
         )
