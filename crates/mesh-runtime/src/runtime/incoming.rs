@@ -51,6 +51,9 @@ impl Runtime {
                     Some(inbox) => !inbox.push(&self.reactor, message),
                     None => !self.await_actor(message),
                 };
+                if header.kind == Kind::StopActor && !refused {
+                    self.announce_stop(header.actor);
+                }
                 if refused {
                     self.refuse(&header);
                     self.undeliverable(&header, "the actor has stopped, or was never spawned there");
@@ -271,7 +274,16 @@ impl Runtime {
         header.actor = inbox.actor;
         let stop = Message::new(Frame::build(header, None, b"", &[]), &self.memory);
         // A closed inbox has ended already.
-        inbox.push(&self.reactor, stop);
+        if inbox.push(&self.reactor, stop) {
+            self.announce_stop(inbox.actor);
+        }
+    }
+
+    /// Tells the process itself that a stop waits in an actor's inbox: the actor may never come to it.
+    fn announce_stop(&self, actor: ActorId) {
+        let mut header = Header::new(Kind::StopActor, self.me, self.me);
+        header.actor = actor;
+        self.system.push(&self.reactor, Message::new(Frame::build(header, None, b"", &[]), &self.memory));
     }
 
     /// Puts an empty notice of a failure before what waits in an inbox: there is something to see to.

@@ -349,6 +349,7 @@ impl PyInbox {
 
     /// Says which thread works for the actor (or, for the process's own inbox, runs its loop).
     fn worked_by(&self, thread: u64) {
+        door::serves();
         self.inbox.gauge.worked_by(thread);
     }
 

@@ -1,11 +1,11 @@
-"""What one owner has spawned, and how it ends: children first."""
+"""What one owner has spawned, and how it ends: children first, the last one made before the others."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core._errors import ActorError
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
     from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
+    from mesh_core._native import Call
     from mesh_core._procs import ProcMesh
 
     Policy = Callable[[MeshFailure], bool | Awaitable[bool]]
@@ -45,6 +46,15 @@ class Holding:
     def holds(self, rank: int) -> bool:
         """Say whether the process of that rank is in it, and was not known to be dead."""
         return rank not in self.dead and rank in self.mesh._root
+
+    def stop(self, limit: float) -> Call:
+        """Stop the mesh; its owner goes on owning it."""
+        mesh = self.mesh
+        runtime, home = mesh._process.runtime, mesh._home
+        if not self.actor_id:
+            return runtime.stop_procs(self.procs_id, mesh._root, home.placement, limit)
+        target = home.target(self.procs_id, mesh._root)
+        return runtime.sender(target, self.actor_id, "", "stop_actor").call("")
 
 
 class Estate:
@@ -109,38 +119,51 @@ class Estate:
         lost_actors = any(each.actor_id for each in found)
         return [each for each in found if each.actor_id or each.policy or not lost_actors]
 
-    def _stop_all(self) -> list[Future[None]]:
+    def in_turn(self, *, keep: bool) -> list[Holding]:
+        """What has to be stopped, in this order: what was made last comes first, as it may use what was made before.
+
+        Processes stop the actors on them in the same order, so that those are left out where nothing else was made in
+        between.
+        """
         with self._lock:
             holdings = list(self._holdings.values())
-            self._holdings = {}
-        procs = {each.procs_id for each in holdings if not each.actor_id}
-        stops = []
-        for each in reversed(holdings):
-            # Processes stop the actors that they have.
-            if not each.actor_id or each.procs_id not in procs:
-                with contextlib.suppress(Exception):  # gone already, or the runtime is
-                    stops.append(each.mesh.stop())
-        return stops
+            if not keep:
+                self._holdings = {}
+        found: list[Holding] = []
+        among: int | None = None
+        for each in holdings:
+            if not each.actor_id:
+                among = each.procs_id
+            elif each.procs_id == among:
+                continue
+            else:
+                among = None
+            found.append(each)
+        found.reverse()
+        return found
+
+    def _stops(self) -> Iterator[Future[None]]:
+        """Stop everything, one mesh after the other: each begins when the next one is asked for."""
+        for each in self.in_turn(keep=False):
+            with contextlib.suppress(Exception):  # gone already, or the runtime is
+                yield each.mesh.stop()
 
     def close(self, limit: float) -> None:
-        """Stop everything and wait for its end, at most ``limit`` seconds."""
+        """Stop everything, each when the one before has ended; after ``limit`` seconds without waiting."""
         until = time.monotonic() + limit
-        for stop in self._stop_all():
+        for stop in self._stops():
             with contextlib.suppress(Exception):
                 stop.get(timeout=max(0.0, until - time.monotonic()))
 
     async def close_async(self, limit: float) -> None:
         """As :meth:`close`, on an event loop."""
-        stops = self._stop_all()
-        if not stops:
-            return
-        import asyncio
+        until = time.monotonic() + limit
+        for stop in self._stops():
+            import asyncio
 
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit):
-                for stop in stops:
-                    with contextlib.suppress(Exception):
-                        await stop
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    await stop
 
 
 class Estates:
@@ -157,6 +180,11 @@ class Estates:
             if found is None:
                 found = self._by_owner[owner] = Estate()
             return found
+
+    def has(self, owner: int) -> bool:
+        """Say whether an owner has anything."""
+        found = self._by_owner.get(owner)
+        return found is not None and len(found) > 0
 
     def leave(self, owner: int) -> Estate | None:
         """Take the estate of an owner that ends."""

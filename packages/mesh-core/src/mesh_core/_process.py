@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mesh_core._future import Future
     from mesh_core._interrupts import Interrupts, Termination
     from mesh_core._loop import Bridge
-    from mesh_core._native import Region, Runtime
+    from mesh_core._native import Call, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
@@ -288,6 +288,7 @@ class Process:
             with interrupts.raised():
                 if self._stage is not None:
                     self._stage.stop_actors(limit)
+                self._stop_owned(limit)
                 self.closed = True
                 self._stop_all(limit)
         except BaseException:
@@ -314,12 +315,17 @@ class Process:
             if _HOLDER.process is self:
                 _HOLDER.process = None
 
+    def _stop_owned(self, limit: float) -> None:
+        """Stop what the script owns, one mesh after the other, where a signal can end the wait."""
+        wait = _StopWait(self, limit)
+        # It goes on owning them: of what dies meanwhile it hears.
+        for each in self.estates.of(0).in_turn(keep=True):
+            wait.until_done(each.stop(limit))
+
     def _stop_all(self, limit: float) -> None:
-        """Stop the processes that this one has spawned, where a signal can end the wait."""
+        """Stop the processes that this one has spawned and that are left."""
         runtime = self.runtime
-        now = time.monotonic()
-        until = now + limit + 1.0
-        says = now + _MOMENT if limit > _MOMENT and _wanted_by() else None
+        wait = _StopWait(self, limit)
         calls = [
             runtime.stop_procs(
                 mesh, _native.Region.whole(_native.Extent(["procs"], [size])), placement, limit
@@ -327,23 +333,37 @@ class Process:
             for mesh, size, placement in runtime.live_meshes()
         ]
         for call in calls:
-            # What fails meanwhile is reported at the end, and does not hold it up.
-            while not call.done():
-                try:
-                    now = time.monotonic()
-                    if not call.wait(max(0.0, min(until, says or until) - now)):
-                        if says is None:
-                            break
-                        says = None
-                        self._say_stopping()
-                except SupervisionError as failure:
-                    if failure.failure is not None:
-                        self.faults.unhear(failure.failure)
+            wait.until_done(call)
+
+
+class _StopWait:
+    """Waits for stops, and says so where somebody wants an end that takes its time."""
+
+    def __init__(self, process: Process, limit: float) -> None:
+        self._process = process
+        now = time.monotonic()
+        self._until = now + limit + 1.0
+        self._says = now + _MOMENT if limit > _MOMENT and _wanted_by() else None
+
+    def until_done(self, call: Call) -> None:
+        """Wait for one of them, as long as there is time."""
+        # What fails meanwhile is reported at the end, and does not hold it up.
+        while not call.done():
+            try:
+                now = time.monotonic()
+                if not call.wait(max(0.0, min(self._until, self._says or self._until) - now)):
+                    if self._says is None:
+                        break
+                    self._says = None
+                    self._say_stopping()
+            except SupervisionError as failure:
+                if failure.failure is not None:
+                    self._process.faults.unhear(failure.failure)
 
     def _say_stopping(self) -> None:
         from mesh_core._interrupts import say_stopping
 
-        count = sum(size for _, size, _ in self.runtime.live_meshes())
+        count = sum(size for _, size, _ in self._process.runtime.live_meshes())
         if count:
             say_stopping(count, by_sigterm=_wanted_by() == "SIGTERM")
 

@@ -2,6 +2,8 @@
 
 The loop's thread (a worker's main thread) takes what is for the process itself (spawns, stops, cancellations) and runs
 coroutines. What one actor does with its messages is in ``_hosted``.
+
+STG-3: whatever a message raises here, it is answered, and those behind it are handled.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _logging
+from mesh_core import _ending, _logging
+from mesh_core._constructing import ActorLoop, Constructors
 from mesh_core._context import Instance, parse_shape
 from mesh_core._debug._hook import Breakpoints
 from mesh_core._dumps import stacks
 from mesh_core._endpoint import EndpointProperty, table_of
-from mesh_core._errors import MeshError
 from mesh_core._failure import BOOTSTRAP_FAILED, bootstrap_raised
-from mesh_core._hosted import Hosted
+from mesh_core._hosted import Hosted, unreadable
 from mesh_core._loop import ActorSelector
 from mesh_core._native import Extent, Point, Waker
 from mesh_core._reduce import Reductions
-from mesh_core._serialize import explain_load_failure, loads
+from mesh_core._serialize import loads
 from mesh_core._supervision import named
 from mesh_core._title import show_title
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 _SYSTEM = 0
 # What children may take of the time that their owner has: it has something left to clean up.
 _CHILDREN_FIRST = 0.8
+# So much of the time actors of a process that stops end one after the other; then those that are left, together.
+_IN_TURN = 0.5
 
 
 class Stage:
@@ -52,9 +56,8 @@ class Stage:
         self._classes: dict[bytes, type] = {}
         self.waker = Waker()
         self._system = process.runtime.system_inbox()
-        self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(
-            ActorSelector(process.runtime, self.waker)
-        )
+        self.loop = ActorLoop(ActorSelector(process.runtime, self.waker))
+        self.constructors = Constructors(self.loop)
         self._exit_code = 0
         self.why = ""
         """Why this process leaves with that status, where it is known."""
@@ -96,6 +99,7 @@ class Stage:
         self.breakpoints.install()
         self._thread = threading.Thread(target=self.run, name="mesh-actors", daemon=True)
         self._thread.start()
+        self.constructors.start()
 
     def end_thread(self, limit: float) -> None:
         """End the thread that :meth:`start_thread` started, and wait for the actors', once the runtime is closed."""
@@ -109,6 +113,7 @@ class Stage:
         if self._thread is not me:
             # First, as it starts the others.
             self._thread.join(limit)
+        self.constructors.end(max(0.0, until - time.monotonic()))
         for thread in list(self.threads):
             if thread is not me:
                 thread.join(max(0.0, until - time.monotonic()))
@@ -116,7 +121,7 @@ class Stage:
     def run(self) -> int:
         """Serve until the process is told to stop; returns its exit status."""
         asyncio.set_event_loop(self.loop)
-        self.ident = threading.get_ident()
+        self.ident = self.loop.ident = threading.get_ident()
         self._system.worked_by(self.ident)
         self.loop.add_reader(self.waker.fileno(), self._on_ready)
         self._system.attach(self.waker, _SYSTEM)
@@ -147,7 +152,9 @@ class Stage:
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         for actor in self.actors.values():
-            actor.release()
+            if actor.on_thread is not None:
+                # Should it wait to get its inbox back.
+                actor.on_thread.hand_back([])
         with contextlib.suppress(Exception):
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
@@ -156,11 +163,20 @@ class Stage:
         for token in self.waker.drain():
             if token == _SYSTEM:
                 for message in self._system.take_nowait(1_000_000):
-                    self._on_system(message)
+                    try:
+                        self._on_system(message)
+                    except BaseException as error:  # noqa: BLE001 - the guard: STG-3
+                        self._on_trouble(message, error)
             else:
                 actor = self.actors.get(token)
                 if actor is not None:
-                    actor.pump()
+                    actor.on_loop.pump()
+
+    def _on_trouble(self, message: Message, error: BaseException) -> None:
+        if message.kind == "spawn" and message.name[:1] != "@" and message.actor not in self.actors:
+            self._host_broken(message, error)
+        else:
+            self.reply_error(message, error, self.process.identity.mesh_name)
 
     def _on_system(self, message: Message) -> None:
         if self._exit_code:
@@ -171,6 +187,11 @@ class Stage:
             self._spawn(message)
         elif kind == "cancel":
             self._cancel(message)
+        elif kind == "stop_actor":
+            # The stop itself is in the actor's inbox, which a constructor may never come to.
+            actor = self.actors.get(message.actor)
+            if actor is not None and not actor.made:
+                _ending.hurry(actor)
         elif kind == "partial":
             Reductions.of(self).on_partial(message)
         elif kind == "inspect":
@@ -214,38 +235,41 @@ class Stage:
 
             self.keep(self.loop.create_task(hear(self, message)))
             return
-        me = self.process.identity
-        extent = parse_shape(message.shape)
-        name = message.name
-        instance = Instance(
-            actor_id=message.actor,
-            proc_id=me.proc_id,
-            rank=Point(message.index, extent),
-            name=name,
-            class_name="?",
-        )
+        instance = self._instance(message, parse_shape(message.shape))
         inbox = self.process.runtime.inbox(message.actor)
         if inbox is None:
             return
         try:
-            try:
-                blob, _mesh_name, (owner, creator), args, kwargs = message.load()
-                instance.creator = creator
-                cls = self._class(blob)
-            except MeshError:
-                raise
-            except Exception as error:
-                raise explain_load_failure(error) from error
-            instance.class_name = cls.__qualname__
-            inbox.describe(cls.__qualname__)
-            hosted = Hosted(
-                self, inbox, instance, message, cls=cls, args=args, kwargs=kwargs, owner=(message.src, owner)
-            )
-        except Exception as error:  # noqa: BLE001 - it is the spawner's to hear
-            hosted = Hosted(self, inbox, instance, message, broken=error)
-        self.actors[message.actor] = hosted
+            blob, _mesh_name, (owner, creator), args, kwargs = message.load()
+            instance.creator = creator
+            cls = self._class(blob)
+        except BaseException as error:  # noqa: BLE001 - it is the spawner's to hear
+            self._host_broken(message, unreadable(error))
+            return
+        instance.class_name = cls.__qualname__
+        inbox.describe(cls.__qualname__)
+        hosted = self.actors[message.actor] = Hosted(
+            self, inbox, instance, message, cls=cls, args=args, kwargs=kwargs, owner=(message.src, owner)
+        )
         self._show_title()
         hosted.start()
+
+    def _host_broken(self, message: Message, error: BaseException) -> None:
+        """Have an actor that could not be made: it answers its spawn, and every call, with ``error``."""
+        inbox = self.process.runtime.inbox(message.actor)
+        if inbox is not None:
+            instance = self._instance(message, None)
+            hosted = self.actors[message.actor] = Hosted(self, inbox, instance, message, broken=error)
+            hosted.start()
+
+    def _instance(self, message: Message, extent: Extent | None) -> Instance:
+        return Instance(
+            actor_id=message.actor,
+            proc_id=self.process.identity.proc_id,
+            rank=Point(0, Extent([], [])) if extent is None else Point(message.index, extent),
+            name=message.name,
+            class_name="?",
+        )
 
     def host(self, cls: type, actor_id: int, name: str) -> None:
         """Have an actor of this process's own, which messages wait for already; called from any thread."""
@@ -296,11 +320,19 @@ class Stage:
         self.loop.stop()
 
     async def _stop_actors(self) -> None:
+        """Stop the actors in the reverse order of their making; a later one may use an earlier one until its end."""
         actors = list(self.actors.values())
         for actor in actors:
             actor.gone = self.loop.create_future()
+        # Those behind one that takes its time are not to come away empty-handed.
+        until = self.loop.time() + self.stop_limit * _IN_TURN
+        for actor in reversed(actors):
+            assert actor.gone is not None
             # Behind what waits already.
+            quick = actor.ends_quickly()
             actor.inbox.finish()
+            if not quick and not actor.gone.done() and (left := until - self.loop.time()) > 0:
+                await asyncio.wait([actor.gone], timeout=left)
         for actor in actors:
             assert actor.gone is not None
             await actor.gone
@@ -368,14 +400,14 @@ class Stage:
     def log_failure(self, message: Message, error: BaseException, name: str) -> None:
         """Write down what went wrong where nobody waits to hear of it."""
         import logging
-        import traceback
 
-        text = "".join(traceback.format_exception(error))
+        from mesh_core._exceptions import format_traceback
+
         logging.getLogger("mesh").error(
             "actor %r on %s (pid %d) raised in %s, which nobody waits for:\n%s",
             name,
             self.process.identity.proc_id,
             os.getpid(),
             message.name,
-            text,
+            format_traceback(error),
         )

@@ -258,7 +258,13 @@ class Faults:
         sender.tell((failure._key, failure))
 
     async def ask(self, owner: Hosted, holding: Holding | None, failure: MeshFailure) -> None:
-        """Ask an owner that lives here, and those above it if it does not handle the failure."""
+        """Ask an owner that lives here, and those above it if it does not handle the failure.
+
+        What is told of something whose owner is being stopped, or has failed, is nobody's any more: it ends with its
+        owner.
+        """
+        if owner.ending:
+            return
         try:
             if holding is not None and holding.policy is not None:
                 verdict: Any = holding.policy(failure)
@@ -275,6 +281,8 @@ class Faults:
             return
         if verdict:
             self._process.journal.failed(failure, handled=True, by=owner.describe())
+            return
+        if verdict is None and owner.ending:
             return
         self.pass_on(owner.owner, dataclasses.replace(failure, chain=(*failure.chain, owner.describe())))
 
