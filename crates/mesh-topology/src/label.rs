@@ -14,6 +14,9 @@ pub(crate) fn check(label: &str) -> Result<()> {
         bad("it is too long")
     } else if label.chars().any(|c| c.is_whitespace() || c.is_control()) {
         bad("it contains a space or a control character")
+    } else if label.contains([',', '=']) {
+        // They separate dimensions wherever a shape is written down.
+        bad("it contains a comma or an equals sign")
     } else {
         Ok(())
     }
@@ -70,7 +73,7 @@ mod tests {
     fn labels_are_short_visible_and_not_empty() {
         assert!(check("gpus").is_ok());
         assert!(check(&"x".repeat(MAX_LABEL_LEN)).is_ok());
-        for bad in ["", "a b", "a\n", &"x".repeat(MAX_LABEL_LEN + 1)] {
+        for bad in ["", "a b", "a\n", "a,b", "a=b", &"x".repeat(MAX_LABEL_LEN + 1)] {
             assert!(matches!(check(bad), Err(TopologyError::BadLabel { .. })), "{bad:?}");
         }
     }

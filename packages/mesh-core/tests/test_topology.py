@@ -358,7 +358,7 @@ BAD = [
         ValueError,
         (
             '"a b" cannot name a dimension: it contains a space or a control character '
-            "(1 to 64 bytes, no spaces or control characters)"
+            "(1 to 64 bytes, no spaces, commas, equals signs or control characters)"
         ),
     ),
     (

@@ -145,7 +145,9 @@ class ActorError(MeshError):
 
     def __str__(self) -> str:
         lines = [self.message or self.cause_name or "an actor failed"]
-        lines.append(f"  raised{f' as {name}' if (name := self.cause_name) else ''} by {self._where()}")
+        # A failure's report has said where it was; what counts beyond that is who has passed it on.
+        if self.remote_traceback or not isinstance(self, SupervisionError):
+            lines.append(f"  raised{f' as {name}' if (name := self.cause_name) else ''} by {self._where()}")
         if self.remote_traceback:
             lines.append("  remote traceback:")
             lines += [f"    {line}".rstrip() for line in self.remote_traceback.rstrip().splitlines()]
@@ -194,7 +196,7 @@ class ActorTimeout(MeshError, TimeoutError):
         """The deadline that was missed, in seconds."""
 
 
-class SupervisionError(MeshError):
+class SupervisionError(MeshError, RuntimeError):
     """A failure that nobody handled reached whoever is waiting; :attr:`failure` tells all about it."""
 
     def __init__(self, message: str = "", *, failure: MeshFailure | None = None) -> None:

@@ -8,15 +8,16 @@ Nothing here calls an exception's own ``__init__``; whatever goes wrong costs de
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from _pickle import dumps as _c_dumps
 from _pickle import loads as _c_loads
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from mesh_core import _serialize
-from mesh_core._errors import ActorError, MeshError, type_name
+from mesh_core import _process, _serialize
+from mesh_core._errors import ActorError, MeshError, SupervisionError, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -45,15 +46,16 @@ def encode_exception(
     pid: int | None = None,
     bootstrap: bool = False,
 ) -> tuple[bytes, list[memoryview]]:
-    """Turn what an actor raised, and where it did, into part 0 and its buffers. Never fails.
+    """Turn what an actor raised, and where it did, into part 0 and its buffers. Never fails, whatever the exception does.
 
     >>> data, buffers = encode_exception(KeyError("seven"), actor="store", rank=0, host="b7", pid=1)
     >>> error = decode_exception(data, buffers)
     >>> isinstance(error, KeyError), error.args, error.actor
     (True, ('seven',), 'store')
     """
+    passed_on = actor_error(exc)
     told = {
-        "message": exc.message if isinstance(exc, ActorError) else _text(exc),
+        "message": passed_on.message if passed_on else text_of(exc),
         "actor": str(actor),
         "rank": rank,
         "point": None if point is None else dict(point),
@@ -62,7 +64,7 @@ def encode_exception(
         # Not an actor, but processes that go by that name.
         "bootstrap": bootstrap,
         "remote_traceback": format_traceback(exc),
-        "cause_name": exc.cause_name if isinstance(exc, ActorError) else type_name(type(exc)),
+        "cause_name": passed_on.cause_name if passed_on else _name_of(type(exc)),
     }
     carried, buffers = _carry(exc)
     return _c_dumps((told, carried), 5), buffers
@@ -87,17 +89,25 @@ def decode_exception(
 
 
 def format_traceback(exc: BaseException) -> str:
-    """Return the traceback as text, without the frames of Mesh's own code above the user's."""
+    """Return the traceback as text, without the frames of Mesh's own code above the user's.
+
+    Empty for an error of Mesh's that was made and never raised: its text says it all.
+    """
     import traceback
 
     try:
+        if issubclass(type(exc), MeshError) and not (exc.__traceback__ or exc.__cause__ or exc.__context__):
+            return ""
         frames = exc.__traceback__
         while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("mesh_core."):
             frames = frames.tb_next
         lines = traceback.TracebackException(type(exc), exc, frames or exc.__traceback__, compact=True)
         text = "".join(lines.format())
-    except Exception:  # noqa: BLE001 - foreign __str__ and __repr__ may raise anything
-        text = f"{type_name(type(exc))}: {_text(exc)}\n(its traceback cannot be had)\n"
+        if issubclass(type(exc), SupervisionError) and actor_error(exc) is None:
+            # A report of many lines, which is what the traceback is shown with.
+            text = text.removesuffix(f"{exc}\n") + f"{exc}\n".partition("\n")[0] + "\n"
+    except BaseException:  # noqa: BLE001 - foreign __str__ and __repr__ may raise anything
+        text = f"{_name_of(type(exc))}: {text_of(exc)}\n(its traceback cannot be had)\n"
     return _shortened(text)
 
 
@@ -124,7 +134,7 @@ def rebuild_actor_error(told: dict[str, Any], carried: bytes | None, buffers: li
 def _carry(exc: BaseException) -> tuple[bytes | None, list[memoryview]]:
     """Pickle the exception itself as well as can be, or give ``None``."""
     attempts: tuple[Callable[[], object], ...] = (
-        lambda: exc if isinstance(exc, ActorError) or _has_hooks(type(exc)) else _Parts(exc, safe=False),
+        lambda: exc if actor_error(exc) is not None or _has_hooks(type(exc)) else _Parts(exc, safe=False),
         lambda: _Parts(exc, safe=False),
         lambda: _Parts(exc, safe=True),
     )
@@ -134,8 +144,8 @@ def _carry(exc: BaseException) -> tuple[bytes | None, list[memoryview]]:
             # A __reduce__ that does not fit its __init__ shows only when it is used.
             if isinstance(_serialize.loads(data, [bytearray(buffer) for buffer in buffers]), BaseException):
                 return data, buffers
-        except BaseException as error:  # noqa: BLE001 - foreign pickling code may raise anything
-            _reraise_interrupt(error)
+        except BaseException:  # noqa: BLE001 - foreign pickling code may raise anything
+            continue
     return None, []
 
 
@@ -210,8 +220,7 @@ def _can_be_sent(value: object) -> bool:
     try:
         data, buffers = _serialize.dumps(value, root="an exception")
         _serialize.loads(data, [bytearray(buffer) for buffer in buffers])
-    except BaseException as error:  # noqa: BLE001 - foreign pickling code may raise anything
-        _reraise_interrupt(error)
+    except BaseException:  # noqa: BLE001 - foreign pickling code may raise anything
         return False
     return True
 
@@ -221,9 +230,9 @@ def _sendable(value: object) -> object:
     if _can_be_sent(value):
         return value
     try:
-        return _shortened(repr(value))
-    except Exception:  # noqa: BLE001 - a foreign __repr__ may raise anything
-        return f"<{type(value).__name__}>"
+        return _shortened(str.__str__(repr(value)))
+    except BaseException:  # noqa: BLE001 - a foreign __repr__ may raise anything
+        return f"<{_name_of(type(value))}>"
 
 
 # --- the error that the caller gets ----------------------------------------------------------------------------
@@ -282,11 +291,25 @@ def _combined_type(kind: type[BaseException]) -> type[ActorError] | None:
 # --- text -----------------------------------------------------------------------------------------------------
 
 
-def _text(exc: BaseException) -> str:
+def actor_error(exc: BaseException) -> ActorError | None:
+    """``exc`` if it is an :class:`ActorError`; its type is looked at, as isinstance() would ask the object too."""
+    return cast("ActorError", exc) if issubclass(type(exc), ActorError) else None
+
+
+def text_of(exc: BaseException) -> str:
+    """An exception's text; words where it has none to give."""
     try:
-        return _shortened(str(exc))
-    except Exception:  # noqa: BLE001 - a foreign __str__ may raise anything
-        return f"({type_name(type(exc))}, whose text cannot be had)"
+        # It may be of a class of its own, which has other ideas of what a string does.
+        return _shortened(str.__str__(str(exc)))
+    except BaseException:  # noqa: BLE001 - a foreign __str__ may raise anything
+        return f"({_name_of(type(exc))}, whose text cannot be had)"
+
+
+def _name_of(kind: type) -> str:
+    try:
+        return type_name(kind)
+    except BaseException:  # noqa: BLE001 - so may a foreign metaclass
+        return "an exception without a name"
 
 
 def _shortened(text: str) -> str:
@@ -297,6 +320,12 @@ def _shortened(text: str) -> str:
 
 
 def _reraise_interrupt(error: BaseException) -> None:
-    """Ctrl-C is the user's, whatever was going on; anything else a foreign exception's code may raise is not."""
-    if isinstance(error, KeyboardInterrupt):
+    """Ctrl-C is the user's, whatever was going on; anything else a foreign exception's code may raise is not.
+
+    It comes to the script's main thread. A worker's runs the event loop, which no exception may end.
+    """
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return
+    process = _process.holder().process
+    if process is None or process.identity.mesh_id == 0:
         raise error

@@ -8,12 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._errors import AuthenticationError, SpawnError, SupervisionError, describe_point
+from mesh_core._errors import (
+    AuthenticationError,
+    MeshError,
+    SpawnError,
+    SupervisionError,
+    describe_point,
+    type_name,
+)
 
 if TYPE_CHECKING:
     from mesh_core._native import Lost, Point
 
-
+_LINE = 200
+"""So much of an exception's text is part of a line."""
 REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
 BOOTSTRAP_FAILED = 78
 """Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
@@ -68,9 +76,10 @@ class MeshFailure:
             lines.append(f"  since: {time.strftime('%Y-%m-%d %H:%M:%S%z', time.localtime(self.since))}")
         if self.chain:
             lines.append(f"  arrived by: {' -> '.join(self.chain)}")
-        if self.exception is not None:
+        told = _traceback(self.exception)
+        if told:
             lines.append("  exception:")
-            lines += _indented(_text(self.exception).splitlines())
+            lines += _indented(told.rstrip().splitlines())
         if self.stderr_tail:
             lines.append("  last lines of its stderr:")
             lines += _indented(self.stderr_tail)
@@ -102,7 +111,7 @@ class MeshFailure:
         if self.signal is not None:
             return f"killed by signal {self.signal} ({_signal_name(self.signal)})"
         if self.exception is not None:
-            return f"raised {type(self.exception).__name__}"
+            return _raised(self.exception)
         if self.exitcode == BOOTSTRAP_FAILED and self.reason:
             return self.reason
         if self.exitcode is not None:
@@ -163,7 +172,9 @@ def _reason(lost: Lost) -> str:
 
 def bootstrap_raised(error: BaseException) -> str:
     """Say why a process ends whose bootstrap has raised."""
-    return f"its bootstrap raised {_text(error)}"
+    from mesh_core._exceptions import text_of
+
+    return f"its bootstrap raised {type(error).__name__}: {text_of(error)}"
 
 
 def _signal_name(number: int) -> str:
@@ -173,11 +184,31 @@ def _signal_name(number: int) -> str:
         return "unnamed"
 
 
-def _text(exception: BaseException) -> str:
-    try:
-        return f"{type(exception).__name__}: {exception}"
-    except Exception:  # noqa: BLE001 - a foreign __str__ may raise anything
-        return f"{type(exception).__name__} (its text cannot be had)"
+def _raised(exception: BaseException) -> str:
+    """What was raised, in one line."""
+    from mesh_core._exceptions import actor_error, text_of
+
+    told = actor_error(exception)
+    name = type_name(type(exception)) if told is None else told.cause_name
+    text = text_of(exception) if told is None else told.message
+    first, _, more = text.strip().partition("\n")
+    first = f"{first[:_LINE]}{' ...' if more or len(first) > _LINE else ''}"
+    if name == type_name(MeshError):
+        # Of Mesh's own making, such as a kill: the text says it all.
+        return first
+    return f"raised {name}{f': {first}' if first else ''}"
+
+
+def _traceback(exception: BaseException | None) -> str:
+    """Where it was raised, as far as that is known."""
+    if exception is None:
+        return ""
+    from mesh_core._exceptions import actor_error, format_traceback
+
+    told = actor_error(exception)
+    if told is not None:
+        return told.remote_traceback
+    return format_traceback(exception) if exception.__traceback__ is not None else ""
 
 
 def _indented(lines: Any) -> list[str]:

@@ -125,16 +125,17 @@ class Hosted:
         if self.broken is None and self.on_thread is not None:
             try:
                 self.on_thread.start()
+                return  # from here on the thread decides what is broken
             except RuntimeError as error:
                 self.on_thread, self.threadless, self.loop_takes = None, True, True
                 self.broken = SpawnError(
                     f"no thread can be started for {self.describe()}: {error}. Raise the limit on threads or memory "
                     "(ulimit -u, ulimit -v, the limits of the container), or use coroutines, which share one thread"
                 )
-        if self.broken is not None:
-            self.be_made()
-        elif self.on_thread is None:
+        if self.broken is None:
             self.stage.constructors.construct(self)
+        else:
+            self.be_made()
 
     def be_made(self) -> None:
         """Construct an actor that the loop works for; on a thread beside the loop."""

@@ -16,6 +16,14 @@ def describe(region: Region) -> str:
     return ", ".join(f"{label}={size}" for label, size in region.extent.items()) or "a single one"
 
 
+def check_name(name: object) -> None:
+    """Refuse what cannot name a mesh: names are shown in lines of text, and separated by NUL bytes where they travel."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a string, not {name!r}")
+    if any(char < " " or char == "\x7f" for char in name):
+        raise ValueError(f"the name {name!r} has control characters in it; use printable ones")
+
+
 class Mesh:
     """An n-dimensional, named array: of hosts, processes, actors or values.
 

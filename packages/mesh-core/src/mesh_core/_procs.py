@@ -15,7 +15,7 @@ from mesh_core._endpoint import Interface, table_of
 from mesh_core._errors import AuthenticationError, MeshError, SpawnError, SupervisionError
 from mesh_core._estate import check_policy
 from mesh_core._future import Future
-from mesh_core._mesh import RESERVED, Mesh, describe
+from mesh_core._mesh import RESERVED, Mesh, check_name, describe
 from mesh_core._native import Lost, Point, Region, roll
 from mesh_core._outcomes import Addressee, error_of
 from mesh_core._seeds import checked_seed
@@ -120,6 +120,7 @@ class ProcMesh(Mesh):
                 f"spawn() takes an actor class, not {cls!r}; derive it from mesh_core.Actor and pass the class, "
                 "then the constructor's arguments"
             )
+        check_name(name)
         check_policy(supervise)
         owner = current_instance()
         owner_id = 0 if owner is None else owner.actor_id
@@ -422,6 +423,8 @@ def spawn(
             raise SpawnError(
                 f"python={python!r} is not a program that can be run here; give the path of an interpreter"
             )
+    if name is not None:
+        check_name(name)
     check_policy(supervise)
     owner = current_instance()
     owner_id = 0 if owner is None else owner.actor_id

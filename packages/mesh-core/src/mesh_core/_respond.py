@@ -107,9 +107,10 @@ def _failed(hosted: Hosted, message: Message, port: Any, error: BaseException) -
     """An endpoint raised that answers by a port: its caller hears, or, if that has its answer, the log."""
     from mesh_core._errors import Undeliverable
 
+    told = hosted.reason_for(message, error)
     if port._outlet.is_awaited and port._outlet.is_open:
         try:
-            port.exception(error)
+            port.exception(told)
         except Undeliverable:
             pass
         else:
@@ -117,7 +118,8 @@ def _failed(hosted: Hosted, message: Message, port: Any, error: BaseException) -
     elif isinstance(error, Undeliverable) and not port._outlet.is_open:
         # It went on answering until it was told that nobody listens.
         return
-    hosted.stage.log_failure(message, error, hosted.instance.name)
+    if told is error:
+        hosted.stage.log_failure(message, error, hosted.instance.name)
 
 
 def _to_port(base: Spec) -> Callable[..., Any]:
@@ -140,14 +142,14 @@ def _to_port(base: Spec) -> Callable[..., Any]:
                     port._answer(value)
 
     async def respond_async(
-        hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         port, *rest = args
         with contextlib.suppress(Undeliverable):
             try:
                 value = await function(hosted.object, *(args if gives_port else rest), **kwargs)
             except BaseException as error:
-                port._fail(error, True)
+                port._fail(hosted.reason_for(message, error), True)
                 if not isinstance(error, Exception):
                     raise
             else:

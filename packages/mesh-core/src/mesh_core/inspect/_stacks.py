@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
 # What waits for messages, and what hands them to actors.
-_PLUMBING = ("mesh_core/_hosted.py", "mesh_core/_loop.py", "mesh_core/_stage.py")
+_PLUMBING = tuple(
+    f"mesh_core/{name}.py"
+    for name in ("_constructing", "_ending", "_hosted", "_loop", "_on_loop", "_on_thread", "_stage")
+)
 _LOOP_S = 0.1
 """How long a process's event loop may take to answer."""
 
