@@ -47,6 +47,8 @@ def told(runtime: None) -> Iterator[Told]:
 class Str(str):
     """A text that cannot be used as one."""
 
+    __slots__ = ()
+
     def __len__(self) -> int:
         raise SystemExit(1)
 
