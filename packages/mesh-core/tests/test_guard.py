@@ -44,8 +44,10 @@ def told(runtime: None) -> Iterator[Told]:
     set_fault_handler(None)
 
 
-class Str(str):  # noqa: SLOT000
+class Str(str):
     """A text that cannot be used as one."""
+
+    __slots__ = ()
 
     def __len__(self) -> int:
         raise SystemExit(1)

@@ -450,6 +450,39 @@ def test_a_plain_method_is_asked_between_two_messages_on_the_actors_thread(
     assert fence(told, own) == []
 
 
+def test_it_is_asked_there_too_while_the_loop_works_for_the_actor(own: ProcMesh, told: Told) -> None:
+    guard: Any = one(own).spawn("guard", Guard)
+    _mesh, pids = guard.hire.call_one(Leaf, 1).get(WITHIN)
+    thread = guard.thread.call_one().get(WITHIN)
+    # A coroutine, so that the loop has the inbox from here on.
+    guard.told.call_one(0).get(WITHIN)
+    heard = guard.told.call_one(1)
+    slay_pid(pids[0])
+    heard.get(WITHIN)
+    assert guard.asked_where.call_one().get(WITHIN) == [(thread, False)]
+    assert fence(told, own) == []
+
+
+def test_the_error_of_a_failed_actor_tells_its_story_once(own: ProcMesh, told: Told) -> None:
+    actor: Any = one(own).spawn("actor", Leaf)
+    actor.instance.call_one("kill", "because").exception(WITHIN)
+    told.next()
+    with pytest.raises(RuntimeError) as caught:
+        actor.pid.call_one().get(WITHIN)
+    said = str(caught.value).splitlines()
+    assert said[0].endswith(f"pid {own.pids[0]}: actor 'actor' in mortal[0] was killed: because")
+    assert [line.split()[0] for line in said[1:]] == ["since:"]
+    failed: Any = one(own).spawn("failed", Leaf)
+    failed.fail.broadcast(ValueError("so it is"))
+    told.next()
+    with pytest.raises(SupervisionError) as raised:
+        failed.pid.call_one().get(WITHIN)
+    said = str(raised.value).splitlines()
+    assert said[0].endswith("raised ValueError: so it is")
+    assert sum("ValueError" in line for line in said) == 2  # and below the traceback
+    assert sum("Traceback" in line for line in said) == 1
+
+
 def test_a_slow_supervise_holds_up_only_its_own_actor(own: ProcMesh, told: Told) -> None:
     neighbour: Any = one(own).spawn("neighbour", Soft)
     guard: Any = one(own).spawn("guard", Slow)

@@ -25,6 +25,11 @@ def own(runtime: None) -> Iterator[ProcMesh]:
         yield procs
 
 
+def wait_at(fifo: str) -> None:
+    """Hold up everything that this thread has to do."""
+    Path(fifo).read_text()
+
+
 class Busy(Actor):
     """Owns another, and writes down what it does; on a thread of its own."""
 
@@ -34,7 +39,7 @@ class Busy(Actor):
 
     @endpoint
     def block(self, fifo: str) -> None:
-        Path(fifo).read_text()
+        wait_at(fifo)
 
     @endpoint
     def note(self, text: str) -> None:
@@ -54,7 +59,7 @@ class SoftBusy(Busy):
 
     @endpoint
     async def block(self, fifo: str) -> None:
-        Path(fifo).read_text()  # noqa: ASYNC240
+        wait_at(fifo)
 
     @endpoint
     async def note(self, text: str) -> None:

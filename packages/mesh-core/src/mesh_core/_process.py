@@ -85,8 +85,6 @@ class Process:
         self.identity = identity
         self.pid = os.getpid()
         self.closed = False
-        self._says: float | None = None
-        """When to say what the end of this process waits for, if anybody wants to know."""
         self.environ = dict(os.environ)
         """The environment that nurseries are started with; what changed since is sent to each worker."""
         self.settling = threading.RLock()
@@ -286,7 +284,6 @@ class Process:
     def end(self, interrupts: Interrupts) -> None:
         """As :meth:`shutdown`. Ctrl-C hurries it and is raised when all has ended."""
         limit = self.settings.stop_timeout
-        self._says = time.monotonic() + _MOMENT if limit > _MOMENT and _wanted_by() else None
         try:
             with interrupts.raised():
                 if self._stage is not None:
@@ -297,7 +294,7 @@ class Process:
         except BaseException:
             # Whoever is still stopping is killed.
             self.closed = True
-            limit, self._says = 0.0, None
+            limit = 0.0
             self._stop_all(limit)
             raise
         finally:
@@ -320,15 +317,15 @@ class Process:
 
     def _stop_owned(self, limit: float) -> None:
         """Stop what the script owns, one mesh after the other, where a signal can end the wait."""
-        until = time.monotonic() + limit + 1.0
+        wait = _StopWait(self, limit)
         # It goes on owning them: of what dies meanwhile it hears.
         for each in self.estates.of(0).in_turn(keep=True):
-            self._await_stop(each.stop(limit), until)
+            wait.until_done(each.stop(limit))
 
     def _stop_all(self, limit: float) -> None:
         """Stop the processes that this one has spawned and that are left."""
         runtime = self.runtime
-        until = time.monotonic() + limit + 1.0
+        wait = _StopWait(self, limit)
         calls = [
             runtime.stop_procs(
                 mesh, _native.Region.whole(_native.Extent(["procs"], [size])), placement, limit
@@ -336,26 +333,37 @@ class Process:
             for mesh, size, placement in runtime.live_meshes()
         ]
         for call in calls:
-            self._await_stop(call, until)
+            wait.until_done(call)
 
-    def _await_stop(self, call: Call, until: float) -> None:
+
+class _StopWait:
+    """Waits for stops, and says so where somebody wants an end that takes its time."""
+
+    def __init__(self, process: Process, limit: float) -> None:
+        self._process = process
+        now = time.monotonic()
+        self._until = now + limit + 1.0
+        self._says = now + _MOMENT if limit > _MOMENT and _wanted_by() else None
+
+    def until_done(self, call: Call) -> None:
+        """Wait for one of them, as long as there is time."""
         # What fails meanwhile is reported at the end, and does not hold it up.
         while not call.done():
             try:
-                says = self._says
-                if not call.wait(max(0.0, min(until, says or until) - time.monotonic())):
-                    if says is None:
-                        return
+                now = time.monotonic()
+                if not call.wait(max(0.0, min(self._until, self._says or self._until) - now)):
+                    if self._says is None:
+                        break
                     self._says = None
                     self._say_stopping()
             except SupervisionError as failure:
                 if failure.failure is not None:
-                    self.faults.unhear(failure.failure)
+                    self._process.faults.unhear(failure.failure)
 
     def _say_stopping(self) -> None:
         from mesh_core._interrupts import say_stopping
 
-        count = sum(size for _, size, _ in self.runtime.live_meshes())
+        count = sum(size for _, size, _ in self._process.runtime.live_meshes())
         if count:
             say_stopping(count, by_sigterm=_wanted_by() == "SIGTERM")
 

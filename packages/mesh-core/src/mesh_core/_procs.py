@@ -431,8 +431,7 @@ def spawn(
             raise SpawnError(
                 f"python={python!r} is not a program that can be run here; give the path of an interpreter"
             )
-    if name is not None:
-        check_name(name)
+    check_name(name or "")
     check_policy(supervise)
     owner = current_instance()
     owner_id = 0 if owner is None else owner.actor_id
