@@ -101,5 +101,7 @@ def test_copy_buttons_leave_out_prompts():
     (style,) = re.findall(r"^extra_css:\n  - (\S+)$", site, re.MULTILINE)
     rules = (ROOT / "docs" / style).read_text()
     # The theme marks what it copies; the highlighter's names for prompts and output are these.
-    assert re.search(r"\[data-md-copying\] \.gp,\n\[data-md-copying\]:has\(\.gp\) \.go \{\n +display: none;", rules)
+    assert re.search(
+        r"\[data-md-copying\] \.gp,\n\[data-md-copying\]:has\(\.gp\) \.go \{\n +display: none;", rules
+    )
     assert "content.code.copy" in site
