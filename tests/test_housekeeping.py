@@ -94,3 +94,14 @@ def test_every_dependency_states_the_lowest_version_that_works(package):
 def test_native_half_has_the_version_of_its_package():
     crates = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
     assert {package.version for package in PACKAGES if package.is_native} == {crates}
+
+
+def test_copy_buttons_leave_out_prompts():
+    site = (ROOT / "mkdocs.yml").read_text()
+    (style,) = re.findall(r"^extra_css:\n  - (\S+)$", site, re.MULTILINE)
+    rules = (ROOT / "docs" / style).read_text()
+    # The theme marks what it copies; the highlighter's names for prompts and output are these.
+    assert re.search(
+        r"\[data-md-copying\] \.gp,\n\[data-md-copying\]:has\(\.gp\) \.go \{\n +display: none;", rules
+    )
+    assert "content.code.copy" in site

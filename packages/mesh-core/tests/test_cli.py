@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from mesh_core.cli import main
+from mesh_core.cli._summaries import SUMMARIES
 from mesh_core.cli.checks import _interpreter, _kernel, _limits
+from mesh_core.plugins import COMMANDS, PluginManager
 
 
 def mesh(*arguments, site=None, status=0, interpreter=(sys.executable, "-m", "mesh_core.cli")):
@@ -59,14 +62,23 @@ def test_version_tells_family_from_strangers(site):
 def test_installed_script_is_the_same_program():
     script = Path(sysconfig.get_path("scripts"), "mesh")
     assert mesh("--version", interpreter=[script]) == mesh("--version")
+    assert mesh("--version", interpreter=[sys.executable, "-m", "mesh_core"]) == mesh("--version")
+
+
+def test_the_summaries_in_the_help_are_those_of_the_commands():
+    manager = PluginManager()
+    own = [each.name for each in manager.entries(COMMANDS) if each.distribution == "mesh-core"]
+    assert {name: manager.get(COMMANDS, name).summary for name in own} == dict(SUMMARIES)
 
 
 def test_help_lists_the_commands_and_imports_none(site):
     site.command("talk", distribution="talker")
     out, _ = mesh("--help", site=site)
-    assert "  doctor\n" in out
-    assert "talk" in out
-    assert "from talker" in out
+    assert re.search(r"^  doctor +check that this machine is ready for Mesh$", out, re.MULTILINE)
+    assert re.search(r"^  talk +from talker$", out, re.MULTILINE)
+    with next(site.path.glob("talker-*.dist-info")).joinpath("METADATA").open("a") as metadata:
+        metadata.write("Summary: talks\n")
+    assert re.search(r"^  talk +talks \(from talker\)$", mesh("--help", site=site)[0], re.MULTILINE)
     assert not list(site.path.glob("*.imported"))
 
 
@@ -240,6 +252,22 @@ def test_plugins_and_doctor_work_while_somebody_else_takes_their_names(site):
     assert "uninstall taker" in out
 
 
+def test_a_misspelt_group_is_named_with_the_nearest(site):
+    site.distribution("typo", "[mesh.command]\ntalk = made_up_talk\nsing = made_up_talk\n", version="2.0")
+    site.distribution("other", "[mesh.io]\nread = made_up_read\n")
+    out, err = mesh("plugins", site=site)
+    assert not err
+    assert any(row.split() == ["group", "mesh.command", "typo", "2.0", "broken"] for row in out.splitlines())
+    assert (
+        "group mesh.command: Mesh has no entry-point group 'mesh.command'; did you mean 'mesh.commands'?"
+        in out
+    )
+    assert "-> tell the author of typo; what stands there (sing, talk) is not seen by Mesh" in out
+    assert "no entry-point group 'mesh.io'; there are: mesh.transports, " in out
+    out, _ = mesh("doctor", site=site)
+    assert re.search(r"^warn  plugins +group 'mesh.command' of typo 2.0: Mesh has no", out, re.MULTILINE)
+
+
 # --- mesh doctor ---
 
 
@@ -300,6 +328,24 @@ def test_check_that_misbehaves_is_its_own_failure(site, body, said):
     assert checks["python"]["findings"][0]["status"] == "ok"
 
 
+@pytest.mark.slow
+@pytest.mark.once
+def test_a_check_that_does_not_end_holds_up_nobody(site):
+    site.module("made_up_check", check_source("import threading; threading.Event().wait(); yield"))
+    site.distribution("checker", "[mesh.doctor]\noutside = made_up_check\n")
+    command = [sys.executable, "-m", "mesh_core", "doctor", "--limit"]
+    env = {**os.environ, "PYTHONPATH": str(site.path)}
+    # What was found before is shown already.
+    with subprocess.Popen([*command, "600"], env=env, stdout=subprocess.PIPE, text=True) as process:
+        lines = iter(process.stdout.readline, "")
+        assert any(" open-files " in line for line in lines)
+        process.kill()
+    done = subprocess.run([*command, "5"], env=env, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert re.search(r"^fail  outside +the check has not finished within 5 s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ok    python ", done.stdout, re.MULTILINE)
+
+
 def test_doctor_reports_broken_plugins(site):
     site.command("bad", distribution="bad", version="3.2", source="1 / 0\n")
     out, _ = mesh("doctor", site=site, status=1)
@@ -317,6 +363,14 @@ def statuses(findings):
 def test_old_python_is_a_failure():
     assert statuses(_interpreter.check_python((3, 10, 9))) == ["fail"]
     assert statuses(_interpreter.check_python((3, 11, 0))) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("release", "status"), [("5.2.9-cloud", "fail"), ("5.3.0", "ok"), ("6.1.0-13-amd64", "ok"), ("odd", "ok")]
+)
+def test_kernel_and_c_library(release, status):
+    assert statuses(_interpreter.check_kernel(release, "glibc 2.36")) == [status, "ok"]
+    assert statuses(_interpreter.check_kernel(release, "")) == [status, "warn"]
 
 
 def test_native_module_of_another_version_is_a_failure(monkeypatch):
@@ -434,6 +488,13 @@ def test_sibling_s_memory_that_stays_closed_is_a_failure(monkeypatch):
     assert "Permission denied" in finding.detail
 
 
+def test_a_masked_proc_is_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setattr(_kernel, "_SIBLING", "raise FileNotFoundError(2, 'No such file')")
+    (finding,) = _kernel.check_memory_sharing(own=str(tmp_path / "none"))
+    assert finding.status == "warn"
+    assert "through sockets" in finding.detail
+
+
 def test_pidfd_that_is_forbidden_is_a_failure(monkeypatch):
     def refuse(pid):
         raise OSError(38, "Function not implemented")
@@ -446,11 +507,11 @@ def test_pidfd_that_is_forbidden_is_a_failure(monkeypatch):
 
 def test_folder_where_no_socket_can_be(tmp_path):
     (finding,) = _kernel.check_unix_sockets(tmp_path / "none")
-    assert finding.status == "fail"
+    assert finding.status == "warn"
     assert "TMPDIR" in finding.remedy
 
 
-def test_long_folder_is_a_failure_or_a_warning():
+def test_long_folder_is_a_warning():
     import tempfile
 
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
@@ -458,4 +519,4 @@ def test_long_folder_is_a_failure_or_a_warning():
         middle.mkdir()
         long.mkdir()
         assert statuses(_kernel.check_unix_sockets(middle)) == ["warn"]
-        assert statuses(_kernel.check_unix_sockets(long)) == ["fail"]
+        assert statuses(_kernel.check_unix_sockets(long)) == ["warn"]

@@ -522,3 +522,17 @@ def test_conformance_suite_notices_a_plugin_that_breaks_promises(site):
         "test_creates_a_command",
         "test_declares_its_options",
     }
+
+
+def test_a_misspelt_group_is_warned_of_once_where_plugins_are_loaded(site):
+    site.distribution(
+        "typo", "[mesh.launcher]\nfoo = made_up_foo\n[meshes.commands]\nbar = x\n[mesh.doctor]\n"
+    )
+    told = Told()
+    manager = PluginManager(warn=told)
+    manager.names(COMMANDS)
+    manager.survey()
+    (error,) = (each for each in told if each.distribution == "typo")
+    assert (error.kind, error.name) == ("group", "mesh.launcher")
+    assert "did you mean 'mesh.launchers'?" in str(error)
+    assert "foo" in error.remedy

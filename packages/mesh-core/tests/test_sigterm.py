@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core_processes import Script, Watch
+from core_processes import Script, Watch, inherited_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -209,6 +211,32 @@ def test_an_interpreter_that_is_held_up_dies_when_the_grace_is_over(script: Any)
     watch = up(run)
     run.process.send_signal(signal.SIGTERM)
     assert ends(run, watch)[0] == -signal.SIGTERM
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a namespace of processes")
+@pytest.mark.parametrize("first", ["in order", "killed"])
+def test_the_first_process_of_a_container(tmp_path: Path, first: str) -> None:
+    """The kernel does nothing by default to that one."""
+    made = "from mesh_core import configure; configure(stop_timeout=600, sigterm_grace=0.3)\n"
+    path = tmp_path / "script.py"
+    path.write_text((made if first == "killed" else "") + job("held.hold.call().get()"))
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, str(path)]
+    with subprocess.Popen(
+        [*command, str(tmp_path) if first == "in order" else "never"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *inherited_path()])},
+    ) as outer:
+        assert outer.stdout is not None
+        line = outer.stdout.readline()
+        if outer.poll() is not None:
+            pytest.skip("no namespace of processes can be made here")
+        assert line == "up\n"
+        (inner,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        os.kill(int(inner), signal.SIGTERM)
+        out, _ = outer.communicate(timeout=50)
+    assert (outer.returncode, out.splitlines()) == (143, ["with ends", "finally", "at exit"])
+    assert len(list(tmp_path.glob("tidied-*"))) == (2 if first == "in order" else 0)
 
 
 @pytest.mark.parametrize("whose", ["the script's", "nobody's", "from another thread", "off"])

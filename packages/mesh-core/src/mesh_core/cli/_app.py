@@ -5,6 +5,7 @@ The first word picks the subcommand, before argparse sees anything: so only its 
 """
 
 import argparse
+import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -13,10 +14,9 @@ from typing import Final
 from mesh_core._errors import MeshError, PluginError, PluginLoadError
 from mesh_core.cli import _exit
 from mesh_core.cli._quiet import quiet_manager
-from mesh_core.plugins import COMMANDS, PluginManager
+from mesh_core.cli._summaries import SUMMARIES
+from mesh_core.plugins import COMMANDS, PluginEntry, PluginManager
 
-# With one of these names taken by another distribution as well, `mesh` must still be able to say so.
-_OWN_COMMANDS: Final = ("credentials", "debug", "doctor", "host", "plugins")
 _OWN_DISTRIBUTION: Final = "mesh-core"
 
 
@@ -53,11 +53,7 @@ def _dispatch(manager: PluginManager, arguments: list[str]) -> int:
 
 
 def _parser(manager: PluginManager) -> argparse.ArgumentParser:
-    lines = [
-        f"  {entry.name:<14}"
-        + ("" if entry.distribution == _OWN_DISTRIBUTION else f"  from {entry.distribution}")
-        for entry in manager.entries(COMMANDS)
-    ]
+    lines = [f"  {entry.name:<14}  {_summary(entry)}" for entry in manager.entries(COMMANDS)]
     parser = argparse.ArgumentParser(
         prog="mesh",
         usage="mesh [--version] [--help] COMMAND ...",
@@ -74,11 +70,22 @@ def _parser(manager: PluginManager) -> argparse.ArgumentParser:
     return parser
 
 
+def _summary(entry: PluginEntry) -> str:
+    """What a command does; of one that somebody else has made, what its distribution is."""
+    if entry.distribution == _OWN_DISTRIBUTION:
+        return SUMMARIES.get(entry.name, "")
+    try:
+        said = importlib.metadata.metadata(entry.distribution)["Summary"] or ""
+    except Exception:  # noqa: BLE001 - damaged or missing, and not needed
+        said = ""
+    said = " ".join(said.split())
+    return f"{said} (from {entry.distribution})" if said else f"from {entry.distribution}"
+
+
 def _run(manager: PluginManager, name: str, arguments: list[str]) -> int:
     try:
-        plugin = manager.get(
-            COMMANDS, name, distribution=_OWN_DISTRIBUTION if name in _OWN_COMMANDS else None
-        )
+        # With an own name taken by another distribution as well, `mesh` must still be able to say so.
+        plugin = manager.get(COMMANDS, name, distribution=_OWN_DISTRIBUTION if name in SUMMARIES else None)
     except PluginLoadError as error:
         return _complain(str(error), _exit.UNUSABLE)
     except PluginError as error:

@@ -2,31 +2,22 @@
 
 from collections.abc import Iterable
 
+from mesh_core.cli._summaries import SUMMARIES
 from mesh_core.plugins import Check, Command, CommandPlugin, DoctorCheck, hookimpl
 
 
 @hookimpl
 def mesh_register_commands() -> Iterable[CommandPlugin]:
     """`mesh credentials`, `mesh debug`, `mesh doctor`, `mesh host` and `mesh plugins`."""
-    yield CommandPlugin(
-        name="plugins",
-        api_version=1,
-        create=_plugins,
-        summary="list the plugins of this environment, and what keeps any from working",
-    )
-    yield CommandPlugin(
-        name="credentials",
-        api_version=1,
-        create=_credentials,
-        summary="make, show, renew and revoke what the members of a job prove themselves with",
-    )
-    yield CommandPlugin(
-        name="debug", api_version=1, create=_debug, summary="debug actors that are stopped at a breakpoint"
-    )
-    yield CommandPlugin(name="host", api_version=1, create=_host, summary="serve jobs on this machine")
-    yield CommandPlugin(
-        name="doctor", api_version=1, create=_doctor, summary="check that this machine is ready for Mesh"
-    )
+    creates = {
+        "plugins": _plugins,
+        "credentials": _credentials,
+        "debug": _debug,
+        "host": _host,
+        "doctor": _doctor,
+    }
+    for name, create in creates.items():
+        yield CommandPlugin(name=name, api_version=1, create=create, summary=SUMMARIES[name])
 
 
 @hookimpl
@@ -34,6 +25,7 @@ def mesh_register_doctor_checks() -> Iterable[DoctorCheck]:
     """What Mesh needs of the interpreter, the kernel and their limits."""
     checks = {
         "python": (_python, "the Python version and how it was built"),
+        "kernel": (_kernel, "the kernel's version and the C library's"),
         "native": (_native, "the native module belongs to this version"),
         "plugins": (_installed_plugins, "every installed plugin loads"),
         "cpus": (_cpus, "cores, and how much of them the container may use"),
@@ -85,6 +77,12 @@ def _python() -> Check:
     from mesh_core.cli.checks._interpreter import check_python
 
     return check_python
+
+
+def _kernel() -> Check:
+    from mesh_core.cli.checks._interpreter import check_kernel
+
+    return check_kernel
 
 
 def _native() -> Check:

@@ -1,15 +1,19 @@
 """``mesh doctor``."""
 
 import json
+import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from mesh_core._errors import PluginError, PluginLoadError
 from mesh_core.cli import _exit
 from mesh_core.cli._quiet import quiet_manager
-from mesh_core.cli._table import aligned
 from mesh_core.plugins import DOCTOR_CHECKS, DoctorCheck, Finding, PluginManager
+
+LIMIT: Final = 30.0
+"""Seconds that a check may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +30,27 @@ class DoctorCommand:
     """Run every installed check and say what is wrong and what to do."""
 
     def configure(self, parser: ArgumentParser) -> None:
-        """Declare ``--json``."""
+        """Declare ``--json`` and ``--limit``."""
         parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+        parser.add_argument(
+            "--limit",
+            type=float,
+            default=LIMIT,
+            metavar="SECONDS",
+            help=f"how long each check may take (by default {LIMIT:g} seconds)",
+        )
 
     def run(self, args: Namespace) -> int:
         """Print what was found; the status is 1 if any check failed, 0 with warnings only."""
-        results = list(examine(quiet_manager()))
-        print(_as_json(results) if args.json else _as_lines(results))
+        manager = quiet_manager()
+        width = max((len(name) for name in manager.names(DOCTOR_CHECKS)), default=0)
+        results = []
+        for result in examine(manager, limit=args.limit):
+            results.append(result)
+            if not args.json:
+                # As they come: one that takes long does not hold back what the others have found.
+                print(_as_lines(result, width), flush=True)
+        print(_as_json(results) if args.json else _sum(results))
         return (
             _exit.FAILED
             if any(each.status == "fail" for result in results for each in result.findings)
@@ -40,7 +58,7 @@ class DoctorCommand:
         )
 
 
-def examine(manager: PluginManager) -> Iterator[CheckResult]:
+def examine(manager: PluginManager, *, limit: float = LIMIT) -> Iterator[CheckResult]:
     """Run the checks one after the other, by name. One that misbehaves is a failure of its own, not of the rest."""
     for name in manager.names(DOCTOR_CHECKS):
         origin = manager.origin(DOCTOR_CHECKS, name)
@@ -50,11 +68,29 @@ def examine(manager: PluginManager) -> Iterator[CheckResult]:
             finding = Finding(status="fail", detail=f"cannot be loaded: {error.cause}", remedy=error.remedy)
             yield CheckResult(name, origin, (finding,))
             continue
+        yield _limited(manager, check, name, origin, limit)
+
+
+def _limited(manager: PluginManager, check: DoctorCheck, name: str, origin: str, limit: float) -> CheckResult:
+    results: list[CheckResult] = []
+
+    def run() -> None:
         applies = manager.probe(check)
-        if not applies:
-            yield CheckResult(name, origin, (), skipped=applies.reason)
-            continue
-        yield CheckResult(name, origin, _findings(check, origin))
+        found = _findings(check, origin) if applies else ()
+        results.append(CheckResult(name, origin, found, skipped="" if applies else applies.reason))
+
+    # Nothing ends what a check waits for; the end of the command does not wait for it.
+    thread = threading.Thread(target=run, name=f"mesh-doctor-{name}", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if results:
+        return results[0]
+    late = Finding(
+        status="fail",
+        detail=f"the check has not finished within {limit:g} s",
+        remedy=f"see what it waits for, such as a file system that does not answer, or report this to the author of {origin}",
+    )
+    return CheckResult(name, origin, (late,))
 
 
 def _findings(check: DoctorCheck, origin: str) -> tuple[Finding, ...]:
@@ -85,18 +121,19 @@ def _as_json(results: list[CheckResult]) -> str:
     return json.dumps({"schema": 1, **_counts(results), "checks": checks}, indent=2)
 
 
-def _as_lines(results: list[CheckResult]) -> str:
-    rows: list[tuple[str, str, str]] = []
-    for result in results:
-        if result.skipped:
-            rows.append(("skip", result.name, result.skipped))
-        for each in result.findings:
-            rows.append((each.status, result.name, each.detail))
-            if each.remedy:
-                rows.append(("", "", f"-> {each.remedy}"))
+def _as_lines(result: CheckResult, width: int) -> str:
+    rows = [("skip", result.name, result.skipped)] if result.skipped else []
+    for each in result.findings:
+        rows.append((each.status, result.name, each.detail))
+        if each.remedy:
+            rows.append(("", "", f"-> {each.remedy}"))
+    return "\n".join(f"{status:<4}  {name:<{width}}  {text}".rstrip() for status, name, text in rows)
+
+
+def _sum(results: list[CheckResult]) -> str:
     counts = _counts(results)
-    rows_text = aligned(rows) if rows else "no checks are installed"
-    return f"{rows_text}\n\n{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed"
+    none = "" if results else "no checks are installed\n"
+    return f"{none}\n{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed"
 
 
 def _counts(results: list[CheckResult]) -> dict[str, int]:

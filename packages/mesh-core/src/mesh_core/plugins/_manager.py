@@ -73,7 +73,7 @@ class PluginManager:
     @cached_property
     def _scan(self) -> Scan:
         found = scan()
-        for error in found.unreadable:
+        for error in (*found.unreadable, *found.misnamed):
             self._warn(error)
         return found
 
@@ -123,18 +123,21 @@ class PluginManager:
         return ProbeResult.no(said, remedy=f"report this to the author of {self._origin(plugin)}")
 
     def survey(self, kinds: Iterable[PluginKind[Plugin]] = KINDS) -> tuple[PluginReport, ...]:
-        """Load and probe every plugin, and report on each; the broken ones are in the report, and warned of once."""
+        """Load and probe every plugin, and report on each; the broken ones are in the report, and warned of once.
+
+        What cannot be read at all has the kind ``metadata``, and a group of entry points that Mesh does not have ``group``.
+        """
         reports = [
             PluginReport(
-                kind="metadata",
-                name="",
+                kind=error.kind or "metadata",
+                name=error.name,
                 distribution=error.distribution,
                 version=error.version,
                 status="broken",
                 reason=error.cause,
                 remedy=error.remedy,
             )
-            for error in self._scan.unreadable
+            for error in (*self._scan.unreadable, *self._scan.misnamed)
         ]
         for kind in kinds:
             reports += [self._report(kind, entry, plugin) for entry, plugin in self._each(kind)]

@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mesh_core._errors import PluginLoadError
+from mesh_core._nearest import did_you_mean, nearest
 from mesh_core.plugins._descriptors import Plugin
 from mesh_core.plugins._kinds import KINDS, PluginKind
+
+# What Mesh's groups begin with.
+_PREFIX: Final = "mesh."
 
 UNNAMED: Final = "(a distribution without a name)"
 
@@ -36,10 +40,12 @@ class PluginEntry:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The plugins found, and the distributions whose metadata could not be read."""
+    """The plugins found, the distributions whose metadata could not be read, and groups that are none of Mesh's."""
 
     entries: tuple[PluginEntry, ...]
     unreadable: tuple[PluginLoadError, ...]
+    misnamed: tuple[PluginLoadError, ...]
+    """What stands under a group that begins as Mesh's do and does not exist; ``name`` is the group."""
 
     def of(self, kind: PluginKind[Plugin]) -> tuple[PluginEntry, ...]:
         """The entries of one kind, by name, then distribution."""
@@ -55,10 +61,11 @@ def scan() -> Scan:
     groups = {kind.group for kind in KINDS}
     entries: list[PluginEntry] = []
     unreadable: list[PluginLoadError] = []
+    misnamed: list[PluginLoadError] = []
     seen: set[str] = set()
     for found in importlib.metadata.distributions():
         text = found.read_text("entry_points.txt") or ""
-        if not any(f"[{group}]" in text for group in groups):
+        if f"[{_PREFIX}" not in text:
             continue
         name, version = _identity(found)
         distribution = found
@@ -88,8 +95,33 @@ def scan() -> Scan:
             for each in points
             if each.group in groups
         ]
+        unknown = sorted({each.group for each in points if each.group.startswith(_PREFIX)} - groups)
+        misnamed += [
+            _misnamed(group, [each.name for each in points if each.group == group], name, version)
+            for group in unknown
+        ]
     entries.sort(key=lambda each: (each.group, each.name, each.distribution))
-    return Scan(tuple(entries), tuple(unreadable))
+    return Scan(tuple(entries), tuple(unreadable), tuple(misnamed))
+
+
+def _misnamed(group: str, names: list[str], distribution: str, version: str) -> PluginLoadError:
+    # The part that they all begin with makes any two alike.
+    endings = {kind.group.removeprefix(_PREFIX): kind.group for kind in KINDS}
+    match = nearest(group.removeprefix(_PREFIX), endings)
+    known = ", ".join(endings.values())
+    cause = f"Mesh has no entry-point group {group!r}" + (
+        did_you_mean(endings[match], [endings[match]]) if match else f"; there are: {known}"
+    )
+    remedy = f"tell the author of {distribution}; what stands there ({', '.join(sorted(names))}) is not seen by Mesh"
+    return PluginLoadError(
+        f"{distribution} {version}: {cause}; {remedy}",
+        kind="group",
+        name=group,
+        distribution=distribution,
+        version=version,
+        cause=cause,
+        remedy=remedy,
+    )
 
 
 def _identity(distribution: importlib.metadata.Distribution) -> tuple[str, str]:

@@ -2,7 +2,9 @@
 
 import importlib
 import importlib.metadata
+import os
 import platform
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from mesh_core.cli._quiet import quiet_manager
 from mesh_core.plugins import Finding
 
 OLDEST_PYTHON: Final = (3, 11)
+OLDEST_KERNEL: Final = (5, 3)
 
 
 def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Iterator[Finding]:
@@ -24,6 +27,27 @@ def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Iter
         yield Finding(status="fail", detail=detail, remedy="use CPython 3.11 or later")
     else:
         yield Finding(status="ok", detail=detail)
+
+
+def check_kernel(release: str | None = None, libc: str | None = None) -> Iterator[Finding]:
+    """Linux 5.3 or later, which has pidfd; and which C library there is, which wheels are built for."""
+    release = platform.release() if release is None else release
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if found is not None and (int(found[1]), int(found[2])) < OLDEST_KERNEL:
+        yield Finding(status="fail", detail=f"Linux {release}", remedy="use Linux 5.3 or later")
+    else:
+        yield Finding(status="ok", detail=f"Linux {release}, {platform.machine()}")
+    if libc is None:
+        try:
+            libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
+        except (OSError, ValueError):
+            libc = ""
+    if libc:
+        yield Finding(status="ok", detail=libc)
+    else:
+        yield Finding(
+            status="warn", detail="the C library is not glibc", remedy="build mesh-core from source here"
+        )
 
 
 def check_native() -> Iterator[Finding]:
@@ -50,7 +74,8 @@ def check_plugins() -> Iterator[Finding]:
     broken = [each for each in reports if each.status == "broken"]
     for each in broken:
         what = f"{each.kind} {each.name!r} of {each.distribution} {each.version}: {each.reason}"
-        yield Finding(status="fail", detail=what, remedy=each.remedy)
+        # A group that Mesh does not have may be somebody else's.
+        yield Finding(status="warn" if each.kind == "group" else "fail", detail=what, remedy=each.remedy)
     if not broken:
         unable = sum(each.status == "unavailable" for each in reports)
         yield Finding(
