@@ -57,8 +57,8 @@ pub enum RuntimeError {
     NoMemfd(Errno),
     /// The limit of open files is too low for so many procs.
     #[error(
-        "{need} open files are needed for that many processes, and {allowed} are allowed (hard limit); raise the limit \
-         (`ulimit -Hn`, LimitNOFILE= of a service, --ulimit nofile= of a container), or spawn fewer on this host"
+        "{need} open files are needed for that many processes, and {allowed} are allowed; raise the hard limit \
+         (`ulimit -n`, LimitNOFILE= of a service, --ulimit nofile= of a container), or spawn fewer on this host"
     )]
     Descriptors {
         /// What the spawn takes, with what is open already.

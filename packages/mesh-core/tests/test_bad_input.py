@@ -155,11 +155,6 @@ def test_an_environment_that_cannot_be(env: Any) -> None:
         this_host().spawn_procs(env=env)
 
 
-def test_an_environment_that_is_too_large() -> None:
-    with pytest.raises(MeshError, match="pass large values as arguments"):
-        this_host().spawn_procs(env={"LARGE": "x" * 200_000})
-
-
 # Actors that fail.
 
 

@@ -46,6 +46,9 @@ def needs(library: str) -> None:
         pytest.importorskip(library)
 
 
+# Where the generator is: numpy imports it when it is first used.
+MODULES = {"random": "random", "numpy": "numpy.random", "torch": "torch"}
+
 Library = pytest.mark.parametrize(
     "library",
     [
@@ -59,8 +62,8 @@ Library = pytest.mark.parametrize(
 @Library
 def test_preloaded_generators_differ_between_ranks(library: str) -> None:
     needs(library)
-    with this_host().spawn_procs({"gpus": 3}, preload=[library]) as procs:
-        assert all(ask(procs, loaded, library))
+    with this_host().spawn_procs({"gpus": 3}, preload=[library, MODULES[library]]) as procs:
+        assert all(ask(procs, loaded, MODULES[library]))
         assert len(set(ask(procs, drawn, library))) == 3
 
 
@@ -69,7 +72,7 @@ def test_a_seed_the_script_has_set_is_not_inherited_by_preloading(tmp_path: Any,
     needs("numpy")
     (tmp_path / "seeds_itself.py").write_text("import numpy.random\nnumpy.random.seed(0)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with this_host().spawn_procs({"gpus": 2}, preload=["seeds_itself"]) as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=["numpy", "seeds_itself"]) as procs:
         assert len(set(ask(procs, drawn, "numpy"))) == 2
 
 
@@ -81,10 +84,11 @@ def test_a_seed_gives_each_rank_its_own_numbers_again(library: str) -> None:
         with this_host().spawn_procs({"gpus": 2}, **options) as procs:
             return ask(procs, drawn, library)
 
-    first = numbers(seed=7, preload=[library])
+    preload = [library, MODULES[library]]
+    first = numbers(seed=7, preload=preload)
     assert len(set(first)) == 2
-    assert numbers(seed=7, preload=[library]) == first
-    assert numbers(seed=8, preload=[library]) != first
+    assert numbers(seed=7, preload=preload) == first
+    assert numbers(seed=8, preload=preload) != first
     # Imported there, after the process has begun.
     assert numbers(seed=7) == first
 

@@ -91,7 +91,7 @@ class Afterwards(ImportHook):
 
     def once(self, name: str, then: Callable[[], object]) -> None:
         """Call ``then`` as soon as the module ``name`` is complete in this process."""
-        if name in sys.modules:
+        if sys.modules.get(name) is not None:
             then()
         else:
             self._waiting[name] = then

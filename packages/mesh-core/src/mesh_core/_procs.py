@@ -201,7 +201,7 @@ class ProcMesh(Mesh):
         """
         spawned, process = self._spawned, self._process
         if spawned is not None and process.in_charge:
-            spawned.wait(process.settings.spawn_timeout)
+            spawned.wait(process.settings.spawn_timeout, heed=False)
         return self._known_pids()
 
     def _known_pids(self) -> list[int | None]:

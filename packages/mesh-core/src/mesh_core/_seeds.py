@@ -43,7 +43,7 @@ def seed_process(seeds: Seeds, hook: Afterwards) -> None:
     for module, seed in (("random", _random), ("numpy.random", _numpy), ("torch", _torch)):
         if seeds.given:
             hook.once(module, lambda seed=seed: seed(seeds))  # type: ignore[misc]
-        elif module in sys.modules:
+        elif sys.modules.get(module) is not None:
             seed(seeds)
 
 
