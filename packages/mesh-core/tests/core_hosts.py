@@ -95,6 +95,7 @@ class Wire:
         """Where to connect instead."""
         self._changed = threading.Condition()
         self._held: set[int] = set()
+        self._mute = False
         self._held_from: float = math.inf
         self.connections = 0
         """How many there have been."""
@@ -114,16 +115,19 @@ class Wire:
                 self.connections += 1
                 self._sockets += [near, far]
                 self._changed.notify_all()
-            for source, sink in ((near, far), (far, near)):
-                thread = threading.Thread(target=self._pump, args=(number, source, sink), daemon=True)
+            for source, sink, back in ((near, far, False), (far, near, True)):
+                thread = threading.Thread(target=self._pump, args=(number, source, sink, back), daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
-    def _pump(self, number: int, source: socket.socket, sink: socket.socket) -> None:
+    def _holds(self, number: int, back: bool) -> bool:
+        return (number in self._held or number >= self._held_from) and (back or not self._mute)
+
+    def _pump(self, number: int, source: socket.socket, sink: socket.socket, back: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 with self._changed:
-                    self._changed.wait_for(lambda: number not in self._held and number < self._held_from)
+                    self._changed.wait_for(lambda: not self._holds(number, back))
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
@@ -134,9 +138,13 @@ class Wire:
             return self.connections - 1
 
     @contextlib.contextmanager
-    def hold(self, *numbers: int, later: bool = False) -> Iterator[None]:
-        """Nothing passes on these connections meanwhile; with ``later``, on none that is made from now on."""
+    def hold(self, *numbers: int, later: bool = False, mute: bool = False) -> Iterator[None]:
+        """Nothing passes on these connections meanwhile; with ``later``, on none that is made from now on.
+
+        With ``mute`` what goes to the other address still does.
+        """
         with self._changed:
+            self._mute = mute
             self._held.update(numbers)
             if later:
                 self._held_from = self.connections

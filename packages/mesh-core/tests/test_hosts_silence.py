@@ -75,6 +75,7 @@ def test_a_silence_that_ends_before_another_connection_is_up_ends_nothing(
 
 
 def test_the_death_of_one_host_is_no_other_hosts_death(
+    cluster: LocalCluster,  # noqa: F811
     wires: list[Wire],
     hosts: HostMesh,
     members: Any,
@@ -86,13 +87,16 @@ def test_the_death_of_one_host_is_no_other_hosts_death(
         for other in others:
             one.meet.call_one(other).get(timeout=SOON)
             one.ask.call_one(0).get(timeout=SOON)
-    with wires[0].hold(0, later=True):
+    # It hears more than it says.
+    with wires[0].hold(0, later=True, mute=True):
         wait_until(lambda: "1 suspect" in repr(hosts))
         # The controller's word of the death reaches this one late, and those of its peers that have heard it do not.
         with wires[1].hold(0):
             with pytest.raises(SupervisionError):
                 lost.echo.call_one(1).get(timeout=SOON)
             assert well.echo.call_one(2).get(timeout=SOON) == (2, 2)
+            # With its last words to its peers.
+            wait_until(lambda: "stops its work" in cluster.log(0))
         assert deaf.echo.call_one(3).get(timeout=SOON) == (1, 3)
     told.next()
     assert told.empty()
