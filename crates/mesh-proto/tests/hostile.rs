@@ -78,8 +78,11 @@ impl Dice {
     }
 }
 
+/// Where bytes go in.
+type Entry = fn(&[u8]);
+
 /// What the fuzzer does, for a fixed number of rounds and on any compiler: inputs grow out of each other.
-fn mutate(target: &str, rounds: usize, seeds: Vec<Vec<u8>>, feed: fn(&[u8])) {
+fn mutate(target: &str, rounds: usize, seeds: Vec<Vec<u8>>, feed: Entry) {
     seeds.iter().enumerate().for_each(|(number, seed)| keep(target, &format!("seed-{number}"), seed));
     let mut pool = seeds;
     let kept = pool.len();
@@ -125,7 +128,7 @@ fn keep(target: &str, name: &str, bytes: &[u8]) {
 #[test]
 fn inputs_that_the_fuzzer_has_kept() {
     let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
-    let entries: [(&str, fn(&[u8])); 3] = [("decode", entry::feed), ("trunk", trunk::feed), ("peer", peer::feed)];
+    let entries: [(&str, Entry); 3] = [("decode", entry::feed), ("trunk", trunk::feed), ("peer", peer::feed)];
     for (target, feed) in entries {
         let mut count = 0;
         for file in std::fs::read_dir(corpus.join(target)).unwrap() {
