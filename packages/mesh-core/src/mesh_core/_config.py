@@ -6,7 +6,6 @@ rank's own part and those parts.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,8 @@ def pack(told: dict[str, Any], own: Sequence[Mapping[str, str | None]] = ()) -> 
     ...     read(file.fileno(), 1)
     {'name': 'x', 'own': {'A': '1'}}
     """
+    import json
+
     common = json.dumps(told).encode()
     parts = [json.dumps(dict(each)).encode() for each in own]
     at = _HEAD.size + len(common) + _END.size * len(parts)
@@ -38,6 +39,8 @@ def pack(told: dict[str, Any], own: Sequence[Mapping[str, str | None]] = ()) -> 
 
 def read(file: int, rank: int) -> dict[str, Any]:
     """Read what a rank is told. Does not move the descriptor's offset, which other processes share."""
+    import json
+
     length, count = _HEAD.unpack(os.pread(file, _HEAD.size, 0))
     told: dict[str, Any] = json.loads(os.pread(file, length, _HEAD.size))
     told["own"] = {}

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -94,8 +92,11 @@ def checked_binding(binding: Any, per_host: int) -> list[list[int]] | None:
 def free_port(*, here: bool) -> int:
     """Return a port for the master of a group: below those that the kernel gives out, and free if that is to be here."""
     first = 32_768
-    with contextlib.suppress(OSError, ValueError):
-        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open("/proc/sys/net/ipv4/ip_local_port_range") as file,  # noqa: PTH123 - as for the working directory
+    ):
+        first = int(file.read().split()[0])
     lowest = 10_000
     first = max(first, lowest + 1_000)
     while True:
@@ -105,6 +106,8 @@ def free_port(*, here: bool) -> int:
 
 
 def _is_free(port: int) -> bool:
+    import socket
+
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -150,15 +153,23 @@ def environment(told: dict[str, Any], rank: int, around: Mapping[str, str]) -> d
     return env
 
 
-def visible_devices(env: Mapping[str, str], dev: Path = Path("/dev")) -> list[str]:
+def visible_devices(env: Mapping[str, str], dev: str = "/dev") -> list[str]:
     """Return what CUDA calls the devices that a program with this environment may use, without asking CUDA.
 
     >>> visible_devices({"CUDA_VISIBLE_DEVICES": "2,5"})
     ['2', '5']
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as dev:
+    ...     for name in ("nvidia3", "nvidia7", "nvidiactl", "null"):
+    ...         open(f"{dev}/{name}", "w").close()
+    ...     visible_devices({}, dev)
+    ['0', '1']
     """
     said = env.get(_DEVICES)
     if said is None:
-        return [str(n) for n, _ in enumerate(p for p in dev.glob("nvidia*") if p.name[6:].isdigit())]
+        # /dev/nvidia0, and so on; CUDA counts those there are.
+        files = [name for name in os.listdir(dev) if name.startswith("nvidia") and name[6:].isdigit()]  # noqa: PTH208
+        return [str(n) for n in range(len(files))]
     names = []
     for name in said.split(","):
         # As CUDA has it: what follows an invalid name does not count.
