@@ -379,7 +379,10 @@ fn a_traceback_is_one_however_it_is_written() {
     assert!(say(&mut tap, b"\x1eL0\x1ft\x1f2\x1f\x1fValueError: 1\n", 5).is_empty());
     assert_eq!(tap.deadline(), Some(ms(105)));
     let whole = "t:Traceback (most recent call last):\n  File \"a.py\"\n    x()\nValueError: 1";
-    assert_eq!(say(&mut tap, b"\x1eL0\x1ft\x1f2\x1f\x1f\n\x1eL0\x1ft\x1f2\x1f\x1fafter\n", 6), [whole, "t:", "t:after"]);
+    assert_eq!(
+        say(&mut tap, b"\x1eL0\x1ft\x1f2\x1f\x1f\n\x1eL0\x1ft\x1f2\x1f\x1fafter\n", 6),
+        [whole, "t:", "t:after"]
+    );
     assert_eq!(tap.deadline(), None);
     // Raw, with nothing after it.
     assert!(say(&mut tap, b"Traceback (most recent call last):\n  File\nE: 2\n", 10).is_empty());

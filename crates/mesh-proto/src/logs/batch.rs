@@ -225,8 +225,7 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    const OPTIONS: LogOptions =
-        LogOptions { shown: true, alike: true, window: Duration::from_millis(3000), level: 20 };
+    const OPTIONS: LogOptions = LogOptions { shown: true, alike: true, window: Duration::from_millis(3000), level: 20 };
 
     fn line(rank: u32, text: &'static [u8]) -> Found<'static> {
         told_with(rank, text, b"", false)

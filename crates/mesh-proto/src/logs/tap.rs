@@ -324,9 +324,8 @@ impl Tap {
     fn pass(&mut self, line: Line<'_>, now: Duration, found: &mut dyn FnMut(Found<'_>)) {
         self.remember(line.stream, line.text);
         let line = shown(line);
-        let same = |unit: &Unit| {
-            unit.stream == line.stream && unit.origin.rank == line.rank && unit.origin.name == line.name
-        };
+        let same =
+            |unit: &Unit| unit.stream == line.stream && unit.origin.rank == line.rank && unit.origin.name == line.name;
         if let Some(at) = self.units.iter().position(same) {
             let unit = &mut self.units[at];
             let more = if line.alone || !line.record.is_empty() { None } else { unit.state.with(line.text) };

@@ -120,7 +120,10 @@ mod tests {
             one.trim_start_matches("before\n")
         );
         assert_eq!(units(&format!("{chained}after\nafter\n")), [1, 11, 1, 1]);
-        assert_eq!(units("Traceback (most recent call last):\n  File\nE: 1\nTraceback (most recent call last):\n"), [3, 1]);
+        assert_eq!(
+            units("Traceback (most recent call last):\n  File\nE: 1\nTraceback (most recent call last):\n"),
+            [3, 1]
+        );
     }
 
     #[test]
