@@ -135,10 +135,43 @@ class ManyFuture(Future[ValueMesh[R]]):
             self._value.__notes__.remove(_OTHERS_MISSING)
             self._value.results = self._rest
 
-    def _outcome(self) -> ValueMesh[R]:
+    def _tell(self) -> None:
         if self._is_loss():
             self._complete_loss()
-        return super()._outcome()
+        super()._tell()
+
+
+class _Shown:
+    """An attribute that an endpoint has of the user's own method, for those who look at it: ``help``, IPython."""
+
+    def __init__(self, show: Callable[[Endpoint[..., Any]], Any], of_class: Any) -> None:
+        self._show = show
+        self._of_class = of_class
+
+    def __get__(self, endpoint: Endpoint[..., Any] | None, owner: type) -> Any:
+        found = self._of_class if endpoint is None else self._show(endpoint)
+        if found is None:
+            raise AttributeError("only an endpoint of an actor class that is at hand has it")
+        return found
+
+
+def _doc_of(endpoint: Endpoint[..., Any]) -> str:
+    method = endpoint._mesh._interface.method(endpoint._name)
+    said = getattr(method, "__doc__", None)
+    how = "call, call_one, choose, broadcast or stream it"
+    return said or f"Endpoint {endpoint._name}{endpoint._arity.text} of {endpoint._mesh.class_name}; {how}."
+
+
+def _signature_of(endpoint: Endpoint[..., Any]) -> Any:
+    import inspect
+
+    method = endpoint._mesh._interface.method(endpoint._name)
+    if method is None:
+        return None
+    signature = inspect.signature(method)
+    # `self`, and the port of one that answers by it, are not the caller's to give.
+    hidden = 2 if endpoint._arity.port and not endpoint._arity.streams else 1
+    return signature.replace(parameters=list(signature.parameters.values())[hidden:])
 
 
 class Endpoint(Generic[P, R]):
@@ -167,6 +200,10 @@ class Endpoint(Generic[P, R]):
     )
 
     _reducer: Reducer | None = None
+
+    if not TYPE_CHECKING:
+        __doc__ = _Shown(_doc_of, __doc__)
+        __signature__ = _Shown(_signature_of, None)
 
     def __init__(
         self, mesh: ActorMesh[Any], name: str, arity: Arity, limit: float | None = None, block: bool = True
@@ -330,8 +367,9 @@ class Endpoint(Generic[P, R]):
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``.
 
-        An endpoint with an explicit response port may send any number of results; the stream ends when every rank has
-        closed its port, or let go of it. Nothing else is cancelled if you leave the loop early; see ``Stream.cancel``.
+        A generator endpoint gives what it yields, of each rank in order; leaving the loop early ends the generators. An
+        endpoint with an explicit response port may send any number of results; the stream ends when every rank has closed
+        its port, or let go of it. Nothing else is cancelled if you leave the loop early; see ``Stream.cancel``.
         """
         stream: Stream[R] = self._begin("stream", self._streamed, None, args, kwargs, stream=True)
         return stream
@@ -363,7 +401,7 @@ class Endpoint(Generic[P, R]):
             future._deadline = deadline
             return future
 
-        return Stream(call, make, open_ended=self._arity.port)
+        return Stream(call, make, open_ended=self._arity.port, closes=self._arity.streams)
 
     @overload
     def with_options(self, *, timeout: float | None = ..., block: bool = ...) -> Self: ...
@@ -419,6 +457,46 @@ class Endpoint(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh.class_name}.{self._name}{self._arity.text} of {self._mesh!r}>"
+
+
+class ItemsEndpoint(Endpoint[P, R]):
+    """A generator endpoint: what it yields is read by ``stream``, and by nothing else."""
+
+    __slots__ = ()
+
+    def _only_stream(self, adverb: str) -> TypeError:
+        return TypeError(
+            f"{self._what()} is a generator, and {adverb}() takes one result: iterate over "
+            f"{self._mesh.name}.{self._name}.stream(...), whose futures give the items"
+        )
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> ManyFuture[R]:
+        """Refuse: see ``stream``."""
+        raise self._only_stream("call")
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Refuse: see ``stream``."""
+        raise self._only_stream("call_one")
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Refuse: see ``stream``."""
+        raise self._only_stream("choose")
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Refuse: nobody would read the items."""
+        raise self._only_stream("broadcast")
+
+    def _like(self, limit: float | None, block: bool, reducer: Reducer | None) -> Endpoint[P, R]:
+        if reducer is not None:
+            raise ValueError(
+                f"{self._what()} is a generator; only results that endpoints return can be combined"
+            )
+        return ItemsEndpoint(self._mesh, self._name, self._arity, limit, block)
+
+
+def endpoint_of(mesh: ActorMesh[Any], name: str, arity: Arity) -> Endpoint[..., Any]:
+    """An endpoint as a mesh has it for an attribute."""
+    return (ItemsEndpoint if arity.streams else Endpoint)(mesh, name, arity)
 
 
 def addressee(mesh: ActorMesh[Any]) -> Addressee:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mesh_core._errors import ActorTimeout, MeshError
+from mesh_core._errors import ActorTimeout, MeshError, Unsendable
 
 if TYPE_CHECKING:
     import asyncio
@@ -100,7 +100,14 @@ class Future(Generic[R]):
             self._raise_failure()
         if self._process._stage is not None and not self._arrived():
             self._refuse_wait(awaited=False)
-        if not self._wait(wait, heed):
+        try:
+            came = self._wait(wait, heed)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # Ctrl-C: what becomes of the call is nobody's concern any more.
+                self._call.look_away()
+            raise
+        if not came:
             if not last:
                 raise self._not_yet(timeout)
             self._expire()
@@ -278,6 +285,12 @@ class Future(Generic[R]):
         """Return a future of ``change(result)``; ``change`` runs where that future is waited for."""
         return _Changed(self, change)
 
+    def __reduce__(self) -> Any:
+        raise Unsendable(
+            "cannot pickle a future, which belongs to the process that made the call",
+            f"Wait for it first, and send its value: future.get(), or await future ({self!r}).",
+        )
+
     def __repr__(self) -> str:
         state = ("waiting", "done", "failed")[self._state]
         if self._state == _PENDING and self._arrived():
@@ -363,11 +376,19 @@ class Stream(Generic[R]):
     ``async for``, which gives futures to be awaited.
     """
 
-    __slots__ = ("_call", "_make", "_open_ended")
+    __slots__ = ("_call", "_closes", "_make", "_open_ended")
 
-    def __init__(self, call: Call, make: Callable[[int], StreamFuture[R]], open_ended: bool = False) -> None:
+    def __init__(
+        self,
+        call: Call,
+        make: Callable[[int], StreamFuture[R]],
+        open_ended: bool = False,
+        closes: bool = False,
+    ) -> None:
         self._call = call
         self._make = make
+        self._closes = closes
+        """Whether to leave the loop is to have read enough: what generators yield nobody else waits for."""
         self._open_ended = open_ended
         """Whether each rank may give any number of results, which is known only when the last has come."""
 
@@ -381,18 +402,32 @@ class Stream(Generic[R]):
 
     async def __aiter__(self) -> AsyncIterator[Future[R]]:
         n = 0
-        while n < len(self._call) or self._open_ended:
-            future = self._make(n)
-            if self._open_ended and await future._is_last_async():
-                return
-            yield future
-            n += 1
+        try:
+            while n < len(self._call) or self._open_ended:
+                future = self._make(n)
+                if self._open_ended and await future._is_last_async():
+                    return
+                yield future
+                n += 1
+        finally:
+            if self._closes:
+                self.cancel()
 
     def _each(self) -> Iterator[Future[R]]:
         n = 0
-        while not (future := self._make(n))._is_last():
-            yield future
-            n += 1
+        try:
+            while not (future := self._make(n))._is_last():
+                yield future
+                n += 1
+        finally:
+            if self._closes:
+                self.cancel()
+
+    def __reduce__(self) -> Any:
+        raise Unsendable(
+            "cannot pickle a stream, which belongs to the process that made the call",
+            "Read it here, and send what it gives; to have values sent elsewhere pass a Port.",
+        )
 
     def cancel(self) -> bool:
         """Give up what has not arrived yet."""
