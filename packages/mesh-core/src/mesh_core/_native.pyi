@@ -46,7 +46,6 @@ __all__ = [
     "name_process",
     "packing",
     "peers",
-    "release_hosts",
     "release_sigterm",
     "roll",
 ]
