@@ -28,7 +28,9 @@ pub enum TopologyError {
         expected: usize,
     },
     /// A label that cannot name a dimension.
-    #[error("{label:?} cannot name a dimension: {why} (1 to {MAX_LABEL_LEN} bytes, no spaces, commas, equals signs or control characters)")]
+    #[error(
+        "{label:?} cannot name a dimension: {why} (1 to {MAX_LABEL_LEN} bytes, no spaces, commas, equals signs or control characters)"
+    )]
     BadLabel {
         /// The label, cut short where it is too long.
         label: String,
