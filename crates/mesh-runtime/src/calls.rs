@@ -3,6 +3,7 @@
 use crate::inbox::LoopWaker;
 use crate::message::Message;
 use crate::reactor::Reactor;
+use crate::unseen::{Callee, Unseen, is_failure};
 use crate::wait::Waiter;
 use mesh_proto::{
     ActorId, CallId, Ended, Frame, Gather, Header, Holders, HostNo, Kind, ProcAddr, Target, Verdict, flags,
@@ -18,9 +19,13 @@ const SHARDS: usize = 8;
 pub type Outcome = mesh_proto::Outcome<Arc<Message>>;
 
 #[derive(Debug)]
-struct State {
+pub(crate) struct State {
     gather: Option<Gather<Arc<Message>>>,
-    outcomes: Option<Vec<Outcome>>,
+    pub(crate) outcomes: Option<Vec<Outcome>>,
+    /// Somebody has looked at an outcome, or has given the call up: what became of it is known (UNS-1).
+    pub(crate) looked: bool,
+    /// Nobody can look at the outcomes any more.
+    pub(crate) dropped: bool,
     /// Places in the order in which their outcomes came; kept for streams only.
     order: Vec<(usize, Outcome)>,
     /// The first rank whose proc has died, where many were called: who waits need not wait for the others.
@@ -59,7 +64,11 @@ pub struct Call {
     stream: bool,
     /// Set where the replies are combined on the way up: who was called.
     reduced: OnceLock<(Target, ActorId)>,
+    /// Who was called, where a failure that nobody looks at is to be told.
+    pub(crate) callee: OnceLock<Arc<Callee>>,
     done: AtomicBool,
+    /// One of the outcomes is a failure that nobody else is told of.
+    failed: AtomicBool,
     /// Outcomes that a stream can hand out so far.
     arrived: AtomicUsize,
     /// Whether to note when the call completes, and when it did, in nanoseconds since the epoch.
@@ -76,13 +85,17 @@ impl Call {
             id,
             stream,
             reduced: OnceLock::new(),
+            callee: OnceLock::new(),
             done: AtomicBool::new(empty),
+            failed: AtomicBool::new(false),
             arrived: AtomicUsize::new(0),
             timed: AtomicBool::new(false),
             finished: AtomicU64::new(0),
             state: Mutex::new(State {
                 gather: (!empty).then_some(gather),
                 outcomes: empty.then(Vec::new),
+                looked: false,
+                dropped: false,
                 order: Vec::new(),
                 lost: None,
                 holders: BTreeMap::new(),
@@ -92,13 +105,28 @@ impl Call {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether every outcome is there.
     pub fn is_done(&self) -> bool {
         self.done.load(Ordering::SeqCst)
+    }
+
+    /// Whether a failure is among the outcomes, deaths apart.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    /// Says who was called: a failure that nobody looks at is told.
+    pub fn describe(&self, callee: &Arc<Callee>) {
+        let _ = self.callee.set(Arc::clone(callee));
+    }
+
+    /// Who waited for the call was interrupted: no failure of it is to be told.
+    pub fn look_away(&self) {
+        self.lock().looked = true;
     }
 
     /// How many outcomes a stream has so far.
@@ -121,7 +149,9 @@ impl Call {
 
     /// The outcomes in the order of the target, once all are there. They can be had once.
     pub fn take_outcomes(&self) -> Option<Vec<Outcome>> {
-        self.lock().outcomes.take()
+        let mut state = self.lock();
+        state.looked = true;
+        state.outcomes.take()
     }
 
     /// Places in the target that have no outcome yet.
@@ -131,12 +161,15 @@ impl Call {
 
     /// A stream's `n`th outcome, in order of arrival, with its place in the target.
     pub fn nth(&self, n: usize) -> Option<(usize, Outcome)> {
-        self.lock().order.get(n).cloned()
+        let mut state = self.lock();
+        state.looked = true;
+        state.order.get(n).cloned()
     }
 
     /// As [`Call::nth`], and lets go of it: it cannot be had again.
     pub fn take_nth(&self, n: usize) -> Option<(usize, Outcome)> {
         let mut state = self.lock();
+        state.looked = true;
         let (index, place) = state.order.get_mut(n)?;
         let (index, outcome) = (*index, std::mem::replace(place, Outcome::Cancelled));
         if let Some(gather) = &mut state.gather {
@@ -169,11 +202,18 @@ impl Call {
 
     /// The first rank that was lost, while others have not answered yet.
     pub fn lost(&self) -> Option<(usize, Outcome)> {
-        self.lock().lost.clone()
+        let mut state = self.lock();
+        state.looked = true;
+        state.lost.clone()
     }
 
     /// Changes the state; if that completes the call, `finish` runs before anybody can see it.
-    fn update(&self, reactor: &Reactor, finish: impl FnOnce(), change: impl FnOnce(&mut State) -> bool) -> bool {
+    fn update(
+        &self,
+        reactor: &Reactor,
+        finish: impl FnOnce(&mut State),
+        change: impl FnOnce(&mut State) -> bool,
+    ) -> bool {
         let mut state = self.lock();
         let before = state.progress();
         let complete = change(&mut state);
@@ -181,7 +221,7 @@ impl Call {
             if let Some(gather) = state.gather.take() {
                 state.outcomes = Some(gather.into_outcomes());
             }
-            finish();
+            finish(&mut state);
             if self.timed.load(Ordering::Relaxed) {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 self.finished.store(u64::try_from(now.as_nanos()).unwrap_or(0), Ordering::Relaxed);
@@ -219,13 +259,16 @@ impl Call {
         self.stream
     }
 
-    fn on_outcome(&self, reactor: &Reactor, finish: impl FnOnce(), index: usize, outcome: Outcome) -> bool {
+    fn on_outcome(&self, reactor: &Reactor, finish: impl FnOnce(&mut State), index: usize, outcome: Outcome) -> bool {
         let port = match &outcome {
             Outcome::Replied(reply) if self.stream => reply.header().flags & (flags::MORE | flags::END),
             _ => 0,
         };
         self.update(reactor, finish, |state| {
             if self.reduced().is_some() {
+                if matches!(&outcome, Outcome::Replied(reply) if is_failure(reply)) {
+                    self.failed.store(true, Ordering::SeqCst);
+                }
                 return state.gather.as_mut().is_some_and(|gather| gather.settle(index, outcome));
             }
             if port == flags::MORE {
@@ -249,6 +292,9 @@ impl Call {
                 state.lost.get_or_insert_with(|| (index, outcome.clone()));
             }
             let Some(gather) = &mut state.gather else { return false };
+            if matches!(&outcome, Outcome::Replied(reply) if is_failure(reply)) {
+                self.failed.store(true, Ordering::SeqCst);
+            }
             let missing = gather.missing();
             let complete = gather.on_outcome(index, outcome);
             if let Some(outcome) = stream.filter(|_| gather.missing() < missing) {
@@ -259,7 +305,13 @@ impl Call {
     }
 
     /// A proc has ended. Returns whether the call was waiting for it, and whether that has completed the call.
-    fn on_down(&self, reactor: &Reactor, finish: impl FnOnce(), addr: ProcAddr, ended: &Arc<Ended>) -> (bool, bool) {
+    fn on_down(
+        &self,
+        reactor: &Reactor,
+        finish: impl FnOnce(&mut State),
+        addr: ProcAddr,
+        ended: &Arc<Ended>,
+    ) -> (bool, bool) {
         let (index, missing) = {
             let state = self.lock();
             let Some(gather) = state.gather.as_ref() else { return (false, false) };
@@ -275,7 +327,7 @@ impl Call {
     fn on_held<T>(
         &self,
         reactor: &Reactor,
-        finish: impl FnOnce(),
+        finish: impl FnOnce(&mut State),
         index: usize,
         change: impl FnOnce(&mut Holders) -> T,
     ) -> Option<T> {
@@ -299,7 +351,7 @@ impl Call {
     }
 
     /// Holders of its ports have died. Returns whether it was waiting for one of them.
-    fn on_holders_died(&self, reactor: &Reactor, finish: impl Fn(), died: impl Fn(&mut Holders)) -> bool {
+    fn on_holders_died(&self, reactor: &Reactor, finish: impl Fn(&mut State), died: impl Fn(&mut Holders)) -> bool {
         let places: Vec<usize> = {
             let state = self.lock();
             // Hardly any call has some.
@@ -324,15 +376,21 @@ pub(crate) struct Calls {
     shards: [Mutex<HashMap<CallId, Arc<Call>>>; SHARDS],
     /// Calls with combined replies that have failed: their receivers are still to be told.
     fallen: Mutex<Vec<Arc<Call>>>,
+    unseen: Unseen,
 }
 
 impl Default for Calls {
     fn default() -> Self {
-        Self { next: AtomicU64::new(1), shards: Default::default(), fallen: Mutex::default() }
+        Self::telling(Unseen::default())
     }
 }
 
 impl Calls {
+    /// None yet; failures that nobody looks at are told to `unseen`.
+    pub(crate) fn telling(unseen: Unseen) -> Self {
+        Self { next: AtomicU64::new(1), shards: Default::default(), fallen: Mutex::default(), unseen }
+    }
+
     fn shard(&self, id: CallId) -> MutexGuard<'_, HashMap<CallId, Arc<Call>>> {
         self.shards[id as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -351,6 +409,14 @@ impl Calls {
         self.shard(id).remove(&id);
     }
 
+    /// A call is complete, or is about to be seen so.
+    fn finish(&self, reactor: &Reactor, call: &Arc<Call>, state: &mut State) {
+        self.close(call.id);
+        if call.has_failed() {
+            self.unseen.failed(reactor, call, state);
+        }
+    }
+
     /// One outcome for one call; late ones are dropped.
     pub(crate) fn on_outcome(&self, reactor: &Reactor, id: CallId, index: usize, outcome: Outcome) {
         self.offer(reactor, id, index, outcome);
@@ -360,7 +426,7 @@ impl Calls {
     pub(crate) fn offer(&self, reactor: &Reactor, id: CallId, index: usize, outcome: Outcome) -> bool {
         let Some(call) = self.shard(id).get(&id).cloned() else { return false };
         let failed = call.reduced().is_some() && !matches!(&outcome, Outcome::Replied(reply) if is_value(reply));
-        if call.on_outcome(reactor, || self.close(id), index, outcome) && failed {
+        if call.on_outcome(reactor, |state| self.finish(reactor, &call, state), index, outcome) && failed {
             self.fall(&call);
         }
         true
@@ -368,7 +434,7 @@ impl Calls {
 
     /// Completes a call to one; false (and the outcome is dropped) if it was complete.
     pub(crate) fn complete(&self, reactor: &Reactor, call: &Call, outcome: Outcome) -> bool {
-        call.on_outcome(reactor, || self.close(call.id), 0, outcome)
+        call.on_outcome(reactor, |_| self.close(call.id), 0, outcome)
     }
 
     fn fall(&self, call: &Arc<Call>) {
@@ -385,12 +451,27 @@ impl Calls {
         self.close(call.id);
     }
 
+    /// As [`Calls::abandon`], of a call whose failure is told all the same.
+    pub(crate) fn let_go(&self, reactor: &Reactor, call: &Call) {
+        let mut state = call.lock();
+        state.dropped = true;
+        if call.is_done() && call.has_failed() {
+            self.unseen.tell(reactor, call, &mut state);
+        }
+    }
+
+    /// Notices of failed calls that nobody has looked at, though somebody could.
+    pub(crate) fn unseen(&self) -> Vec<Message> {
+        self.unseen.left()
+    }
+
     /// A proc has ended: every call that waits for it has its answer. Returns how many did.
     pub(crate) fn on_down(&self, reactor: &Reactor, addr: ProcAddr, ended: &Arc<Ended>) -> usize {
         let mut lost = 0;
         for call in self.all() {
-            let (waited, complete) = call.on_down(reactor, || self.close(call.id), addr, ended);
-            let held = call.on_holders_died(reactor, || self.close(call.id), |holders| holders.died(addr, ended));
+            let finish = |state: &mut State| self.finish(reactor, &call, state);
+            let (waited, complete) = call.on_down(reactor, finish, addr, ended);
+            let held = call.on_holders_died(reactor, finish, |holders| holders.died(addr, ended));
             lost += usize::from(waited || held);
             if complete && call.reduced().is_some() {
                 self.fall(&call);
@@ -414,9 +495,10 @@ impl Calls {
         let mut cancelled = false;
         call.update(
             reactor,
-            || {},
+            |_| {},
             |state| {
                 cancelled = state.gather.as_mut().is_some_and(Gather::cancel);
+                state.looked |= cancelled;
                 cancelled
             },
         );
@@ -429,7 +511,12 @@ impl Calls {
             self.close(call.id);
             let len = call.lock().gather.as_ref().map_or(0, |g| g.target().len());
             for index in 0..len {
-                call.on_outcome(reactor, || {}, index, Outcome::Lost(Arc::clone(ended)));
+                call.on_outcome(
+                    reactor,
+                    |state| self.finish(reactor, &call, state),
+                    index,
+                    Outcome::Lost(Arc::clone(ended)),
+                );
             }
         }
     }
@@ -444,7 +531,8 @@ impl Calls {
     pub(crate) fn on_host_down(&self, reactor: &Reactor, host: HostNo, ended: &Arc<Ended>) {
         for call in self.all() {
             self.lose_host(reactor, &call, host, ended);
-            call.on_holders_died(reactor, || self.close(call.id), |holders| holders.host_died(host, ended));
+            let finish = |state: &mut State| self.finish(reactor, &call, state);
+            call.on_holders_died(reactor, finish, |holders| holders.host_died(host, ended));
         }
     }
 
@@ -477,7 +565,7 @@ impl Calls {
         change: impl FnOnce(&mut Holders) -> T,
     ) -> Option<T> {
         let call = self.shard(id).get(&id).cloned()?;
-        call.on_held(reactor, || self.close(id), index, change)
+        call.on_held(reactor, |state| self.finish(reactor, &call, state), index, change)
     }
 
     /// How many calls wait.

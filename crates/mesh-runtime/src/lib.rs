@@ -31,6 +31,7 @@ mod stdio;
 mod tests;
 mod title;
 pub mod tls;
+mod unseen;
 mod usage;
 mod wait;
 
@@ -51,6 +52,7 @@ pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};
 pub use stdio::{flush_stdio, line_buffer_stdio, write_whole};
 pub use title::name_process;
+pub use unseen::Callee;
 
 /// Has the kernel kill this process when its parent ends; at once if its parent is not `parent` any more.
 pub fn die_with_parent(parent: u32) {

@@ -151,6 +151,14 @@ impl Message {
         self.frame.name_bytes()
     }
 
+    /// The envelope alone: what is beside it can still be had.
+    pub(crate) fn envelope(&self) -> bytes::Bytes {
+        match self.frame.parts().ok().and_then(|parts| parts.into_iter().next()) {
+            Some(Part::Inline(bytes)) => bytes,
+            _ => bytes::Bytes::new(),
+        }
+    }
+
     /// The envelope and the out-of-band parts. Shared ones can be had once.
     ///
     /// # Errors

@@ -34,6 +34,7 @@ use crate::nursery::NurserySpec;
 use crate::ports::Ports;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
+use crate::unseen::Unseen;
 use crate::wait::Waiter;
 use mesh_proto::{
     ActorId, CallId, Ended, Exit, Frame, Header, HostNo, IdMaker, Kind, LinkId, MeshId, Placement, ProcAddr, Route,
@@ -279,11 +280,18 @@ impl Runtime {
             .map_err(RuntimeError::os("getrandom"))?;
         let signal = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(RuntimeError::os("pipe"))?;
         let reactor = Reactor::new()?;
+        let system = Arc::new(Inbox::new(0, Gauge::new(None)));
+        let notices = Arc::new(Inbox::new(0, Gauge::new(None)));
+        let unseen = match me {
+            ProcAddr::CONTROLLER => Unseen::told_to(Arc::clone(&notices)),
+            _ if me.is_agent() => Unseen::default(),
+            _ => Unseen::told_to(Arc::clone(&system)),
+        };
         let runtime = Arc::new_cyclic(|this| Self {
             me,
             reactor,
             board: Arc::new(board),
-            calls: Calls::default(),
+            calls: Calls::telling(unseen),
             ports: Ports::default(),
             memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
             agent: Mutex::new(Agent::new(me.host)),
@@ -296,8 +304,8 @@ impl Runtime {
             router: RwLock::new(router),
             links: RwLock::default(),
             inboxes: RwLock::default(),
-            system: Arc::new(Inbox::new(0, Gauge::new(None))),
-            notices: Arc::new(Inbox::new(0, Gauge::new(None))),
+            system,
+            notices,
             alarms: AtomicU64::new(0),
             alarmed: AtomicBool::new(false),
             gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),

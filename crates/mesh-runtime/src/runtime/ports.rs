@@ -215,10 +215,22 @@ impl Runtime {
     }
 
     /// Nobody can look at the call any more. A stream may go on for ever: it ends here, and its senders hear so.
+    /// Of another call a failure is told, though it may come later (UNS-1).
     pub fn abandon(&self, call: &Call) {
-        if call.is_stream() && !call.is_done() {
+        if call.is_done() {
+            if call.has_failed() && !self.forked.load(Ordering::SeqCst) {
+                self.calls.let_go(&self.reactor, call);
+            }
+        } else if call.is_stream() {
             self.calls.abandon(call);
+        } else if !self.forked.load(Ordering::SeqCst) {
+            self.calls.let_go(&self.reactor, call);
         }
+    }
+
+    /// Notices of calls that have failed and that nobody has looked at, though somebody holds them.
+    pub fn unseen(&self) -> Vec<Message> {
+        self.calls.unseen()
     }
 
     /// Sends a rank's share of a combined reply to the rank above it. `to` is the call that it answers.

@@ -174,6 +174,11 @@ impl PyCall {
         door::wait(py, runtime, step, until)
     }
 
+    /// Who waited was interrupted: of a failure nobody is to be told.
+    fn look_away(&self) {
+        self.call.look_away();
+    }
+
     /// Waits as long as looking again is cheaper than sleeping; true if the call has progressed.
     #[pyo3(signature = (seen=None))]
     fn look(&self, py: Python<'_>, seen: Option<usize>) -> bool {

@@ -3,13 +3,13 @@
 use crate::call::PyCall;
 use crate::door::{self, deadline, duration, leave, outside, raise};
 use crate::flow::{Gate, millis};
-use crate::inbox::{PyInbox, PyWaker};
+use crate::inbox::{PyInbox, PyMessage, PyWaker};
 use crate::logs::PyLogs;
 use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
 use mesh_proto::{ActorId, Kind, Placement, ProcAddr, Target};
-use mesh_runtime::{NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms};
+use mesh_runtime::{Callee, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms};
 use mesh_topology::{Region, Wire};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -253,6 +253,8 @@ pub(crate) struct PySender {
     reduce: bool,
     /// Its calls note when they have finished, for a span.
     timed: bool,
+    /// Whom people are to be told of when a call fails and nobody looks.
+    callee: Option<Arc<Callee>>,
     gate: Gate,
 }
 
@@ -312,6 +314,7 @@ impl PySender {
             block: self.block,
             reduce: self.reduce,
             timed: true,
+            callee: self.callee.clone(),
             gate: self.gate.again(py),
         })
     }
@@ -337,6 +340,9 @@ impl PySender {
         )?;
         if self.timed {
             call.keep_time();
+        }
+        if let Some(callee) = &self.callee {
+            call.describe(callee);
         }
         self.hold_back(py, queued)?;
         Ok(PyCall {
@@ -450,9 +456,10 @@ impl PyRuntime {
         name: &str,
         kind: &str,
         block: bool,
-        who: Option<Py<PyAny>>,
+        who: Option<Bound<'_, PyAny>>,
     ) -> PyResult<PySender> {
         let reduce = kind == "reduce";
+        let endpoint = name;
         let kind = match kind {
             "call" | "reduce" => Kind::Call,
             "spawn" => Kind::Spawn,
@@ -483,8 +490,24 @@ impl PyRuntime {
                 "an endpoint's name and its mesh's labels are at most 65,535 bytes long",
             ));
         }
-        let gate = Gate::new(actor, who);
-        Ok(PySender { runtime: Arc::clone(&self.0), target, actor, name, kind, block, reduce, timed: false, gate })
+        // Of messages that name nobody, Mesh's own, no failure is told.
+        let callee = who.as_ref().filter(|_| kind == Kind::Call).map(|who| {
+            let actor = who.getattr("name").and_then(|name| name.extract()).unwrap_or_default();
+            Arc::new(Callee { actor, endpoint: endpoint.to_owned(), target: Arc::clone(&target) })
+        });
+        let gate = Gate::new(actor, who.map(Bound::unbind));
+        Ok(PySender {
+            runtime: Arc::clone(&self.0),
+            target,
+            actor,
+            name,
+            kind,
+            block,
+            reduce,
+            timed: false,
+            callee,
+            gate,
+        })
     }
 
     /// Makes a mesh of processes; the call completes as they come up.
@@ -632,6 +655,11 @@ impl PyRuntime {
         // SAFETY: the caller keeps the descriptor open during this call; what is kept is a copy.
         let file = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned()?;
         self.0.catch_dumps(signal, file).map_err(|error| raise(py, &error))
+    }
+
+    /// Notices of calls that have failed and that nobody has looked at, though somebody holds them.
+    fn unseen(&self) -> Vec<PyMessage> {
+        self.0.unseen().into_iter().map(|message| PyMessage::shared(&self.0, Arc::new(message))).collect()
     }
 
     /// Puts an event, as JSON, into the controller's journal.

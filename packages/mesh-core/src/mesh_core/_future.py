@@ -100,7 +100,14 @@ class Future(Generic[R]):
             self._raise_failure()
         if self._process._stage is not None and not self._arrived():
             self._refuse_wait(awaited=False)
-        if not self._wait(wait, heed):
+        try:
+            came = self._wait(wait, heed)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # Ctrl-C: what becomes of the call is nobody's concern any more.
+                self._call.look_away()
+            raise
+        if not came:
             if not last:
                 raise self._not_yet(timeout)
             self._expire()

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _ending, _logging
+from mesh_core import _ending, _logging, _unseen
 from mesh_core._constructing import ActorLoop, Constructors
 from mesh_core._context import Instance, parse_shape
 from mesh_core._debug._hook import Breakpoints
@@ -200,6 +200,8 @@ class Stage:
             self.keep(self.loop.create_task(self._stop(message.index / 1000)))
         elif kind in ("down", "failure"):
             self._on_notice(message)
+        elif kind in _unseen.KINDS:
+            _unseen.report(message)
 
     def _cancel(self, message: Message) -> None:
         if message.is_tree:

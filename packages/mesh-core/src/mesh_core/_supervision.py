@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _native, _process
+from mesh_core import _native, _process, _unseen
 from mesh_core._context import current_instance
 from mesh_core._errors import SupervisionError
 from mesh_core._failure import BOOTSTRAP_FAILED, MeshFailure, error_of, of_loss
@@ -129,6 +129,8 @@ class Faults:
             from mesh_core._controllers import host_registry
 
             host_registry(self._process)
+        elif message.kind in _unseen.KINDS:
+            _unseen.report(message)
 
     def _at_controller(
         self, owner: int, holding: Holding | None, failure: MeshFailure, *, told: bool
@@ -336,6 +338,7 @@ def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
     """Stop everything at the script's end; returns what nobody has heard of (SUP-2)."""
     estate = process.estates.of(0)
     process.end(interrupts)
+    _unseen.report_left(process)
     # Only now: a constructor may still have been at work.
     broken = [str(error) for error in estate.broken()]
     return [failure.report() for failure in process.faults.unheard()] + broken

@@ -1,0 +1,120 @@
+//! Calls that have failed without anybody having looked: one notice each, to the process.
+//!
+//! A call whose handle is dropped while it waits stays open, so that its failure is known. Deaths are no part of this:
+//! owners are told of them in their own way, and of what is refused because of one (flag `DEAD`).
+//!
+//! UNS-1: a call's failure is given to whoever looks at its outcomes, or else told once: when the last handle has gone and
+//! all outcomes are there, or when [`Unseen::left`] is asked for.
+
+use crate::calls::{Call, Outcome, State};
+use crate::inbox::Inbox;
+use crate::message::Message;
+use crate::reactor::Reactor;
+use mesh_proto::{Frame, Header, Kind, Target, flags};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Of longer names so many bytes are told.
+const LONGEST: usize = 1000;
+/// So many failed calls are kept in mind before those that have been seen to are forgotten.
+const FEW: usize = 64;
+
+/// Who was called, as people call it.
+#[derive(Debug)]
+pub struct Callee {
+    /// The actor's name.
+    pub actor: String,
+    /// The endpoint's name.
+    pub endpoint: String,
+    /// The procs that it is called on.
+    pub target: Arc<Target>,
+}
+
+/// Whether an outcome is a failure that its caller alone is told of.
+pub(crate) fn is_failure(reply: &Message) -> bool {
+    let header = reply.header();
+    match header.kind {
+        Kind::Reply => header.flags & (flags::ERROR | flags::DEAD) == flags::ERROR,
+        Kind::Undeliverable => true,
+        _ => false,
+    }
+}
+
+#[derive(Debug, Default)]
+struct Failed {
+    calls: Vec<Weak<Call>>,
+    /// The number at which they are looked through.
+    full: usize,
+}
+
+/// Where failures are told that nobody has looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Unseen {
+    /// What takes the process's notices; none where nobody calls actors.
+    inbox: Option<Arc<Inbox>>,
+    failed: Mutex<Failed>,
+}
+
+impl Unseen {
+    pub(crate) fn told_to(inbox: Arc<Inbox>) -> Self {
+        Self { inbox: Some(inbox), failed: Mutex::default() }
+    }
+
+    /// A call has failed; there may be nobody left who could look at it.
+    pub(crate) fn failed(&self, reactor: &Reactor, call: &Arc<Call>, state: &mut State) {
+        if state.dropped {
+            self.tell(reactor, call, state);
+            return;
+        }
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed.calls.len() >= failed.full.max(FEW) {
+            failed.calls.retain(|call| call.strong_count() > 0);
+            failed.full = 2 * failed.calls.len();
+        }
+        failed.calls.push(Arc::downgrade(call));
+    }
+
+    /// The last handle of a failed call has gone.
+    pub(crate) fn tell(&self, reactor: &Reactor, call: &Call, state: &mut State) {
+        if let Some(inbox) = &self.inbox
+            && let Some(notice) = notice(call, state)
+        {
+            inbox.push(reactor, notice);
+        }
+    }
+
+    /// Notices of failed calls that somebody still holds, and has not looked at.
+    pub(crate) fn left(&self) -> Vec<Message> {
+        let failed = std::mem::take(&mut *self.failed.lock().unwrap_or_else(PoisonError::into_inner));
+        failed.calls.iter().filter_map(Weak::upgrade).filter_map(|call| notice(&call, &mut call.lock())).collect()
+    }
+}
+
+/// The first of a call's failures, with the number of the others as the number of its call, unless they are known.
+fn notice(call: &Call, state: &mut State) -> Option<Message> {
+    let callee = call.callee.get()?;
+    if std::mem::replace(&mut state.looked, true) {
+        return None;
+    }
+    let mut failures = state.outcomes.as_ref()?.iter().enumerate().filter_map(|(place, outcome)| match outcome {
+        Outcome::Replied(reply) if is_failure(reply) => Some((place, reply)),
+        _ => None,
+    });
+    let (place, first) = failures.next()?;
+    let from = callee.target.place(place)?;
+    let mut header = Header::new(first.header().kind, from, from);
+    header.flags = first.header().flags & (flags::ERROR | flags::END);
+    header.index = u32::try_from(place).unwrap_or(u32::MAX);
+    header.call = failures.count() as u64;
+    let mut name = shortened(&callee.endpoint).to_vec();
+    name.push(0);
+    name.extend_from_slice(shortened(&callee.actor));
+    let said = match header.kind {
+        Kind::Reply => first.envelope(),
+        _ => first.name_bytes(),
+    };
+    Some(Message::plain(Frame::build_plain(header, None, &name, &said)))
+}
+
+fn shortened(name: &str) -> &[u8] {
+    &name.as_bytes()[..name.len().min(LONGEST)]
+}

@@ -1,0 +1,62 @@
+"""Calls that have failed without anybody having looked: one line each, as a failure without a witness is a riddle later.
+
+The runtime knows them (``crates/mesh-runtime/src/unseen.rs``) and sends the process a notice; here it becomes a line.
+"""
+
+from __future__ import annotations
+
+import logging
+from _pickle import loads as _c_loads
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mesh_core._native import Message
+    from mesh_core._process import Process
+
+KINDS = ("reply", "undeliverable")
+"""What notices of this kind look like: the failed replies, sent on to the process itself."""
+
+_LONGEST = 500
+
+
+def report(notice: Message) -> None:
+    """Log that a call has failed and that nobody has looked at its future."""
+    endpoint, actor, (_, rank, _), others = notice.name.lstrip(".!>+"), notice.shape, notice.src, notice.call
+    where = f"on rank {rank}"
+    if notice.kind == "undeliverable":
+        said = notice.raw()[0].decode(errors="replace")
+        if notice.is_end:
+            what = "it let go of the port of the call without an answer"
+        else:
+            what = f"the message came back: {said}"
+    else:
+        told = _c_loads(notice.raw()[0])[0]
+        if _was_cut_short(told):
+            return
+        where = f"on rank {told['rank']}, host {told['host']}, pid {told['pid']}"
+        text = told["message"].partition("\n")[0][:_LONGEST]
+        what = f"{told['cause_name']}: {text}" if text else told["cause_name"]
+    more = f" (and {others} more {'rank' if others == 1 else 'ranks'})" if others else ""
+    logging.getLogger("mesh").error(
+        "a call has failed, and nobody has looked at its future: %s of actor %r %s%s: %s",
+        endpoint,
+        actor,
+        where,
+        more,
+        what,
+    )
+
+
+def _was_cut_short(told: dict[str, Any]) -> bool:
+    """Whether the call was ended along with its actor or process, in order, rather than having failed."""
+    name = told["cause_name"].rpartition(".")[2]
+    if name == "CancelledError":
+        return True
+    # One that was raised, by a call of the endpoint's own, has a traceback.
+    return name == "Undeliverable" and not told["remote_traceback"].startswith("Traceback")
+
+
+def report_left(process: Process) -> None:
+    """Log the failures of calls that somebody still holds and has not looked at; the script has come to its end."""
+    for notice in process.runtime.unseen():
+        report(notice)
