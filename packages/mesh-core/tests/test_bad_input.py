@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,27 @@ def test_an_argument_that_cannot_be_pickled(one: Any) -> None:
         with pytest.raises(SerializationError, match=r"cannot send args\[0\]\['lock'\]") as caught:
             call({"lock": lock})
         assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("mode", ["r", "rb", "w+", "ab"])
+def test_an_open_file_is_refused_rather_than_copied(one: Any, tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("all that it says")
+    with path.open(mode) as file, pytest.raises(SerializationError) as caught:
+        one.echo.call_one({"file": file})
+    assert f"cannot send args[0]['file']: cannot pickle an open file ({str(path)!r})" in str(caught.value)
+    assert "Send its path" in str(caught.value)
+
+
+def test_a_future_as_an_argument_says_to_wait_for_it(one: Any) -> None:
+    future = one.echo.call_one(1)
+    with pytest.raises(
+        SerializationError, match=r"cannot send args\[0\]\[0\]: .*Wait for it first.*future.get\(\)"
+    ):
+        one.echo.call_one([future])
+    with pytest.raises(SerializationError, match="Read it here"):
+        one.echo.call_one(one.echo.stream(1))
+    assert one.echo.call_one(future.get()).get() == 1
 
 
 def test_a_constructors_argument_that_cannot_be_pickled(procs: ProcMesh) -> None:

@@ -10,7 +10,20 @@ from typing import Any
 import pytest
 from core_samples import Echo, Where
 
-from mesh_core import ActorMesh, Channel, Extent, HostMesh, ProcMesh, ValueMesh, send, this_host, this_proc
+from mesh_core import (
+    Actor,
+    ActorMesh,
+    Channel,
+    Extent,
+    HostMesh,
+    ProcMesh,
+    ValueMesh,
+    context,
+    endpoint,
+    send,
+    this_host,
+    this_proc,
+)
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -184,3 +197,88 @@ def test_an_answer_from_a_mesh_of_one_has_its_place(procs: ProcMesh) -> None:
     assert place is not None
     assert (dict(place), value) == ({"gpus": 0}, 7)
     echo.stop().get()
+
+
+# References that actors give of themselves.
+
+
+class Selfish(Actor):
+    """Gives itself away."""
+
+    def __init__(self, registry: Any = None) -> None:
+        self.calls = 0
+        if registry is not None:
+            registry.keep.call_one(self).get(timeout=30)
+
+    @endpoint
+    def me(self) -> Any:
+        return {"me": [self]}
+
+    @endpoint
+    async def me_async(self) -> Any:
+        return self
+
+    @endpoint
+    def ref(self) -> Any:
+        return context().actor_instance.ref
+
+    @endpoint
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    @endpoint
+    def checkpoint(self) -> tuple[str, int]:
+        copy = pickle.loads(pickle.dumps(self))
+        return type(copy).__name__, copy.calls
+
+    @endpoint
+    def keep(self, other: Any) -> None:
+        self.other = other
+
+    @endpoint
+    def kept(self) -> Any:
+        return self.other
+
+
+@pytest.fixture
+def selfish(procs: ProcMesh) -> Any:
+    mesh = procs.spawn("selfish", Selfish)
+    yield mesh
+    mesh.stop().get()
+
+
+def test_an_actor_that_returns_itself_gives_a_reference(selfish: Any) -> None:
+    one = selfish.slice(hosts=1, gpus=0)
+    for reference in (
+        one.me.call_one().get()["me"][0],
+        one.me_async.call_one().get(),
+        one.ref.call_one().get(),
+    ):
+        assert isinstance(reference, ActorMesh)
+        assert (reference.name, reference.class_name, len(reference)) == ("selfish", "Selfish", 1)
+        before = one.count.call_one().get()
+        assert reference.count.call_one().get() == before + 1
+        assert reference.count.call_one().get() == one.count.call_one().get() - 1
+    with pytest.raises(TypeError, match="takes at most 0"):
+        reference.count.call_one(1)
+
+
+def test_an_actor_may_register_itself_while_it_is_constructed(procs: ProcMesh, selfish: Any) -> None:
+    registry = selfish.slice(hosts=0, gpus=0)
+    registered = procs.slice(hosts=1, gpus=1).spawn("registered", Selfish, registry)
+    registered.initialized.get(timeout=30)
+    assert registry.kept.call_one().get().count.call_one().get() == 1
+    assert registered.count.call_one().get() == 2
+    registered.stop().get()
+
+
+def test_an_actor_can_still_pickle_itself(selfish: Any) -> None:
+    one = selfish.slice(hosts=0, gpus=1)
+    count = one.count.call_one().get()
+    assert one.checkpoint.call_one().get() == ("Selfish", count)
+
+
+def test_an_object_that_is_no_actor_travels_as_ever(echo: Any) -> None:
+    copy = echo.slice(hosts=0, gpus=0).echo.call_one(Selfish()).get()
+    assert type(copy) is Selfish

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 import weakref
 from typing import Any, NamedTuple
 
@@ -519,3 +520,35 @@ def test_a_memoryview_that_cannot_be_rebuilt_is_refused() -> None:
     np = pytest.importorskip("numpy", reason="numpy is not installed: mesh-core does without")
     with pytest.raises(SerializationError, match="memoryview of format 'Zd'"):
         dumps(memoryview(np.zeros(4, dtype="c16")))
+
+
+class Lazy(types.ModuleType):
+    """Like torch.ops: a module of a class of its own, which makes what it does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        space = Lazy(f"{self.__name__}.{name}")
+        setattr(self, name, space)
+        return space
+
+
+def test_modules_of_a_class_of_their_own_go_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = Lazy("made_up.ops")
+    monkeypatch.setitem(sys.modules, "made_up.ops", ops)
+    assert arrive(ops) is ops
+    assert arrive({"space": ops.aten})["space"] is ops.aten
+    renamed = Lazy("another name")
+    monkeypatch.setitem(sys.modules, "made_up.renamed", renamed)
+    assert arrive(renamed) is renamed
+
+    def uses(value: int) -> Any:
+        return ops.aten, value
+
+    uses.__module__ = "__main__"
+    assert arrive(uses)(1) == (ops.aten, 1)
+
+
+def test_a_module_that_cannot_be_named_is_refused() -> None:
+    with pytest.raises(SerializationError, match="Lazy"):
+        dumps(Lazy("nowhere"))

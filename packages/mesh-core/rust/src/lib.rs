@@ -47,6 +47,7 @@ mod _native {
         m.add_class::<port::PyMailbox>()?;
         m.add_class::<port::PyOutlet>()?;
         m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
+        m.add_function(wrap_pyfunction!(port::packing, m)?)?;
         m.add_function(wrap_pyfunction!(door::name_process, m)?)?;
         m.add_function(wrap_pyfunction!(door::exit_with, m)?)?;
         m.add_function(wrap_pyfunction!(door::guard_sigterm, m)?)?;

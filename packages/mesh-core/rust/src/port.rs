@@ -181,6 +181,12 @@ thread_local! {
     static PACKING: RefCell<Option<Vec<Packed>>> = const { RefCell::new(None) };
 }
 
+/// Whether this thread is pickling a message just now, rather than something of the user's own.
+#[pyfunction]
+pub(crate) fn packing() -> bool {
+    PACKING.with_borrow(Option::is_some)
+}
+
 /// While it lives, ports that this thread pickles are part of one message.
 pub(crate) struct Packing(Option<Vec<Packed>>);
 

@@ -34,7 +34,8 @@ class Actor(_Base):
     """An object that lives in a process of its mesh and is reached by messages only.
 
     Subclass it, mark methods with :func:`endpoint`, and spawn it on processes. What ``spawn`` returns is typed as
-    the class itself, so that an editor completes its endpoints; it is a mesh of references, of course.
+    the class itself, so that an editor completes its endpoints; it is a mesh of references, of course. An actor that
+    sends itself, by ``return self`` say, sends such a reference to itself.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> class Greeter(Actor):
@@ -63,6 +64,18 @@ class Actor(_Base):
                 f"{cls.__qualname__} has an endpoint named {', '.join(map(repr, taken))}, which every mesh has as a "
                 "method of its own and would hide; give the endpoint another name"
             )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # In a message an actor is a reference to itself. Elsewhere it is pickled like any object: for a checkpoint, say.
+        from mesh_core._native import packing
+
+        if packing():
+            from mesh_core._actors import reference_of
+
+            reference = reference_of(self)
+            if reference is not None:
+                return reference.__reduce__()
+        return super().__reduce_ex__(protocol)
 
     @property
     def logger(self) -> logging.Logger:

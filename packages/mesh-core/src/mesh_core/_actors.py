@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mesh_core import _process
 from mesh_core._adverbs import Endpoint, addressee
+from mesh_core._context import current_instance
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
 from mesh_core._mesh import Mesh, describe
-from mesh_core._native import Point
+from mesh_core._native import Point, Region, Slice
 from mesh_core._nearest import did_you_mean
 from mesh_core._outcomes import Addressee, value_of
 
 if TYPE_CHECKING:
     from mesh_core._endpoint import Interface
     from mesh_core._home import Home
-    from mesh_core._native import Call, Region
+    from mesh_core._hosted import Hosted
+    from mesh_core._native import Call
     from mesh_core._process import Process
 
 T = TypeVar("T")
@@ -105,8 +107,6 @@ class ActorMesh(Mesh, Generic[T]):
         return addressee(self)
 
     def _at(self, index: int) -> ActorMesh[T]:
-        from mesh_core._native import Region, Slice
-
         return self._with_region(Region([], Slice(self._view.rank_at(index), [], [])))
 
     def __iter__(self) -> Iterator[tuple[Point, ActorMesh[T]]]:
@@ -159,6 +159,41 @@ class ActorMesh(Mesh, Generic[T]):
             Table(["endpoint", ""]), len(known), lambda index: (known[index][0], known[index][1].text)
         )
         return table.html(f"{self!r} on {self._home.called(self._view)}")
+
+
+def reference_to(process: Process, hosted: Hosted, cls: type) -> ActorMesh[Any]:
+    """A reference to an actor of this process, for whomever it is sent to."""
+    from mesh_core._endpoint import Interface, table_of
+
+    me, instance = process.identity, hosted.instance
+    single = Region([], Slice(me.rank, [], []))
+    # What the actor was spawned on is known here by its shape only.
+    root = me.region if me.region.extent == instance.rank.extent else single
+    return ActorMesh(
+        process,
+        Interface(cls.__qualname__, {name: spec.arity for name, spec in table_of(cls).items()}, cls),
+        name=instance.name,
+        home=me.home,
+        procs_id=me.mesh_id,
+        actor_id=instance.actor_id,
+        root=root,
+        view=single,
+    )
+
+
+def reference_of(actor: object) -> ActorMesh[Any] | None:
+    """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
+    process = _process.holder().process
+    stage = None if process is None else process._stage
+    if process is None or stage is None:
+        return None
+    cls, me = type(actor), current_instance()
+    for hosted in list(stage.actors.values()):
+        # One that is being constructed is not known as anybody's object yet.
+        born = hosted.object is None and hosted.instance is me and hosted._cls is cls
+        if hosted.object is actor or born:
+            return reference_to(process, hosted, cls)
+    return None
 
 
 def _revive(interface: Interface, told: dict[str, Any]) -> ActorMesh[Any]:

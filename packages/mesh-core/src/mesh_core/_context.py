@@ -9,6 +9,7 @@ from mesh_core._errors import MeshError
 from mesh_core._native import Extent, Point
 
 if TYPE_CHECKING:
+    from mesh_core._actors import ActorMesh
     from mesh_core._hosted import Hosted
     from mesh_core._native import Message
     from mesh_core._procs import ProcMesh
@@ -77,6 +78,16 @@ class Instance:
                 f"{what}() is for an actor that lives in this process, and {self!r} does not (any more)"
             )
         return hosted
+
+    @property
+    def ref(self) -> ActorMesh[Any]:
+        """A reference to this actor, to be handed to others; what ``self`` becomes where an actor sends it."""
+        from mesh_core import _process
+        from mesh_core._actors import reference_to
+
+        hosted = self._hosted("ref")
+        assert hosted._cls is not None
+        return reference_to(_process.current(), hosted, hosted._cls)
 
     @property
     def proc(self) -> ProcMesh:

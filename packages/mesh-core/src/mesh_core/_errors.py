@@ -300,6 +300,14 @@ class SerializationError(MeshError, TypeError):
         """The offending object's type."""
 
 
+class Unsendable(TypeError):
+    """Raised by what refuses to be pickled and knows what to do instead; becomes a :class:`SerializationError`."""
+
+    def __init__(self, message: str, advice: str) -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
 class PluginError(MeshError):
     """A plugin is missing, broken, duplicated or not usable with this version."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mesh_core._errors import ActorTimeout, MeshError
+from mesh_core._errors import ActorTimeout, MeshError, Unsendable
 
 if TYPE_CHECKING:
     import asyncio
@@ -285,6 +285,12 @@ class Future(Generic[R]):
         """Return a future of ``change(result)``; ``change`` runs where that future is waited for."""
         return _Changed(self, change)
 
+    def __reduce__(self) -> Any:
+        raise Unsendable(
+            "cannot pickle a future, which belongs to the process that made the call",
+            f"Wait for it first, and send its value: future.get(), or await future ({self!r}).",
+        )
+
     def __repr__(self) -> str:
         state = ("waiting", "done", "failed")[self._state]
         if self._state == _PENDING and self._arrived():
@@ -400,6 +406,12 @@ class Stream(Generic[R]):
         while not (future := self._make(n))._is_last():
             yield future
             n += 1
+
+    def __reduce__(self) -> Any:
+        raise Unsendable(
+            "cannot pickle a stream, which belongs to the process that made the call",
+            "Read it here, and send what it gives; to have values sent elsewhere pass a Port.",
+        )
 
     def cancel(self) -> bool:
         """Give up what has not arrived yet."""

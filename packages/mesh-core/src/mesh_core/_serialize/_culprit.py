@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 
-from mesh_core._errors import SerializationError
+from mesh_core._errors import SerializationError, Unsendable
 from mesh_core._serialize._pickle import dump_by_value
 
 # Looking for the culprit pickles parts of the message again, so both are bounded.
@@ -17,9 +17,14 @@ def serialization_error(obj: object, error: Exception, root: str | None) -> Seri
     """Return the error that names the innermost object which cannot be pickled."""
     path, value, cause = _find(obj, error, root)
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    advice = (
+        cause.advice
+        if isinstance(cause, Unsendable)
+        else "Create it where it is used (in the actor's __init__, say), "
+        f"send what it is made from, or give its class ({kind}) a __reduce__ method."
+    )
     return SerializationError(
-        f"cannot send {path}: {_reason(cause)}. Create it where it is used (in the actor's __init__, say), "
-        f"send what it is made from, or give its class ({kind}) a __reduce__ method.",
+        f"cannot send {path}: {_reason(cause)}. {advice}",
         path=path,
         type_name=kind,
     )

@@ -5,16 +5,20 @@ from __future__ import annotations
 import copyreg
 import importlib
 import sys
+from _io import BufferedRandom, BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from _pickle import Pickler
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
+from mesh_core._errors import Unsendable
 from mesh_core._serialize._handlers import handlers
 from mesh_core._serialize._stream import Stream
 
 Message = tuple[bytes, list[memoryview]]
+_FILES = (TextIOWrapper, BufferedReader, BufferedWriter, BufferedRandom, FileIO)
 
 
 def dump_stream(obj: object) -> Message | None:
@@ -68,6 +72,32 @@ def fill_class(cls: type, state: tuple[Callable[[type, Any], object], Any]) -> N
         _complete_classes().add(cls)
 
 
+def reduce_module(module: ModuleType) -> Any:
+    """A module of a class of its own, such as ``torch.ops``: by its name, or as an attribute of one that has a name."""
+    name = getattr(module, "__name__", "")
+    if sys.modules.get(name) is module:
+        return importlib.import_module, (name,)
+    parent, _, own = name.rpartition(".")
+    found = sys.modules.get(parent)
+    # Without asking for it: such modules make what they do not have.
+    if found is not None and getattr(found, "__dict__", {}).get(own) is module:
+        return getattr, (found, own)
+    for known, loaded in list(sys.modules.items()):
+        if loaded is module:
+            return importlib.import_module, (known,)
+    return NotImplemented
+
+
+def reduce_file(file: Any) -> Any:
+    """The standard streams are the receiver's own; any other file is refused rather than copied."""
+    if file is sys.stdout or file is sys.stderr:
+        return getattr, (sys, "stdout" if file is sys.stdout else "stderr")
+    raise Unsendable(
+        f"cannot pickle an open file ({getattr(file, 'name', 'without a name')!r})",
+        "Send its path and open it there, or send what it says.",
+    )
+
+
 @cache
 def _complete_classes() -> WeakSet[type]:
     """Return the classes which travel by value and are whole in this process."""
@@ -100,11 +130,17 @@ def _by_value_pickler() -> Callable[[Stream], Any]:
     class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         def __init__(self, stream: Stream) -> None:
             # Read by the pickler's constructor.
-            self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **handlers()}
+            self.dispatch_table = {
+                **cloudpickle.Pickler.dispatch_table,
+                **dict.fromkeys(_FILES, reduce_file),
+                **handlers(),
+            }
             super().__init__(stream, protocol=5, buffer_callback=stream.keep)
 
         def reducer_override(self, obj: Any) -> Any:
             reduced = super().reducer_override(obj)
+            if reduced is NotImplemented and isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+                return reduce_module(obj)
             if isinstance(obj, type) and type(reduced) is tuple and len(reduced) == 6:
                 _complete_classes().add(obj)
                 maker, arguments, state, _, _, setter = reduced
