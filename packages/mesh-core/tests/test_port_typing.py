@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
 SOURCE = """
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from mesh_core import Accumulator, Actor, Channel, Port, ProcMesh, as_endpoint, endpoint, send
 
 class Feeder(Actor):
@@ -23,6 +24,12 @@ class Feeder(Actor):
     async def feed_async(self, port: Port[str], *, name: str = "") -> None: ...
     @endpoint
     def loss(self, x: int) -> float: return 1.0
+    @endpoint
+    def lines(self, path: str) -> Iterator[bytes]: yield b""
+    @endpoint
+    async def tokens(self) -> AsyncIterator[str]: yield ""
+    @endpoint(concurrent=True)
+    async def more(self) -> AsyncGenerator[int, None]: yield 1
     def plain(self, n: int) -> str: return ""
     async def plain_async(self, n: int) -> bytes: return b""
 
@@ -35,6 +42,9 @@ def test_what_an_editor_completes(tmp_path: Path) -> None:
         "feeders.feed.call_one(3).get()": "int",
         "feeders.feed_async.call_one(name='x').get()": "str",
         "[future.get() for future in feeders.feed.stream(2)]": "list[int]",
+        "[future.get() for future in feeders.lines.stream('x')]": "list[bytes]",
+        "[future.get() for future in feeders.tokens.stream()]": "list[str]",
+        "[future.get() for future in feeders.more.stream()]": "list[int]",
         "feeders.loss.with_options(reduce='sum').call(1).get()": "float",
         "feeders.loss.with_options(timeout=1).call(1).get().values()": "list[float]",
         "as_endpoint(feeders.plain).call_one(1).get()": "str",

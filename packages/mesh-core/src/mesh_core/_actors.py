@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mesh_core import _process
-from mesh_core._adverbs import Endpoint, addressee
+from mesh_core._adverbs import addressee, endpoint_of
 from mesh_core._context import current_instance
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
@@ -16,6 +16,7 @@ from mesh_core._nearest import did_you_mean
 from mesh_core._outcomes import Addressee, value_of
 
 if TYPE_CHECKING:
+    from mesh_core._adverbs import Endpoint
     from mesh_core._endpoint import Interface
     from mesh_core._home import Home
     from mesh_core._hosted import Hosted
@@ -71,7 +72,7 @@ class ActorMesh(Mesh, Generic[T]):
                 name=name,
                 obj=self,
             )
-        endpoint: Endpoint[..., Any] = Endpoint(self, name, arity)
+        endpoint = endpoint_of(self, name, arity)
         # The next look-up finds it without coming here.
         self.__dict__[name] = endpoint
         return endpoint

@@ -330,8 +330,9 @@ class Endpoint(Generic[P, R]):
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``.
 
-        An endpoint with an explicit response port may send any number of results; the stream ends when every rank has
-        closed its port, or let go of it. Nothing else is cancelled if you leave the loop early; see ``Stream.cancel``.
+        A generator endpoint gives what it yields, of each rank in order; leaving the loop early ends the generators. An
+        endpoint with an explicit response port may send any number of results; the stream ends when every rank has closed
+        its port, or let go of it. Nothing else is cancelled if you leave the loop early; see ``Stream.cancel``.
         """
         stream: Stream[R] = self._begin("stream", self._streamed, None, args, kwargs, stream=True)
         return stream
@@ -363,7 +364,7 @@ class Endpoint(Generic[P, R]):
             future._deadline = deadline
             return future
 
-        return Stream(call, make, open_ended=self._arity.port)
+        return Stream(call, make, open_ended=self._arity.port, closes=self._arity.streams)
 
     @overload
     def with_options(self, *, timeout: float | None = ..., block: bool = ...) -> Self: ...
@@ -419,6 +420,46 @@ class Endpoint(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh.class_name}.{self._name}{self._arity.text} of {self._mesh!r}>"
+
+
+class ItemsEndpoint(Endpoint[P, R]):
+    """A generator endpoint: what it yields is read by ``stream``, and by nothing else."""
+
+    __slots__ = ()
+
+    def _only_stream(self, adverb: str) -> TypeError:
+        return TypeError(
+            f"{self._what()} is a generator, and {adverb}() takes one result: iterate over "
+            f"{self._mesh.name}.{self._name}.stream(...), whose futures give the items"
+        )
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> ManyFuture[R]:
+        """Refuse: see ``stream``."""
+        raise self._only_stream("call")
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Refuse: see ``stream``."""
+        raise self._only_stream("call_one")
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Refuse: see ``stream``."""
+        raise self._only_stream("choose")
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Refuse: nobody would read the items."""
+        raise self._only_stream("broadcast")
+
+    def _like(self, limit: float | None, block: bool, reducer: Reducer | None) -> Endpoint[P, R]:
+        if reducer is not None:
+            raise ValueError(
+                f"{self._what()} is a generator; only results that endpoints return can be combined"
+            )
+        return ItemsEndpoint(self._mesh, self._name, self._arity, limit, block)
+
+
+def endpoint_of(mesh: ActorMesh[Any], name: str, arity: Arity) -> Endpoint[..., Any]:
+    """An endpoint as a mesh has it for an attribute."""
+    return (ItemsEndpoint if arity.streams else Endpoint)(mesh, name, arity)
 
 
 def addressee(mesh: ActorMesh[Any]) -> Addressee:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import (
     TYPE_CHECKING,
@@ -13,6 +13,7 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
+    TypeAlias,
     TypeVar,
     cast,
     overload,
@@ -40,6 +41,7 @@ class Arity:
         "names",
         "port",
         "required_keywords",
+        "streams",
         "text",
         "variadic_keywords",
     )
@@ -62,6 +64,8 @@ class Arity:
         self.variadic_keywords = any(p.kind is p.VAR_KEYWORD for p in params)
         self.port = False
         """Whether the endpoint answers by a port, and so perhaps often."""
+        self.streams = False
+        """Whether it is a generator, whose items are read by ``stream`` alone."""
         self.mark = ""
         """What its name begins with in messages; see ``_unmarked``."""
 
@@ -114,7 +118,8 @@ class EndpointProperty(Generic[P, R]):
 
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
         self.function = function
-        self.is_async = inspect.iscoroutinefunction(function)
+        streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         if concurrent and not self.is_async:
             raise TypeError(
                 f"@endpoint(concurrent=True) is for coroutines, and {function.__qualname__} is not one; "
@@ -125,8 +130,18 @@ class EndpointProperty(Generic[P, R]):
         if explicit_response_port:
             from mesh_core._respond import by_port
 
+            if streams:
+                raise TypeError(
+                    f"{function.__qualname__} is a generator, whose items are its answers: "
+                    "yield them, or send them to the port of explicit_response_port=True, but not both"
+                )
             self.arity.port = True
             self.respond = by_port(self)
+        elif streams:
+            from mesh_core._respond import by_items
+
+            self.arity.port = self.arity.streams = True
+            self.respond = by_items(self)
 
     if TYPE_CHECKING:
 
@@ -139,8 +154,11 @@ class EndpointProperty(Generic[P, R]):
 
 
 if TYPE_CHECKING:
+    _Items: TypeAlias = Iterator[R] | AsyncIterator[R]
 
     class _EndpointDecorator(Protocol):
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, P], _Items[R]]) -> EndpointProperty[P, R]: ...
         @overload
         def __call__(
             self, function: Callable[Concatenate[Any, P], Awaitable[R]]
@@ -154,6 +172,8 @@ if TYPE_CHECKING:
         ) -> EndpointProperty[P, R]: ...
 
 
+@overload
+def endpoint(function: Callable[Concatenate[Any, P], _Items[R]], /) -> EndpointProperty[P, R]: ...
 @overload
 def endpoint(function: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
 @overload
@@ -172,6 +192,7 @@ def endpoint(
     Sync methods and coroutines mix freely in one actor. Messages are handled one at a time, in order;
     ``@endpoint(concurrent=True)`` lets a coroutine run while others do. With ``explicit_response_port=True`` the first
     argument is the :class:`Port` of the call: what is sent there is the answer, now or later, from here or elsewhere.
+    A generator, sync or async, is a stream: ``stream(...)`` gives what it yields, as it comes.
 
     >>> from mesh_core import Actor, endpoint
     >>> class Counter(Actor):
@@ -216,6 +237,13 @@ class Interface:
         import inspect
 
         return None if self._cls is None else inspect.signature(getattr(self._cls, name))
+
+    def is_generator(self, name: str) -> bool:
+        """Whether such a method yields; only where the class is at hand."""
+        import inspect
+
+        method = getattr(self._cls, name, None)
+        return inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)
 
     def __getstate__(self) -> tuple[str, dict[str, Arity], tuple[str, ...]]:
         return self.class_name, self.endpoints, self.plain

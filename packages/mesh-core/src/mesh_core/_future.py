@@ -376,11 +376,19 @@ class Stream(Generic[R]):
     ``async for``, which gives futures to be awaited.
     """
 
-    __slots__ = ("_call", "_make", "_open_ended")
+    __slots__ = ("_call", "_closes", "_make", "_open_ended")
 
-    def __init__(self, call: Call, make: Callable[[int], StreamFuture[R]], open_ended: bool = False) -> None:
+    def __init__(
+        self,
+        call: Call,
+        make: Callable[[int], StreamFuture[R]],
+        open_ended: bool = False,
+        closes: bool = False,
+    ) -> None:
         self._call = call
         self._make = make
+        self._closes = closes
+        """Whether to leave the loop is to have read enough: what generators yield nobody else waits for."""
         self._open_ended = open_ended
         """Whether each rank may give any number of results, which is known only when the last has come."""
 
@@ -394,18 +402,26 @@ class Stream(Generic[R]):
 
     async def __aiter__(self) -> AsyncIterator[Future[R]]:
         n = 0
-        while n < len(self._call) or self._open_ended:
-            future = self._make(n)
-            if self._open_ended and await future._is_last_async():
-                return
-            yield future
-            n += 1
+        try:
+            while n < len(self._call) or self._open_ended:
+                future = self._make(n)
+                if self._open_ended and await future._is_last_async():
+                    return
+                yield future
+                n += 1
+        finally:
+            if self._closes:
+                self.cancel()
 
     def _each(self) -> Iterator[Future[R]]:
         n = 0
-        while not (future := self._make(n))._is_last():
-            yield future
-            n += 1
+        try:
+            while not (future := self._make(n))._is_last():
+                yield future
+                n += 1
+        finally:
+            if self._closes:
+                self.cancel()
 
     def __reduce__(self) -> Any:
         raise Unsendable(

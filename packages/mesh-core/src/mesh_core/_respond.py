@@ -56,9 +56,15 @@ def _plain(cls: type, name: str, *, port: bool, threaded: bool) -> Spec | None:
     if name not in plain_methods(cls):
         return None
     function: Callable[..., Any] = getattr(cls, name)
-    if not threaded and not inspect.iscoroutinefunction(function):
+    plain = function
+    if not threaded and inspect.isgeneratorfunction(plain):
+
+        async def function(self: Any, *args: Any, **kwargs: Any) -> Any:
+            for item in plain(self, *args, **kwargs):
+                yield item
+
+    elif not threaded and not (inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain)):
         # An actor of coroutines has no thread: the loop calls it, as its coroutines would.
-        plain = function
 
         async def function(self: Any, *args: Any, **kwargs: Any) -> Any:
             return plain(self, *args, **kwargs)
@@ -103,6 +109,45 @@ def by_port(spec: Spec) -> Callable[..., Any]:
     return respond_async if spec.is_async else respond
 
 
+def by_items(spec: Spec) -> Callable[..., Any]:
+    """Send what a generator yields to its caller, until that has had enough."""
+    function = spec.function
+
+    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        from mesh_core._ports import Port
+
+        port: Port[Any] = Port(message.outlet())
+        try:
+            with contextlib.closing(function(hosted.object, *args, **kwargs)) as items:
+                for item in items:
+                    port.send(item)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+            _failed(hosted, message, port, error)
+
+    async def respond_async(
+        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        import asyncio
+
+        from mesh_core._ports import Port
+
+        port: Port[Any] = Port(message.outlet())
+        try:
+            async with contextlib.aclosing(function(hosted.object, *args, **kwargs)) as items:
+                async for item in items:
+                    port.send(item)
+                    # One that never suspends must not hold up the others of its process, nor its own cancellation.
+                    await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            _failed(hosted, message, port, error)
+            if not isinstance(error, Exception):
+                raise
+
+    return respond_async if spec.is_async else respond
+
+
 def _failed(hosted: Hosted, message: Message, port: Any, error: BaseException) -> None:
     """An endpoint raised that answers by a port: its caller hears, or, if that has its answer, the log."""
     from mesh_core._errors import Undeliverable
@@ -126,6 +171,8 @@ def _to_port(base: Spec) -> Callable[..., Any]:
     """Send what the endpoint returns, or raises, to a port that came along; give it the port if it wants one."""
     from mesh_core._errors import Undeliverable
 
+    if base.arity.streams:
+        return _items_to_port(base)
     function = base.function
     gives_port = base.arity.port
 
@@ -155,6 +202,39 @@ def _to_port(base: Spec) -> Callable[..., Any]:
             else:
                 if not gives_port:
                     port._answer(value)
+
+    return respond_async if base.is_async else respond
+
+
+def _items_to_port(base: Spec) -> Callable[..., Any]:
+    """Send what a generator yields, or raises, to a port that came along."""
+    from mesh_core._errors import Undeliverable
+
+    function = base.function
+
+    def respond(hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        port, *rest = args
+        with contextlib.suppress(Undeliverable):
+            try:
+                with contextlib.closing(function(hosted.object, *rest, **kwargs)) as items:
+                    for item in items:
+                        port._answer(item)
+            except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
+                port._fail(error, True)
+
+    async def respond_async(
+        hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        port, *rest = args
+        with contextlib.suppress(Undeliverable):
+            try:
+                async with contextlib.aclosing(function(hosted.object, *rest, **kwargs)) as items:
+                    async for item in items:
+                        port._answer(item)
+            except BaseException as error:
+                port._fail(error, True)
+                if not isinstance(error, Exception):
+                    raise
 
     return respond_async if base.is_async else respond
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from mesh_core._adverbs import Endpoint
+from mesh_core._adverbs import Endpoint, endpoint_of
 from mesh_core._endpoint import Arity
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def as_endpoint(method: Any, *, explicit_response_port: bool = False) -> Any:
         )
     arity = _arity(method, explicit_response_port)
     arity.mark = "!" if explicit_response_port else "."
-    return Endpoint(method.mesh, method.name, arity)
+    return endpoint_of(method.mesh, method.name, arity)
 
 
 def _arity(method: NotAnEndpoint, port: bool) -> Arity:
@@ -146,7 +146,8 @@ def _arity(method: NotAnEndpoint, port: bool) -> Arity:
         # Only its name has come here with the reference: the actors check the arguments.
         signature = inspect.signature(_anything)
     arity = Arity(signature, skip=2 if port else 1)
-    arity.port = port
+    arity.streams = not port and method.mesh._interface.is_generator(method.name)
+    arity.port = port or arity.streams
     return arity
 
 
