@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import abc
+import inspect
 import os
+import pickle
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 from core_samples import Broken, BrokenAsync, Echo, Mixed, Unpicklable, make_lock, raise_unpicklable
@@ -14,6 +17,7 @@ from core_samples import Broken, BrokenAsync, Echo, Mixed, Unpicklable, make_loc
 from mesh_core import (
     Actor,
     ActorError,
+    Endpoint,
     MeshError,
     ProcMesh,
     SerializationError,
@@ -24,6 +28,8 @@ from mesh_core import (
     this_host,
 )
 
+T = TypeVar("T")
+
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
@@ -33,6 +39,116 @@ def one(echo: Any) -> Any:
     mesh = echo.slice(hosts=0, gpus=0)
     yield mesh
     assert mesh.echo.call_one("still here").get() == "still here"
+
+
+# Habits from elsewhere.
+
+
+def test_a_mesh_is_not_indexed_by_number(echo: Any, procs: ProcMesh) -> None:
+    for mesh in (echo, procs):
+        with pytest.raises(TypeError, match=r"dimensions by name, such as slice\(hosts=0\).*hosts=2, gpus=2"):
+            mesh.slice(0)
+        with pytest.raises(TypeError, match=r"got \[0\].*Write mesh\.slice\(hosts=0\)"):
+            mesh[0]
+    values = echo.echo.call(1).get()
+    with pytest.raises(TypeError, match=r"values\.get\(1\).*values\.item\(hosts=0, gpus=0\)"):
+        values[1]
+    assert values.get(1) == 1
+    single = echo.slice(hosts=0, gpus=0)
+    with pytest.raises(TypeError, match="the mesh itself"):
+        single[0]
+    with pytest.raises(TypeError, match="this mesh has none"):
+        single.slice(0)
+
+
+def test_a_field_of_a_mesh_is_not_assigned(echo: Any) -> None:
+    with pytest.raises(
+        AttributeError, match=r"cannot set 'rate' on <ActorMesh 'echo'.*give Echo an endpoint"
+    ):
+        echo.rate = 5
+    assert "rate" not in vars(echo)
+
+
+def test_marks_that_do_not_make_an_endpoint() -> None:
+    with pytest.raises(TypeError, match=r"is a static method; take @staticmethod away"):
+
+        class Static(Actor):
+            @endpoint
+            @staticmethod
+            def f(n: int) -> int:
+                return n
+
+    for kind in (staticmethod, classmethod):
+        with pytest.raises(TypeError, match=rf"is marked @{kind.__name__} and @endpoint"):
+            type("Wrapped", (Actor,), {"f": kind(endpoint(lambda self: 1))})
+    for twice in (endpoint(concurrent=True), endpoint):
+        with pytest.raises(TypeError, match="is marked @endpoint twice; keep one"):
+            twice(endpoint(make_lock))
+    with pytest.raises(TypeError, match="marks a method, not int"):
+        endpoint(concurrent=False)(3)  # type: ignore[call-overload]
+
+
+class Abstract(Actor, abc.ABC):
+    @abc.abstractmethod
+    def step(self) -> int: ...
+
+    @endpoint
+    def run(self) -> int:
+        return self.step()
+
+
+class Concrete(Abstract):
+    def step(self) -> int:
+        return 7
+
+
+def test_an_abstract_class_is_refused_where_it_is_spawned(procs: ProcMesh) -> None:
+    with pytest.raises(
+        TypeError, match="cannot spawn Abstract: it is abstract, without step; spawn a subclass"
+    ):
+        procs.spawn("abstract", Abstract)
+    concrete = procs.slice(hosts=0, gpus=0).spawn("concrete", Concrete)
+    assert concrete.run.call_one().get() == 7
+    concrete.stop().get()
+
+
+def test_levels_of_logging_by_name(procs: ProcMesh) -> None:
+    procs.logging_option(level="WARNING")
+    with pytest.raises(ValueError, match=r"level must be one of DEBUG, .*CRITICAL, or a number.*got 'warn'"):
+        procs.logging_option(level="warn")
+    procs.logging_option(level="INFO")
+
+
+class Box(Actor, Generic[T]):
+    def __init__(self, held: T) -> None:
+        self.held = held
+
+    @endpoint
+    def get(self) -> T:
+        """Give back what it holds."""
+        return self.held
+
+    @endpoint
+    def undocumented(self, n: int = 3) -> None: ...
+
+
+def test_a_generic_class_with_its_parameters(procs: ProcMesh) -> None:
+    box = procs.slice(hosts=0, gpus=0).spawn("box", Box[int], 5)
+    assert box.get.call_one().get() == 5
+    box.stop().get()
+
+
+def test_an_endpoint_shows_the_users_own_docstring_and_signature(procs: ProcMesh) -> None:
+    box = procs.slice(hosts=0, gpus=0).spawn("box", Box[int], 5)
+    assert inspect.getdoc(box.get) == "Give back what it holds."
+    assert str(inspect.signature(box.undocumented)) == "(n: 'int' = 3) -> 'None'"
+    assert "Endpoint undocumented(n=3) of Box" in (inspect.getdoc(box.undocumented) or "")
+    # Of a reference that came from elsewhere without the class, what is known.
+    reference = pickle.loads(pickle.dumps(box))
+    assert "Endpoint get() of Box" in (inspect.getdoc(reference.get) or "")
+    assert (inspect.getdoc(Endpoint) or "").startswith("An endpoint of some actors")
+    assert "self" in inspect.signature(Endpoint.call).parameters
+    box.stop().get()
 
 
 # Arguments.

@@ -14,8 +14,8 @@ pytest.importorskip("mypy", reason="mypy is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 SOURCE = """
-from typing import Any
-from mesh_core import Actor, Future, ProcMesh, ValueMesh, endpoint, this_host
+from typing import Any, Generic, TypeVar
+from mesh_core import Actor, ActorMesh, Future, ProcMesh, ValueMesh, endpoint, this_host
 
 class Trainer(Actor):
     def __init__(self, lr: float) -> None:
@@ -36,8 +36,19 @@ class Trainer(Actor):
     @endpoint
     def nothing(self) -> None: ...
 
+T = TypeVar("T")
+
+class Box(Actor, Generic[T]):
+    def __init__(self, held: T) -> None: ...
+    @endpoint
+    def get(self) -> T: raise NotImplementedError
+
+def train(trainers: ActorMesh[Trainer]) -> ValueMesh[float]:
+    return trainers.step.call(1).get()
+
 async def main(procs: ProcMesh) -> None:
     trainers = procs.spawn("trainers", Trainer, 1e-3)
+    mesh: ActorMesh[Trainer] = trainers
 """
 
 
@@ -70,6 +81,14 @@ def test_what_an_editor_completes(tmp_path: Path) -> None:
         reveal_type(trainers.step.call_one(1).as_asyncio())
         reveal_type([value for _, value in trainers.step.call(1).get()])
         reveal_type(trainers.step.call(1).get().item(gpus=0))
+        reveal_type(trainers.step.call(1).get().map(str))
+        reveal_type(mesh.step.call_one(1).get())
+        reveal_type([part.step.call_one(1).get() for _, part in mesh.slice(gpus=0)])
+        reveal_type(train(trainers))
+        reveal_type(train(mesh))
+        reveal_type(procs.spawn("box", Box[int], 1).get.call_one().get())
+        reveal_type(procs.spawn("trainers", Trainer, lr=1.0, supervise=None))
+        reveal_type(await procs.spawn("trainers", Trainer, 1.0))
         reveal_type(trainers.sizes)
         reveal_type(this_host().spawn_procs(per_host={"gpus": 2}).slice(gpus=0))
         """,
@@ -97,6 +116,14 @@ def test_what_an_editor_completes(tmp_path: Path) -> None:
         "Future[float]",
         "list[float]",
         "float",
+        "ValueMesh[str]",
+        "float",
+        "list[float]",
+        "ValueMesh[float]",
+        "ValueMesh[float]",
+        "int",
+        "Trainer",
+        "Trainer",
         "dict[str, int]",
         "ProcMesh",
     ]
@@ -112,6 +139,11 @@ def test_what_an_editor_underlines(tmp_path: Path) -> None:
         trainers.loss.broadcast(1)
         trainers.stepp.call(3)
         n: int = trainers.loss.call_one("x").get()
+        procs.spawn("trainers", Trainer, "fast")
+        procs.spawn("trainers", Trainer)
+        procs.spawn("trainers", Trainer, 1.0, rate=2)
+        procs.spawn("box", Box[int], "text")
+        trainers[0]
         """,
     )
     codes = [re.search(r"\[([\w-]+)\]$", line) for line in found if line.startswith("error")]
@@ -122,4 +154,9 @@ def test_what_an_editor_underlines(tmp_path: Path) -> None:
         "arg-type",
         "attr-defined",
         "assignment",
+        "call-overload",
+        "call-overload",
+        "call-arg",
+        "call-overload",
+        "index",
     ]

@@ -15,10 +15,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from mesh_core._actor import Actor
-from mesh_core._actors import ActorMesh
 from mesh_core._adverbs import Endpoint
 from mesh_core._context import (
     Context,
@@ -51,6 +50,10 @@ from mesh_core._procs import ProcMesh
 from mesh_core._values import ValueMesh
 
 if TYPE_CHECKING:
+    _A = TypeVar("_A")
+    # A mesh of actors is typed as their class, so that `trainers.step.call` is known: to a type checker both are one.
+    ActorMesh: TypeAlias = Annotated[_A, "a mesh of actors"]
+
     from mesh_core._accumulator import Accumulator
     from mesh_core._agent import run_worker_loop_forever
     from mesh_core._attach import attach_to_workers
@@ -63,6 +66,8 @@ if TYPE_CHECKING:
     from mesh_core._settings import Settings, SettingsError, configure, configured
     from mesh_core._supervision import set_fault_handler
     from mesh_core._workspace._report import WorkspaceReport
+else:
+    from mesh_core._actors import ActorMesh
 
 __all__ = [
     "Accumulator",

@@ -54,6 +54,14 @@ class Actor(_Base):
         super().__init_subclass__(**kwargs)
         from mesh_core._mesh import RESERVED
 
+        for name, value in vars(cls).items():
+            if isinstance(value, (staticmethod, classmethod)) and isinstance(
+                value.__func__, EndpointProperty
+            ):
+                raise TypeError(
+                    f"{cls.__qualname__}.{name} is marked @{type(value).__name__} and @endpoint; an endpoint is a method "
+                    "of the actor: keep @endpoint alone, and give it self"
+                )
         taken = sorted(
             name
             for name, value in vars(cls).items()

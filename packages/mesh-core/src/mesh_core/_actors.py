@@ -55,6 +55,18 @@ class ActorMesh(Mesh, Generic[T]):
         self._view = view
         self._ready = ready
 
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if not name.startswith("_"):
+                raise AttributeError(
+                    f"cannot set {name!r} on {self!r}: it is a reference, and the actors' fields are theirs alone; "
+                    f"give {self.class_name} an endpoint that sets it",
+                    name=name,
+                    obj=self,
+                )
+            object.__setattr__(self, name, value)
+
     def __getattr__(self, name: str) -> Endpoint[..., Any]:
         interface = self.__dict__.get("_interface")
         if interface is None:

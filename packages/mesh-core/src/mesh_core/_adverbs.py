@@ -141,6 +141,39 @@ class ManyFuture(Future[ValueMesh[R]]):
         return super()._outcome()
 
 
+class _Shown:
+    """An attribute that an endpoint has of the user's own method, for those who look at it: ``help``, IPython."""
+
+    def __init__(self, show: Callable[[Endpoint[..., Any]], Any], of_class: Any) -> None:
+        self._show = show
+        self._of_class = of_class
+
+    def __get__(self, endpoint: Endpoint[..., Any] | None, owner: type) -> Any:
+        found = self._of_class if endpoint is None else self._show(endpoint)
+        if found is None:
+            raise AttributeError("only an endpoint of an actor class that is at hand has it")
+        return found
+
+
+def _doc_of(endpoint: Endpoint[..., Any]) -> str:
+    method = endpoint._mesh._interface.method(endpoint._name)
+    said = getattr(method, "__doc__", None)
+    how = "call, call_one, choose, broadcast or stream it"
+    return said or f"Endpoint {endpoint._name}{endpoint._arity.text} of {endpoint._mesh.class_name}; {how}."
+
+
+def _signature_of(endpoint: Endpoint[..., Any]) -> Any:
+    import inspect
+
+    method = endpoint._mesh._interface.method(endpoint._name)
+    if method is None:
+        return None
+    signature = inspect.signature(method)
+    # `self`, and the port of one that answers by it, are not the caller's to give.
+    hidden = 2 if endpoint._arity.port and not endpoint._arity.streams else 1
+    return signature.replace(parameters=list(signature.parameters.values())[hidden:])
+
+
 class Endpoint(Generic[P, R]):
     """An endpoint of some actors, ready to be called with an adverb: ``trainers.step.call(batch)``.
 
@@ -167,6 +200,10 @@ class Endpoint(Generic[P, R]):
     )
 
     _reducer: Reducer | None = None
+
+    if not TYPE_CHECKING:
+        __doc__ = _Shown(_doc_of, __doc__)
+        __signature__ = _Shown(_signature_of, None)
 
     def __init__(
         self, mesh: ActorMesh[Any], name: str, arity: Arity, limit: float | None = None, block: bool = True

@@ -116,6 +116,7 @@ class EndpointProperty(Generic[P, R]):
     ) -> None:
         import inspect
 
+        _check_method(function)
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
         self.function = function
         streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
@@ -209,9 +210,21 @@ def endpoint(
         return functools.partial(
             EndpointProperty, concurrent=concurrent, explicit_response_port=explicit_response_port
         )
+    return EndpointProperty(function, concurrent=concurrent, explicit_response_port=explicit_response_port)
+
+
+def _check_method(function: object) -> None:
+    if isinstance(function, EndpointProperty):
+        raise TypeError(
+            f"{function.function.__qualname__} is marked @endpoint twice; keep one mark, with all its options"
+        )
+    if isinstance(function, staticmethod):
+        raise TypeError(
+            f"@endpoint marks a method of an actor, and {function.__func__.__qualname__} is a static method; "
+            "take @staticmethod away and give it self"
+        )
     if not callable(function):
         raise TypeError(f"@endpoint marks a method, not {type(function).__name__}")
-    return EndpointProperty(function, concurrent=concurrent, explicit_response_port=explicit_response_port)
 
 
 class Interface:
@@ -237,6 +250,13 @@ class Interface:
         import inspect
 
         return None if self._cls is None else inspect.signature(getattr(self._cls, name))
+
+    def method(self, name: str) -> Callable[..., Any] | None:
+        """An endpoint's function, or a plain method; only where the class is at hand."""
+        found = getattr(self._cls, name, None)
+        if isinstance(found, EndpointProperty):
+            found = found.function
+        return found if callable(found) else None
 
     def is_generator(self, name: str) -> bool:
         """Whether such a method yields; only where the class is at hand."""

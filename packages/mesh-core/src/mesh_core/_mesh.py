@@ -46,9 +46,35 @@ class Mesh:
     def _with_region(self, region: Region) -> Self:
         raise TypeError(f"{type(self).__name__} is not a mesh: spawn it on processes first")
 
-    def slice(self, **dims: int | slice) -> Self:
-        """A part: an int picks a place and drops the dimension, a slice keeps a range of it."""
-        return self._with_region(self._view.slice(**dims))
+    if TYPE_CHECKING:
+
+        def slice(self, **dims: int | slice) -> Self: ...
+
+    else:
+
+        def slice(self, *places: object, **dims: int | slice) -> Self:
+            """A part: an int picks a place and drops the dimension, a slice keeps a range of it."""
+            if places:
+                raise TypeError(f"slice() takes dimensions by name, {self._example()}, got {places[0]!r}")
+            return self._with_region(self._view.slice(**dims))
+
+        def __getitem__(self, place: object) -> Any:
+            raise TypeError(
+                f"a mesh is not indexed by number, got [{place!r}]: its dimensions have names. "
+                f"Write {self._indexed(place)}"
+            )
+
+    def _example(self) -> str:
+        """How to take a part of this mesh by name, for those who did otherwise."""
+        labels = self._view.labels
+        return (
+            f"such as slice({labels[0]}=0); this mesh has {describe(self._view)}"
+            if labels
+            else "and this mesh has none"
+        )
+
+    def _indexed(self, place: object) -> str:
+        return self._example().replace("such as ", "mesh.", 1) if self._view.labels else "the mesh itself"
 
     def split(self, **dims: Any) -> Self:
         """Make several dimensions out of one: ``split(gpus=("node", "gpu"), gpu=8)``; one size may be left out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from mesh_core import _process
 from mesh_core._actors import ActorMesh
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
     from mesh_core._surroundings import Env
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # How long other hosts may take to tell the ids of their processes.
@@ -103,9 +104,16 @@ class ProcMesh(Mesh):
         for index, rank in enumerate(self._view):
             yield Point(index, extent), self._with_region(Region([], Slice(rank, [], [])))
 
+    @overload
     def spawn(
-        self, name: str, cls: Callable[..., T], *args: Any, supervise: Policy | None = None, **kwargs: Any
-    ) -> T:
+        self, name: str, cls: Callable[..., T], *args: Any, supervise: Policy | None, **kwargs: Any
+    ) -> T: ...
+    @overload
+    def spawn(self, name: str, cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    # The constructor's arguments may be of any names but those of this method's own.
+    def spawn(  # type: ignore[misc]
+        self, name: str, cls: Any, *args: Any, supervise: Policy | None = None, **kwargs: Any
+    ) -> Any:
         """Spawn an actor on every process. Returns at once; messages wait until its constructor has returned.
 
         The actor (or the script) that spawns owns what it has spawned: it ends with its owner, and its owner hears of
@@ -115,6 +123,8 @@ class ProcMesh(Mesh):
         What comes back is an :class:`ActorMesh`, typed as the class itself so that its endpoints are known. It may be
         awaited: ``await procs.spawn(...)`` returns it once all are constructed, or raises what a constructor raised.
         """
+        # Of Model[int], a generic class with its parameters, the class.
+        cls = getattr(cls, "__origin__", cls)
         if not isinstance(cls, type) or not _is_actor(cls):
             raise TypeError(
                 f"spawn() takes an actor class, not {cls!r}; derive it from mesh_core.Actor and pass the class, "
@@ -145,7 +155,7 @@ class ProcMesh(Mesh):
             call = sender.call(spawned)
         else:
             call = process.tracer.spawn(sender, spawned, name, cls.__qualname__)
-        mesh: ActorMesh[T] = ActorMesh(
+        mesh: ActorMesh[Any] = ActorMesh(
             process,
             interface,
             name=name,
@@ -160,13 +170,18 @@ class ProcMesh(Mesh):
             process, call, lambda call: _all_well(call, who), lambda: f"the spawn of {name!r}"
         )
         process.own(owner_id, mesh, actor_id, supervise)
-        return cast("T", mesh)
+        return mesh
 
     def _check_constructor(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         import inspect
 
         from mesh_core._endpoint import Arity
 
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise TypeError(
+                f"cannot spawn {cls.__qualname__}: it is abstract, without {', '.join(missing)}; "
+                "spawn a subclass that has them"
+            )
         if cls.__init__ is object.__init__:  # type: ignore[misc]  # only compared
             complaint = "takes no arguments" if args or kwargs else ""
             text = "()"
@@ -223,7 +238,7 @@ class ProcMesh(Mesh):
         self,
         stream_to_client: bool = True,
         aggregate_window_sec: float | None = 3.0,
-        level: int = 20,  # logging.INFO
+        level: int | str = 20,  # logging.INFO
         ignore_numbers: bool = False,
     ) -> None:
         """Say what is done with what these processes print and log; for the whole mesh, and for what comes from now on.
@@ -231,12 +246,11 @@ class ProcMesh(Mesh):
         Without ``stream_to_client`` nothing is shown (the last lines of stderr still are part of a failure). Equal
         lines of several ranks within ``aggregate_window_sec`` seconds are shown as one; with ``None`` every line is shown
         as it is. With ``ignore_numbers`` lines that differ in their numbers alone are shown as one too, with a note.
-        Records of :mod:`logging` below ``level`` are left out.
+        Records of :mod:`logging` below ``level``, a number or a name, are left out.
 
-        >>> import logging
         >>> from mesh_core import this_host
         >>> with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
-        ...     procs.logging_option(aggregate_window_sec=None, level=logging.WARNING)
+        ...     procs.logging_option(aggregate_window_sec=None, level="WARNING")
         """
         from mesh_core import _streams
 
@@ -245,8 +259,7 @@ class ProcMesh(Mesh):
             raise ValueError(
                 f"aggregate_window_sec is a number of seconds up to a day, or None, not {aggregate_window_sec!r}"
             )
-        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 1000:
-            raise ValueError(f"level is a number such as logging.INFO, not {level!r}")
+        level = _level(level)
         if not isinstance(ignore_numbers, bool):
             raise ValueError(f"ignore_numbers must be True or False, got {ignore_numbers!r}")
         if self._procs_id == 0:
@@ -355,6 +368,17 @@ class ProcMesh(Mesh):
         return listed(Table(["place", "pid"]), len(pids), row).html(
             f"{self!r} on {self._home.called(self._view)}"
         )
+
+
+def _level(level: object) -> int:
+    from mesh_core._streams import LEVELS
+
+    number = LEVELS.get(level) if isinstance(level, str) else level
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 1000:
+        raise ValueError(
+            f"level must be one of {', '.join(LEVELS)}, or a number such as logging.INFO, got {level!r}"
+        )
+    return number
 
 
 def _is_actor(cls: type) -> bool:

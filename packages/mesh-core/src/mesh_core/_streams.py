@@ -20,7 +20,7 @@ from mesh_core._native import LineWriter, flush_stdio, line_buffer_stdio
 if TYPE_CHECKING:
     from mesh_core._context import Instance
 
-_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
+LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 # The beginning of a line that is longer is sent as it is, and lines that are longer together are sent one by one.
 _LONGEST = 64 * 1024
 # Stands for a line's end inside of what belongs together.
@@ -184,7 +184,7 @@ def introduce(told: dict[str, Any], rank: int) -> None:
         procs *= size
     settings = told["settings"]
     name, host = (told[key].translate(_CONTROLS) for key in ("mesh_name", "host"))
-    window, level = round(settings["log_window"] * 1000), _LEVELS[settings["log_level"]]
+    window, level = round(settings["log_window"] * 1000), LEVELS[settings["log_level"]]
     flags = SHOWN | (ALIKE if settings["log_ignore_numbers"] else 0)
     fields = (name, rank, ",".join(reversed(coordinates)), host, procs, flags, window, level)
     record = "\x1eI" + "".join(f"{field}\x1f" for field in fields) + "\n"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from mesh_core._mesh import Mesh, describe
 from mesh_core._native import Point, Region
 
 R = TypeVar("R")
+S = TypeVar("S")
 
 # Values that are loaded to be shown.
 _MOST_LOADED = 10_000
@@ -45,13 +46,13 @@ class ValueMesh(Mesh, Generic[R]):
         self._view = region if view is None else view
 
     @classmethod
-    def of(cls, extent: Any, values: Any) -> ValueMesh[Any]:
+    def of(cls, extent: Any, values: Iterable[S]) -> ValueMesh[S]:
         """Make one from plain values in the order of ranks."""
         cells = list(values)
         region = Region.whole(extent)
         if len(cells) != len(region):
             raise ValueError(f"{len(cells)} values do not fill a mesh of {len(region)} ({describe(region)})")
-        return cls(region, cells)
+        return ValueMesh(region, cells)
 
     def _with_region(self, region: Region) -> ValueMesh[R]:
         return ValueMesh(self._region, self._cells, region)
@@ -83,6 +84,13 @@ class ValueMesh(Mesh, Generic[R]):
             )
         return self._load(region.rank_at(0))
 
+    def _indexed(self, place: object) -> str:
+        named = ", ".join(f"{label}=0" for label in self._view.labels)
+        return (
+            f"values.get({place!r}) for the value of a rank, or values.item({named}) for one by its place; "
+            f"this mesh has {describe(self._view)}"
+        )
+
     def values(self) -> list[R]:
         """All values, in the order of ranks."""
         return [self._load(rank) for rank in self._view]
@@ -91,8 +99,13 @@ class ValueMesh(Mesh, Generic[R]):
         """Every point with its value."""
         return list(self)
 
-    def map(self, change: Callable[[R], Any]) -> ValueMesh[Any]:
-        """A mesh of the same shape of ``change(value)``."""
+    def map(self, change: Callable[[R], S]) -> ValueMesh[S]:
+        """A mesh of the same shape of ``change(value)``.
+
+        >>> from mesh_core import Extent
+        >>> ValueMesh.of(Extent.of(gpus=2), [1, 2]).map(str).values()
+        ['1', '2']
+        """
         return ValueMesh.of(self.extent, [change(value) for value in self.values()])
 
     def __iter__(self) -> Iterator[tuple[Point, R]]:
