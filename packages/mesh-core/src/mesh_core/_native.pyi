@@ -43,7 +43,10 @@ __all__ = [
     "host_name",
     "line_buffer_stdio",
     "live_hosts",
+    "name_process",
+    "packing",
     "peers",
+    "release_hosts",
     "release_sigterm",
     "roll",
 ]
