@@ -135,10 +135,10 @@ class ManyFuture(Future[ValueMesh[R]]):
             self._value.__notes__.remove(_OTHERS_MISSING)
             self._value.results = self._rest
 
-    def _outcome(self) -> ValueMesh[R]:
+    def _tell(self) -> None:
         if self._is_loss():
             self._complete_loss()
-        return super()._outcome()
+        super()._tell()
 
 
 class _Shown:
