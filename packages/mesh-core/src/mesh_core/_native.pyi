@@ -46,6 +46,7 @@ __all__ = [
     "name_process",
     "packing",
     "peers",
+    "release_hosts",
     "release_sigterm",
     "roll",
 ]
