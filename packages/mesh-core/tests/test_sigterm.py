@@ -114,6 +114,7 @@ finally:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_sigterm_ends_in_order(script: Any, tmp_path: Path, wait: str) -> None:
+    """EXIT-3, TERM-3."""
     if wait == "uvloop":
         pytest.importorskip("uvloop")
     run = script(job(WAITS[wait]), str(tmp_path))
@@ -179,6 +180,7 @@ sys.exit(5)
 
 @pytest.mark.parametrize("second", ["the grace", "a second SIGTERM"])
 def test_what_does_not_end_is_killed(script: Any, second: str) -> None:
+    """TERM-1."""
     grace = 0.3 if second == "the grace" else 600
     run = script(
         f"from mesh_core import configure; configure(stop_timeout=600, sigterm_grace={grace})\n"
@@ -272,7 +274,7 @@ print(now is mine, now is before)
 
 
 def test_a_forked_child_dies_of_sigterm(script: Any, tmp_path: Path) -> None:
-    """So does what multiprocessing ends with terminate()."""
+    """TERM-2; so does what multiprocessing ends with terminate()."""
     run = script(
         JOB
         + """
