@@ -76,7 +76,9 @@ WAITS = {
     "another thread's call": """
         def work():
             try:
-                held.hold.call().get()
+                waiting = held.hold.call()
+                print("up", flush=True)
+                waiting.get()
             except MeshError:
                 print("thread ends", flush=True)
         threading.Thread(target=work).start()
