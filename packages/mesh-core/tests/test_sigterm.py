@@ -135,8 +135,8 @@ def test_a_script_that_catches_it_decides_on_its_status(script: Any, tmp_path: P
     run = script(
         JOB
         + """
-print("up", flush=True)
 try:
+    print("up", flush=True)
     held.hold.call().get()
 except SystemExit as error:
     print(error.code)
