@@ -76,7 +76,9 @@ WAITS = {
     "another thread's call": """
         def work():
             try:
-                held.hold.call().get()
+                waiting = held.hold.call()
+                print("up", flush=True)
+                waiting.get()
             except MeshError:
                 print("thread ends", flush=True)
         threading.Thread(target=work).start()
@@ -114,6 +116,7 @@ finally:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_sigterm_ends_in_order(script: Any, tmp_path: Path, wait: str) -> None:
+    """EXIT-3, TERM-3."""
     if wait == "uvloop":
         pytest.importorskip("uvloop")
     run = script(job(WAITS[wait]), str(tmp_path))
@@ -132,8 +135,8 @@ def test_a_script_that_catches_it_decides_on_its_status(script: Any, tmp_path: P
     run = script(
         JOB
         + """
-print("up", flush=True)
 try:
+    print("up", flush=True)
     held.hold.call().get()
 except SystemExit as error:
     print(error.code)
@@ -179,6 +182,7 @@ sys.exit(5)
 
 @pytest.mark.parametrize("second", ["the grace", "a second SIGTERM"])
 def test_what_does_not_end_is_killed(script: Any, second: str) -> None:
+    """TERM-1."""
     grace = 0.3 if second == "the grace" else 600
     run = script(
         f"from mesh_core import configure; configure(stop_timeout=600, sigterm_grace={grace})\n"
@@ -272,7 +276,7 @@ print(now is mine, now is before)
 
 
 def test_a_forked_child_dies_of_sigterm(script: Any, tmp_path: Path) -> None:
-    """So does what multiprocessing ends with terminate()."""
+    """TERM-2; so does what multiprocessing ends with terminate()."""
     run = script(
         JOB
         + """
