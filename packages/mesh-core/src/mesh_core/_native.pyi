@@ -46,9 +46,9 @@ __all__ = [
     "name_process",
     "packing",
     "peers",
-    "release_hosts",
     "release_sigterm",
     "roll",
+    "stop_hosts",
 ]
 
 __version__: str
