@@ -22,7 +22,7 @@ from mesh_core import (
     this_proc,
 )
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 
 # The adverbs.

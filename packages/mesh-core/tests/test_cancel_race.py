@@ -3,7 +3,11 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from mesh_core import Actor, endpoint, this_host
+
+pytestmark = pytest.mark.python
 
 
 def mixed_class() -> type[Any]:

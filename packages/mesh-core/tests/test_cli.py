@@ -17,6 +17,8 @@ from mesh_core.cli._summaries import SUMMARIES
 from mesh_core.cli.checks import _interpreter, _kernel, _limits
 from mesh_core.plugins import COMMANDS, PluginManager
 
+pytestmark = pytest.mark.versions
+
 
 def mesh(*arguments, site=None, status=0, interpreter=(sys.executable, "-m", "mesh_core.cli")):
     """Run `mesh` and return what it printed to stdout and stderr."""

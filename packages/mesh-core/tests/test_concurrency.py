@@ -10,6 +10,8 @@ from flow_samples import Caller, Plain
 
 from mesh_core import ActorTimeout, MeshError, ProcMesh
 
+pytestmark = pytest.mark.python
+
 
 @pytest.fixture
 def pair(procs: ProcMesh) -> Iterator[tuple[Any, Any]]:

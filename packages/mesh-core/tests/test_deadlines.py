@@ -15,6 +15,8 @@ from flow_samples import Blocker, Producer, Valve, Worker, most
 
 from mesh_core import Accumulator, ActorTimeout, ProcMesh
 
+pytestmark = pytest.mark.python
+
 
 @pytest.fixture
 def workers(procs: ProcMesh) -> Iterator[Any]:

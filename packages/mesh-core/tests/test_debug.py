@@ -23,6 +23,8 @@ from mesh_core._debug._selection import Selection, names
 from mesh_core._errors import MeshError
 from mesh_core.cli import main
 
+pytestmark = pytest.mark.python
+
 TRAINERS = """
 from mesh_core import Actor, current_rank, endpoint, this_host
 

@@ -19,6 +19,8 @@ from mesh_core._errors import ActorError, MeshError
 from mesh_core._exceptions import decode_exception, encode_exception
 from mesh_core._failure import MeshFailure
 
+pytestmark = pytest.mark.python
+
 WHERE: dict[str, Any] = {"actor": "trainer", "rank": 3, "point": {"gpus": 3}, "host": "b7", "pid": 4242}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from core_processes import Script, Watch, family, inherited_path
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.python]
 
 START = """
 import asyncio, atexit, contextlib, os, signal, sys, threading, time

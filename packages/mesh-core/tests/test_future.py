@@ -12,7 +12,7 @@ from core_samples import Coroutines, Gate
 
 from mesh_core import ActorError, ActorTimeout, Future, MeshError, ProcMesh, configured, this_host
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 
 @pytest.fixture

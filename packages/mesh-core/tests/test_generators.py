@@ -22,7 +22,7 @@ from mesh_core import (
     send,
 )
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 SOON = 30.0
 

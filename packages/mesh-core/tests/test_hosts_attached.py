@@ -20,7 +20,7 @@ from test_hosts_failure import told, wait_until  # noqa: F401 - a fixture
 from mesh_core import MeshError, SpawnError, Undeliverable, attach_to_workers, shutdown, this_host
 from mesh_core.testing import LocalCluster
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

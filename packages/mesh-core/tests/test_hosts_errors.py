@@ -29,8 +29,6 @@ from mesh_core import (
 )
 from mesh_core.testing import LocalCluster
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(autouse=True)
 def no_job_left() -> Iterator[None]:

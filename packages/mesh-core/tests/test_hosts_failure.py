@@ -27,8 +27,6 @@ from mesh_core import (
 )
 from mesh_core.testing import LocalCluster
 
-pytestmark = pytest.mark.once
-
 AT_ONCE = 3.0
 """On a busy machine; what is meant takes a few milliseconds."""
 

@@ -1,9 +1,6 @@
 """Tests of flow control on one host again, with the processes on two."""
 
-import pytest
 import test_flow
 from core_hosts import cluster, hosts, over_hosts, procs, runtime  # noqa: F401 - fixtures
-
-pytestmark = pytest.mark.once
 
 globals().update(over_hosts(test_flow))

@@ -21,8 +21,6 @@ from mesh_core import (
 )
 from mesh_core.testing import LocalCluster
 
-pytestmark = pytest.mark.once
-
 SOON = 30.0
 
 

@@ -12,8 +12,6 @@ from hosts_samples import SOON, Member, Register
 from mesh_core import HostMesh, Undeliverable, attach_to_workers, get_or_spawn_controller, shutdown, this_host
 from mesh_core.testing import LocalCluster
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def hosts(cluster: LocalCluster) -> Iterator[HostMesh]:  # noqa: F811

@@ -1,9 +1,6 @@
 """Tests of response ports on one host again, with the processes on two."""
 
-import pytest
 import test_response_ports
 from core_hosts import cluster, hosts, over_hosts, procs, runtime  # noqa: F401 - fixtures
-
-pytestmark = pytest.mark.once
 
 globals().update(over_hosts(test_response_ports))

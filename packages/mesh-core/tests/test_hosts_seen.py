@@ -33,8 +33,6 @@ from mesh_core import (
 from mesh_core.cli._debug import Desk
 from mesh_core.testing import LocalCluster
 
-pytestmark = pytest.mark.once
-
 LONG = 30.0
 
 

@@ -14,7 +14,7 @@ from test_hosts_failure import told, wait_until  # noqa: F401 - a fixture
 from mesh_core import HostMesh, SupervisionError, attach_to_workers, configured, shutdown
 from mesh_core.testing import LocalCluster
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 WINDOW = 2.0
 

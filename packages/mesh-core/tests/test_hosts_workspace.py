@@ -11,8 +11,6 @@ import pytest
 from mesh_core import Actor, HostMesh, endpoint
 from mesh_core.testing import LocalCluster
 
-pytestmark = pytest.mark.once
-
 SOON = 30.0
 MODULE = "synced_to_hosts"
 

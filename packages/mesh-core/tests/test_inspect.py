@@ -29,7 +29,7 @@ from mesh_core import (
 )
 from mesh_core.inspect import ActorState, Event, Events, ProcState, Snapshot
 
-pytestmark = pytest.mark.usefixtures("runtime", "fault_tolerant")
+pytestmark = [pytest.mark.usefixtures("runtime", "fault_tolerant"), pytest.mark.python]
 
 LONG_S = 600
 

@@ -19,7 +19,7 @@ from core_samples import Coroutines
 
 from mesh_core import MeshError, ProcMesh
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from mesh_core import Actor, ProcMesh, endpoint
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python, pytest.mark.versions]
 
 
 def lines(script: Any, source: str) -> list[str]:

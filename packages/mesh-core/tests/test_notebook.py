@@ -19,6 +19,7 @@ pytestmark = [
         importlib.util.find_spec("ipykernel") is None or importlib.util.find_spec("jupyter_client") is None,
         reason="ipykernel and jupyter_client are not installed",
     ),
+    pytest.mark.python,
 ]
 
 # Runs cells in a kernel; prints what each has shown. A cell that prints "waits" is interrupted then.

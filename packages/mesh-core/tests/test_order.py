@@ -10,8 +10,6 @@ from order_samples import AsyncListener, AsyncSpeaker, Listener, Speaker, Talk
 
 from mesh_core import ProcMesh
 
-pytestmark = pytest.mark.once
-
 SOON = 60.0
 
 

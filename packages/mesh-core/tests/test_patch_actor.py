@@ -12,7 +12,7 @@ import pytest
 from mesh_core import Actor, ActorError, ProcMesh, endpoint, this_host, this_proc
 from mesh_core.testing import mock_actor, patch_actor
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 
 class Store(Actor):

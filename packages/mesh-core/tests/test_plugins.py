@@ -24,6 +24,8 @@ from mesh_core.plugins import (
 )
 from mesh_core.testing import CommandPluginConformance, DoctorCheckConformance
 
+pytestmark = [pytest.mark.python, pytest.mark.versions]
+
 
 class Told(list[PluginLoadError]):
     """A `warn` that remembers."""

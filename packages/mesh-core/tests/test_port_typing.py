@@ -10,7 +10,7 @@ from core_typing import mypy
 
 pytest.importorskip("mypy", reason="mypy is not installed")
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow]
 
 
 SOURCE = """

@@ -16,7 +16,7 @@ from core_samples import Echo, environment
 
 from mesh_core import MeshError, ProcMesh, SpawnError, SupervisionError, proc_mesh, this_host
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 Start = pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 

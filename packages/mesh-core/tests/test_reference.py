@@ -4,7 +4,11 @@ import dataclasses
 import re
 from collections.abc import Callable
 
+import pytest
+
 import mesh_core
+
+pytestmark = pytest.mark.python
 
 Page = Callable[[str], str]
 

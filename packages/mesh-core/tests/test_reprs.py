@@ -10,6 +10,8 @@ from core_samples import Echo
 
 from mesh_core import Extent, MeshFailure, ProcMesh, SupervisionError, ValueMesh, inspect, this_host
 
+pytestmark = pytest.mark.python
+
 VOID = {"br"}
 NASTY = "<script>alert('&')</script>\x1b[31m\n\0\ud800"
 

@@ -11,7 +11,7 @@ from core_samples import Echo
 
 from mesh_core import Actor, ProcMesh, endpoint, rank_seed, this_host
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 Start = pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 

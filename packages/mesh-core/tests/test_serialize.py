@@ -19,7 +19,7 @@ import pytest
 from mesh_core._errors import MeshError, SerializationError
 from mesh_core._serialize import OUT_OF_BAND_BYTES, dumps, loads
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.python, pytest.mark.versions]
 
 LARGE = 100_000
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from core_processes import Script, Watch, inherited_path
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow]
 
 START = """
 import asyncio, atexit, contextlib, ctypes, os, signal, sys, threading

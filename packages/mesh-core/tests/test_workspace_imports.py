@@ -17,6 +17,8 @@ from core_workspace import file_of, sync, value_of, write
 
 from mesh_core import MeshError, ProcMesh, this_host
 
+pytestmark = pytest.mark.python
+
 
 @pytest.fixture(scope="module", autouse=True)
 def keeper(runtime: None, tmp_path_factory: pytest.TempPathFactory) -> None:
