@@ -200,6 +200,9 @@ class Endpoint(Generic[P, R]):
     )
 
     _reducer: Reducer | None = None
+    # Only with ``reduce=``, see ReducedEndpoint.
+    _combined: Sender
+    _plan: tuple[Any, ...]
 
     if not TYPE_CHECKING:
         __doc__ = _Shown(_doc_of, __doc__)
@@ -266,13 +269,10 @@ class Endpoint(Generic[P, R]):
             return process.tracer.call(self, adverb, again)
         limit = inherited(self._limit) if process.deadlines else self._limit
         if combined:
-            call = self._call_combined(args, kwargs, limit)
+            call = self._combined.call(((self._plan, *args), kwargs), stream, limit)
         else:
             call = self._senders.call((args, kwargs), stream, limit)
         return kind(process, call, finish, self._what, limit)
-
-    def _call_combined(self, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Call:
-        raise NotImplementedError  # what ``reduce=`` makes of an endpoint does
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call exactly one actor. A mesh of several is a ``ValueError``: slice it first."""

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 
-class ImportHook:
+class ImportHook(ABC):
     """The first of the finders: it lets the others find a module, and tells of the loading of those that it wants."""
 
+    @abstractmethod
     def wants(self, name: str) -> bool:
         """Whether to be told of this module."""
-        raise NotImplementedError
 
-    def before(self, name: str) -> None:
+    def before(self, name: str) -> None:  # noqa: B027 - a hook may do without
         """A module, or a part of it, is about to be loaded."""
 
-    def after(self, name: str, *, done: bool) -> None:
+    def after(self, name: str, *, done: bool) -> None:  # noqa: B027
         """That part is loaded, or could not be; ``done`` says that the module is complete."""
 
     def install(self) -> None:

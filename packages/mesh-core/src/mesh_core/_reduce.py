@@ -64,9 +64,6 @@ class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
         future: Future[R] = self._begin("call", Future, self._finish_combined, args, kwargs, combined=True)
         return future
 
-    def _call_combined(self, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Call:
-        return self._combined.call(((self._plan, *args), kwargs), False, limit)
-
     def _traced(self, context: str) -> Endpoint[P, R]:
         endpoint = super()._traced(context)
         assert isinstance(endpoint, ReducedEndpoint)
