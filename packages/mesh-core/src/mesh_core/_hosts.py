@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from mesh_core import _process
-from mesh_core._errors import MeshError, SupervisionError
+from mesh_core import _blocks, _process
+from mesh_core._errors import MeshError
 from mesh_core._home import Home
 from mesh_core._mesh import Mesh, describe
 from mesh_core._native import Extent, Placement, Point, Region, Slice, roll, stop_hosts
@@ -250,16 +250,7 @@ class HostMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
-            stopped = self.stop()
-            failed: BaseException | None = None
-            while not stopped.done():
-                try:
-                    stopped.get()
-                except SupervisionError as unheard:
-                    # Raised here as by any call, but for the block's own error, and after the end.
-                    failed = failed or unheard
-            if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
-                raise failed
+            _blocks.end(self._process, self.stop(), error)
 
     async def __aenter__(self) -> Self:
         self._attached()
@@ -270,15 +261,7 @@ class HostMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
-            stopped = self.stop()
-            failed: BaseException | None = None
-            while not stopped.done():
-                try:
-                    await stopped
-                except SupervisionError as unheard:
-                    failed = failed or unheard
-            if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
-                raise failed
+            await _blocks.end_async(self._process, self.stop(), error)
 
     def __reduce__(self) -> Any:
         names = self._home.names

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from mesh_core import _process
+from mesh_core import _blocks, _process
 from mesh_core._actors import ActorMesh
 from mesh_core._config import executable, pack
 from mesh_core._context import current_instance
@@ -306,15 +306,7 @@ class ProcMesh(Mesh):
             stopped = self.stop()
             if isinstance(error, KeyboardInterrupt):
                 self._hurry(stopped)
-            failed: BaseException | None = None
-            while not stopped.done():
-                try:
-                    stopped.get()
-                except SupervisionError as unheard:
-                    # Raised here as by any call, but for the block's own error, and after the end.
-                    failed = failed or unheard
-            if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
-                raise failed
+            _blocks.end(self._process, stopped, error)
 
     def _hurry(self, stopped: Future[None]) -> None:
         """Wait for an end that Ctrl-C wants; another Ctrl-C kills."""
@@ -339,16 +331,7 @@ class ProcMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
-            stopped = self.stop()
-            failed: BaseException | None = None
-            while not stopped.done():
-                try:
-                    await stopped
-                except SupervisionError as unheard:
-                    failed = failed or unheard
-            # Not for long: what has ended has sent its notices before.
-            if error is None and (failed := failed or self._process.faults.catch_up()) is not None:
-                raise failed
+            await _blocks.end_async(self._process, self.stop(), error)
 
     def __reduce__(self) -> Any:
         return _revive, (self._name, self._home, self._procs_id, self._root, self._view)
