@@ -4,5 +4,3 @@ import test_order
 from core_hosts import cluster, hosts, over_hosts, procs, runtime  # noqa: F401 - fixtures
 
 globals().update(over_hosts(test_order))
-
-pytestmark = test_order.pytestmark

@@ -341,7 +341,7 @@ def test_not_streamed_is_not_shown_but_kept_for_a_failure(capfd: pytest.CaptureF
     [
         {"aggregate_window_sec": -1},
         {"aggregate_window_sec": "3"},
-        {"level": "INFO"},
+        {"level": "LOUD"},
         {"level": -1},
         {"level": True},
     ],
