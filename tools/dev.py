@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 
 def main(arguments: list[str]) -> int:
+    heed_interrupts()
     if not arguments or arguments[0] in {"-h", "--help"}:
         print(__doc__)
         return 0 if arguments else 2
@@ -44,6 +46,14 @@ def main(arguments: list[str]) -> int:
         rest = [argument for argument in rest if argument != "--all"]
         return run_counting([*nox, *(["--", *rest] if rest else [])], everything=everything)
     return subprocess.call([*nox, "--session", command, *(["--", *rest] if rest else [])], env=environment())
+
+
+def heed_interrupts() -> None:
+    """A shell has what it runs in the background ignore these signals; tests send them to what inherits that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def missing_toolchain() -> str:

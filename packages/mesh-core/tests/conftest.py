@@ -1,7 +1,6 @@
 """Fixtures for several test files."""
 
 import gc
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,15 +97,6 @@ def page() -> Callable[[str], str]:
         return (root / name).read_text()
 
     return read
-
-
-@pytest.fixture(scope="session", autouse=True)
-def interruptible() -> None:
-    """A shell has what it runs in the background ignore Ctrl-C and Ctrl-\\, and the scripts that are started here with it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
-        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
