@@ -520,7 +520,9 @@ if __name__ == "__main__":
     record()
     from opentelemetry import trace
     with LocalCluster(hosts=2) as cluster:
-        procs = cluster.attach().spawn_procs(bootstrap=begin_recording)
+        hosts = cluster.attach()
+        hosts.initialized.get(timeout=30)  # from then on their names are known
+        procs = hosts.spawn_procs(bootstrap=begin_recording)
         middle = procs.slice(hosts=0).spawn("middle", Middle)
         worker = procs.slice(hosts=1).spawn("worker", Worker)
         with trace.get_tracer("test").start_as_current_span("root") as root:
