@@ -66,7 +66,10 @@ def test_nothing_outlives_a_script(ending, seed):
             with pytest.raises(subprocess.TimeoutExpired):
                 victim.wait(random.Random(seed).random() * 0.7)
             victim.send_signal(SIGNALS[ending])
-        _, errors = victim.communicate(timeout=30)
+        try:
+            _, errors = victim.communicate(timeout=30)
+        finally:
+            victim.kill()
     expected = {"raise": 1, "exit": 7, "return": 0}.get(ending)
     assert expected is None or victim.returncode == expected, errors.decode()
     assert_all_end(mark)

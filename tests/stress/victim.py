@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -35,6 +36,10 @@ class Worker(Actor):
 
 def main() -> None:
     """Spawn, call and stop, and end in the way that was asked for."""
+    # Whoever runs the tests in the background, or by nohup, has it ignore signals, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for each in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(each, signal.SIG_DFL)
     rng, ending = random.Random(int(sys.argv[1])), sys.argv[2]
     end = time.monotonic() + rng.random() * 0.7 if ending in {"raise", "exit", "return"} else float("inf")
     stop = threading.Event()
