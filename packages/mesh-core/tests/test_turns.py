@@ -137,12 +137,13 @@ class Founder(Actor):
     """Uses the event loop in its constructor."""
 
     def __init__(self) -> None:
+        self.found: list[str] = []
         self.done = asyncio.Event()
+        # What follows is the loop's from here on: it does not wait for the constructor.
         self.loop = asyncio.get_running_loop()
         self.task = asyncio.create_task(self.work())
         self.loop.call_later(0.001, self.timed, "positional")
         self.loop.call_later(0.001, self.timed, "cancelled").cancel()
-        self.found: list[str] = []
 
     async def work(self) -> str:
         await asyncio.sleep(0)
