@@ -17,6 +17,7 @@ _ENDS = re.compile(r"^Session .+? (?:was successful|failed|aborted|raised|skippe
 _COMPILES = re.compile(r"^(?:building |uv build |python -m pip wheel |cargo (?:clippy|test --no-run))")
 _PACKAGE = re.compile(r"\((?P<name>[\w-]+)\)$")
 _ROW = re.compile(r"^\| (?P<name>[\w -]+?) \| (?P<idle>\d+) \| (?P<busy>\d+) \|$", re.MULTILINE)
+_WORTH_A_LINE = 0.05
 OTHER = "the workspace"
 """What the sessions belong to that are not about one package."""
 
@@ -80,11 +81,12 @@ def report(
     slowest: Iterable[tuple[str, float]],
 ) -> str:
     """A page of text for the end of a run."""
-    longest = sorted(minutes.running, key=lambda name: -minutes.running[name])
+    noticed = (name for name, spent in minutes.running.items() if spent >= _WORTH_A_LINE)
+    longest = sorted(noticed, key=lambda name: -minutes.running[name])
     lines = [
-        "where the minutes went      run  compile",
+        f"{'where the minutes went':<30}run  compile",
         *(
-            f"  {name:<24}{minutes.running[name]:6.1f} {minutes.compiling.get(name, 0):8.1f}"
+            f"  {name:<26}{minutes.running[name]:6.1f} {minutes.compiling.get(name, 0):8.1f}"
             for name in longest
         ),
         "of the minutes that CONTRIBUTING.md allows",
@@ -93,9 +95,9 @@ def report(
     for package, (idle, busy) in allowed.items():
         taken = spent.get(package, 0.0)
         verdict = "" if taken <= idle else " on a busy machine" if taken <= busy else " OVER"
-        lines.append(f"  {package:<24}{taken:6.1f} of {idle if taken <= idle else busy}{verdict}")
+        lines.append(f"  {package:<26}{taken:6.1f} of {idle if taken <= idle else busy}{verdict}")
     total = sum(minutes.running.values())
-    lines.append(f"  {'all':<24}{total:6.1f}, and {sum(minutes.compiling.values()):.1f} for compiling")
+    lines.append(f"  {'all':<26}{total:6.1f}, and {sum(minutes.compiling.values()):.1f} for compiling")
     lines.append("the slowest tests, in seconds")
     lines += [f"  {seconds:6.1f} {name}" for name, seconds in sorted(slowest, key=lambda each: -each[1])[:12]]
     return "\n".join(lines)
