@@ -140,3 +140,24 @@ def test_rule_leaves_alone_what_keeps_it(source):
     assert not list(
         import_rule.violations(source, package="mesh_rdma", workspace=NAMES, allowed={CORE}, declared={CORE})
     )
+
+
+def test_importing_mesh_core_leaves_out_what_takes_long_to_import():
+    slow = {
+        "ast",
+        "asyncio",
+        "dataclasses",
+        "inspect",
+        "json",
+        "logging",
+        "multiprocessing",
+        "pluggy",
+        "subprocess",
+    }
+    code = (
+        "import sys; before = set(sys.modules); import mesh_core; print(*sorted(set(sys.modules) - before))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    imported = set(printed.stdout.split())
+    assert "mesh_core" in imported, printed.stderr
+    assert not imported & slow

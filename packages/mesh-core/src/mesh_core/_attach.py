@@ -6,8 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
-from mesh_core._errors import AuthenticationError, MeshError, SpawnError
-from mesh_core._failure import REMEDY
+from mesh_core._errors import REMEDY, AuthenticationError, MeshError, SpawnError
 from mesh_core._future import Future
 from mesh_core._home import Home, Names
 from mesh_core._hosts import HostMesh

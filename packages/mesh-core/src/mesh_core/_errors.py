@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
 
 
+BOOTSTRAP_FAILED = 78
+"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
+REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
+"""What to do where one side does not accept the other's credentials."""
+
+
 class MeshError(Exception):
     """Base of every error that Mesh raises on its own behalf.
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import (
+    BOOTSTRAP_FAILED,
+    REMEDY,
     AuthenticationError,
     MeshError,
     SpawnError,
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
 
 _LINE = 200
 """So much of an exception's text is part of a line."""
-REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
-BOOTSTRAP_FAILED = 78
-"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._errors import MeshError, SpawnError, SupervisionError, Undeliverable
-from mesh_core._failure import BOOTSTRAP_FAILED
+from mesh_core._errors import BOOTSTRAP_FAILED, MeshError, SpawnError, SupervisionError, Undeliverable
 from mesh_core._future import not_here
 from mesh_core._native import Lost, Message, Point
 from mesh_core._serialize import explain_load_failure

@@ -25,7 +25,8 @@ from mesh_core._context import Instance, parse_shape
 from mesh_core._debug._hook import Breakpoints
 from mesh_core._dumps import stacks
 from mesh_core._endpoint import EndpointProperty, table_of
-from mesh_core._failure import BOOTSTRAP_FAILED, bootstrap_raised
+from mesh_core._errors import BOOTSTRAP_FAILED
+from mesh_core._failure import bootstrap_raised
 from mesh_core._hosted import Hosted, unreadable
 from mesh_core._loop import ActorSelector
 from mesh_core._native import Extent, Point, Waker

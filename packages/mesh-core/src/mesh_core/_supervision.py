@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native, _process, _unseen
 from mesh_core._context import current_instance
-from mesh_core._errors import SupervisionError
-from mesh_core._failure import BOOTSTRAP_FAILED, MeshFailure, error_of, of_loss
+from mesh_core._errors import BOOTSTRAP_FAILED, SupervisionError
+from mesh_core._failure import MeshFailure, error_of, of_loss
 from mesh_core._native import Placement, Target
 
 if TYPE_CHECKING:
