@@ -13,6 +13,7 @@ from mesh_core import ProcMesh, set_fault_handler, shutdown, this_host, this_pro
 # Workers have the same path, and import the tests' actors from here.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from core_owners import Told
 from core_processes import Script, Traces
 from core_samples import Echo
 
@@ -137,6 +138,15 @@ def fault_tolerant() -> Iterator[None]:
     before = set_fault_handler(lambda failure: None)
     yield
     set_fault_handler(before)
+
+
+@pytest.fixture
+def told(runtime: None) -> Iterator[Told]:
+    """What comes to the script's fault handler."""
+    found = Told()
+    set_fault_handler(found.put)
+    yield found
+    set_fault_handler(None)
 
 
 @pytest.fixture(scope="module")

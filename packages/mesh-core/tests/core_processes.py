@@ -49,6 +49,19 @@ def descriptors() -> list[str]:
     return sorted(found)
 
 
+def descriptors_to(folder: Path) -> list[str]:
+    """What this process has open in a folder."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue
+        if target.startswith(str(folder)):
+            found.append(target)
+    return found
+
+
 class Traces:
     """What this process has, at one moment."""
 

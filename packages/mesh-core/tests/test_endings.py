@@ -22,7 +22,6 @@ from mesh_core import (
     Undeliverable,
     configured,
     endpoint,
-    set_fault_handler,
     this_host,
 )
 
@@ -35,15 +34,6 @@ def own(runtime: None) -> Iterator[ProcMesh]:
     with this_host().spawn_procs({"gpus": 2}, name="own") as procs:
         procs.initialized.get(WITHIN)
         yield procs
-
-
-@pytest.fixture
-def told(runtime: None) -> Iterator[Told]:
-    """What comes to the script's fault handler."""
-    found = Told()
-    set_fault_handler(found.put)
-    yield found
-    set_fault_handler(None)
 
 
 def gate(tmp_path: Path, name: str) -> str:

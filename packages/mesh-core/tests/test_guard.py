@@ -20,7 +20,6 @@ from mesh_core import (
     SpawnError,
     SupervisionError,
     endpoint,
-    set_fault_handler,
     this_host,
 )
 
@@ -33,15 +32,6 @@ def own(runtime: None) -> Iterator[ProcMesh]:
     with this_host().spawn_procs(name="mortal") as procs:
         procs.initialized.get(WITHIN)
         yield procs
-
-
-@pytest.fixture
-def told(runtime: None) -> Iterator[Told]:
-    """What comes to the script's fault handler."""
-    found = Told()
-    set_fault_handler(found.put)
-    yield found
-    set_fault_handler(None)
 
 
 class Str(str):

@@ -4,7 +4,6 @@ import asyncio
 import os
 import select
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from mesh_core import (
     SupervisionError,
     Undeliverable,
     endpoint,
-    set_fault_handler,
     this_host,
 )
 
@@ -55,15 +53,6 @@ def owner_class() -> type[Any]:
 def pair(runtime: None) -> Any:
     with this_host().spawn_procs({"gpus": 2}) as procs:
         yield procs
-
-
-@pytest.fixture
-def told(runtime: None) -> Iterator[Told]:
-    """What comes to the script's fault handler."""
-    found = Told()
-    set_fault_handler(found.put)
-    yield found
-    set_fault_handler(None)
 
 
 def test_what_a_killed_process_has_spawned_ends_too(pair: ProcMesh) -> None:

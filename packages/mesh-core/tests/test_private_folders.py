@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_processes import descriptors_to
 
 from mesh_core._debug import _places
 from mesh_core._private import is_safe_parent, open_own, open_private
@@ -19,19 +20,6 @@ STRANGER = 54321
 """A user id that nobody here has."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-
-
-def descriptors_to(folder: Path) -> list[str]:
-    """What is open of a folder, here."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(entry.readlink())
-        except OSError:
-            continue
-        if target.startswith(str(folder)):
-            found.append(target)
-    return found
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_processes import descriptors_to
 from core_workspace import write
 
 from mesh_core import MeshError
@@ -58,19 +59,6 @@ def modes(folder: Path) -> dict[str, int]:
         for each in sorted(folder.rglob("*"))
         if NOTES not in each.parts
     }
-
-
-def opened(folder: Path) -> list[str]:
-    """What this process has open below a folder."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(entry.readlink())
-        except OSError:
-            continue
-        if target.startswith(str(folder)):
-            found.append(target)
-    return found
 
 
 # Modes.
@@ -131,7 +119,7 @@ def test_a_sync_that_fails_on_a_full_disk_leaves_nothing(
     manifest = scan(tree)
     mirror.survey(manifest)
     mirror.take([(0, b"a" * 1000, DONE), (1, b"b" * 100, MORE)])
-    assert opened(copy)
+    assert descriptors_to(copy)
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -145,14 +133,14 @@ def test_a_sync_that_fails_on_a_full_disk_leaves_nothing(
     assert error.value.errno == errno.ENOSPC
     assert "choose another place with to=" in str(error.value)
     assert os.listdir(copy / NOTES) == []  # noqa: PTH208
-    assert opened(copy) == []
+    assert descriptors_to(copy) == []
     # What is under way still is nothing to it, and it is not taken for a whole sync.
     mirror.take([(2, b"c" * 1000, DONE)])
     with pytest.raises(MeshError, match="given up; sync it again"):
         mirror.commit()
     assert transfer(tree, mirror) == 3
     assert (copy / "b").read_text() == "b" * 1000
-    assert opened(copy) == []
+    assert descriptors_to(copy) == []
 
 
 @pytest.mark.slow
@@ -205,7 +193,7 @@ def test_another_users_folder_is_refused(tree: Path, copy: Path, what: str) -> N
     with pytest.raises(PermissionError, match=r"belongs? to uid") as error:
         transfer(tree, Mirror(copy))
     assert str(copy) in str(error.value) or NOTES in str(error.value)
-    assert opened(copy.parent) == []
+    assert descriptors_to(copy.parent) == []
     assert not (copy / "package" / "code.py").exists()
 
 
@@ -254,4 +242,4 @@ def test_links_that_appear_during_a_sync_are_not_followed(tree: Path, copy: Path
     with pytest.raises(OSError, match="a"):
         mirror.commit()
     assert (elsewhere / "x").read_text() == "theirs"
-    assert opened(tmp_path) == []
+    assert descriptors_to(tmp_path) == []
