@@ -150,7 +150,8 @@ FIGURES: Mapping[str, Figure] = {
 
 
 @contextmanager
-def _running(system: Any, procs: int) -> Iterator[None]:
+def running(system: Any, procs: int) -> Iterator[None]:
+    """So many processes with an actor each."""
     system.start(procs)
     try:
         yield
@@ -167,25 +168,25 @@ def _milli(seconds: list[float]) -> list[float]:
 
 
 def _call_sync(system: Any, scale: Scale) -> Samples:
-    with _running(system, 1):
+    with running(system, 1):
         return {"call_sync": _micro(system.call_sync(scale.of(3000, 300)))}
 
 
 def _call_async(system: Any, scale: Scale) -> Samples:
-    with _running(system, 1):
+    with running(system, 1):
         return {"call_async": _micro(system.call_async(scale.of(3000, 300)))}
 
 
 def _pipelined(system: Any, scale: Scale) -> Samples:
     calls = scale.of(5000, 1000)
-    with _running(system, 1):
+    with running(system, 1):
         system.pipelined(200)
         return {"pipelined": [calls / system.pipelined(calls) for _ in range(scale.of(5, 2))]}
 
 
 def _call_all(procs: int, full: int) -> Callable[[Any, Scale], Samples]:
     def run(system: Any, scale: Scale) -> Samples:
-        with _running(system, procs):
+        with running(system, procs):
             return {f"call_{procs}": _micro(system.call_all(scale.of(full, full // 10)))}
 
     return run
@@ -193,7 +194,7 @@ def _call_all(procs: int, full: int) -> Callable[[Any, Scale], Samples]:
 
 def _broadcast(system: Any, scale: Scale) -> Samples:
     casts = scale.of(5000, 1000)
-    with _running(system, 2):
+    with running(system, 2):
         system.broadcast(200)
         return {"broadcast_2": [casts / system.broadcast(casts) for _ in range(scale.of(5, 2))]}
 
@@ -204,7 +205,7 @@ def _tensor(system: Any, scale: Scale) -> Samples:
         data = import_module("torch").ones(TENSOR_BYTES // 4)
     else:
         data = import_module("numpy").ones(TENSOR_BYTES // 4, dtype="float32")
-    with _running(system, 1):
+    with running(system, 1):
         taken = system.tensor(data, scale.of(10, 3))
     return {"tensor": [2 * TENSOR_BYTES / seconds / 1e9 for seconds in taken]}
 
@@ -221,7 +222,7 @@ def _spawn(procs: int) -> Callable[[Any, Scale], Samples]:
 
 
 def _memory(system: Any, scale: Scale) -> Samples:
-    with _running(system, 8):
+    with running(system, 8):
         workers = system.pids()
         time.sleep(_SETTLE_SECONDS)
         tree = sum(map(pss_bytes, descendants(os.getpid())))
@@ -250,7 +251,7 @@ def _installed(system: Any, scale: Scale) -> Samples:
 
 
 def _idle_cpu(system: Any, scale: Scale) -> Samples:
-    with _running(system, IDLE_PROCS):
+    with running(system, IDLE_PROCS):
         others = descendants(os.getpid())
         time.sleep(_SETTLE_SECONDS)
         # This process is read last before and first after, so that reading the others does not count; and by its own
@@ -287,7 +288,7 @@ def _actors_10000(system: Any, scale: Scale) -> Samples:
 
 def _reduce_256(system: Any, scale: Scale) -> Samples:
     found: Samples = {}
-    with _running(system, 256):
+    with running(system, 256):
         for what, size in (("floats", 0), ("arrays", 1 << 20)):
             for way in ("reduce", "gather"):
                 samples = system.reduce_all(way == "reduce", size, scale.of(10, 3))
@@ -314,7 +315,8 @@ def _logs(system: Any, scale: Scale) -> Samples:
 
 
 @contextmanager
-def _over(system: Any, hosts: int, procs: int) -> Iterator[None]:
+def over(system: Any, hosts: int, procs: int) -> Iterator[None]:
+    """So many hosts, with so many of these on each."""
     system.start_hosts(hosts, procs)
     try:
         yield
@@ -323,18 +325,18 @@ def _over(system: Any, hosts: int, procs: int) -> Iterator[None]:
 
 
 def _hosts_call(system: Any, scale: Scale) -> Samples:
-    with _over(system, 1, 1):
+    with over(system, 1, 1):
         return {"hosts_call": _micro(system.host_call(scale.of(3000, 300)))}
 
 
 def _hosts_call_here(system: Any, scale: Scale) -> Samples:
-    with _over(system, 1, 1):
+    with over(system, 1, 1):
         return {"hosts_call_here": _micro(system.host_call_here(scale.of(3000, 300)))}
 
 
 def _hosts_pair(system: Any, scale: Scale) -> Samples:
     calls = scale.of(3000, 300)
-    with _over(system, 2, 2):
+    with over(system, 2, 2):
         return {
             "hosts_pair": _micro(system.host_pair(calls, False)),
             "hosts_pair_here": _micro(system.host_pair(calls, True)),
@@ -343,7 +345,7 @@ def _hosts_pair(system: Any, scale: Scale) -> Samples:
 
 def _hosts_tensor(system: Any, scale: Scale) -> Samples:
     times = scale.of(7, 2)
-    with _over(system, 1, 1):
+    with over(system, 1, 1):
         ways = {
             "hosts_tensor": system.host_put(FAR_TENSOR_BYTES, times),
             "hosts_tensor_back": system.host_get(FAR_TENSOR_BYTES, times),
@@ -354,7 +356,7 @@ def _hosts_tensor(system: Any, scale: Scale) -> Samples:
 def _hosts_cast(system: Any, scale: Scale) -> Samples:
     """Each cast to 16 hosts of 8 processes, and how often the bytes went over TCP."""
     times = scale.of(20, 5)
-    with _over(system, 16, 8):
+    with over(system, 16, 8):
         time.sleep(_SETTLE_SECONDS)
         system.host_cast(CAST_BYTES, 1)  # before counting: connections are made
         before = octets_sent()
@@ -369,7 +371,7 @@ def _hosts_kill(system: Any, scale: Scale) -> Samples:
 
 
 def _flood(system: Any, scale: Scale) -> Samples:
-    with _over(system, 1, 1):
+    with over(system, 1, 1):
         turns = alternate(system, scale.of(4, 1))
     quiet, sink, gateway = ([turn[i].calls for turn in turns] for i in range(3))
     return {
