@@ -5,6 +5,10 @@
 //! grace is over, and lets a second SIGTERM, whoever has sent it, do what it does by default. So a program whose
 //! interpreter is held up dies too, and with it its processes.
 //!
+//! Until the interpreter's handler runs, the timer also goes off now and then, on the main thread: that may have been about
+//! to block when SIGTERM came, in an event loop for example, or another thread may have taken the signal. There only the
+//! interruption counts.
+//!
 //! TERM-1: after the first SIGTERM the process ends within the grace.
 //! TERM-2: a forked copy dies of SIGTERM at once: what its parent would have stopped is not its own.
 //! TERM-3: a program that exits with the status 143 after SIGTERM dies of it, for whoever looks at its status.
@@ -18,6 +22,12 @@ use std::time::Duration;
 /// What a shell and Python make of a death by SIGTERM.
 pub const STATUS: i32 = 128 + libc::SIGTERM;
 
+/// The main thread is interrupted for the first time after so many nanoseconds, then each time after ten times as many.
+const FIRST: u64 = 20_000_000;
+const NEXT: u64 = 10 * FIRST;
+/// So long whatever has lost what the interpreter's handler raised has time to finish.
+const SOON: u64 = 1_000_000;
+
 // A signal's handler has nothing but statics to look at.
 
 /// Whose handler it is.
@@ -26,9 +36,15 @@ static OWNER: AtomicI32 = AtomicI32::new(0);
 static INNER: AtomicUsize = AtomicUsize::new(0);
 /// SIGTERM has come.
 static ASKED: AtomicBool = AtomicBool::new(false);
-/// The kernel's timer, and in how many nanoseconds it is to go off.
+/// The interpreter's handler runs, or has run.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+/// The interpreter's handler is to run once more.
+static LOST: AtomicBool = AtomicBool::new(false);
+/// The kernel's timer.
 static TIMER: AtomicI32 = AtomicI32::new(-1);
+/// The grace, and when it ends on the monotonic clock, in nanoseconds; 0 without one.
 static GRACE: AtomicU64 = AtomicU64::new(0);
+static END: AtomicU64 = AtomicU64::new(0);
 /// Whether `at_exit` has been registered.
 static WATCHES_EXIT: AtomicBool = AtomicBool::new(false);
 
@@ -55,27 +71,79 @@ fn die() {
     }
 }
 
-fn start_timer() {
+fn now() -> u64 {
+    // SAFETY: a pointer to live memory; the call is allowed in handlers.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time);
+        time
+    };
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// Has the timer go off then, by the monotonic clock.
+fn set_timer(then: u64) {
     let timer = TIMER.load(Ordering::SeqCst);
-    let grace = Duration::from_nanos(GRACE.load(Ordering::SeqCst));
-    if timer < 0 || grace.is_zero() {
+    if timer < 0 {
         return;
     }
     // SAFETY: all-zero bytes are a valid itimerspec, and the pointers are to live memory; the call is allowed in handlers.
     unsafe {
         let mut spec: libc::itimerspec = std::mem::zeroed();
-        spec.it_value.tv_sec = libc::time_t::try_from(grace.as_secs()).unwrap_or(libc::time_t::MAX);
-        spec.it_value.tv_nsec = libc::c_long::from(grace.subsec_nanos());
-        libc::syscall(libc::SYS_timer_settime, timer, 0, &raw const spec, std::ptr::null_mut::<c_void>());
+        spec.it_value.tv_sec = libc::time_t::try_from(then / 1_000_000_000).unwrap_or(libc::time_t::MAX);
+        spec.it_value.tv_nsec = libc::c_long::try_from(then % 1_000_000_000).unwrap_or(0);
+        let none = std::ptr::null_mut::<c_void>();
+        libc::syscall(libc::SYS_timer_settime, timer, libc::TIMER_ABSTIME, &raw const spec, none);
     }
 }
 
-extern "C" fn on_signal(signal: c_int) {
-    if OWNER.load(Ordering::SeqCst) != pid() || ASKED.swap(true, Ordering::SeqCst) {
+/// The grace begins.
+fn begin_grace() {
+    let grace = GRACE.load(Ordering::SeqCst);
+    END.store(if grace == 0 { 0 } else { now().saturating_add(grace) }, Ordering::SeqCst);
+}
+
+/// Has the main thread interrupted after so many nanoseconds, or at the end of the grace.
+fn interrupt_after(pause: u64) {
+    let end = END.load(Ordering::SeqCst);
+    let then = now() + pause;
+    set_timer(if end == 0 { then } else { then.min(end) });
+}
+
+/// Whether the timer has sent a signal, and not the last one.
+fn is_interruption(info: *const libc::siginfo_t) -> bool {
+    // SAFETY: the kernel gives a handler a valid one, and what a timer sends has a value.
+    let ours = unsafe { (*info).si_code == libc::SI_TIMER && (*info).si_value().sival_ptr == mark() };
+    let end = END.load(Ordering::SeqCst);
+    ours && (end == 0 || now() < end)
+}
+
+/// What the timer's signals are known by.
+fn mark() -> *mut c_void {
+    TIMER.as_ptr().cast()
+}
+
+extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+    if OWNER.load(Ordering::SeqCst) != pid() {
         die();
         return;
     }
-    start_timer();
+    if ASKED.swap(true, Ordering::SeqCst) {
+        if !is_interruption(info) {
+            die();
+            return;
+        }
+        if BEGUN.load(Ordering::SeqCst) {
+            return;
+        }
+        interrupt_after(NEXT);
+        if !LOST.swap(false, Ordering::SeqCst) {
+            return;
+        }
+    } else {
+        begin_grace();
+        interrupt_after(FIRST);
+    }
     let inner = INNER.load(Ordering::SeqCst);
     if inner > libc::SIG_IGN {
         // SAFETY: the address of a handler that was installed without SA_SIGINFO is such a function.
@@ -123,14 +191,17 @@ pub fn guard(grace: Duration) -> Result<(), RuntimeError> {
         // A copy has none of its parent's timers, and was asked nothing.
         TIMER.store(-1, Ordering::SeqCst);
         ASKED.store(false, Ordering::SeqCst);
+        BEGUN.store(false, Ordering::SeqCst);
     }
     if TIMER.load(Ordering::SeqCst) < 0 {
         let mut made: c_int = -1;
         // SAFETY: all-zero bytes are a valid sigevent; both pointers are to live memory.
         let done = unsafe {
             let mut event: libc::sigevent = std::mem::zeroed();
-            event.sigev_notify = libc::SIGEV_SIGNAL;
+            event.sigev_notify = libc::SIGEV_THREAD_ID;
+            event.sigev_notify_thread_id = pid();
             event.sigev_signo = libc::SIGTERM;
+            event.sigev_value.sival_ptr = mark();
             libc::syscall(libc::SYS_timer_create, libc::CLOCK_MONOTONIC, &raw mut event, &raw mut made)
         };
         if done != 0 {
@@ -139,19 +210,20 @@ pub fn guard(grace: Duration) -> Result<(), RuntimeError> {
         TIMER.store(made, Ordering::SeqCst);
     }
     // SAFETY: all-zero bytes are a valid sigaction, and the pointers are to live memory; the new handler is a function that
-    // takes the signal's number alone, and is installed without SA_SIGINFO, as the one before was.
+    // takes what SA_SIGINFO has the kernel give it.
     unsafe {
         let mut found: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(libc::SIGTERM, std::ptr::null(), &raw mut found) != 0 {
             return Err(fail("look at the handler of SIGTERM"));
         }
-        let own = on_signal as extern "C" fn(c_int) as usize;
+        let own = on_signal as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
         if found.sa_sigaction != own {
             if found.sa_flags & libc::SA_SIGINFO != 0 {
                 return Ok(());
             }
             INNER.store(found.sa_sigaction, Ordering::SeqCst);
             found.sa_sigaction = own;
+            found.sa_flags |= libc::SA_SIGINFO;
             if libc::sigaction(libc::SIGTERM, &raw const found, std::ptr::null_mut()) != 0 {
                 return Err(fail("stand before the handler of SIGTERM"));
             }
@@ -166,14 +238,27 @@ pub fn begin(grace: Duration) -> Result<(), RuntimeError> {
     if !(ASKED.swap(true, Ordering::SeqCst) && OWNER.load(Ordering::SeqCst) == pid()) {
         guard(grace)?;
         ASKED.store(true, Ordering::SeqCst);
-        start_timer();
+        begin_grace();
     }
+    BEGUN.store(true, Ordering::SeqCst);
+    // None at all stops the timer.
+    set_timer(END.load(Ordering::SeqCst));
     Ok(())
+}
+
+/// What the interpreter's handler raised is lost: it runs once more, soon, as if the signal had come then.
+pub fn repeat() {
+    if ASKED.load(Ordering::SeqCst) && OWNER.load(Ordering::SeqCst) == pid() {
+        LOST.store(true, Ordering::SeqCst);
+        BEGUN.store(false, Ordering::SeqCst);
+        interrupt_after(SOON);
+    }
 }
 
 /// Nothing is to be stopped any more: forgets that SIGTERM has come, and stops the timer.
 pub fn release() {
     ASKED.store(false, Ordering::SeqCst);
+    BEGUN.store(false, Ordering::SeqCst);
     let timer = TIMER.swap(-1, Ordering::SeqCst);
     if timer >= 0 && OWNER.load(Ordering::SeqCst) == pid() {
         // SAFETY: a timer that this process has made, and deletes once.

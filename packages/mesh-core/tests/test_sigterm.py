@@ -87,6 +87,14 @@ WAITS = {
 }
 
 
+# The main thread blocks where only a signal's own interruption wakes it, and another thread takes the signal.
+ELSEWHERE = """
+def take():
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Timer(0.2, take).start()
+"""
+
+
 def up(run: Script) -> Watch:
     """Wait until the script is up."""
     assert run.line() == "up"
@@ -128,6 +136,64 @@ def test_sigterm_ends_in_order(script: Any, tmp_path: Path, wait: str) -> None:
     assert said == ["with ends", "finally", "at exit"]
     assert len(out) == (4 if "ends" in WAITS[wait] else 3), out
     assert {path.name for path in tmp_path.glob("tidied-*")} == {"tidied-0", "tidied-1"}
+
+
+DROPPED = """
+r, w = os.pipe()
+os.set_blocking(w, False)
+with contextlib.suppress(BlockingIOError):
+    while True:
+        os.write(w, bytes(4096))
+os.set_blocking(w, True)
+file = open(w, "wb")
+file.write(b"x")
+print("up", flush=True)
+# Whatever is raised while this waits for room is dropped.
+del file
+threading.Event().wait()
+"""
+
+
+def test_sigterm_that_is_lost_where_it_is_raised_is_raised_again(script: Any, tmp_path: Path) -> None:
+    """EXIT-3."""
+    run = script(job(DROPPED), str(tmp_path))
+    watch = up(run)
+    while Path(f"/proc/{run.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        pass
+    run.process.send_signal(signal.SIGTERM)
+    status, out, err = ends(run, watch)
+    assert status == -signal.SIGTERM, err
+    assert out == ["with ends", "finally", "at exit"]
+
+
+CAUGHT = """
+try:
+    print("up", flush=True)
+    threading.Event().wait()
+except SystemExit:
+    print("caught", flush=True)
+print("goes on", flush=True)
+"""
+
+
+def test_sigterm_that_the_script_catches_is_its_own_affair(script: Any, tmp_path: Path) -> None:
+    """It is not raised again."""
+    run = script(job(CAUGHT), str(tmp_path))
+    watch = up(run)
+    run.process.send_signal(signal.SIGTERM)
+    status, out, err = ends(run, watch)
+    assert status == 0, err
+    assert out == ["caught", "goes on", "with ends", "finally", "at exit"]
+
+
+@pytest.mark.parametrize("wait", ["an event", "asyncio that sleeps"])
+def test_sigterm_that_another_thread_takes_is_heard(script: Any, tmp_path: Path, wait: str) -> None:
+    """As is one that comes when the main thread is about to block."""
+    run = script(job(ELSEWHERE + WAITS[wait]), str(tmp_path))
+    watch = up(run)
+    status, out, err = ends(run, watch)
+    assert status == -signal.SIGTERM, err
+    assert out == ["with ends", "finally", "at exit"]
     assert err == ""
 
 

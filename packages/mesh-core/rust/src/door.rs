@@ -209,6 +209,12 @@ pub(crate) fn begin_sigterm(py: Python<'_>, grace: f64) -> PyResult<()> {
     mesh_runtime::sigterm::begin(duration(grace)?).map_err(|error| raise(py, &error))
 }
 
+/// What Python's handler of SIGTERM raised is lost: it is to run again.
+#[pyfunction]
+pub(crate) fn repeat_sigterm() {
+    mesh_runtime::sigterm::repeat();
+}
+
 /// SIGTERM is not waited for any more.
 #[pyfunction]
 pub(crate) fn release_sigterm() {

@@ -52,6 +52,7 @@ mod _native {
         m.add_function(wrap_pyfunction!(door::exit_with, m)?)?;
         m.add_function(wrap_pyfunction!(door::guard_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_sigterm, m)?)?;
+        m.add_function(wrap_pyfunction!(door::repeat_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::release_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_new, m)?)?;

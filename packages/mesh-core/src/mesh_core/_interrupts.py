@@ -154,10 +154,38 @@ class Termination:
         # The interpreter waits for threads before it comes to what stops the job, which they may be waiting for.
         with contextlib.suppress(AttributeError, RuntimeError):
             threading._register_atexit(_wake_threads)  # type: ignore[attr-defined]
-        raise SystemExit(_STATUS)
+        raise _Ending(self)
+
+    def raise_again(self) -> None:
+        """Have the handler run once more: what it raised has been lost."""
+        if self.begun and self._pid == os.getpid():
+            self.begun = False
+            _native.repeat_sigterm()
 
 
 _STATUS = 128 + signal.SIGTERM
+
+
+class _Ending(SystemExit):
+    """What SIGTERM raises; it notices when nobody gets to see it.
+
+    Signals are handled wherever the interpreter looks for them, for example while it compiles a module or closes a file
+    that nobody refers to any more, and some of these places drop whatever is raised.
+    """
+
+    def __init__(self, cause: Termination) -> None:
+        super().__init__(_STATUS)
+        self._cause = cause
+
+    def __del__(self) -> None:
+        # Without frames below there is nothing it could have been dropped by: it is at the end of the script.
+        way = self.__traceback__
+        if (way is None or way.tb_frame.f_code is _HANDLER) and sys._getframe().f_back is not None:
+            self._cause.raise_again()
+
+
+# What has seen it is outside of this.
+_HANDLER = Termination._on_signal.__code__
 
 
 def _in_notebook() -> bool:
