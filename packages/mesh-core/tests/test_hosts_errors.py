@@ -189,17 +189,23 @@ def test_a_signal_ends_an_agent_in_order(tmp_path: Path, number: signal.Signals)
 
 def test_credentials_that_have_gone_are_told_of_once(tmp_path: Path) -> None:
     script = """
-import pathlib, shutil, sys, time
-from mesh_core import attach_to_workers, configure
+import ctypes, os, pathlib, sys
 from mesh_core.testing import LocalCluster
 with LocalCluster(hosts=1) as cluster:
     hosts = cluster.attach()
     hosts.initialized.get(timeout=30)
-    pathlib.Path(cluster.credentials, "ca.pem").rename(sys.argv[1])
-    time.sleep(3.5)  # three looks, which nothing else tells of
+    folder = pathlib.Path(cluster.credentials)
+    (folder / "controller.key").rename(sys.argv[1])
+    libc = ctypes.CDLL(None)
+    looks = libc.inotify_init1(os.O_CLOEXEC)
+    IN_OPEN = 0x20
+    libc.inotify_add_watch(looks, bytes(folder / "ca.pem"), IN_OPEN)
+    # Each look opens what is still there once, and one event has 16 bytes.
+    for _ in range(3):
+        os.read(looks, 16)
 """
     run = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "ca.pem")], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, str(tmp_path / "key")], capture_output=True, text=True, timeout=60
     )
     assert (run.stdout + run.stderr).count("credentials cannot be read again") == 1
 

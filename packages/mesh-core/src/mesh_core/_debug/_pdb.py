@@ -30,12 +30,14 @@ class RemotePdb(pdb.Pdb):
         self.busy = False
         """Whether it is at its prompt: a breakpoint in what is evaluated there is passed over."""
         self._why = "breakpoint"
+        self._after = False
+        """Whether what it looks at is over: an exception has ended it."""
         self._again = False
         session.break_in = self.break_in
 
     def stop_at(self, frame: FrameType, header: str | None, commands: list[str] | None) -> None:
         """Stop at the next line of ``frame``."""
-        self._why, self._again = "breakpoint", False
+        self._why, self._after, self._again = "breakpoint", False, False
         if header is not None:
             self._why = f"breakpoint: {header}"
         if commands:
@@ -49,7 +51,7 @@ class RemotePdb(pdb.Pdb):
     def examine(self, error: BaseException, trace: TracebackType) -> None:
         """Look at what an exception has left."""
         text = traceback.format_exception_only(error)[-1].strip()
-        self._why, self._again = text, False
+        self._why, self._after, self._again = text, True, False
         self.reset()
         self.interaction(None, trace)
         self.quitting = False
@@ -57,7 +59,7 @@ class RemotePdb(pdb.Pdb):
     def interaction(self, frame: FrameType | None, tb_or_exc: Any) -> None:
         """Wait for commands until one lets the thread go on."""
         at, line = (frame, frame.f_lineno) if frame is not None else _end_of(tb_or_exc)
-        if not self.session.enter(at, line, self._why, again=self._again):
+        if not self.session.enter(at, line, self._why, after=self._after, again=self._again):
             self.set_continue()
             return
         self._again = True

@@ -80,7 +80,7 @@ class Debugger:
         if threading.current_thread() is not server:
             server.join(_END_S)
 
-    def describe(self, frame: FrameType, line: int, why: str) -> dict[str, Any]:
+    def describe(self, frame: FrameType, line: int, why: str, *, after: bool) -> dict[str, Any]:
         """What listings show of the thread that runs this, stopped there."""
         me = self._process.identity
         actor = current_instance()
@@ -101,7 +101,7 @@ class Debugger:
             "function": function,
             "source": source,
             "why": why,
-            "banner": banner if why.startswith("breakpoint") else f"{why}\n{banner}",
+            "banner": f"{why}\n{banner}" if after else banner,
         }
 
     def announce(self, about: dict[str, Any]) -> None:

@@ -48,9 +48,9 @@ class Session:
 
     # Called by the thread itself.
 
-    def enter(self, frame: FrameType, line: int, why: str, *, again: bool) -> bool:
+    def enter(self, frame: FrameType, line: int, why: str, *, after: bool, again: bool) -> bool:
         """The thread has stopped; false if nobody could ever let it go on."""
-        about = self.debugger.describe(frame, line, why)
+        about = self.debugger.describe(frame, line, why, after=after)
         with self.debugger.lock:
             if not again:
                 self.number = self.debugger.next_number()
