@@ -1,5 +1,10 @@
 //! What listings of processes call this one.
 
+use std::sync::OnceLock;
+
+/// Where the command line lies, once it was asked for; in a copy of this process it lies there, too.
+static ARGUMENTS: OnceLock<Option<(usize, usize)>> = OnceLock::new();
+
 /// Has `ps` show `title` instead of the command line, as far as there is room, and `top` show `short`.
 ///
 /// Where the kernel does not tell where the command line lies, that stays as it is.
@@ -10,13 +15,13 @@ pub fn name_process(title: &str, short: &str) {
     }
     // Of the main thread, whichever this is.
     let _ = std::fs::write("/proc/self/comm", &short[..end]);
-    let Some((start, end)) = arguments() else { return };
+    let Some((start, end)) = *ARGUMENTS.get_or_init(arguments) else { return };
     let Some(room) = end.checked_sub(start).filter(|room| *room > 1) else { return };
     let mut n = title.len().min(room - 1);
     while !title.is_char_boundary(n) {
         n -= 1;
     }
-    // SAFETY: the kernel has just said that this process's command line lies there: memory of its own stack, writable,
+    // SAFETY: the kernel has said that this process's command line lies there: memory of its own stack, writable,
     // that ends where `end` says. The interpreter has copied its arguments when it started; what still points there (the
     // name of the program that libc puts before its own messages) finds an end, since the last byte stays zero.
     unsafe {

@@ -32,6 +32,15 @@ class ActorMesh(Mesh, Generic[T]):
     Its attributes are the actors' endpoints. Sent to another process it is the same references, which own nothing.
     """
 
+    _process: Process
+    _interface: Interface
+    _name: str
+    _home: Home
+    _procs_id: int
+    _actor_id: int
+    _root: Region
+    _ready: Future[None] | None
+
     def __init__(
         self,
         process: Process,
@@ -45,15 +54,18 @@ class ActorMesh(Mesh, Generic[T]):
         view: Region,
         ready: Future[None] | None = None,
     ) -> None:
-        self._process = process
-        self._interface = interface
-        self._name = name
-        self._home = home
-        self._procs_id = procs_id
-        self._actor_id = actor_id
-        self._root = root
-        self._view = view
-        self._ready = ready
+        # Past __setattr__, which is for users.
+        self.__dict__.update(
+            _process=process,
+            _interface=interface,
+            _name=name,
+            _home=home,
+            _procs_id=procs_id,
+            _actor_id=actor_id,
+            _root=root,
+            _view=view,
+            _ready=ready,
+        )
 
     if not TYPE_CHECKING:
 

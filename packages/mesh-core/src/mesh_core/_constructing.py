@@ -1,6 +1,8 @@
 """Where coroutine actors are constructed: on a thread beside the event loop, which goes on meanwhile.
 
 One thread constructs them one after the other. While a constructor does not return and others wait, there is one more.
+Those that are constructed join the loop some at a time: where an actor is made by the thousand, the loop would otherwise
+be woken for each, and take the interpreter from the thread that makes the next.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import contextvars
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVarTuple
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 _Ts = TypeVarTuple("_Ts")
 _PATIENCE_S = 0.05
 """So long others wait for one constructor."""
+_TOGETHER = 64
+"""At most so many join the loop at once."""
 
 
 class ActorLoop(asyncio.SelectorEventLoop):
@@ -55,6 +60,8 @@ class Constructors:
     def __init__(self, loop: ActorLoop) -> None:
         self._loop = loop
         self._waiting: queue.SimpleQueue[Hosted | None] = queue.SimpleQueue()
+        self._made: deque[Hosted] = deque()
+        """Those that are constructed and have not joined the loop; whoever takes one out has it join."""
         self._lock = threading.Lock()
         self._at: dict[threading.Thread, Hosted | None] = {}
         """What each thread constructs just now."""
@@ -67,6 +74,7 @@ class Constructors:
         if not self._at and not self.start():
             # Nothing is left for a thread. It holds up the loop, but it is constructed.
             hosted.be_made()
+            hosted.join()
             return
         self._waiting.put(hosted)
         if not self._watched:
@@ -97,7 +105,17 @@ class Constructors:
             if at is None and thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
 
+    def _join(self) -> None:
+        while self._made:
+            try:
+                hosted = self._made.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            hosted.join()
+
     def _look(self) -> None:
+        # They are not to wait for those behind them.
+        self._join()
         if self._waiting.empty():
             self._watched = False
             self._seen = set()
@@ -119,7 +137,10 @@ class Constructors:
                 contextvars.copy_context().run(hosted.be_made)
             except BaseException as error:  # noqa: BLE001 - whatever it is, others wait to be constructed
                 hosted.lost(error)
+            self._made.append(hosted)
             del hosted
+            if self._waiting.empty() or len(self._made) >= _TOGETHER:
+                self._join()
             if getattr(self._loop, "_ready", True):
                 # What a constructor has begun is there, but the loop may be asleep.
                 self._loop.call_soon_threadsafe(_nothing)
@@ -129,6 +150,7 @@ class Constructors:
                     # One stays.
                     del self._at[me]
                     return
+        self._join()
 
 
 def _nothing() -> None:

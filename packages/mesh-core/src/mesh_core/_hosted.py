@@ -98,7 +98,9 @@ class Hosted:
         """Whether the constructor has returned, or raised."""
         self.broken = broken
         """Why there is no object."""
-        self.table: dict[str, EndpointProperty[..., Any]] = stage.table(cls) if cls is not None else {}
+        self.table: dict[str, EndpointProperty[..., Any]] = (
+            stage.process.table(cls) if cls is not None else {}
+        )
         self.owner = owner
         """Who hears of its failures: the process it lives in, and its id there."""
         self.over = False
@@ -136,6 +138,7 @@ class Hosted:
             self.stage.constructors.construct(self)
         else:
             self.be_made()
+            self.join()
 
     def be_made(self) -> None:
         """Construct an actor that the loop works for; on a thread beside the loop."""
@@ -146,6 +149,9 @@ class Hosted:
         finally:
             self._maker = 0
             self.inbox.worked_by(0)
+
+    def join(self) -> None:
+        """Have the loop told of the messages of an actor that it works for, once that is constructed."""
         if not self.over:
             self.inbox.attach(self.stage.waker, self.instance.actor_id)
 
@@ -153,7 +159,6 @@ class Hosted:
         """The guard of a constructor's thread: the actor has failed, and the loop answers for it."""
         self.made = True
         self.fail(error)
-        self.inbox.attach(self.stage.waker, self.instance.actor_id)
 
     def construct(self) -> None:
         """Make the object, and answer the spawner."""

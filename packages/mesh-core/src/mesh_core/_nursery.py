@@ -35,10 +35,13 @@ _PACKET = 256
 # These start threads (of OpenBLAS, OpenMP) when imported, and install handlers that stop and restart them around a fork.
 _SURVIVE_FORKS = frozenset({"numpy", "scipy", "torch", "pandas", "sklearn"})
 
-# What workers come to need sooner or later: imported once, here, instead of in each of them.
+# What workers come to need sooner or later, of Mesh and of what the modules of most programs import: imported once, here,
+# instead of in each of them.
 _SHARED = (
     "asyncio",
     "cloudpickle",
+    "concurrent.futures.thread",
+    "dataclasses",
     "faulthandler",
     "inspect",
     "logging",
@@ -49,6 +52,9 @@ _SHARED = (
     "mesh_core._multiprocessing",
     "mesh_core._records",
     "mesh_core._stage",
+    "pathlib",
+    "random",
+    "tempfile",
 )
 
 _EXEC_CODE = """\

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mesh_core._console import Console
+    from mesh_core._endpoint import EndpointProperty
     from mesh_core._estate import Policy
     from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
@@ -93,6 +94,9 @@ class Process:
         # By the loop's id: a loop keeps its bridge, which may keep tasks of the loop, and with them the loop.
         self._bridges: weakref.WeakValueDictionary[int, Bridge] = weakref.WeakValueDictionary()
         self._blobs: weakref.WeakKeyDictionary[type, tuple[bytes, list[memoryview]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._tables: weakref.WeakKeyDictionary[type, dict[str, EndpointProperty[..., Any]]] = (
             weakref.WeakKeyDictionary()
         )
         self._stage: Stage | None = None
@@ -190,6 +194,19 @@ class Process:
         for bridge in list(self._bridges.values()):
             if actors is None or bridge.loop() is not actors:
                 bridge.alarm()
+
+    def table(self, cls: type) -> dict[str, EndpointProperty[..., Any]]:
+        """An actor class's endpoints; one table for all its actors."""
+        found = self._tables.get(cls)
+        if found is None:
+            from mesh_core._endpoint import table_of
+
+            found = self._tables[cls] = table_of(cls)
+        return found
+
+    def forget_tables(self) -> None:
+        """Classes have changed."""
+        self._tables.clear()
 
     def class_blob(self, cls: type) -> bytes:
         """An actor class as bytes, made once per class: it travels with every spawn."""

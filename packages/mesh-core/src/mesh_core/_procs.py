@@ -11,7 +11,7 @@ from mesh_core import _blocks, _process
 from mesh_core._actors import ActorMesh
 from mesh_core._config import executable, pack
 from mesh_core._context import current_instance
-from mesh_core._endpoint import Interface, table_of
+from mesh_core._endpoint import Interface
 from mesh_core._errors import AuthenticationError, MeshError, SpawnError, SupervisionError
 from mesh_core._estate import check_policy
 from mesh_core._future import Future
@@ -134,16 +134,16 @@ class ProcMesh(Mesh):
         check_policy(supervise)
         owner = current_instance()
         owner_id = 0 if owner is None else owner.actor_id
-        self._process.check_owner(owner_id)
+        process = self._process
+        process.check_owner(owner_id)
         cls = _process.substitutes().of(cls)
-        table = table_of(cls)
-        taken = sorted(RESERVED & set(table))
+        table = process.table(cls)
+        taken = sorted(RESERVED & table.keys())
         if taken:
             raise TypeError(
                 f"{cls.__qualname__} has an endpoint named {taken[0]!r}, which is a method of every mesh"
             )
         self._check_constructor(cls, args, kwargs)
-        process = self._process
         interface = Interface(cls.__qualname__, {key: value.arity for key, value in table.items()}, cls)
         actor_id = process.runtime.new_id()
         blob = process.class_blob(cls)

@@ -24,7 +24,6 @@ from mesh_core._constructing import ActorLoop, Constructors
 from mesh_core._context import Instance, parse_shape
 from mesh_core._debug._hook import Breakpoints
 from mesh_core._dumps import stacks
-from mesh_core._endpoint import EndpointProperty, table_of
 from mesh_core._errors import BOOTSTRAP_FAILED
 from mesh_core._failure import bootstrap_raised
 from mesh_core._hosted import Hosted, unreadable
@@ -33,7 +32,7 @@ from mesh_core._native import Extent, Point, Waker
 from mesh_core._reduce import Reductions
 from mesh_core._serialize import loads
 from mesh_core._supervision import named
-from mesh_core._title import show_title
+from mesh_core._title import Title
 
 if TYPE_CHECKING:
     from mesh_core._estate import Holding
@@ -55,6 +54,8 @@ class Stage:
         self.process = process
         self.actors: dict[int, Hosted] = {}
         self._classes: dict[bytes, type] = {}
+        # The script's process is the user's own.
+        self._title = Title(process.identity) if process.identity.mesh_id != 0 else None
         self.waker = Waker()
         self._system = process.runtime.system_inbox()
         self.loop = ActorLoop(ActorSelector(process.runtime, self.waker))
@@ -67,9 +68,6 @@ class Stage:
         self.stop_limit = process.settings.stop_timeout
         """How long an actor's end may take."""
         _logging.set_up(process.settings.log_level, process.identity.proc_id)
-        self._tables: weakref.WeakKeyDictionary[type, dict[str, EndpointProperty[..., Any]]] = (
-            weakref.WeakKeyDictionary()
-        )
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
@@ -85,13 +83,6 @@ class Stage:
         """Hold a task until it is done."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def table(self, cls: type) -> dict[str, EndpointProperty[..., Any]]:
-        """An actor class's endpoints; one table for all its actors."""
-        found = self._tables.get(cls)
-        if found is None:
-            found = self._tables[cls] = table_of(cls)
-        return found
 
     # Running.
 
@@ -368,9 +359,9 @@ class Stage:
             actor.gone.set_result(None)
 
     def _show_title(self) -> None:
-        """Have listings of processes name the actors of this one; the script's process is the user's own."""
-        if self.process.identity.mesh_id != 0:
-            show_title(self.process.identity, [actor.instance for actor in list(self.actors.values())[:8]])
+        """Have listings of processes name the actors of this one."""
+        if self._title is not None:
+            self._title.show(self.actors)
 
     # Replies.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from mesh_core._native import name_process
 
 if TYPE_CHECKING:
-    from mesh_core._context import Instance
+    from mesh_core._hosted import Hosted
     from mesh_core._process import Identity
 
 _CONTROLS = dict.fromkeys(range(32), "?")
@@ -19,14 +19,26 @@ _NAMED = 4
 _SHORT = 15
 
 
-def show_title(me: Identity, actors: Iterable[Instance] = ()) -> None:
-    """Have ``ps`` and ``top`` show what this worker is, and which actors it has."""
-    process = me.proc_id
-    named = [f"{actor.name}[{actor.rank.rank}]" for actor in islice(actors, _NAMED + 1)]
-    if len(named) > _NAMED:
-        named[_NAMED:] = ["..."]
-    title = f"mesh: {', '.join(named)} ({process})" if named else f"mesh: {process}"
-    name, bracket, number = (named[0] if named else process).rpartition("[")
-    end = bracket + number
-    short = name.encode()[: _SHORT - len(end)].decode(errors="ignore") + end
-    name_process(title.translate(_CONTROLS), short.translate(_CONTROLS))
+class Title:
+    """What ``ps`` and ``top`` show of a worker: what it is, and the first of its actors."""
+
+    def __init__(self, me: Identity) -> None:
+        self._process = me.proc_id
+        self._named: list[Hosted] | None = None
+        """The actors that it was made of."""
+
+    def show(self, actors: Mapping[int, Hosted]) -> None:
+        """Bring it up to date, if it is not: a worker may have actors by the thousand."""
+        first = list(islice(actors.values(), _NAMED + 1))
+        if first == self._named:
+            return
+        self._named = first
+        named = [f"{actor.instance.name}[{actor.instance.rank.rank}]" for actor in first]
+        if len(named) > _NAMED:
+            named[_NAMED:] = ["..."]
+        process = self._process
+        title = f"mesh: {', '.join(named)} ({process})" if named else f"mesh: {process}"
+        name, bracket, number = (named[0] if named else process).rpartition("[")
+        end = bracket + number
+        short = name.encode()[: _SHORT - len(end)].decode(errors="ignore") + end
+        name_process(title.translate(_CONTROLS), short.translate(_CONTROLS))

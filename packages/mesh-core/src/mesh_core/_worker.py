@@ -15,7 +15,7 @@ from mesh_core._multiprocessing import teach
 from mesh_core._native import Extent, Placement, Region
 from mesh_core._seeds import Seeds, seed_process
 from mesh_core._settings import configure
-from mesh_core._title import show_title
+from mesh_core._title import Title
 
 _GOODBYE_S = 5.0
 
@@ -57,7 +57,7 @@ def run(
         scratch=config.get("scratch", ""),
     )
     # Before its spawn is told that it is up.
-    show_title(identity)
+    Title(identity).show({})
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
     )

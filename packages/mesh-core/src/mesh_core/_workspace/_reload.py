@@ -133,7 +133,7 @@ def _hand_on(name: str, before: dict[str, Any], imports: dict[str, Imports], und
 def _renew(stage: Stage, kept: list[str]) -> None:
     """Have actors that live answer with the new endpoints, as far as what runs them can; later ones have them all."""
     stage._classes.clear()
-    stage._tables.clear()
+    stage.process.forget_tables()
     tables = {id(actor.table): (actor._cls, actor.table) for actor in stage.actors.values()}
     for cls, table in tables.values():
         fresh = {} if cls is None else table_of(cls)
