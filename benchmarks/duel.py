@@ -1,7 +1,8 @@
 """Hold two versions of mesh-core against each other: `python benchmarks/duel.py BEFORE.whl AFTER.whl [--only ITEM,…]`.
 
-Both run at once and work in turn, a slice of some tens of milliseconds each, so that whatever else the machine does falls on
-both alike. What is shown is the median over the pairs of the ratio of later to earlier, and an interval of 95 %.
+Both run at once and work in turn, a slice of some tens of milliseconds each, so that whatever else the machine does affects
+both alike. Each round starts both anew, since where a process's memory and threads happen to lie decides a few percent. The
+ratio is the median over all pairs of slices of after to before; beside it are the smallest and the largest median of a round.
 """
 
 from __future__ import annotations
@@ -48,38 +49,39 @@ class Side:
         self._child.communicate()
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Where the median of all pairs lies with a probability of 95 %, by the order statistics of those that were taken.
-
-    Example:
-        >>> interval([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6])
-        (1.0, 1.6)
-    """
-    ordered = sorted(ratios)
-    beyond = max(0, int(len(ordered) / 2 - 0.98 * len(ordered) ** 0.5))
-    return ordered[beyond], ordered[-1 - beyond]
-
-
-def duel(item: str, before: Side, after: Side, slices: int) -> str:
+def duel(item: str, pythons: Sequence[Path], rounds: int, slices: int) -> str:
     """The line of one item."""
-    for side in (before, after):
+    taken: list[tuple[float, float]] = []
+    medians: list[float] = []
+    for _ in range(rounds):
+        pairs = one_round(item, pythons, max(2, slices // rounds))
+        medians.append(statistics.median(new / old for old, new in pairs))
+        taken += pairs
+    old, new = (statistics.median(column) for column in zip(*taken, strict=True))
+    ratio = statistics.median(new / old for old, new in taken)
+    unit = SLICES[item].unit
+    return (
+        f"| {item} | {old:.4g} {unit} | {new:.4g} {unit} "
+        f"| {ratio:.3f} | {min(medians):.3f} to {max(medians):.3f} |"
+    )
+
+
+def one_round(item: str, pythons: Sequence[Path], slices: int) -> list[tuple[float, float]]:
+    """Pairs of what the two versions took."""
+    before, after = sides = [Side(python) for python in pythons]
+    for side in sides:
         side.ask(f"begin {item}")
         side.ask("slice")  # maps memory, fills caches
-    taken: list[tuple[float, float]] = []
+    taken = []
     for number in range(slices):
-        # Each is first in turn: the one that comes second finds the other's caches.
+        # Each is first in turn, since the second finds the caches as the first has left them.
         order = (before, after) if number % 2 else (after, before)
         values = {side: float(side.ask("slice")) for side in order}
         taken.append((values[before], values[after]))
-    for side in (before, after):
+    for side in sides:
         side.ask("end")
-    ratios = [new / old for old, new in taken]
-    low, high = interval(ratios)
-    old, new = (statistics.median(column) for column in zip(*taken, strict=True))
-    return (
-        f"| {item} | {old:.4g} {SLICES[item].unit} | {new:.4g} {SLICES[item].unit} "
-        f"| {statistics.median(ratios):.3f} | {low:.3f} to {high:.3f} |"
-    )
+        side.close()
+    return taken
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,6 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("after", type=Path, help="the newer wheel, or an interpreter that has it")
     parser.add_argument(
         "--only", default=",".join(SLICES), help="which items, by commas (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often both are started anew (default: %(default)s)"
     )
     parser.add_argument("--slices", type=float, default=1.0, help="so many times the usual number of slices")
     parser.add_argument("--label", help="write the table to results/<date>-<label>.md too")
@@ -111,15 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SetupError as problem:
             print(problem, file=sys.stderr)
             return 1
-    before, after = sides = [Side(python) for python in pythons]
-    lines = ["| item | before | after | ratio | 95 % |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines = ["| item | before | after | ratio | rounds |", "| --- | ---: | ---: | ---: | ---: |"]
     print(*lines, sep="\n", flush=True)
     machine = describe()
     for item in items:
-        lines.append(duel(item, before, after, round(SLICES[item].slices * options.slices)))
+        lines.append(duel(item, pythons, options.rounds, round(SLICES[item].slices * options.slices)))
         print(lines[-1], flush=True)
-    for side in sides:
-        side.close()
     if options.label:
         write(options.label, machine, lines)
     return 0

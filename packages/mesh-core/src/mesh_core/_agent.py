@@ -71,9 +71,9 @@ def run_worker_loop_forever(
             "a host's agent runs in a main thread, as signals end it; start it in a process of its own"
         )
     from mesh_core._process import runtime_options
-    from mesh_core._procs import _interpreter
     from mesh_core._scratch import Scratch
     from mesh_core._settings import current_settings
+    from mesh_core._spawning import interpreter_command
 
     scratch = Scratch()
     try:
@@ -81,7 +81,7 @@ def run_worker_loop_forever(
             address,
             credentials=str(getattr(credentials, "path", credentials)),
             name=name or socket.gethostname(),
-            python=_interpreter(None),
+            python=interpreter_command(None),
             env=sorted(os.environ.items()),
             scratch=scratch.path,
             once=once,

@@ -51,7 +51,7 @@ def attach_to_workers(
     The mesh has one dimension, ``hosts``, in the order of ``workers``, or in which the agents dial in; one call makes a
     mesh of either. ``await`` it, or wait for ``.initialized``, to hear whether all can be reached.
     """
-    from mesh_core._procs import _interpreter
+    from mesh_core._spawning import interpreter_command
 
     process = _process.current()
     if process.identity.mesh_id != 0:
@@ -86,7 +86,9 @@ def attach_to_workers(
     folder = str(getattr(credentials, "path", credentials))
     settings = process.settings
     # What others ask for on this host.
-    be_host(process.runtime, process.identity.host, _interpreter(None), sorted(process.environ.items()))
+    be_host(
+        process.runtime, process.identity.host, interpreter_command(None), sorted(process.environ.items())
+    )
     if listen is None:
         patience = settings.heartbeat_timeout if timeout is None else timeout
         base, call = attach(

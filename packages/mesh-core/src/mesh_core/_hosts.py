@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from mesh_core import _blocks, _process
+from mesh_core import _process
 from mesh_core._errors import MeshError
 from mesh_core._home import Home
 from mesh_core._mesh import Mesh, describe
@@ -123,7 +123,7 @@ class HostMesh(Mesh):
         ...     procs.sizes
         {'gpus': 2}
         """
-        from mesh_core._procs import spawn
+        from mesh_core._spawning import spawn
 
         if unknown:
             raise TypeError(_unknown(unknown))
@@ -250,6 +250,8 @@ class HostMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
+            from mesh_core import _blocks
+
             _blocks.end(self._process, self.stop(), error)
 
     async def __aenter__(self) -> Self:
@@ -261,6 +263,8 @@ class HostMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
+            from mesh_core import _blocks
+
             await _blocks.end_async(self._process, self.stop(), error)
 
     def __reduce__(self) -> Any:

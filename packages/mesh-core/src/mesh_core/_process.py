@@ -16,7 +16,6 @@ from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._home import Home
 from mesh_core._journal import Journal
-from mesh_core._seeds import Seeds
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
@@ -83,6 +82,8 @@ class Process:
 
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
+        from mesh_core._seeds import Seeds
+
         self.identity = identity
         self.pid = os.getpid()
         self.closed = False

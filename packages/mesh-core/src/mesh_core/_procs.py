@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from mesh_core import _blocks, _process
+from mesh_core import _process
 from mesh_core._actors import ActorMesh
-from mesh_core._config import executable, pack
 from mesh_core._context import current_instance
 from mesh_core._endpoint import Interface
-from mesh_core._errors import AuthenticationError, MeshError, SpawnError, SupervisionError
+from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import check_policy
 from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, check_name, describe
-from mesh_core._native import Lost, Point, Region, roll
+from mesh_core._native import Point, Region
 from mesh_core._outcomes import Addressee, error_of
-from mesh_core._seeds import checked_seed
-from mesh_core._surroundings import (
-    Refusal,
-    checked_binding,
-    checked_env,
-    free_port,
-    own_device,
-    visible_devices,
-)
 from mesh_core._traces import notice
 
 if TYPE_CHECKING:
@@ -35,9 +24,8 @@ if TYPE_CHECKING:
 
     from mesh_core._estate import Policy
     from mesh_core._home import Home
-    from mesh_core._native import Call, Extent, Target
+    from mesh_core._native import Call, Target
     from mesh_core._process import Process
-    from mesh_core._surroundings import Env
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,7 +155,7 @@ class ProcMesh(Mesh):
         )
         who = mesh._addressee()
         mesh._ready = Future(
-            process, call, lambda call: _all_well(call, who), lambda: f"the spawn of {name!r}"
+            process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
         )
         process.own(owner_id, mesh, actor_id, supervise)
         return mesh
@@ -306,6 +294,8 @@ class ProcMesh(Mesh):
             stopped = self.stop()
             if isinstance(error, KeyboardInterrupt):
                 self._hurry(stopped)
+            from mesh_core import _blocks
+
             _blocks.end(self._process, stopped, error)
 
     def _hurry(self, stopped: Future[None]) -> None:
@@ -331,6 +321,8 @@ class ProcMesh(Mesh):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.in_charge:
+            from mesh_core import _blocks
+
             await _blocks.end_async(self._process, self.stop(), error)
 
     def __reduce__(self) -> Any:
@@ -370,7 +362,7 @@ def _is_actor(cls: type) -> bool:
     return issubclass(cls, Actor) and cls is not Actor
 
 
-def _all_well(call: Call, who: Addressee) -> None:
+def all_well(call: Call, who: Addressee) -> None:
     for index, outcome in enumerate(call.outcomes()):
         error = error_of(outcome, index, who)
         if error is not None:
@@ -381,223 +373,3 @@ def _revive(name: str, home: Home, procs_id: int, root: Region, view: Region) ->
     return ProcMesh(
         _process.current(), name=name, home=home, procs_id=procs_id, root=root, view=view, ready=None
     )
-
-
-def _interpreter(python: str | None) -> list[str]:
-    import subprocess
-
-    # The flags of this interpreter (-O, -W, -X ...) hold for its workers too.
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [python or sys.executable, *flags]
-
-
-def _check_devices(environ: Mapping[str, str], per_host: int) -> None:
-    """Refuse before anything is made; on other hosts their agents do."""
-    try:
-        own_device(visible_devices(environ), 0, per_host)
-    except Refusal as error:
-        raise SpawnError(str(error)) from None
-
-
-def spawn(
-    process: Process,
-    extent: Extent,
-    home: Home,
-    *,
-    per_host: int,
-    name: str | None,
-    bootstrap: Callable[[], object] | None,
-    env: Env | Callable[[Point], Env] | None,
-    preload: list[str],
-    fresh: bool,
-    python: str | None,
-    proc_bind: object,
-    seed: int | None,
-    devices: str | None,
-    torch_env: bool,
-    supervise: Policy | None,
-) -> ProcMesh:
-    """Ask the host's agent for a mesh of processes."""
-    import json
-    import shutil
-
-    if bootstrap is not None and not callable(bootstrap):
-        raise TypeError(f"bootstrap is a function without arguments, not {bootstrap!r}")
-    if devices not in (None, "own"):
-        raise ValueError(f"devices is 'own' (a device for each process) or None, not {devices!r}")
-    binding = checked_binding(proc_bind, per_host)
-    changes, own = checked_env(env, extent)
-    # What runs on another machine has that machine's environment and interpreter.
-    afar = home.placement.only != process.identity.host_no
-    inherited = {} if afar else dict(os.environ)
-    if afar:
-        changes = {**process.env_changes, **changes}
-    else:
-        python = python or process.python
-        if python is not None and shutil.which(python) is None:
-            raise SpawnError(
-                f"python={python!r} is not a program that can be run here; give the path of an interpreter"
-            )
-    check_name(name or "")
-    check_policy(supervise)
-    owner = current_instance()
-    owner_id = 0 if owner is None else owner.actor_id
-    process.check_owner(owner_id)
-    region = Region.whole(extent)
-    here = _working_directory()
-    changed = _changed(inherited, changes)
-    if devices is not None and not afar and not own:
-        _check_devices(changed, per_host)
-    process.open_console()
-    mesh_id = process.runtime.new_id()
-    shown = name or process.unique_name("procs")
-    told = {
-        "mesh_name": shown,
-        "host": process.identity.host,
-        "placement": home.placement.to_wire().hex(),
-        "labels": extent.labels,
-        "sizes": extent.sizes,
-        "per_host": per_host,
-        "env": inherited,
-        "changes": changes,
-        "devices": devices,
-        "torch": [_master(process, home), free_port(here=not afar)] if torch_env else None,
-        "seed": checked_seed(seed),
-        "afar": afar,
-        "path": [entry or here for entry in sys.path],
-        "argv": sys.argv,
-        "cwd": here,
-        "settings": process.settings.as_dict(),
-        "bind": binding,
-        "substitutes": _process.substitutes().tell(),
-        "job": process.job,
-        "python": _interpreter(python) if fresh and (python or not afar) else None,
-        "interpreter": python,
-        "workspaces": process.workspaces,
-    }
-    # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
-    # every spawn, with them it is those of one environment.
-    env_there, late = executable(changed if preload else {} if afar else process.environ)
-    plan = {
-        "path": told["path"],
-        "preload": preload,
-        # What is preloaded from a workspace is imported anew once that has changed.
-        "workspaces": process.workspaces if preload else [],
-        "afar": afar,
-        "env": late,
-        "unset": [key for key, value in changes.items() if value is None] if preload else [],
-        "argv": sys.argv if preload else [""],
-    }
-    call = process.runtime.spawn_procs(
-        mesh_id,
-        region,
-        home.placement,
-        argv=[*([""] if afar else _interpreter(process.python)), "-c", _NURSERY],
-        env=sorted(env_there.items()),
-        plan=json.dumps(plan).encode(),
-        fresh=fresh,
-        config=pack(told, own),
-        within=process.settings.spawn_timeout,
-        title=f"{shown}\0{','.join(f'{k}={v}' for k, v in extent.items())}",
-    )
-    notice(process)
-    if process.tracer is not None:
-        process.tracer.spawn_procs(shown, len(region), home.label)
-    mesh = ProcMesh(
-        process,
-        name=shown,
-        home=home,
-        procs_id=mesh_id,
-        root=region,
-        view=region,
-        ready=None,
-        spawned=call,
-    )
-    who = Addressee(shown, home, region, region, mesh)
-    ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {shown!r}")
-    if bootstrap is not None:
-        mesh._boots = True
-        sender = process.runtime.sender(mesh._target(), process.runtime.new_id(), "@bootstrap", "spawn")
-        ready = Future(
-            process,
-            sender.call(bootstrap),
-            lambda call: _all_well(call, who),
-            lambda: f"the bootstrap of {shown!r}",
-        )
-        process.boots[mesh_id] = ready
-    mesh._ready = ready
-    process.own(owner_id, mesh, 0, supervise)
-    return mesh
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109 - pathlib takes longer to import than this package may
-    except FileNotFoundError:
-        raise SpawnError(
-            "the working directory of this process no longer exists, and new processes would begin in it; change to "
-            "another one with os.chdir() before spawning"
-        ) from None
-
-
-def _changed(env: dict[str, str], changes: Env) -> dict[str, str]:
-    merged: dict[str, str | None] = {**env, **changes}
-    return {key: value for key, value in merged.items() if value is not None}
-
-
-def _master(process: Process, home: Home) -> str:
-    """Where the processes of a mesh find the host of its first rank."""
-    if home.placement.only is not None:
-        return "127.0.0.1"
-    first = home.placement.host_of(0)
-    addresses = {host: _machine(address) for host, _, address, *_ in roll(process.runtime)}
-    found = addresses.get(first, "")
-    local = [host for host in home.placement.hosts() if addresses.get(host, "").startswith(_LOOPBACK)]
-    # The address of this machine for itself is none for others.
-    if found and (not found.startswith(_LOOPBACK) or len(local) == len(home.placement.hosts())):
-        return found
-    return home.name_of(0)
-
-
-def _machine(address: str) -> str:
-    """An address without its port."""
-    return address.rpartition("//")[2].rpartition(":")[0].strip("[]")
-
-
-_LOOPBACK = ("127.", "::1", "localhost")
-
-_NURSERY = """\
-import json, os, sys
-with open(int(sys.argv[3]), "rb") as file: plan = json.load(file)
-there = [p for p in plan["path"] if os.path.isdir(p) and p not in sys.path]
-sys.path[:] = [*there, *sys.path] if plan["afar"] else plan["path"]
-from mesh_core._nursery import main
-main(int(sys.argv[1]), int(sys.argv[2]), plan)
-"""
-
-
-def _all_up(call: Call, who: Addressee) -> None:
-    outcomes = call.outcomes()
-    for index, outcome in enumerate(outcomes):
-        error = error_of(outcome, index, who)
-        if isinstance(outcome, Lost) and not outcome.orderly:
-            if not isinstance(error, SpawnError | AuthenticationError):
-                said = SpawnError(
-                    f"a process of {who.name!r} died while it started: {error}",
-                    host=who.host(index),
-                    pid=outcome.pid,
-                    exitcode=outcome.exitcode,
-                    signal=outcome.signal,
-                    stderr_tail="\n".join(outcome.stderr_tail),
-                )
-                said.__cause__ = error
-                error = said
-            # Whoever is told of this has heard of all that died then (SUP-1).
-            assert isinstance(error, MeshError)  # a loss is one of those
-            error._deaths = tuple(
-                (who.mesh._procs_id, who.view.rank_at(place), 0)
-                for place, other in enumerate(outcomes)
-                if isinstance(other, Lost)
-            )
-        if error is not None:
-            raise error
