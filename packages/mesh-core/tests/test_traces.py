@@ -204,6 +204,8 @@ def test_a_broadcast_is_a_message(kept: InMemorySpanExporter, own: ProcMesh) -> 
 
 def test_spawns_and_constructors(kept: InMemorySpanExporter, own: ProcMesh) -> None:
     worker = own.slice(gpus=0).spawn("worker", Worker)
+    # Each is constructed on a thread of its own: their spans end in any order.
+    worker.initialized.get(timeout=30)
     broken = own.slice(gpus=0).spawn("broken", Worker, ok=False)
     assert isinstance(broken.initialized.exception(), ValueError)
     spans = here(kept)

@@ -186,9 +186,22 @@ class Future(Generic[R]):
                 self._fail(_interrupted(self._what()))
                 raise
             except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
-                self._fail(error)
+                self._fail(self._in_own_words(error))
             else:
                 self._state = _DONE
+
+    def _in_own_words(self, error: BaseException) -> BaseException:
+        """The receiver noticed first that the deadline has passed; this process can say more about it."""
+        if (
+            self._deadline is None
+            or not isinstance(error, ActorTimeout)
+            or error.timeout is not None
+            or time.monotonic() < self._deadline
+        ):
+            return error
+        said = self._too_late()
+        said.results = error.results
+        return said
 
     def _outcome(self) -> R:
         if self._state == _FAILED:
