@@ -117,14 +117,16 @@ pub enum Kind {
     /// Who holds the port of a call, for the caller: actor is the ticket, the name what people call those that are given
     /// it; part 0 lists them (`MORE`), or the tickets of what the sender has let go of (`END`).
     Held = 29,
+    /// A message for an extension of the process itself; the name says for which.
+    Extend = 30,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Closed, Credit, Down, EndJob, Failure, Gathered, Goodbye, Held, Hello, HostDown, HostLost,
-            Inspect, Lines, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing, StopActor, StopProc, StopProcs,
-            Tell, Undeliverable, Watch, Whereabouts,
+            Call, Cancel, Closed, Credit, Down, EndJob, Extend, Failure, Gathered, Goodbye, Held, Hello, HostDown,
+            HostLost, Inspect, Lines, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing, StopActor, StopProc,
+            StopProcs, Tell, Undeliverable, Watch, Whereabouts,
         };
         Ok(match byte {
             1 => Hello,
@@ -156,6 +158,7 @@ impl Kind {
             27 => Standing,
             28 => Revoked,
             29 => Held,
+            30 => Extend,
             other => return Err(FrameError::Kind(other)),
         })
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import mesh_core
+from mesh_core import extensions
 
 pytestmark = pytest.mark.python
 
@@ -37,6 +38,11 @@ def test_every_field_of_a_failure_is_on_the_reference_page(page: Page) -> None:
     row = next(line for line in lines if line.startswith("| `MeshFailure`"))
     fields = {field.name for field in dataclasses.fields(mesh_core.MeshFailure)}
     missing = {name for name in fields if not name.startswith("_")} - code_of(row)
+    assert not missing
+
+
+def test_every_public_name_of_extensions_is_on_its_page(page: Page) -> None:
+    missing = set(extensions.__all__) - code_of(page("docs/reference/extensions.md"))
     assert not missing
 
 

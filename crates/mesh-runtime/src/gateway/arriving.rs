@@ -165,7 +165,7 @@ impl Runtime {
         }
         let Some(first) = packet.body.first() else { return };
         let Some(header) = first.first_chunk().and_then(|raw| Header::decode(raw).ok()) else { return };
-        if header.kind != Kind::Call && header.kind != Kind::Spawn || header.call == 0 {
+        if !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::Extend) || header.call == 0 {
             return;
         }
         let out = state.relays.expect(packet.origin, header.src, header.call, hosts);
@@ -215,7 +215,8 @@ impl Runtime {
             self.take_gathered(&frame, origins);
             return;
         }
-        if header.call != 0 && matches!(header.kind, Kind::Call | Kind::Spawn) && header.target_len != 0 {
+        if header.call != 0 && matches!(header.kind, Kind::Call | Kind::Spawn | Kind::Extend) && header.target_len != 0
+        {
             self.note_call(&frame);
         }
         if header.kind == Kind::Reply && header.src.is_agent() && self.me == ProcAddr::CONTROLLER {

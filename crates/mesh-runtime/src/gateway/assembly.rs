@@ -7,7 +7,7 @@ use mesh_proto::{Frame, HEADER_LEN, Header, HostNo, Kind, Part, Target, flags};
 
 /// Whether the receivers of such a message map its large parts.
 fn is_mapped(kind: Kind) -> bool {
-    matches!(kind, Kind::Call | Kind::Tell | Kind::Reply | Kind::Post | Kind::Spawn | Kind::Partial)
+    matches!(kind, Kind::Call | Kind::Tell | Kind::Reply | Kind::Post | Kind::Spawn | Kind::Partial | Kind::Extend)
 }
 
 /// A frame of which segments arrive.

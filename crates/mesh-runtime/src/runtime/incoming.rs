@@ -140,7 +140,10 @@ impl Runtime {
                 self.dispatch(agent::down_frame(self.me, header.src, whom, &gone), None);
             }
             Kind::Watch => {} // For its agent, which has seen it.
-            Kind::Failure => self.notice(Message::new(frame, &self.memory)),
+            Kind::Extend if self.me.is_agent() && self.me != ProcAddr::CONTROLLER => {
+                self.undeliverable(&header, "the agent of a host runs no extensions");
+            }
+            Kind::Failure | Kind::Extend => self.notice(Message::new(frame, &self.memory)),
             Kind::Inspect => self.on_inspect(&frame),
             Kind::Gathered
             | Kind::HostDown

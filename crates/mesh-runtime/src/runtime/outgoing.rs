@@ -10,7 +10,8 @@ use crate::gateway::GATEWAY;
 use bytes::Bytes;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::{
-    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, ProcAddr, Route, Target, flags,
+    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Placement, ProcAddr, Route,
+    Target, flags,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -75,7 +76,7 @@ pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
             family.asked(src, dst.mesh);
             family.actor_stopped(dst, header.actor);
         }
-        Kind::Call | Kind::Post | Kind::Inspect | Kind::Watch => family.asked(src, dst.mesh),
+        Kind::Call | Kind::Post | Kind::Inspect | Kind::Extend | Kind::Watch => family.asked(src, dst.mesh),
         _ if header.flags & (flags::SHARED | flags::MORE | flags::CHARGED) != 0 => family.asked(src, dst.mesh),
         _ => {}
     }
@@ -358,6 +359,23 @@ impl Runtime {
         self.watch_owners(to_watch);
     }
 
+    /// Has this process told when procs end: at once, of those that have ended.
+    pub fn watch_procs(&self, target: &Target, placement: &Placement) {
+        let addrs: Vec<ProcAddr> = target.procs().collect();
+        let ranks = addrs.iter().map(|addr| addr.rank as usize + 1).max().unwrap_or(0);
+        // Nobody but this process can tell it what has ended with a host.
+        self.note_afar(target.mesh(), placement, ranks);
+        let mut unknown = Vec::new();
+        for addr in addrs {
+            let route = read(&self.router).route(addr);
+            match route {
+                Route::Gone(ended) => self.notice_down(addr, &ended, 0),
+                _ => unknown.push(addr),
+            }
+        }
+        self.watch_owners(unknown);
+    }
+
     /// Has the agents of owners on other hosts tell of their ends.
     pub(crate) fn watch_owners(&self, owners: Vec<ProcAddr>) {
         for owner in owners {
@@ -384,13 +402,15 @@ impl Runtime {
             }
             return;
         }
-        if header.kind == Kind::Watch && !header.dst.is_agent() {
+        if header.kind == Kind::Watch {
             if let Outcome::Lost(ended) = &outcome {
-                self.tell_lost(&header, ended);
+                self.unwatched(&header, ended);
             }
             return;
         }
-        if header.call == 0 || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect) {
+        if header.call == 0
+            || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect | Kind::Extend)
+        {
             return;
         }
         if header.src == self.me {
@@ -410,6 +430,16 @@ impl Runtime {
         let mut down = agent::down_frame(ProcAddr::agent(header.dst.host), header.src, header.dst, ended);
         down.header.flags |= flags::DEAD;
         self.dispatch(down, None);
+    }
+
+    /// A process cannot be watched any more. An agent that asks for its own sake hears of the end of a host anyway.
+    fn unwatched(&self, header: &Header, ended: &Ended) {
+        if !header.dst.is_agent() {
+            self.tell_lost(header, ended);
+        } else if !header.src.is_agent() || header.src == ProcAddr::CONTROLLER {
+            let whom = ProcAddr { mesh: header.actor, rank: header.index, host: header.dst.host };
+            self.dispatch(agent::down_frame(header.dst, header.src, whom, ended), None);
+        }
     }
 
     /// An order cannot reach the agent that it is for: each of the procs that it is about is lost to whoever gave it.

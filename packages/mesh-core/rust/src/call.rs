@@ -273,6 +273,7 @@ pub(crate) fn kind_name(kind: Kind) -> &'static str {
         Kind::Post => "post",
         Kind::Partial => "partial",
         Kind::Inspect => "inspect",
+        Kind::Extend => "extension",
         _ => "other",
     }
 }

@@ -466,6 +466,7 @@ impl PyRuntime {
             "stop_actor" => Kind::StopActor,
             "failure" => Kind::Failure,
             "inspect" => Kind::Inspect,
+            "extension" => Kind::Extend,
             other => return Err(PyValueError::new_err(format!("no message of kind {other:?} is sent this way"))),
         };
         let PyTarget { target, placement, shape } = target;
@@ -593,6 +594,11 @@ impl PyRuntime {
     /// The inbox of the process itself.
     fn system_inbox(&self) -> PyInbox {
         PyInbox { runtime: Arc::clone(&self.0), inbox: self.0.system_inbox() }
+    }
+
+    /// Has this process told of the ends of others; at once, of those that have ended.
+    fn watch_procs(&self, target: &PyTarget) {
+        self.0.watch_procs(&target.target, &target.placement);
     }
 
     /// Whether a process is known here to have ended.

@@ -297,25 +297,10 @@ class Endpoint(Generic[P, R]):
     def _collect(
         self, call: Call, known: Mapping[int, BaseException]
     ) -> tuple[ValueMesh[R], BaseException | None]:
-        """The outcomes of all ranks, and the first error among them. Of some the errors are known already."""
-        cells: list[Any] = []
-        first: BaseException | None = None
-        for index, outcome in enumerate(call.outcomes()):
-            error = known.get(index) or error_of(outcome, index, self._who)
-            if error is None:
-                cells.append(lazy(partial(load, cast("Message", outcome))))
-            else:
-                cells.append(error)
-                first = first or error
-        return ValueMesh.of(self._mesh.extent, cells), first
+        return collect(call, self._who, known)
 
     def _finish_all(self, call: Call) -> ValueMesh[R]:
-        mesh, first = self._collect(call, {})
-        if first is not None:
-            if isinstance(first, MeshError):
-                first.results = mesh
-            raise first
-        return mesh
+        return finish_all(call, self._who)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call one actor of the mesh: of two picked at random, the one with fewer calls of ours under way.
@@ -492,6 +477,32 @@ class ItemsEndpoint(Endpoint[P, R]):
                 f"{self._what()} is a generator; only results that endpoints return can be combined"
             )
         return ItemsEndpoint(self._mesh, self._name, self._arity, limit, block)
+
+
+def collect(
+    call: Call, who: Addressee, known: Mapping[int, BaseException]
+) -> tuple[ValueMesh[Any], BaseException | None]:
+    """The outcomes of all ranks, and the first error among them. Of some the errors are known already."""
+    cells: list[Any] = []
+    first: BaseException | None = None
+    for index, outcome in enumerate(call.outcomes()):
+        error = known.get(index) or error_of(outcome, index, who)
+        if error is None:
+            cells.append(lazy(partial(load, cast("Message", outcome))))
+        else:
+            cells.append(error)
+            first = first or error
+    return ValueMesh.of(who.view.extent, cells), first
+
+
+def finish_all(call: Call, who: Addressee) -> ValueMesh[Any]:
+    """The results of all ranks, or the first error, with all outcomes."""
+    mesh, first = collect(call, who, {})
+    if first is not None:
+        if isinstance(first, MeshError):
+            first.results = mesh
+        raise first
+    return mesh
 
 
 def endpoint_of(mesh: ActorMesh[Any], name: str, arity: Arity) -> Endpoint[..., Any]:

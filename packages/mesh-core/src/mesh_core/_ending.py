@@ -170,6 +170,7 @@ async def tear_down(hosted: Hosted, error: BaseException) -> None:
     except BaseException:
         logging.getLogger("mesh").exception("the __cleanup__ of %s raised", hosted.describe())
     hosted.object = None
+    hosted.stage.process.actor_ended(hosted)
 
 
 async def _cleanup_apart(hosted: Hosted, error: BaseException) -> Coroutine[Any, Any, object] | None:

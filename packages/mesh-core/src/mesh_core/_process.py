@@ -24,17 +24,20 @@ if TYPE_CHECKING:
     from mesh_core._console import Console
     from mesh_core._endpoint import EndpointProperty
     from mesh_core._estate import Policy
+    from mesh_core._extending import Extensions
     from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
+    from mesh_core._hosted import Hosted
     from mesh_core._interrupts import Interrupts, Termination
     from mesh_core._loop import Bridge
-    from mesh_core._native import Call, Region, Runtime
+    from mesh_core._native import Call, Extent, Message, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
     from mesh_core._substitutes import Substitutes
     from mesh_core._supervision import Faults
     from mesh_core._tracer import Tracer
+    from mesh_core._watches import Watches
 
 
 # How long a thread that calls at the interpreter's end is held, for the end to come.
@@ -77,6 +80,20 @@ class Identity:
         return self.mesh_name if self.mesh_id == 0 else f"{self.mesh_name}[{self.rank}]"
 
 
+class Synced:
+    """What this process knows of workspaces; see ``_workspace``."""
+
+    __slots__ = ("stale", "synchronizer", "told")
+
+    def __init__(self) -> None:
+        self.told: list[list[Any]] = []
+        """The directories that processes import from copies of."""
+        self.stale: set[str] = set()
+        """Modules that have changed since they were imported here."""
+        self.synchronizer: Any = None
+        """The actor that copies them; made by the first sync."""
+
+
 class Process:
     """The runtime, and what Python keeps beside it. One a process, made on first use."""
 
@@ -111,6 +128,8 @@ class Process:
         self.here = Home.on(identity.host_no, identity.host)
         """The host that this process is on."""
         self._faults: Faults | None = None
+        self._extensions: Extensions | None = None
+        self._watches: Watches | None = None
         self.alarmed = False
         """Whether the script's next call that has to wait raises a failure instead."""
         self.journal = Journal(runtime, at_root=identity.mesh_id == 0)
@@ -121,12 +140,7 @@ class Process:
         """The program wants no spans, whatever is set."""
         self.began_ns = time.time_ns()
         """Before any process of the job was started."""
-        self.workspaces: list[list[Any]] = []
-        """The directories that processes import from copies of; see ``_workspace``."""
-        self.stale: set[str] = set()
-        """Modules that have changed since they were imported here."""
-        self.synchronizer: Any = None
-        """The actor that copies them; made by the first sync."""
+        self.synced = Synced()
         self._scratch: Scratch | None = None
         self.seeds = Seeds()
         """Where this process's random numbers begin."""
@@ -177,6 +191,53 @@ class Process:
                 if self._faults is None:
                     self._faults = Faults(self)
         return self._faults
+
+    @property
+    def extensions(self) -> Extensions:
+        """What lives in this process beside its actors."""
+        if self._extensions is None:
+            from mesh_core._extending import Extensions
+
+            with self._lock:
+                if self._extensions is None:
+                    self._extensions = Extensions(self)
+        return self._extensions
+
+    @property
+    def watches(self) -> Watches:
+        """Who here is told of the ends of other processes."""
+        if self._watches is None:
+            from mesh_core._watches import Watches
+
+            with self._lock:
+                if self._watches is None:
+                    self._watches = Watches(self)
+        return self._watches
+
+    def on_down(self, message: Message) -> None:
+        """Another process has ended, as far as watches are concerned."""
+        if self._watches is not None:
+            self._watches.on_down(message)
+
+    def carried(self, mesh_name: str, extent: Extent, home: Home) -> str:
+        """What processes that this one spawns are told of its extensions."""
+        if self._extensions is None:
+            return ""
+        from mesh_core.extensions._base import Spawning
+
+        hosts = tuple(dict.fromkeys(home.name_of(rank) for rank in range(len(_native.Region.whole(extent)))))
+        is_local = home.placement.only == self.identity.host_no
+        return self._extensions.carried(Spawning(mesh_name, extent, hosts, is_local))
+
+    def actor_ended(self, actor: Hosted) -> None:
+        """An actor that lived here has ended, as far as extensions are concerned."""
+        if self._extensions is not None:
+            self._extensions.actor_ended(actor)
+
+    def end_extensions(self) -> None:
+        """Stop the extensions of this process: it ends."""
+        if self._extensions is not None:
+            self._extensions.end()
 
     def told(self, error: MeshError) -> None:
         """Note what a call raises: a failure that was raised needs no other answer."""
@@ -316,6 +377,7 @@ class Process:
             self._stop_all(limit)
             raise
         finally:
+            self.end_extensions()
             self.runtime.close(limit)
             if self._stage is not None:
                 self._stage.end_thread(limit)

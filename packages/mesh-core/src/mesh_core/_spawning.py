@@ -127,7 +127,8 @@ def spawn(
         "job": process.job,
         "python": interpreter_command(python) if fresh and (python or not afar) else None,
         "interpreter": python,
-        "workspaces": process.workspaces,
+        "workspaces": process.synced.told,
+        "extensions": process.carried(shown, extent, home),
     }
     # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
     # every spawn, with them it is those of one environment.
@@ -136,7 +137,7 @@ def spawn(
         "path": told["path"],
         "preload": preload,
         # What is preloaded from a workspace is imported anew once that has changed.
-        "workspaces": process.workspaces if preload else [],
+        "workspaces": process.synced.told if preload else [],
         "afar": afar,
         "env": late,
         "unset": [key for key, value in changes.items() if value is None] if preload else [],
@@ -169,6 +170,16 @@ def spawn(
     )
     who = Addressee(shown, home, region, region, mesh)
     ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {shown!r}")
+    if told["extensions"]:
+        # An extension that cannot start ends its process; this asks for the reason.
+        sender = process.runtime.sender(mesh._target(), 0, "", "extension")
+        ready = Future(
+            process,
+            sender.call(None),
+            lambda call: all_well(call, who),
+            lambda: f"the start of the extensions of {shown!r}",
+        )
+        mesh._boots = True
     if bootstrap is not None:
         mesh._boots = True
         sender = process.runtime.sender(mesh._target(), process.runtime.new_id(), "@bootstrap", "spawn")

@@ -192,6 +192,8 @@ class Stage:
             self.keep(self.loop.create_task(self._stop(message.index / 1000)))
         elif kind in ("down", "failure"):
             self._on_notice(message)
+        elif kind == "extension":
+            self._on_extension(message)
         elif kind in _unseen.KINDS:
             _unseen.report(message)
 
@@ -203,9 +205,12 @@ class Stage:
         actor = self.actors.get(message.actor)
         if actor is not None:
             actor.cancel((message.src, message.call))
+        elif message.actor == 0:
+            self.process.extensions.on_cancel((message.src, message.call))
 
     def _on_notice(self, message: Message) -> None:
         if message.kind == "down":
+            self.process.on_down(message)
             for owner, holding, failure, _ in self.process.faults.struck(message):
                 self.on_failure(owner, holding, failure)
         else:
@@ -304,6 +309,22 @@ class Stage:
             message.reply(None)
         self.process.runtime.close_inbox(message.actor)
 
+    def _on_extension(self, message: Message) -> None:
+        extensions = self.process.extensions
+        if message.name:
+            extensions.on_message(message)
+        elif extensions.failure is not None:
+            self.reply_error(message, extensions.failure, self.process.identity.mesh_name, bootstrap=True)
+            self._exit_code = BOOTSTRAP_FAILED
+            self.why = str(extensions.failure)
+            self.loop.stop()
+        else:
+            # Whoever has spawned this process asks whether they have started, or there is one more.
+            carried = message.load()
+            if carried is not None:
+                extensions.have(carried)
+            message.reply(None)
+
     # Stopping.
 
     async def _stop(self, limit: float) -> None:
@@ -353,6 +374,9 @@ class Stage:
 
     def forget(self, actor: Hosted) -> None:
         """An actor has ended."""
+        if actor.made and actor.downfall is None:
+            # What has failed was told of when it had been torn down.
+            self.process.actor_ended(actor)
         if self.actors.pop(actor.instance.actor_id, None) is not None:
             self._show_title()
         if actor.gone is not None and not actor.gone.done():

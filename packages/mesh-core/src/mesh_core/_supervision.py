@@ -113,7 +113,10 @@ class Faults:
                 thread.join(limit)
 
     def _on_notice(self, message: Message) -> None:
-        if message.kind == "down":
+        if message.kind == "extension":
+            self._process.extensions.on_message(message)
+        elif message.kind == "down":
+            self._process.on_down(message)
             for owner, holding, failure, told in self.struck(message):
                 self._at_controller(owner, holding, failure, told=told)
         elif message.kind == "failure":

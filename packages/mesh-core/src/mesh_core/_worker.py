@@ -70,8 +70,8 @@ def run(
     if config["workspaces"]:
         from mesh_core._workspace._place import put_on_path
 
-        process.workspaces = config["workspaces"]
-        put_on_path(process.workspaces, identity.scratch)
+        process.synced.told = config["workspaces"]
+        put_on_path(process.synced.told, identity.scratch)
     from mesh_core._dumps import arm
     from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage
@@ -81,7 +81,10 @@ def run(
     stage = Stage(process)
     stage.breakpoints.install()
     process.adopt_stage(stage)
+    if config["extensions"]:
+        process.extensions.begin(config["extensions"])
     status = stage.run()
+    process.end_extensions()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

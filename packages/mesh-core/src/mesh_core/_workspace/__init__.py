@@ -59,13 +59,15 @@ def sync(
 
 def _synchronizer(process: _process.Process) -> Any:
     with _process.holder().lock:
-        if process.synchronizer is None:
+        if process.synced.synchronizer is None:
             from mesh_core._hosts import this_proc
             from mesh_core._workspace._sync import Synchronizer
 
             # Outside of any actor: it is the script's, whoever asks first.
-            process.synchronizer = contextvars.Context().run(this_proc().spawn, "workspace", Synchronizer)
-        return process.synchronizer
+            process.synced.synchronizer = contextvars.Context().run(
+                this_proc().spawn, "workspace", Synchronizer
+            )
+        return process.synced.synchronizer
 
 
 def _outcome(outcome: WorkspaceReport | BaseException) -> WorkspaceReport:

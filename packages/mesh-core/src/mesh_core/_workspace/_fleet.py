@@ -80,7 +80,7 @@ def tell_running(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Have the processes that run import from the copies and, ``again``, anew what has ``changed``."""
     keepers = fleet.procs_ids()
-    told = Told(process.workspaces, workspace.source, workspace.to, changed, again)
+    told = Told(process.synced.told, workspace.source, workspace.to, changed, again)
     futures = send_told(process, told, keepers)
     until = time.monotonic() + _TOLD_S
     reloaded: set[str] = set()

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 def mark(process: Process, workspace: Workspace, root: str, changed: list[str]) -> None:
     """Note which modules this process has imported, from the copy or from the directory itself, as they were before."""
     paths = set(changed)
-    process.stale.update(name for name, path in _loaded(root, workspace.source).items() if path in paths)
+    process.synced.stale.update(
+        name for name, path in _loaded(root, workspace.source).items() if path in paths
+    )
 
 
 def reload(stage: Stage, workspace: Workspace, root: str) -> Answer:
@@ -39,7 +41,9 @@ def reload(stage: Stage, workspace: Workspace, root: str) -> Answer:
     process = stage.process
     mine = _loaded(root, workspace.source)
     # What was deleted is gone for those who import it from now on; whoever has it keeps it.
-    again = [name for name, path in mine.items() if name in process.stale and Path(root, path).exists()]
+    again = [
+        name for name, path in mine.items() if name in process.synced.stale and Path(root, path).exists()
+    ]
     if not again:
         return Answer((), (), "")
     undo: Undo = []
@@ -61,7 +65,7 @@ def reload(stage: Stage, workspace: Workspace, root: str) -> Answer:
             step()
         text = "".join(traceback.format_exception_only(error)).strip()
         return Answer((), (), f"{name}: {text}")
-    process.stale.difference_update(again)
+    process.synced.stale.difference_update(again)
     linecache.checkcache()
     _renew(stage, kept)
     return Answer(tuple(sorted(again)), tuple(kept), "")

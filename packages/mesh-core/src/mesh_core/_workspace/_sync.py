@@ -142,14 +142,14 @@ class Synchronizer(Actor):
 
     def _register(self, process: _process.Process, workspace: Workspace, changed: bool) -> None:
         """Have processes that are spawned from now on import from the copies."""
-        told = [list(each) for each in process.workspaces]
+        told = [list(each) for each in process.synced.told]
         for at, each in enumerate(told):
             if (each[0], each[2]) == (workspace.source, workspace.to):
                 told[at] = list(workspace._replace(version=each[5] + changed))
                 break
         else:
             told.insert(0, list(workspace._replace(version=1)))
-        process.workspaces = told
+        process.synced.told = told
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         """A keeper has died: a sync under way has raised it, and the next one spawns another."""

@@ -15,7 +15,7 @@ class Told(NamedTuple):
     """What a process that runs is told."""
 
     workspaces: list[list[Any]]
-    """All that there are, as in ``Process.workspaces``."""
+    """All that there are, as in ``Synced.told``."""
     source: str
     to: str
     """Which of them was synced."""
@@ -47,7 +47,7 @@ async def hear(stage: Stage, message: Message) -> None:
 
 async def _hear(stage: Stage, told: Told) -> list[Answer]:
     process = stage.process
-    process.workspaces = told.workspaces
+    process.synced.told = told.workspaces
     scratch = process.identity.scratch
     put_on_path(told.workspaces, scratch)
     workspace = next(

@@ -1,0 +1,289 @@
+"""The extensions of one process: which there are, what reaches them, and when they start and stop.
+
+EXT-1: an extension starts after those that it names in ``after``, before any actor of its process is made, and stops in
+the reverse order, after the last of them has ended.
+EXT-2: the messages of one sender to one extension are handled in the order sent: a plain ``receive`` one after the other
+on the extension's own thread, an ``async`` one on the event loop of actors, where it begins in that order.
+EXT-3: each message that waits for an answer gets one, whatever the extension does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import queue
+import threading
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from mesh_core._errors import MeshError
+from mesh_core._mesh import check_name
+from mesh_core._serialize import dumps, loads
+from mesh_core.extensions._base import NOT_CARRIED, ActorEnd, Extension, Spawning
+from mesh_core.extensions._here import current_proc
+
+if TYPE_CHECKING:
+    from mesh_core._hosted import CallKey, Hosted
+    from mesh_core._native import Message
+    from mesh_core._process import Process
+
+E = TypeVar("E", bound=Extension)
+T = TypeVar("T")
+_END_S = 1.0
+"""How long the end of a process waits for an extension's thread."""
+
+
+class Extensions:
+    """The extensions of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._lock = threading.RLock()
+        self._running: dict[str, _Running] = {}
+        self.failure: MeshError | None = None
+        """Why an extension that this worker was spawned with could not start."""
+
+    def find(self, name: str) -> Extension | None:
+        """The instance of that name."""
+        running = self._running.get(name)
+        return None if running is None else running.extension
+
+    def install(self, cls: type[E], payload: Any) -> E:
+        """Make and start an instance."""
+        _check(cls)
+        with self._lock:
+            if cls.name in self._running:
+                raise MeshError(
+                    f"extension {cls.name!r} is installed in this process already; uninstall({cls.name!r}) first"
+                )
+            return self._start(cls, payload)
+
+    def _start(self, cls: type[E], payload: Any) -> E:
+        extension = cls()
+        extension.proc = current_proc()
+        extension.payload = payload
+        extension.start()
+        self._running[cls.name] = _Running(self._process, extension)
+        return extension
+
+    def uninstall(self, name: str) -> None:
+        """Stop an instance."""
+        with self._lock:
+            running = self._running.pop(name, None)
+        if running is None:
+            known = ", ".join(sorted(self._running)) or "none"
+            raise MeshError(f"no extension {name!r} is installed in this process; there are: {known}")
+        running.end()
+
+    # Carried along.
+
+    def carried(self, spawning: Spawning) -> str:
+        """What processes that are spawned are told of extensions, as text; nothing if they carry none."""
+        told = [pack(each.extension, spawning) for each in list(self._running.values())]
+        there = [each for each in told if each is not None]
+        return json.dumps(there) if there else ""
+
+    def begin(self, told: str) -> None:
+        """Start what this worker was spawned with."""
+        name = "?"
+        try:
+            for carried in in_order([Carried(*each) for each in json.loads(told)]):
+                name = carried.name
+                self._start(*carried.load())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, whoever spawned this process is told
+            self.failure = MeshError(f"extension {name!r} could not start: {type(error).__name__}: {error}")
+            self.failure.__cause__ = error
+
+    def have(self, carried: Carried) -> None:
+        """Start an extension in this process, which runs already, unless it is here."""
+        with self._lock:
+            if carried.name not in self._running:
+                self._start(*carried.load())
+
+    def end(self) -> None:
+        """Stop all of them."""
+        with self._lock:
+            running = list(self._running.values())
+            self._running.clear()
+        for each in reversed(running):
+            each.end()
+
+    # What reaches them.
+
+    def on_message(self, message: Message) -> None:
+        """A message for an extension has come."""
+        running = self._running.get(message.name)
+        if running is not None:
+            running.take(message)
+            return
+        me = self._process.identity.proc_id
+        error = MeshError(
+            f"process {me} has no extension {message.name!r}: it was spawned before that was installed, or without it. "
+            "Install it before spawning, and return a payload from its for_spawn()"
+        )
+        if message.call:
+            self._process.stage().reply_error(message, error, me)
+        else:
+            message.failed()
+            logging.getLogger("mesh").warning("a message was dropped: %s", error)
+
+    def on_cancel(self, key: CallKey) -> None:
+        """A caller no longer waits."""
+        for running in list(self._running.values()):
+            running.cancel(key)
+
+    def actor_ended(self, actor: Hosted) -> None:
+        """An actor of this process has ended."""
+        running = [each for each in list(self._running.values()) if each.hears_actors]
+        if not running:
+            return
+        instance = actor.instance
+        end = ActorEnd(instance.name, instance.class_name, instance.rank, actor.broken)
+        for each in running:
+            each.tell(end)
+
+
+def _check(cls: type[Extension]) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, Extension)) or cls is Extension:
+        raise TypeError(f"install() takes a class derived from Extension, got {cls!r}")
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"{cls.__qualname__}.name must be a non-empty string, got {name!r}")
+    check_name(name)
+    if isinstance(cls.after, str):
+        raise TypeError(f"{cls.__qualname__}.after must be a sequence of names, got {cls.after!r}")
+
+
+class Carried(NamedTuple):
+    """An extension on its way to another process."""
+
+    name: str
+    after: list[str]
+    blob: str
+    """Its class and payload. Read only when it is its turn, as others may have to start first for it to be imported."""
+
+    def load(self) -> tuple[type[Extension], Any]:
+        """The class, and the payload."""
+        cls, payload = loads(a2b_base64(self.blob))
+        return cls, payload
+
+
+def pack(extension: Extension, spawning: Spawning) -> Carried | None:
+    """An extension for processes; ``None`` if they do without it."""
+    payload = extension.for_spawn(spawning)
+    if payload is NOT_CARRIED:
+        return None
+    data, buffers = dumps((type(extension), payload), root=f"extension {extension.name!r}, or its payload")
+    if buffers:
+        raise MeshError(
+            f"the payload of extension {extension.name!r} holds {sum(b.nbytes for b in buffers):,} bytes of data, which a "
+            "spawn does not carry; send it in a message once the processes are up"
+        )
+    return Carried(extension.name, list(extension.after), b2a_base64(data, newline=False).decode())
+
+
+def in_order(carried: list[Carried]) -> list[Carried]:
+    """Each behind those that it names in ``after``; otherwise in the order of their installation."""
+    left = {each.name: each for each in carried}
+    ordered = []
+    while left:
+        ready = next((name for name, each in left.items() if not left.keys() & set(each.after)), None)
+        if ready is None:
+            raise MeshError(f"extensions wait for each other in a circle: {', '.join(sorted(left))}")
+        ordered.append(left.pop(ready))
+    return ordered
+
+
+class _Running:
+    """One extension that has started, and the thread that works for it."""
+
+    def __init__(self, process: Process, extension: Extension) -> None:
+        self.extension = extension
+        self._process = process
+        self._is_async = inspect.iscoroutinefunction(extension.receive)
+        self.hears_actors = type(extension).actor_ended is not Extension.actor_ended
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._tasks: dict[CallKey, asyncio.Task[None]] = {}
+
+    def take(self, message: Message) -> None:
+        """Handle a message, soon."""
+        if self._is_async:
+            self._on_loop(self._begin, message)
+        else:
+            self._put(lambda: self._receive(message))
+
+    def tell(self, end: ActorEnd) -> None:
+        """Have it told of an actor's end, soon."""
+        self._put(lambda: self.extension.actor_ended(end))
+
+    def cancel(self, key: CallKey) -> None:
+        """Give up the message, if it is here."""
+        if self._is_async:
+            self._on_loop(self._give_up, key)
+
+    def end(self) -> None:
+        """Handle what has come, then stop."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._todo.put(None)
+            thread.join(_END_S)
+        try:
+            self.extension.stop()
+        except Exception:
+            logging.getLogger("mesh").exception(
+                "extension %r raised when it was stopped", self.extension.name
+            )
+
+    def _put(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            if self._thread is None:
+                name = f"mesh-ext-{self.extension.name}"
+                self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                self._thread.start()
+        self._todo.put(work)
+
+    def _serve(self) -> None:
+        while (work := self._todo.get()) is not None:
+            try:
+                work()
+            except BaseException:
+                logging.getLogger("mesh").exception("extension %r raised", self.extension.name)
+            del work
+
+    def _receive(self, message: Message) -> None:
+        try:
+            said, sender = message.load()
+            message.reply(self.extension.receive(said, sender))
+        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+            self._fail(message, error)
+
+    def _on_loop(self, work: Callable[[T], None], about: T) -> None:
+        stage = self._process.stage()
+        if threading.get_ident() == stage.ident:
+            work(about)
+        else:
+            stage.loop.call_soon_threadsafe(work, about)
+
+    def _give_up(self, key: CallKey) -> None:
+        if (task := self._tasks.get(key)) is not None:
+            task.cancel()
+
+    def _begin(self, message: Message) -> None:
+        key = (message.src, message.call or -id(message))
+        task = self._tasks[key] = self._process.stage().loop.create_task(self._handle(message))
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    async def _handle(self, message: Message) -> None:
+        try:
+            said, sender = message.load()
+            message.reply(await self.extension.receive(said, sender))
+        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+            self._fail(message, error)
+
+    def _fail(self, message: Message, error: BaseException) -> None:
+        self._process.stage().reply_error(message, error, f"extension {self.extension.name}")

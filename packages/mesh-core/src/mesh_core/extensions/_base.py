@@ -1,0 +1,124 @@
+"""What an extension is: the class that its author derives from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from mesh_core._errors import MeshError
+
+if TYPE_CHECKING:
+    from mesh_core import ActorMesh, Extent, Future, MeshFailure, Point, ProcMesh, ValueMesh
+    from mesh_core.extensions._here import Proc
+
+
+class _NotCarried:
+    def __repr__(self) -> str:
+        return "NOT_CARRIED"
+
+    def __reduce__(self) -> str:
+        return "NOT_CARRIED"
+
+
+NOT_CARRIED: Final = _NotCarried()
+"""What :meth:`Extension.for_spawn` returns for processes that do without the extension."""
+
+
+@dataclass(frozen=True)
+class Spawning:
+    """The processes that are about to be spawned."""
+
+    mesh_name: str
+    extent: Extent
+    hosts: tuple[str, ...]
+    """The names of the hosts that they will run on."""
+    is_local: bool
+    """Whether all of them run on the host of the process that spawns them."""
+
+
+@dataclass(frozen=True)
+class ActorEnd:
+    """An actor of this process has ended."""
+
+    name: str
+    class_name: str
+    point: Point
+    """Its place in its mesh."""
+    error: BaseException | None
+    """Why it failed; ``None`` if it was stopped."""
+
+
+@dataclass(frozen=True)
+class ProcEnd:
+    """Another process has ended."""
+
+    address: tuple[int, int, int]
+    """As :attr:`Proc.address`."""
+    point: Point | None
+    """Its place in the mesh that was watched."""
+    mesh: Any
+    """The mesh that was watched; ``None`` where the process was heard of in another way."""
+    failure: MeshFailure | None
+    """How it died; ``None`` if it was stopped in order."""
+
+
+class Extension:
+    """Code that lives in processes beside the actors; derive from it and :func:`install` the class.
+
+    Each process has one instance, made in this order: ``__init__``, then ``start``. The processes that this process
+    spawns from then on carry the extension too, and so do those that they spawn. ``proc`` and ``payload`` are set
+    before ``start`` is called. See the page "Extend Mesh" for which thread runs each method.
+    """
+
+    name: ClassVar[str]
+    """What messages and errors call it; unique in a process."""
+    after: ClassVar[Sequence[str]] = ()
+    """The names of extensions that start before this one, if they are installed, and stop after it."""
+
+    proc: Proc
+    """The process that this instance lives in."""
+    payload: Any
+    """What :meth:`for_spawn` has returned where this process was spawned, or what was given to :func:`install`."""
+
+    def for_spawn(self, spawning: Spawning) -> Any:
+        """Return the payload for processes that this one is about to spawn, or ``NOT_CARRIED``. It is pickled."""
+        return self.payload
+
+    def start(self) -> None:
+        """Begin, before any actor of the process is made."""
+
+    def stop(self) -> None:
+        """End, after the last actor of the process has ended."""
+
+    def receive(self, message: Any, sender: Proc) -> Any:
+        """Handle a message from another process's instance, and return the answer. It may be a coroutine function."""
+        raise MeshError(f"extension {self.name!r} takes no messages: it does not define receive()")
+
+    def actor_ended(self, end: ActorEnd) -> None:
+        """Hear that an actor of this process has ended."""
+
+    # For its own use.
+
+    def call(
+        self, to: ProcMesh | ActorMesh[Any] | Proc, message: Any, *, timeout: float | None = None
+    ) -> Future[ValueMesh[Any]]:
+        """Send a message to the instances in the processes of a mesh; the future holds their answers."""
+        from mesh_core.extensions._messages import call
+
+        return call(self, to, message, timeout)
+
+    def install_on(self, to: ProcMesh | ActorMesh[Any]) -> Future[ValueMesh[None]]:
+        """Have an instance in the processes of a mesh, which run already; those that have one keep it.
+
+        Messages sent after this find it: there is no need to wait.
+        """
+        from mesh_core.extensions._messages import install_on
+
+        return install_on(self, to)
+
+    def tell(self, to: ProcMesh | ActorMesh[Any] | Proc, message: Any) -> None:
+        """Send a message that nobody answers. What ``receive`` raises is logged in the process that receives it."""
+        from mesh_core.extensions._messages import tell
+
+        tell(self, to, message)

@@ -1,0 +1,67 @@
+"""Which process this is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mesh_core import _process
+from mesh_core._native import roll
+
+if TYPE_CHECKING:
+    from mesh_core._native import Point
+
+
+@dataclass(frozen=True)
+class Proc:
+    """A process of the job."""
+
+    mesh_name: str
+    """The name of the mesh that it is part of; ``"controller"`` for the script's own process."""
+    point: Point
+    """Its place in that mesh."""
+    host: str
+    """The name of its host."""
+    pid: int
+    job: tuple[int, str]
+    """The process id of the script that drives the job, on its own host, and what that script is."""
+    address: tuple[int, int, int]
+    """The id of its mesh (0 for the controller), its rank there, and the number of its host: what messages are sent by."""
+    hosts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where hosts can be reached over the network, by name: those that were attached, and only where the script asks."""
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether it is the script's own process."""
+        return self.address == (0, 0, 0)
+
+    def __str__(self) -> str:
+        return self.mesh_name if self.is_controller else f"{self.mesh_name}[{self.point.rank}]"
+
+    def __hash__(self) -> int:
+        return hash(self.address)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Proc) and (other.address, other.job) == (self.address, self.job)
+
+
+def current_proc() -> Proc:
+    """Return the process that this code runs in.
+
+    >>> from mesh_core.extensions import current_proc
+    >>> here = current_proc()
+    >>> str(here), here.is_controller
+    ('controller', True)
+    """
+    process = _process.current()
+    me = process.identity
+    return Proc(
+        mesh_name=me.mesh_name,
+        point=me.region.point_of(me.rank),
+        host=me.host,
+        pid=process.pid,
+        job=process.job,
+        address=(me.mesh_id, me.rank, me.host_no),
+        hosts={name: address for _, name, address, *_ in roll(process.runtime)} if me.mesh_id == 0 else {},
+    )

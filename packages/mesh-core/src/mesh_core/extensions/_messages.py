@@ -1,0 +1,93 @@
+"""Messages from one instance of an extension to others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mesh_core import _process
+from mesh_core._adverbs import ManyFuture, collect, finish_all
+from mesh_core._errors import MeshError
+from mesh_core._native import Extent, Placement, Region, Target
+from mesh_core._outcomes import Addressee
+from mesh_core.extensions._base import Spawning
+from mesh_core.extensions._here import Proc, current_proc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mesh_core import ActorMesh, Future, ProcMesh, ValueMesh
+    from mesh_core._native import Call, Sender
+    from mesh_core.extensions._base import Extension
+
+
+class _Question:
+    """What was asked, as a future knows it."""
+
+    def __init__(self, extension: str, who: Addressee) -> None:
+        self._extension = extension
+        self._who = who
+
+    def what(self) -> str:
+        return f"a message to extension {self._extension!r}"
+
+    def _collect(
+        self, call: Call, known: Mapping[int, BaseException]
+    ) -> tuple[ValueMesh[Any], BaseException | None]:
+        return collect(call, self._who, known)
+
+    def finish(self, call: Call) -> ValueMesh[Any]:
+        return finish_all(call, self._who)
+
+
+def call(extension: Extension, to: Any, message: Any, timeout: float | None) -> Future[ValueMesh[Any]]:
+    """See :meth:`Extension.call`."""
+    sender, who = _address(extension, to)
+    question = _Question(extension.name, who)
+    said = sender.call((message, current_proc()), False, timeout)
+    return ManyFuture(_process.current(), said, question.finish, question.what, timeout)
+
+
+def install_on(extension: Extension, to: ProcMesh | ActorMesh[Any]) -> Future[ValueMesh[Any]]:
+    """See :meth:`Extension.install_on`."""
+    from mesh_core._extending import pack
+
+    process = _process.current()
+    _, who = _address(extension, to)
+    hosts = tuple(dict.fromkeys(to._home.name_of(rank) for rank in to._view))
+    is_local = to._home.placement.only == process.identity.host_no
+    carried = pack(extension, Spawning(to.name, to.extent, hosts, is_local))
+    if carried is None:
+        raise MeshError(
+            f"extension {extension.name!r} is not meant for these processes: its for_spawn() declines"
+        )
+    sender = process.runtime.sender(to._home.target(to._procs_id, to._view), 0, "", "extension")
+    question = _Question(extension.name, who)
+    return ManyFuture(process, sender.call(carried), question.finish, question.what)
+
+
+def tell(extension: Extension, to: Any, message: Any) -> None:
+    """See :meth:`Extension.tell`."""
+    sender, _ = _address(extension, to)
+    sender.tell((message, current_proc()))
+
+
+def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
+    process = _process.current()
+    name = f"extension {extension.name}"
+    if isinstance(to, Proc):
+        mesh, rank, host = to.address
+        target, single = Target.one(mesh, rank, Placement.on(host)), Region.whole(Extent([], []))
+        who = Addressee(name, process.here, single, single, None)
+    elif hasattr(to, "_procs_id") and hasattr(to, "_view"):
+        target = to._home.target(to._procs_id, to._view)
+        who = Addressee(name, to._home, to._root, to._view, to)
+    else:
+        raise TypeError(
+            f"messages of extensions go to a ProcMesh, an ActorMesh or a Proc, got {type(to).__name__}"
+        )
+    if process.extensions.find(extension.name) is not extension:
+        raise MeshError(
+            f"cannot send from extension {extension.name!r}: this instance is not installed in this process. "
+            "Use the one that install() or find() returns"
+        )
+    return process.runtime.sender(target, 0, extension.name, "extension"), who

@@ -1,0 +1,476 @@
+"""Process extensions: what is carried along, started, told, stopped; and watches."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from mesh_core import Actor, ActorError, ActorTimeout, Channel, MeshError, MeshFailure, endpoint, this_host
+from mesh_core.extensions import (
+    NOT_CARRIED,
+    ActorEnd,
+    Extension,
+    Proc,
+    ProcEnd,
+    Spawning,
+    current_proc,
+    find,
+    install,
+    uninstall,
+    watch,
+)
+
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
+
+
+@pytest.fixture(autouse=True)
+def _uninstalled() -> Any:
+    yield
+    for name in ("notes", "second", "slow", "broken"):
+        try:
+            uninstall(name)
+        except MeshError:
+            continue
+
+
+class Notes(Extension):
+    """Remembers what it is told."""
+
+    name = "notes"
+
+    def start(self) -> None:
+        self.said: list[Any] = []
+        self.ends: list[tuple[str, int, str]] = []
+        self.threads: set[str] = set()
+        self.second_was_here = find(Second) is not None
+
+    def receive(self, message: Any, sender: Proc) -> Any:
+        self.threads.add(threading.current_thread().name)
+        match message:
+            case "payload":
+                return self.payload
+            case "said":
+                return self.said
+            case "ends":
+                return self.ends
+            case "who":
+                return str(self.proc), str(sender)
+            case "threads":
+                return self.threads
+            case "order":
+                return self.second_was_here
+            case "fail":
+                raise ValueError("as told")
+        self.said.append(message)
+        return len(self.said)
+
+    def actor_ended(self, end: ActorEnd) -> None:
+        self.ends.append((end.name, end.point.rank, type(end.error).__name__))
+
+
+class Second(Extension):
+    name = "second"
+
+    def receive(self, message: str, sender: Proc) -> list[str]:
+        return order_of(self.payload)
+
+
+def order_of(folder: str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+class Spawner(Actor):
+    @endpoint
+    def spawn_and_ask(self, message: str) -> list[Any]:
+        notes = find(Notes)
+        assert notes is not None
+        with this_host().spawn_procs({"x": 2}) as procs:
+            return notes.call(procs, message).get(timeout=30).values()
+
+    @endpoint
+    def send_to(self, proc: Proc, message: Any) -> Any:
+        notes = find(Notes)
+        assert notes is not None
+        return notes.call(proc, message).get(timeout=30).values()[0]
+
+    @endpoint
+    def has_notes(self) -> bool:
+        return find(Notes) is not None
+
+    @endpoint
+    def fail(self) -> None:
+        raise RuntimeError("as told")
+
+
+def test_each_process_has_an_instance_with_its_payload() -> None:
+    notes = install(Notes, payload=[1, 2])
+    assert notes.payload == [1, 2]
+    assert notes.proc == current_proc()
+    assert notes.proc.is_controller
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        assert notes.call(procs, "payload").get(timeout=30).values() == [[1, 2], [1, 2]]
+        who = notes.call(procs, "who").get(timeout=30)
+        assert who.item(gpus=1) == (f"{procs.name}[1]", "controller")
+
+
+def test_processes_of_processes_carry_it_too() -> None:
+    install(Notes, payload="deep")
+    with this_host().spawn_procs() as procs:
+        spawner = procs.spawn("spawner", Spawner)
+        assert spawner.spawn_and_ask.call_one("payload").get(timeout=60) == ["deep", "deep"]
+
+
+def test_a_worker_sends_to_the_script() -> None:
+    notes = install(Notes)
+    with this_host().spawn_procs() as procs:
+        spawner = procs.spawn("spawner", Spawner)
+        assert spawner.send_to.call_one(current_proc(), "hello").get(timeout=30) == 1
+    assert notes.said == ["hello"]
+
+
+def test_messages_come_in_order_on_one_thread() -> None:
+    notes = install(Notes)
+    with this_host().spawn_procs() as procs:
+        for number in range(500):
+            notes.tell(procs, number)
+        assert notes.call(procs, "said").get(timeout=30).values() == [list(range(500))]
+        assert notes.call(procs, "threads").get(timeout=30).values() == [{"mesh-ext-notes"}]
+
+
+class Selective(Notes):
+    def for_spawn(self, spawning: Spawning) -> Any:
+        assert spawning.is_local
+        assert len(spawning.hosts) == 1
+        return spawning.mesh_name if spawning.mesh_name == "many" else NOT_CARRIED
+
+
+def test_for_spawn_decides_who_has_it_and_what_they_are_told() -> None:
+    notes = install(Selective)
+    with this_host().spawn_procs() as without, this_host().spawn_procs({"gpus": 2}, name="many") as procs:
+        assert notes.call(procs, "payload").get(timeout=30).values() == ["many", "many"]
+        assert not without.spawn("spawner", Spawner).has_notes.call_one().get(timeout=30)
+        with pytest.raises(MeshError, match="has no extension 'notes'"):
+            notes.call(without, "payload").get(timeout=30)
+
+
+def test_what_receive_raises_is_raised_to_the_caller_and_the_next_message_is_handled() -> None:
+    notes = install(Notes)
+    with this_host().spawn_procs() as procs:
+        with pytest.raises(ActorError, match="as told") as caught:
+            notes.call(procs, "fail").get(timeout=30)
+        assert isinstance(caught.value, ValueError)
+        assert notes.call(procs, "said").get(timeout=30).values() == [[]]
+
+
+def test_it_hears_of_the_ends_of_actors() -> None:
+    notes = install(Notes)
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        spawner = procs.spawn("short", Spawner)
+        spawner.has_notes.call().get(timeout=30)
+        spawner.stop().get(timeout=30)
+        ends = notes.call(procs, "ends").get(timeout=30).values()
+        assert ends == [[("short", 0, "NoneType")], [("short", 1, "NoneType")]]
+
+
+class Listens(Extension):
+    """Puts what it hears into a channel."""
+
+    name = "notes"
+
+    def actor_ended(self, end: ActorEnd) -> None:
+        self.payload.send((end.name, str(end.error)))
+
+
+def test_it_hears_of_failures_of_actors() -> None:
+    port, heard = Channel[tuple[str, str]].open()
+    install(Listens, payload=port)
+    with this_host().spawn_procs() as procs:
+        spawner = procs.spawn("failing", Spawner, supervise=lambda _: True)
+        spawner.fail.broadcast()
+        name, error = heard.recv().get(timeout=30)
+        assert name == "failing"
+        assert "as told" in error
+
+
+def test_processes_that_run_already_can_be_given_it() -> None:
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        procs.initialized.get(timeout=30)
+        notes = install(Notes, payload="late")
+        with pytest.raises(MeshError, match="has no extension 'notes'"):
+            notes.call(procs, "payload").get(timeout=30)
+        first = notes.install_on(procs.slice(gpus=0))
+        assert notes.call(procs.slice(gpus=0), 5).get(timeout=30).values() == [1]
+        first.get(timeout=30)
+        # One keeps what it has.
+        notes.install_on(procs)
+        assert notes.call(procs, "said").get(timeout=30).values() == [[5], []]
+        assert notes.call(procs, "payload").get(timeout=30).values() == ["late", "late"]
+
+
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_one_that_cannot_be_loaded_is_named() -> None:
+    install(Notes, payload=Unloadable())
+    procs = this_host().spawn_procs(supervise=lambda _: True)
+    with pytest.raises(MeshError, match=r"extension 'notes' could not start: .*ValueError"):
+        procs.initialized.get(timeout=30)
+    procs.stop().get(timeout=30)
+
+
+class Slow(Extension):
+    """Its messages wait for each other on the event loop."""
+
+    name = "slow"
+
+    def start(self) -> None:
+        self.waiting: asyncio.Event | None = None
+        self.cancelled = 0
+
+    async def receive(self, message: str, sender: Proc) -> int:  # type: ignore[override]
+        if message == "cancelled":
+            return self.cancelled
+        if message == "release":
+            assert self.waiting is not None
+            self.waiting.set()
+            return 0
+        self.waiting = asyncio.Event()
+        try:
+            await self.waiting.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return 7
+
+
+def test_coroutines_overlap_and_are_cancelled_with_their_call() -> None:
+    slow = install(Slow)
+    with this_host().spawn_procs() as procs:
+        first = slow.call(procs, "wait")
+        slow.call(procs, "release").get(timeout=30)
+        assert first.get(timeout=30).values() == [7]
+        second = slow.call(procs, "wait")
+        # Behind its beginning.
+        assert slow.call(procs, "cancelled").get(timeout=30).values() == [0]
+        assert second.cancel()
+        # Behind the cancellation.
+        assert slow.call(procs, "cancelled").get(timeout=30).values() == [1]
+
+
+def test_a_deadline_ends_the_wait() -> None:
+    slow = install(Slow)
+    with this_host().spawn_procs() as procs, pytest.raises(ActorTimeout, match="extension 'slow'"):
+        slow.call(procs, "wait", timeout=0.1).get()
+
+
+class Broken(Extension):
+    name = "broken"
+
+    def start(self) -> None:
+        if not self.proc.is_controller:
+            raise OSError("no such device")
+
+
+def test_a_process_whose_extension_cannot_start_says_why() -> None:
+    install(Broken)
+    procs = this_host().spawn_procs(supervise=lambda _: True)
+    with pytest.raises(MeshError, match="extension 'broken' could not start: OSError: no such device"):
+        procs.initialized.get(timeout=30)
+    error = (
+        procs.spawn("spawner", Spawner, supervise=lambda _: True).has_notes.call_one().exception(timeout=30)
+    )
+    assert "extension 'broken' could not start: OSError: no such device" in str(error)
+    procs.stop().get(timeout=30)
+
+
+class Here(Extension):
+    name = "broken"
+
+    def start(self) -> None:
+        raise OSError("not here")
+
+
+def test_one_that_cannot_start_here_is_not_installed() -> None:
+    with pytest.raises(OSError, match="not here"):
+        install(Here)
+    assert find(Here) is None
+
+
+class Traced(Extension):
+    """Leaves a file when it starts and when it stops."""
+
+    name = "notes"
+    after: ClassVar = ("second",)
+
+    def start(self) -> None:
+        assert self.proc.is_controller or find(TracedSecond) is not None
+        self._leave("a-notes-start")
+
+    def stop(self) -> None:
+        self._leave("c-notes-stop")
+
+    def _leave(self, name: str) -> None:
+        if not self.proc.is_controller:
+            left = order_of(self.payload)
+            Path(self.payload, f"{len(left)}-{name}").touch()
+
+
+class TracedSecond(Traced):
+    name = "second"
+    after: ClassVar = ()
+
+    def start(self) -> None:
+        self._leave("second-start")
+
+    def stop(self) -> None:
+        self._leave("second-stop")
+
+
+class Cleans(Actor):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    @endpoint
+    def ready(self) -> None:
+        pass
+
+    def __cleanup__(self, exc: BaseException | None) -> None:
+        left = order_of(self.folder)
+        Path(self.folder, f"{len(left)}-cleanup").touch()
+
+
+def test_they_start_in_order_and_stop_in_reverse_after_the_actors(tmp_path: Path) -> None:
+    install(Traced, str(tmp_path))
+    install(TracedSecond, str(tmp_path))
+    with this_host().spawn_procs() as procs:
+        procs.spawn("cleans", Cleans, str(tmp_path)).ready.call_one().get(timeout=30)
+    assert order_of(str(tmp_path)) == [
+        "0-second-start",
+        "1-a-notes-start",
+        "2-cleanup",
+        "3-c-notes-stop",
+        "4-second-stop",
+    ]
+
+
+def test_names_are_checked() -> None:
+    install(Notes)
+    with pytest.raises(MeshError, match="extension 'notes' is installed in this process already"):
+        install(Notes)
+    with pytest.raises(TypeError, match="derived from Extension"):
+        install(Actor)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="name must be a non-empty string"):
+        install(type("Nameless", (Extension,), {}))
+    uninstall("notes")
+    with pytest.raises(MeshError, match="no extension 'notes' is installed"):
+        uninstall("notes")
+
+
+def test_a_process_that_dies_is_an_error_of_its_messages() -> None:
+    slow = install(Slow)
+    with this_host().spawn_procs({"gpus": 2}, supervise=lambda _: True) as procs:
+        waiting = slow.call(procs, "wait")
+        pid = procs.pids[1]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(MeshError, match="killed by signal 9"):
+            waiting.get(timeout=30)
+
+
+def test_a_class_of_the_script_travels_by_value() -> None:
+    class Local(Notes):
+        def receive(self, message: Any, sender: Proc) -> Any:
+            return f"local {message}"
+
+    local = install(Local)
+    with this_host().spawn_procs() as procs:
+        assert local.call(procs, "x").get(timeout=30).values() == ["local x"]
+
+
+# Watches.
+
+
+def ends_of(procs: Any) -> queue.SimpleQueue[ProcEnd]:
+    told: queue.SimpleQueue[ProcEnd] = queue.SimpleQueue()
+    watch(procs, told.put)
+    return told
+
+
+def test_each_end_is_told_once() -> None:
+    with this_host().spawn_procs({"gpus": 3}, supervise=lambda _: True) as procs:
+        told = ends_of(procs)
+        pid = procs.pids[1]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        first = told.get(timeout=30)
+        assert first.point == {"gpus": 1}
+        assert isinstance(first.failure, MeshFailure)
+        assert first.failure.signal == signal.SIGKILL
+        assert first.failure.pid == pid
+        procs.stop().get(timeout=30)
+        others = [told.get(timeout=30), told.get(timeout=30)]
+        assert sorted(end.point["gpus"] for end in others if end.point is not None) == [0, 2]
+        assert [end.failure for end in others] == [None, None]
+        assert told.empty()
+
+
+def test_what_has_ended_already_is_told_too() -> None:
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        procs.initialized.get(timeout=30)
+        procs.stop().get(timeout=30)
+        told = ends_of(procs)
+        assert {told.get(timeout=30).address[1] for _ in range(2)} == {0, 1}
+
+
+class Watcher(Actor):
+    def __init__(self) -> None:
+        self.ended: asyncio.Queue[int] = asyncio.Queue()
+
+    @endpoint
+    async def begin(self, procs: Any) -> None:
+        watch(procs, lambda end: self.ended.put_nowait(end.address[1]))
+
+    @endpoint
+    async def wait(self) -> int:
+        return await self.ended.get()
+
+
+def test_a_process_that_owns_nothing_of_them_may_watch() -> None:
+    with (
+        this_host().spawn_procs({"gpus": 2}, supervise=lambda _: True) as procs,
+        this_host().spawn_procs() as own,
+    ):
+        watcher = own.spawn("watcher", Watcher)
+        watcher.begin.call_one(procs).get(timeout=30)
+        pid = procs.pids[1]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert watcher.wait.call_one().get(timeout=30) == 1
+
+
+def test_a_cancelled_watch_is_told_nothing() -> None:
+    with this_host().spawn_procs() as procs:
+        told: list[ProcEnd] = []
+        cancelled = watch(procs, told.append)
+        cancelled.cancel()
+        other = ends_of(procs)
+        procs.stop().get(timeout=30)
+        other.get(timeout=30)
+        assert told == []
+        assert cancelled.living == 0
+
+
+def test_watch_says_what_it_takes() -> None:
+    with pytest.raises(TypeError, match=r"takes a ProcMesh or an ActorMesh, got int"):
+        watch(3, print)  # type: ignore[arg-type]
+    with this_host().spawn_procs() as procs, pytest.raises(TypeError, match="callback must be callable"):
+        watch(procs, 3)  # type: ignore[arg-type]
