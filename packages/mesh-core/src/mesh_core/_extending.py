@@ -153,6 +153,8 @@ def _check(cls: type[Extension]) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"{cls.__qualname__}.name must be a non-empty string, got {name!r}")
     check_name(name)
+    if name.startswith("."):
+        raise ValueError(f"the name of an extension must not begin with a dot, got {name!r}")
     if isinstance(cls.after, str):
         raise TypeError(f"{cls.__qualname__}.after must be a sequence of names, got {cls.after!r}")
 
@@ -186,8 +188,8 @@ def pack(extension: Extension, spawning: Spawning) -> Carried | None:
 
 
 def in_order(carried: list[Carried]) -> list[Carried]:
-    """Each behind those that it names in ``after``; otherwise in the order of their installation."""
-    left = {each.name: each for each in carried}
+    """Mesh's own first; each behind those that it names in ``after``; otherwise in the order of their installation."""
+    left = {each.name: each for each in sorted(carried, key=lambda each: not each.name.startswith("mesh."))}
     ordered = []
     while left:
         ready = next((name for name, each in left.items() if not left.keys() & set(each.after)), None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from mesh_core import _process
 from mesh_core._actors import ActorMesh
 from mesh_core._context import current_instance
+from mesh_core._control import Control
 from mesh_core._endpoint import Interface
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import check_policy
@@ -258,7 +259,7 @@ class ProcMesh(Mesh):
         flags = (_streams.SHOWN if stream_to_client else 0) | (_streams.ALIKE if ignore_numbers else 0)
         set_options(self._procs_id, flags, round(window * 1000), level)
         target = self._home.target(self._procs_id, self._root)
-        told = runtime.sender(target, runtime.new_id(), "@logging", "spawn").call(level)
+        told = runtime.sender(target, 0, Control.LOG_LEVEL, "extension").call(level)
         if self._ready is None or self._ready.done():
             # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
             told.wait(_TOLD_S)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mesh_core import _process
 from mesh_core._config import executable, pack
 from mesh_core._context import current_instance
+from mesh_core._control import Control
 from mesh_core._errors import AuthenticationError, MeshError, SpawnError
 from mesh_core._estate import check_policy
 from mesh_core._future import Future
@@ -127,7 +128,6 @@ def spawn(
         "job": process.job,
         "python": interpreter_command(python) if fresh and (python or not afar) else None,
         "interpreter": python,
-        "workspaces": process.synced.told,
         "extensions": process.carried(shown, extent, home),
     }
     # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
@@ -172,7 +172,7 @@ def spawn(
     ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {shown!r}")
     if told["extensions"]:
         # An extension that cannot start ends its process; this asks for the reason.
-        sender = process.runtime.sender(mesh._target(), 0, "", "extension")
+        sender = process.runtime.sender(mesh._target(), 0, Control.STARTED, "extension")
         ready = Future(
             process,
             sender.call(None),
@@ -182,7 +182,7 @@ def spawn(
         mesh._boots = True
     if bootstrap is not None:
         mesh._boots = True
-        sender = process.runtime.sender(mesh._target(), process.runtime.new_id(), "@bootstrap", "spawn")
+        sender = process.runtime.sender(mesh._target(), 0, Control.BOOTSTRAP, "extension")
         ready = Future(
             process,
             sender.call(bootstrap),

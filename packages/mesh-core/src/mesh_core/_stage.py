@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _ending, _logging, _unseen
 from mesh_core._constructing import ActorLoop, Constructors
 from mesh_core._context import Instance, parse_shape
+from mesh_core._control import Control
 from mesh_core._debug._hook import Breakpoints
 from mesh_core._dumps import stacks
 from mesh_core._errors import BOOTSTRAP_FAILED
@@ -165,7 +166,7 @@ class Stage:
                     actor.on_loop.pump()
 
     def _on_trouble(self, message: Message, error: BaseException) -> None:
-        if message.kind == "spawn" and message.name[:1] != "@" and message.actor not in self.actors:
+        if message.kind == "spawn" and message.actor not in self.actors:
             self._host_broken(message, error)
         else:
             self.reply_error(message, error, self.process.identity.mesh_name)
@@ -221,19 +222,6 @@ class Stage:
     # Spawning.
 
     def _spawn(self, message: Message) -> None:
-        if message.name == "@bootstrap":
-            self._bootstrap(message)
-            return
-        if message.name == "@logging":
-            _logging.set_level(message.load())
-            message.reply(None)
-            self.process.runtime.close_inbox(message.actor)
-            return
-        if message.name == "@workspace":
-            from mesh_core._workspace._told import hear
-
-            self.keep(self.loop.create_task(hear(self, message)))
-            return
         instance = self._instance(message, parse_shape(message.shape))
         inbox = self.process.runtime.inbox(message.actor)
         if inbox is None:
@@ -297,33 +285,41 @@ class Stage:
             cls = self._classes[blob] = loaded
         return cls
 
+    # What is said to the process itself, and to its extensions.
+
+    def _on_extension(self, message: Message) -> None:
+        extensions = self.process.extensions
+        match message.name:
+            case Control.BOOTSTRAP:
+                self._bootstrap(message)
+            case Control.STARTED:
+                if (failure := extensions.failure) is None:
+                    message.reply(None)
+                else:
+                    self._decline(message, failure, str(failure))
+            case Control.INSTALL:
+                extensions.have(message.load())
+                message.reply(None)
+            case Control.LOG_LEVEL:
+                _logging.set_level(message.load())
+                message.reply(None)
+            case _:
+                extensions.on_message(message)
+
     def _bootstrap(self, message: Message) -> None:
         try:
             message.load()()
         except BaseException as error:  # noqa: BLE001 - reported, then the process ends
-            self.reply_error(message, error, self.process.identity.mesh_name, bootstrap=True)
-            self._exit_code = BOOTSTRAP_FAILED
-            self.why = bootstrap_raised(error)
-            self.loop.stop()
+            self._decline(message, error, bootstrap_raised(error))
         else:
             message.reply(None)
-        self.process.runtime.close_inbox(message.actor)
 
-    def _on_extension(self, message: Message) -> None:
-        extensions = self.process.extensions
-        if message.name:
-            extensions.on_message(message)
-        elif extensions.failure is not None:
-            self.reply_error(message, extensions.failure, self.process.identity.mesh_name, bootstrap=True)
-            self._exit_code = BOOTSTRAP_FAILED
-            self.why = str(extensions.failure)
-            self.loop.stop()
-        else:
-            # Whoever has spawned this process asks whether they have started, or there is one more.
-            carried = message.load()
-            if carried is not None:
-                extensions.have(carried)
-            message.reply(None)
+    def _decline(self, message: Message, error: BaseException, why: str) -> None:
+        """End this process, which cannot be what it was spawned to be."""
+        self.reply_error(message, error, self.process.identity.mesh_name, bootstrap=True)
+        self._exit_code = BOOTSTRAP_FAILED
+        self.why = why
+        self.loop.stop()
 
     # Stopping.
 

@@ -67,11 +67,6 @@ def run(
     process.seeds = seeds
     process.python = config["interpreter"]
     process.env_changes = {**config["changes"], **config["own"]}
-    if config["workspaces"]:
-        from mesh_core._workspace._place import put_on_path
-
-        process.synced.told = config["workspaces"]
-        put_on_path(process.synced.told, identity.scratch)
     from mesh_core._dumps import arm
     from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage

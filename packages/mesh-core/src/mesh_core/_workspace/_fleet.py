@@ -9,6 +9,7 @@ from mesh_core._errors import MeshError
 from mesh_core._future import Future
 from mesh_core._native import Lost, Region, Slice
 from mesh_core._workspace._told import Answer, Told
+from mesh_core.extensions import find, install
 
 if TYPE_CHECKING:
     from mesh_core._hosts import HostMesh
@@ -106,15 +107,19 @@ def tell_running(
 
 def send_told(process: Process, told: Told, but: set[int]) -> list[Future[list[Answer]]]:
     """Send it to all processes that this one has spawned; they pass it on to theirs."""
+    from mesh_core._workspace._extension import Copies
+
     futures = []
+    copies = find(Copies) or install(Copies)
     for _, estate in process.estates.all():
         for procs in estate.procs():
             if procs._procs_id not in but:
-                sender = process.runtime.sender(
-                    procs._target(), process.runtime.new_id(), "@workspace", "spawn"
-                )
+                # Processes that were spawned before the first sync do not have it.
+                copies.install_on(procs)
+                sender = process.runtime.sender(procs._target(), 0, Copies.name, "extension")
+                call = sender.call((told, copies.proc))
                 what = f"telling {procs._name!r} of a workspace"
-                futures.append(Future(process, sender.call(told), _answers, lambda what=what: what))  # type: ignore[misc]
+                futures.append(Future(process, call, _answers, lambda what=what: what))  # type: ignore[misc]
     return futures
 
 

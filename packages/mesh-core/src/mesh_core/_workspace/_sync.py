@@ -17,12 +17,14 @@ from mesh_core._actor import Actor
 from mesh_core._context import context
 from mesh_core._endpoint import endpoint
 from mesh_core._errors import MeshError
+from mesh_core._workspace._extension import Copies
 from mesh_core._workspace._fleet import Fleet, tell_running
 from mesh_core._workspace._manifest import FILE, FOLDER, Manifest, Print, Scanner, hasher
 from mesh_core._workspace._mirror import ABANDON, DONE, MORE, Committed, Piece
 from mesh_core._workspace._place import Workspace, key_of
 from mesh_core._workspace._report import WorkspaceReport
 from mesh_core._workspace._rules import Rules
+from mesh_core.extensions import find, install
 
 if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
@@ -150,6 +152,9 @@ class Synchronizer(Actor):
         else:
             told.insert(0, list(workspace._replace(version=1)))
         process.synced.told = told
+        if find(Copies) is None:
+            # What is spawned from now on carries it.
+            install(Copies)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         """A keeper has died: a sync under way has raised it, and the next one spawns another."""

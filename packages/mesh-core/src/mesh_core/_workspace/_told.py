@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mesh_core._workspace._place import Workspace, lead_packages, put_on_path
 
 if TYPE_CHECKING:
-    from mesh_core._native import Message
     from mesh_core._stage import Stage
 
 
@@ -34,18 +33,8 @@ class Answer(NamedTuple):
     """Why nothing was imported again; empty if nothing went wrong."""
 
 
-async def hear(stage: Stage, message: Message) -> None:
+async def hear(stage: Stage, told: Told) -> list[Answer]:
     """Do what the controller's ``tell_running`` asks of this process, and of those that it has spawned."""
-    try:
-        answers = await _hear(stage, message.load())
-    except Exception as error:  # noqa: BLE001 - the controller's to hear
-        stage.reply_error(message, error, stage.process.identity.mesh_name)
-    else:
-        message.reply(answers)
-    stage.process.runtime.close_inbox(message.actor)
-
-
-async def _hear(stage: Stage, told: Told) -> list[Answer]:
     process = stage.process
     process.synced.told = told.workspaces
     scratch = process.identity.scratch

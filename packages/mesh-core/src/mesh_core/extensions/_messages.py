@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
 from mesh_core._adverbs import ManyFuture, collect, finish_all
+from mesh_core._control import Control
 from mesh_core._errors import MeshError
 from mesh_core._native import Extent, Placement, Region, Target
 from mesh_core._outcomes import Addressee
@@ -60,7 +61,7 @@ def install_on(extension: Extension, to: ProcMesh | ActorMesh[Any]) -> Future[Va
         raise MeshError(
             f"extension {extension.name!r} is not meant for these processes: its for_spawn() declines"
         )
-    sender = process.runtime.sender(to._home.target(to._procs_id, to._view), 0, "", "extension")
+    sender = process.runtime.sender(to._home.target(to._procs_id, to._view), 0, Control.INSTALL, "extension")
     question = _Question(extension.name, who)
     return ManyFuture(process, sender.call(carried), question.finish, question.what)
 

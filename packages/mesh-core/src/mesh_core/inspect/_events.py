@@ -170,8 +170,6 @@ def _told(entry: dict[str, Any], names: Names) -> Event | None:
     if entry.get("title"):
         names.learn(mesh, split_title(entry["title"])[0])
     actor = split_title(entry.get("actor_title", ""))[0]
-    if actor.startswith("@"):
-        return None  # the bootstrap of a process travels as an actor does
     if entry["kind"] in ("host_attached", "host_died", "host_stopped"):
         return Event(
             kind=entry["kind"], time=entry["time"], host=entry.get("host", ""), text=entry.get("text", "")

@@ -1,0 +1,18 @@
+"""What Mesh itself says to a process: the names of the messages, in the place of an extension's name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class Control:
+    """Names that no extension can have, as they begin with a dot."""
+
+    STARTED: Final = ".started"
+    """Have the extensions that the process was spawned with started? One that cannot ends the process."""
+    INSTALL: Final = ".install"
+    """Have one more extension."""
+    BOOTSTRAP: Final = ".bootstrap"
+    """Run this function; what it raises ends the process."""
+    LOG_LEVEL: Final = ".log-level"
+    """Send log records from this level on."""

@@ -1,0 +1,31 @@
+"""The part of a process in syncs: it imports from the copies, and imports again what has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mesh_core import _process
+from mesh_core._workspace._place import put_on_path
+from mesh_core._workspace._told import Answer, Told, hear
+from mesh_core.extensions import NOT_CARRIED, Extension, Proc, Spawning
+
+
+class Copies(Extension):
+    """Which directories this process imports from copies of; ``payload`` is what its spawner knew of them."""
+
+    name = "mesh.workspace"
+
+    def for_spawn(self, spawning: Spawning) -> Any:
+        """Tell new processes what this one knows by now."""
+        return _process.current().synced.told or NOT_CARRIED
+
+    def start(self) -> None:
+        """Import from the copies from now on."""
+        process = _process.current()
+        if not self.proc.is_controller:
+            process.synced.told = self.payload
+            put_on_path(self.payload, process.identity.scratch)
+
+    async def receive(self, message: Told, sender: Proc) -> list[Answer]:
+        """Do what a sync asks of this process, and of those that it has spawned."""
+        return await hear(_process.current().stage(), message)
