@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Never, Self
 
-    from mesh_core._estate import Policy
     from mesh_core._future import Future
+    from mesh_core._policy_run import Supervise
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
     from mesh_core._surroundings import Env
@@ -95,7 +95,7 @@ class HostMesh(Mesh):
         seed: int | None = None,
         devices: Literal["own"] | None = None,
         torch_env: bool = False,
-        supervise: Policy | None = None,
+        supervise: Supervise | None = None,
         **unknown: Never,
     ) -> ProcMesh:
         """Spawn processes: as many on each host as ``per_host`` says, one without it. Returns at once.
