@@ -153,8 +153,14 @@ class PolicyRun:
 
     def broken(self, event: Event, error: BaseException) -> Decision:
         """Say what it means that the policy has raised ``error`` (POL-2)."""
+        from mesh_core._exceptions import format_traceback
+
+        # Text only: a record that held the error or the event would hold the mesh.
         logging.getLogger("mesh").error(
-            "the policy of %r raised for %r; the failure is passed on", self._mesh, event, exc_info=error
+            "the policy of %r raised for %s; the failure is passed on:\n%s",
+            self._mesh,
+            repr(event),
+            format_traceback(error),
         )
         return self._decide(event, (Escalate(),))
 
@@ -201,7 +207,7 @@ class PolicyRun:
         elif isinstance(event, Failed) and not timers:
             passed_on = concerned
         else:
-            self._put_off = [*concerned, *self._put_off]
+            self._put_off = [*self._put_off, *concerned]
         if stop:
             handled, self._put_off = [*handled, *self._put_off], []
             self.close()
