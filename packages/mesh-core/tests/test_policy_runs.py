@@ -271,26 +271,26 @@ def test_random_deaths_are_each_answered_once(own: ProcMesh, told: Told) -> None
 
 @pytest.fixture
 def tolerant() -> Iterator[PolicyPlugin]:
-    plugin = PolicyPlugin(name="tolerant", api_version=1, create=lambda: Tolerate(1, 60.0))
+    plugin = PolicyPlugin(name="tolerant-for-test", api_version=1, create=lambda: Tolerate(1, 60.0))
     with installed_plugins(plugin, distribution="mesh-tolerant"):
         yield plugin
 
 
 def test_a_registered_policy_is_given_by_name(own: ProcMesh, told: Told, tolerant: PolicyPlugin) -> None:
-    actors: Any = own.spawn("workers", Leaf, supervise="tolerant")
+    actors: Any = own.spawn("workers", Leaf, supervise="tolerant-for-test")
     fail(actors, 0)
     fail(actors, 1)
     failure = told.next()
     assert failure.chain == ("the policy of 'workers': 2 failures within 60.0 s",)
-    with this_host().spawn_procs(supervise="tolerant") as procs:
+    with this_host().spawn_procs(supervise="tolerant-for-test") as procs:
         procs.initialized.get(WITHIN)
 
 
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("tolerent", r"no policy is called 'tolerent'; did you mean 'tolerant'\?"),
-        ("Tolerant", r"no policy is called 'Tolerant'; did you mean 'tolerant'\?"),
+        ("tolerent-for-test", r"no policy is called 'tolerent-for-test'; did you mean 'tolerant-for-test'\?"),
+        ("Tolerant-for-test", r"no policy is called 'Tolerant-for-test'; did you mean 'tolerant-for-test'\?"),
         ("", "no policy is called ''"),
         ("rest_for_one", "policy 'rest_for_one' is in mesh-supervision, .*: pip install"),
     ],

@@ -157,48 +157,48 @@ class TestACommandOfATest(CommandPluginConformance):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorePlugin(Plugin[None]):
+class ShelfPlugin(Plugin[None]):
     create: Callable[[], dict[str, bytes]]
 
 
-STORES = PluginKind(
-    word="store",
-    group="mesh.stores",
-    hook="mesh_register_stores",
-    descriptor=StorePlugin,
+SHELVES = PluginKind(
+    word="shelf",
+    group="mesh.shelves",
+    hook="mesh_register_shelves",
+    descriptor=ShelfPlugin,
     api_version=1,
-    owner="mesh-stores",
+    owner="mesh-shelves",
 )
-MEMORY = StorePlugin(name="memory", api_version=1, create=dict)
-DISK = StorePlugin(name="disk", api_version=1, create=dict)
+MEMORY = ShelfPlugin(name="memory", api_version=1, create=dict)
+DISK = ShelfPlugin(name="disk", api_version=1, create=dict)
 GREET = TestACommandOfATest.plugin
 
 
 class TestAKindOfATest(KindConformance):
-    kind = STORES
+    kind = SHELVES
 
     @pytest.fixture(autouse=True)
     def installed(self) -> Any:
-        with installed_plugins(kinds=[STORES], distribution="mesh-stores"):
+        with installed_plugins(kinds=[SHELVES], distribution="mesh-shelves"):
             yield
 
 
 def test_installed_plugins_are_found_by_name_and_gone_afterwards() -> None:
     modules = set(sys.modules)
     before = len(sys.meta_path)
-    with installed_plugins(MEMORY, DISK, GREET, kinds=[STORES], distribution="mesh-stores"):
+    with installed_plugins(MEMORY, DISK, GREET, kinds=[SHELVES], distribution="mesh-shelves"):
         manager = PluginManager()
-        assert manager.get(STORES, "memory") is MEMORY
+        assert manager.get(SHELVES, "memory") is MEMORY
         assert manager.get(COMMANDS, "greet") is GREET
-        assert manager.names(STORES) == ("disk", "memory")
-        assert manager.origin(STORES, "disk") == "mesh-stores 0.0"
-        assert STORES in manager.kinds()
-        with installed_plugins(StorePlugin(name="cloud", api_version=1, create=dict)):
-            assert PluginManager().names(STORES) == ("cloud", "disk", "memory")
-    assert STORES not in PluginManager().kinds()
+        assert manager.names(SHELVES) == ("disk", "memory")
+        assert manager.origin(SHELVES, "disk") == "mesh-shelves 0.0"
+        assert SHELVES in manager.kinds()
+        with installed_plugins(ShelfPlugin(name="cloud", api_version=1, create=dict)):
+            assert PluginManager().names(SHELVES) == ("cloud", "disk", "memory")
+    assert SHELVES not in PluginManager().kinds()
     assert set(sys.modules) == modules and len(sys.meta_path) == before
-    with pytest.raises(PluginError, match="no store is called 'memory'"):
-        PluginManager().get(STORES, "memory")
+    with pytest.raises(PluginError, match="no shelf is called 'memory'"):
+        PluginManager().get(SHELVES, "memory")
 
 
 def test_two_that_offer_one_name() -> None:
