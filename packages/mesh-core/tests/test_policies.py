@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from core_policies import Grace, Told, Tolerate
+from core_typing import mypy
 
 import mesh_core.policies
 from mesh_core import MeshFailure
@@ -358,3 +360,83 @@ def test_every_failure_is_handled_passed_on_or_put_off_once(seed: int) -> None:
                 assert open_ == set()
     finally:
         logging.getLogger("mesh").disabled = False
+
+
+# Types.
+
+TYPED = """
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mesh_core import Actor, MeshFailure, this_host
+from mesh_core.plugins import Plugin, PluginKind, PluginManager, PolicyPlugin, ProbeResult
+from mesh_core.policies import Action, Due, Escalate, Event, Failed, Ignore, Later, Policy
+
+class Worker(Actor): ...
+
+@dataclass(frozen=True)
+class Good:
+    def on(self, event: Event, now: float) -> tuple["Good", Sequence[Action]]:
+        return self, [Later(1.0, event)] if isinstance(event, Failed) else [Ignore()]
+
+class Bad:
+    def on(self, event: Event) -> list[str]:
+        return []
+
+async def function(failure: MeshFailure) -> bool:
+    return True
+
+procs = this_host().spawn_procs(supervise=Good())
+reveal_type(procs.spawn("a", Worker, supervise=Good()))
+reveal_type(procs.spawn("a", Worker, supervise=function))
+reveal_type(procs.spawn("a", Worker, supervise="one_for_one"))
+reveal_type(Good().on(Due(), 0.0))
+this_host().spawn_procs(supervise=Bad())
+PolicyPlugin(name="good", api_version=1, create=Good)
+PolicyPlugin(name="bad", api_version=1, create=Bad)
+
+@dataclass(frozen=True)
+class Capabilities:
+    lanes: int
+
+@dataclass(frozen=True, kw_only=True)
+class RailPlugin(Plugin[Capabilities]): ...
+
+RAILS = PluginKind(
+    word="rail", group="mesh.rails", hook="mesh_register_rails", descriptor=RailPlugin,
+    api_version=1, capabilities=Capabilities, owner="mesh-rails",
+)
+rail = PluginManager().get(RAILS, "fast")
+reveal_type(rail)
+reveal_type(rail.probe().capabilities)
+
+def probe() -> ProbeResult[Capabilities]:
+    return ProbeResult.yes(Capabilities(lanes=4)) if procs else ProbeResult.no("none", remedy="buy one")
+
+def other() -> ProbeResult[int]:
+    return ProbeResult.yes(4)
+
+RailPlugin(name="fast", api_version=1, create=dict, probe=probe)
+RailPlugin(name="fast", api_version=1, create=dict, probe=other)
+"""
+
+
+@pytest.mark.slow
+def test_policies_and_kinds_are_typed(tmp_path: Any) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(TYPED)
+    told = [
+        re.sub(r"^.*program\.py:\d+: |mesh_core\.policies\._contract\.", "", line) for line in mypy(program)
+    ]
+    assert [line.partition('type is "')[2].rstrip('"') for line in told if "Revealed" in line] == [
+        "program.Worker",
+        "program.Worker",
+        "program.Worker",
+        "tuple[program.Good, typing.Sequence[Ignore | Escalate | Stop | Later]]",
+        "program.RailPlugin",
+        "program.Capabilities | None",
+    ]
+    errors = [line for line in told if line.startswith("error")]
+    assert len(errors) == 3, "\n".join(told)
+    for line, word in zip(errors, ("supervise", "create", "probe"), strict=True):
+        assert f'Argument "{word}"' in line

@@ -115,7 +115,8 @@ class HostMesh(Mesh):
             devices: ``"own"`` gives each process of a host one of the CUDA devices there, by ``CUDA_VISIBLE_DEVICES``.
             torch_env: set ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``
                 as ``torchrun`` does.
-            supervise: hears of a process's death before the owner does; true from it means handled.
+            supervise: is asked about a process's death before the owner is: a function of the failure that returns true if it
+                has handled it, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
             **unknown: is refused, with what was probably meant.
 
         >>> from mesh_core import this_host
