@@ -282,6 +282,23 @@ def test_two_that_declare_one_kind_are_an_error_naming_both(stores, site):
     assert {each.reason for each in reports} == {"both copycat 1.0 and mesh-stores 3.1 offer it"}
 
 
+@pytest.mark.parametrize("name", ["commands", "another"])
+def test_who_takes_a_name_or_a_hook_of_core_harms_only_itself(site, name):
+    more = (
+        f"STORES = PluginKind(word='store', group='mesh.{name}', hook='mesh_register_commands',"
+        " descriptor=StorePlugin, api_version=1, owner='taker')"
+    )
+    site.module("made_up_stores", KIND + more)
+    site.distribution("taker", f"[mesh.kinds]\n{name} = made_up_stores:STORES\n")
+    manager = PluginManager(warn=Quiet())
+    assert COMMANDS in manager.kinds()
+    reports = manager.survey()
+    (taken,) = (each for each in reports if each.kind == "kind")
+    assert "taker" in taken.remedy
+    (doctor,) = (each for each in reports if (each.kind, each.name) == ("command", "doctor"))
+    assert doctor.status == "available"
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -162,12 +162,12 @@ class Faults:
         run = holding.policy
         assert run is not None
         decision = run.decide(event, time.monotonic(), _now)
-        self._carry_out(0, holding, decision)
         with self._lock:
             if run.put_off:
                 self._waiting.add(run)
             else:
                 self._waiting.discard(run)
+        self._carry_out(0, holding, decision)
         for failure in decision.passed_on:
             self._at_root(failure, told=told)
 
@@ -350,10 +350,11 @@ class Faults:
                 logging.getLogger("mesh").exception(
                     "cannot stop %r, as its policy wants it", holding.mesh.name
                 )
-        if decision.timers:
+        if decision.timers and not self._process.closed:
             stage = self._process.stage()
-            for each in decision.timers:
-                stage.loop.call_soon_threadsafe(self._start_timer, stage, owner, holding, each)
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                for each in decision.timers:
+                    stage.loop.call_soon_threadsafe(self._start_timer, stage, owner, holding, each)
 
     def _start_timer(self, stage: Stage, owner: int, holding: Holding, later: Later) -> None:
         """Have an event come to a policy; on the event loop."""

@@ -88,17 +88,21 @@ class PluginManager:
     @cached_property
     def _declared(self) -> tuple[tuple[tuple[PluginEntry, Kind], ...], tuple[PluginLoadError, ...]]:
         """The kinds that load, and what is wrong with those that do not."""
-        entries = self._scan.under(KINDS_GROUP)
+        # mesh-core's first: who takes one of its names or hooks is the one that does not load.
+        entries = sorted(
+            self._scan.under(KINDS_GROUP), key=lambda each: each.distribution != OWN_DISTRIBUTION
+        )
         found: list[tuple[PluginEntry, Kind]] = []
         errors: list[PluginLoadError] = []
         for entry in entries:
             rivals = [each for each in entries if each.name == entry.name]
             try:
-                if len(rivals) > 1:
+                if len(rivals) > 1 and entry.distribution != OWN_DISTRIBUTION:
                     raise _conflict("kind", entry.name, rivals)
                 found.append((entry, self._declaration(entry, [kind for _, kind in found])))
             except PluginLoadError as error:
                 errors.append(self._remember(entry, error))
+        found.sort(key=lambda each: each[1].group)
         return tuple(found), tuple(errors)
 
     def kinds(self) -> tuple[Kind, ...]:
@@ -161,7 +165,8 @@ class PluginManager:
         undeclared = () if kinds is not None else self._declared[1]
         reports = [_broken(error) for error in (*self._scan.unreadable, *self._scan.misnamed, *undeclared)]
         reports += [_broken(error, "unavailable") for error in self._scan.ownerless]
-        for error in {each.name: each for each in undeclared}.values():
+        declared = {kind.name for kind in self.kinds()}
+        for error in {each.name: each for each in undeclared if each.name not in declared}.values():
             reports += [
                 _broken(
                     _load_error(error.name, entry, f"its kind does not load: {error.cause}", error.remedy)
