@@ -30,6 +30,7 @@ class PluginKind(Generic[P_co]):
     A package declares a kind by an entry point of the group ``mesh.kinds``. The entry point's name is the kind's group
     without ``mesh.``, and its value leads to the ``PluginKind``.
 
+    >>> from collections.abc import Callable
     >>> from dataclasses import dataclass
     >>> from mesh_core.plugins import Plugin, PluginKind
     >>> @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class PluginKind(Generic[P_co]):
     ...     durable: bool
     >>> @dataclass(frozen=True, kw_only=True)
     ... class StorePlugin(Plugin[StoreCapabilities]):
-    ...     create: Callable[[str], Store]
+    ...     create: Callable[[str], dict[str, bytes]]
     >>> STORES = PluginKind(
     ...     word="store",
     ...     group="mesh.stores",
