@@ -100,6 +100,7 @@ def test_a_declared_kind_is_found_and_its_plugins_are_used(stores, site):
 
 
 def test_names_of_a_declared_kind_import_nothing(stores, site):
+    """MAN-1, MAN-2."""
     kind = stores()
     (site.path / "made_up_stores.imported").unlink()
     del sys.modules["made_up_stores"]
@@ -137,6 +138,7 @@ def test_a_misspelt_group_is_compared_with_declared_kinds(stores, site):
 
 
 def test_a_hook_of_another_declared_kind_in_the_same_module_is_known(stores, site):
+    """MAN-4."""
     stores(
         source=STORE
         + "@hookimpl\ndef mesh_register_commands():\n    yield CommandPlugin(name='disks', api_version=1, create=dict)\n"

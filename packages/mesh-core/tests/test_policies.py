@@ -203,6 +203,8 @@ def test_a_stop_ends_the_events() -> None:
 def test_a_policy_that_raises_passes_on_what_it_was_asked(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """POL-2."""
+
     def answer(event: Event) -> list[Action]:
         if event == Due("crash"):
             raise error
