@@ -261,13 +261,15 @@ def test_a_misspelt_group_is_named_with_the_nearest(site):
     assert not err
     assert any(row.split() == ["group", "mesh.command", "typo", "2.0", "broken"] for row in out.splitlines())
     assert (
-        "group mesh.command: Mesh has no entry-point group 'mesh.command'; did you mean 'mesh.commands'?"
-        in out
+        "group mesh.command: no installed package declares the entry-point group 'mesh.command'; "
+        "did you mean 'mesh.commands'?" in out
     )
-    assert "-> tell the author of typo; what stands there (sing, talk) is not seen by Mesh" in out
-    assert "no entry-point group 'mesh.io'; there are: mesh.transports, " in out
+    assert "-> tell the author of typo; Mesh does not see what is in it (sing, talk)" in out
+    assert "entry-point group 'mesh.io'; known groups are: mesh.commands, " in out
     out, _ = mesh("doctor", site=site)
-    assert re.search(r"^warn  plugins +group 'mesh.command' of typo 2.0: Mesh has no", out, re.MULTILINE)
+    assert re.search(
+        r"^warn  plugins +group 'mesh.command' of typo 2.0: no installed package", out, re.MULTILINE
+    )
 
 
 # --- mesh doctor ---

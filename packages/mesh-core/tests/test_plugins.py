@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
@@ -13,13 +13,12 @@ from mesh_core._errors import MeshError, PluginError, PluginLoadError
 from mesh_core.plugins import (
     COMMANDS,
     DOCTOR_CHECKS,
-    KINDS,
-    TRANSPORTS,
+    POLICIES,
     CommandPlugin,
     Finding,
     PluginManager,
+    PolicyPlugin,
     ProbeResult,
-    TransportPlugin,
     name_problem,
 )
 from mesh_core.testing import CommandPluginConformance, DoctorCheckConformance
@@ -45,7 +44,10 @@ def load_error(site_manager: PluginManager, name: str) -> PluginLoadError:
 
 def test_own_commands_and_checks_come_by_entry_points():
     entries = [
-        each for kind in KINDS for each in PluginManager().entries(kind) if each.distribution == "mesh-core"
+        each
+        for kind in (COMMANDS, DOCTOR_CHECKS)
+        for each in PluginManager().entries(kind)
+        if each.distribution == "mesh-core"
     ]
     assert {each.name for each in entries if each.group == "mesh.commands"} == {
         "credentials",
@@ -105,19 +107,19 @@ def test_one_module_may_offer_several_plugins_of_several_kinds(site):
         "made_up_many",
         "from mesh_core.plugins import *\n"
         "@hookimpl\n"
-        "def mesh_register_transports():\n"
-        "    return [TransportPlugin(name=each, api_version=1, create=dict) for each in ('a', 'b')]\n"
+        "def mesh_register_policies():\n"
+        "    return [PolicyPlugin(name=each, api_version=1, create=dict) for each in ('a', 'b')]\n"
         "@hookimpl\n"
         "def mesh_register_doctor_checks():\n"
         "    yield DoctorCheck(name='c', api_version=1, create=lambda: lambda: [])\n",
     )
     site.distribution(
-        "many", "[mesh.transports]\na=made_up_many\nb=made_up_many\n[mesh.doctor]\nc=made_up_many\n"
+        "many", "[mesh.policies]\na=made_up_many\nb=made_up_many\n[mesh.doctor]\nc=made_up_many\n"
     )
     manager = PluginManager()
-    assert [manager.get(TRANSPORTS, each).name for each in "ab"] == ["a", "b"]
+    assert [manager.get(POLICIES, each).name for each in "ab"] == ["a", "b"]
     assert manager.get(DOCTOR_CHECKS, "c").name == "c"
-    assert {each.name for each in manager.all(TRANSPORTS)} >= {"a", "b"}
+    assert {each.name for each in manager.all(POLICIES)} >= {"a", "b"}
 
 
 def test_a_plugin_may_ask_for_another_while_it_is_imported(site):
@@ -187,7 +189,7 @@ BROKEN = {
     ),
     "unwanted argument": (
         "@hookimpl\ndef mesh_register_commands(app): return []\n",
-        "its hooks are not as Mesh wants them",
+        "its hooks do not fit",
     ),
     "raises in the hook": (
         "@hookimpl\ndef mesh_register_commands(): raise OSError('no disk')\n",
@@ -206,8 +208,8 @@ BROKEN = {
         "mesh_register_commands yields CommandPlugins; got str 'bad'",
     ),
     "yields another kind": (
-        "@hookimpl\ndef mesh_register_commands(): yield LauncherPlugin(name='bad', api_version=1, create=dict)\n",
-        "mesh_register_commands yields CommandPlugins; got LauncherPlugin",
+        "@hookimpl\ndef mesh_register_commands(): yield PolicyPlugin(name='bad', api_version=1, create=dict)\n",
+        "mesh_register_commands yields CommandPlugins; got PolicyPlugin",
     ),
     "yields what cannot be shown": (
         "class Shy:\n    def __repr__(self): raise OSError\n@hookimpl\ndef mesh_register_commands(): yield Shy()\n",
@@ -398,17 +400,17 @@ def test_probe_that_breaks_its_promise_is_a_no(site):
         "from mesh_core.plugins import *\n"
         "def broken(): raise OSError('boom')\n"
         "@hookimpl\n"
-        "def mesh_register_transports():\n"
-        "    yield TransportPlugin(name='a', api_version=1, create=dict, probe=broken)\n"
-        "    yield TransportPlugin(name='b', api_version=1, create=dict, probe=dict)\n"
-        "    yield TransportPlugin(name='c', api_version=1, create=dict, probe=lambda: ProbeResult.yes(lanes=4))\n"
-        "    yield TransportPlugin(name='d', api_version=1, create=dict, probe=lambda: ProbeResult.no('no card', remedy='buy one'))\n",
+        "def mesh_register_policies():\n"
+        "    yield PolicyPlugin(name='a', api_version=1, create=dict, probe=broken)\n"
+        "    yield PolicyPlugin(name='b', api_version=1, create=dict, probe=dict)\n"
+        "    yield PolicyPlugin(name='c', api_version=1, create=dict)\n"
+        "    yield PolicyPlugin(name='d', api_version=1, create=dict, probe=lambda: ProbeResult.no('no card', remedy='buy one'))\n",
     )
     site.distribution(
-        "probing", "[mesh.transports]\n" + "".join(f"{each} = made_up_probing\n" for each in "abcd")
+        "probing", "[mesh.policies]\n" + "".join(f"{each} = made_up_probing\n" for each in "abcd")
     )
     reports = {
-        each.name: each for each in PluginManager().survey([TRANSPORTS]) if each.distribution == "probing"
+        each.name: each for each in PluginManager().survey([POLICIES]) if each.distribution == "probing"
     }
     assert [reports[each].status for each in "abcd"] == [
         "unavailable",
@@ -418,37 +420,57 @@ def test_probe_that_breaks_its_promise_is_a_no(site):
     ]
     assert reports["a"].reason == "its probe raised OSError: boom"
     assert reports["a"].remedy == "report this to the author of probing 1.0"
-    assert reports["b"].reason == "its probe returned dict, not ProbeResult"
-    assert reports["c"].capabilities == {"lanes": 4}
+    assert reports["b"].reason == "its probe must return a ProbeResult, got dict"
+    assert reports["c"].capabilities == {}
     assert (reports["d"].reason, reports["d"].remedy) == ("no card", "buy one")
 
 
+@dataclass(frozen=True)
+class Lanes:
+    lanes: int
+    kind: str = "fast"
+
+
+@dataclass
+class Loose:
+    lanes: int = 4
+
+
 def test_probe_result_is_one_or_the_other():
-    assert ProbeResult.yes(lanes=4)
+    assert ProbeResult.yes(Lanes(4))
     assert not ProbeResult.no("no card", remedy="buy one")
-    with pytest.raises(ValueError, match="a reason and a remedy"):
+    with pytest.raises(ValueError, match="must have a reason and a remedy"):
         ProbeResult(False, reason="no card")
-    with pytest.raises(ValueError, match="no reason or remedy"):
+    with pytest.raises(ValueError, match="has no reason and no remedy"):
         ProbeResult(True, reason="no card")
-    with pytest.raises(TypeError, match="capability 'lanes' is a str, int, float or bool, not list"):
-        ProbeResult.yes(lanes=[4])  # type: ignore[arg-type]
+
+
+def test_capabilities_are_a_frozen_dataclass_of_plain_values():
+    with pytest.raises(
+        TypeError, match="capability 'lanes' must be a str, int, float, bool or None, got list"
+    ):
+        ProbeResult.yes(Lanes([4]))  # type: ignore[arg-type]
+    for wrong in ({"lanes": 4}, Loose(), Lanes):
+        with pytest.raises(TypeError, match="capabilities must be an instance of a frozen dataclass, got "):
+            ProbeResult.yes(wrong)
 
 
 def test_probe_result_travels_and_cannot_be_changed():
-    result = ProbeResult.yes(lanes=4, kind="fast")
+    result = ProbeResult.yes(Lanes(4))
     assert pickle.loads(pickle.dumps(result)) == result
     assert hash(result) == hash(pickle.loads(pickle.dumps(result)))
-    with pytest.raises(TypeError):
-        result.capabilities["lanes"] = 5  # type: ignore[index]
+    assert (result.as_dict(), str(result)) == ({"lanes": 4, "kind": "fast"}, "yes lanes=4 kind=fast")
+    with pytest.raises(FrozenInstanceError):
+        result.capabilities.lanes = 5  # type: ignore[misc,union-attr]
 
 
 def test_descriptors_are_frozen_and_checked():
-    plugin = TransportPlugin(name="foo", api_version=1, create=dict)
+    plugin = PolicyPlugin(name="foo", api_version=1, create=dict)  # type: ignore[arg-type]
     with pytest.raises(FrozenInstanceError):
         plugin.name = "bar"  # type: ignore[misc]
     for name in ("", "Foo", "a--b", "-a", "a b", "a/b", "é", "x" * 65):
-        with pytest.raises(ValueError, match="TransportPlugin"):
-            TransportPlugin(name=name, api_version=1, create=dict)
+        with pytest.raises(ValueError, match="PolicyPlugin"):
+            PolicyPlugin(name=name, api_version=1, create=dict)  # type: ignore[arg-type]
     for version in (0, -1, True, "1", 1.0):
         with pytest.raises(ValueError, match="api_version is a whole number from 1"):
             CommandPlugin(name="foo", api_version=version, create=dict)  # type: ignore[arg-type]
@@ -483,7 +505,7 @@ def test_load_error_travels():
 
 def test_every_kind_and_own_plugin_is_documented(page):
     how_to, reference = page("docs/how-to/write-a-plugin.md"), page("docs/reference/command-line.md")
-    for kind in KINDS:
+    for kind in (COMMANDS, DOCTOR_CHECKS, POLICIES):
         for word in (kind.group, kind.hook, kind.descriptor.__name__):
             assert f"`{word}`" in how_to
     manager = PluginManager()

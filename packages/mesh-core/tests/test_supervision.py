@@ -567,9 +567,9 @@ def test_a_policy_may_be_a_coroutine(own: ProcMesh, told: Told) -> None:
 
 
 def test_what_is_no_policy_is_refused(own: ProcMesh) -> None:
-    with pytest.raises(TypeError, match="supervise="):
-        own.spawn("actor", Leaf, supervise="restart")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="supervise="):
+    with pytest.raises(TypeError, match="supervise= must be"):
+        own.spawn("actor", Leaf, supervise=["restart"])  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"supervise= must be a function .* got 3"):
         this_host().spawn_procs(supervise=3)  # type: ignore[arg-type]
 
 

@@ -1,10 +1,12 @@
-"""`mesh_core.testing`: the clock, the plugins that work in memory, processes for a test."""
+"""`mesh_core.testing`: the clock, plugins for a while, processes for a test."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,11 @@ from core_samples import Echo
 import mesh_core.testing
 from mesh_core import PluginError, PluginLoadError, configured
 from mesh_core._settings import current_settings
-from mesh_core.plugins import (
-    COMMANDS,
-    LAUNCHERS,
-    TRANSPORTS,
-    CommandPlugin,
-    Plugin,
-    PluginManager,
-    ProbeResult,
-    TransportPlugin,
-)
+from mesh_core.plugins import COMMANDS, CommandPlugin, Plugin, PluginKind, PluginManager
 from mesh_core.testing import (
     CommandPluginConformance,
     FakeClock,
-    FakeLauncher,
-    MemoryTransport,
-    PluginConformance,
+    KindConformance,
     installed_plugins,
     local_procs,
 )
@@ -144,29 +135,7 @@ def test_a_timeout_by_the_clock() -> None:
     assert asyncio.run(main()) == "done"
 
 
-# Plugins that work in memory.
-
-
-class TestMemoryTransport(PluginConformance):
-    """It is a plugin like any other while it is installed."""
-
-    plugin: Plugin = MemoryTransport().plugin
-    distribution = "mesh-test-plugins"
-
-    @pytest.fixture(autouse=True)
-    def installed(self) -> Any:
-        with installed_plugins(self.plugin):
-            yield
-
-
-class TestFakeLauncher(TestMemoryTransport):
-    plugin = FakeLauncher().plugin
-
-
-class TestFakeLauncherThatCannot(TestMemoryTransport):
-    plugin = FakeLauncher(
-        "absent", unavailable=ProbeResult.no("no cluster here", remedy="ask for one")
-    ).plugin
+# Plugins that are installed for a while.
 
 
 class Greet:
@@ -187,94 +156,64 @@ class TestACommandOfATest(CommandPluginConformance):
             yield
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShelfPlugin(Plugin[None]):
+    create: Callable[[], dict[str, bytes]]
+
+
+SHELVES = PluginKind(
+    word="shelf",
+    group="mesh.shelves",
+    hook="mesh_register_shelves",
+    descriptor=ShelfPlugin,
+    api_version=1,
+    owner="mesh-shelves",
+)
+MEMORY = ShelfPlugin(name="memory", api_version=1, create=dict)
+DISK = ShelfPlugin(name="disk", api_version=1, create=dict)
+GREET = TestACommandOfATest.plugin
+
+
+class TestAKindOfATest(KindConformance):
+    kind = SHELVES
+
+    @pytest.fixture(autouse=True)
+    def installed(self) -> Any:
+        with installed_plugins(kinds=[SHELVES], distribution="mesh-shelves"):
+            yield
+
+
 def test_installed_plugins_are_found_by_name_and_gone_afterwards() -> None:
-    transport, launcher = MemoryTransport(), FakeLauncher()
     modules = set(sys.modules)
     before = len(sys.meta_path)
-    with installed_plugins(transport.plugin, launcher.plugin, FakeLauncher("other").plugin):
+    with installed_plugins(MEMORY, DISK, GREET, kinds=[SHELVES], distribution="mesh-shelves"):
         manager = PluginManager()
-        assert manager.get(TRANSPORTS, "memory").create() is transport
-        assert manager.get(LAUNCHERS, "fake").create(queue="q") is launcher
-        assert {"fake", "other"} <= set(manager.names(LAUNCHERS))
-        assert manager.origin(LAUNCHERS, "fake") == "mesh-test-plugins 0.0"
-    assert "fake" not in PluginManager().names(LAUNCHERS)
+        assert manager.get(SHELVES, "memory") is MEMORY
+        assert manager.get(COMMANDS, "greet") is GREET
+        assert manager.names(SHELVES) == ("disk", "memory")
+        assert manager.origin(SHELVES, "disk") == "mesh-shelves 0.0"
+        assert SHELVES in manager.kinds()
+        with installed_plugins(ShelfPlugin(name="cloud", api_version=1, create=dict)):
+            assert PluginManager().names(SHELVES) == ("cloud", "disk", "memory")
+    assert SHELVES not in PluginManager().kinds()
     assert set(sys.modules) == modules and len(sys.meta_path) == before
-    with pytest.raises(PluginError, match="no transport is called 'memory'"):
-        PluginManager().get(TRANSPORTS, "memory")
+    with pytest.raises(PluginError, match="no shelf is called 'memory'"):
+        PluginManager().get(SHELVES, "memory")
 
 
 def test_two_that_offer_one_name() -> None:
     with (
-        installed_plugins(MemoryTransport().plugin, distribution="one"),
-        installed_plugins(MemoryTransport().plugin, distribution="two"),
+        installed_plugins(GREET, distribution="one"),
+        installed_plugins(GREET, distribution="two"),
         pytest.raises(PluginLoadError, match=r"both one 0\.0 and two 0\.0 offer it"),
     ):
-        PluginManager().get(TRANSPORTS, "memory")
+        PluginManager().get(COMMANDS, "greet")
 
 
-def test_only_descriptors_are_installed() -> None:
-    with pytest.raises(TypeError, match="takes descriptors"), installed_plugins(FakeLauncher()):  # type: ignore[arg-type]
-        pass
-    assert COMMANDS.word == "command"
-
-
-def test_a_transport_in_memory() -> None:
-    transport = MemoryTransport()
-    assert isinstance(transport.plugin, TransportPlugin)
-    memory = bytearray(b"0123456789")
-    handle = transport.register(memory)
-    assert transport.size(handle) == 10
-    got = bytearray(3)
-    assert transport.read_into(handle, got, offset=4) == 3
-    assert got == b"456"
-    assert transport.write_from(handle, b"xy", offset=8) == 2
-    assert memory == b"01234567xy"
-    with pytest.raises(IndexError, match="bytes 8 to 11 are outside of memory of 10 bytes"):
-        transport.read_into(handle, got, offset=8)
-    transport.fail_next(ConnectionError("unplugged"))
-    with pytest.raises(ConnectionError, match="unplugged"):
-        transport.write_from(handle, b"z")
-    assert memory[0] == ord("0")
-    transport.drop(handle)
-    transport.drop(handle)
-    with pytest.raises(ConnectionError, match="was dropped"):
-        transport.read_into(handle, got)
-    with pytest.raises(ConnectionError, match="was dropped"):
-        transport.size(handle)
-    assert transport.operations == [
-        "register",
-        "read_into",
-        "write_from",
-        "read_into",
-        "write_from",
-        "drop",
-        "drop",
-        "read_into",
-    ]
-
-
-def test_a_job_of_the_fake_launcher() -> None:
-    launcher = FakeLauncher()
-    launcher.plugin.create(queue="short")
-    with launcher.launch(hosts=2, queue="long", time=5) as job:
-        assert (job.state(), job.host_names, job.options) == (
-            "running",
-            ["fake-0", "fake-1"],
-            {"queue": "long", "time": 5},
-        )
-        job.scale(3)
-        assert len(job.host_names) == 3
-    job.stop()
-    assert (job.state(), job.host_names) == ("stopped", [])
-    assert job.logs() == ["launched 2 hosts", "scaled to 3 hosts", "stopped"]
-    with pytest.raises(RuntimeError, match="stopped cannot be scaled"):
-        job.scale(1)
-    broken = launcher.launch()
-    broken.fail("out of nodes")
-    assert (broken.state(), broken.logs()[-1]) == ("failed", "failed: out of nodes")
-    assert launcher.jobs == [job, broken]
-    with pytest.raises(ValueError, match="at least one host"):
-        launcher.launch(hosts=0)
+def test_only_descriptors_of_known_kinds_are_installed() -> None:
+    for wrong in (Greet(), MEMORY):
+        with pytest.raises(TypeError, match="takes descriptors of declared kinds"), installed_plugins(wrong):  # type: ignore[arg-type]
+            pass
 
 
 # Processes for a test.

@@ -320,7 +320,7 @@ class PluginError(MeshError):
     def __init__(self, message: str, *, kind: str = "", name: str = "", remedy: str = "") -> None:
         super().__init__(message)
         self.kind = kind
-        """What was asked for: ``"transport"``, ``"launcher"``, ``"policy"``, ``"command"`` or ``"doctor check"``."""
+        """The word of the kind of plugin that was asked for, such as ``"policy"`` or ``"command"``."""
         self.name = name
         """The name the user selects."""
         self.remedy = remedy

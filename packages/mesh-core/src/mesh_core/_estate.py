@@ -5,28 +5,27 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core._errors import ActorError
 
 if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
-    from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
     from mesh_core._native import Call
+    from mesh_core._policy_run import PolicyRun, Supervise
     from mesh_core._procs import ProcMesh
-
-    Policy = Callable[[MeshFailure], bool | Awaitable[bool]]
-    """Asked about a failure before the owner is; truthy means handled."""
+    from mesh_core.policies import Policy
 
 
-def check_policy(policy: object) -> None:
-    """Refuse what cannot be asked about failures."""
-    if policy is not None and not callable(policy):
-        raise TypeError(
-            f"supervise= is a function of a MeshFailure that says whether it has handled it; not {policy!r}"
-        )
+def check_policy(supervise: Supervise | None) -> Policy | None:
+    """Return the policy that ``supervise=`` means; refuse what cannot be asked about failures."""
+    if supervise is None:
+        return None
+    from mesh_core._policy_run import policy_of
+
+    return policy_of(supervise)
 
 
 class Holding:
@@ -39,13 +38,23 @@ class Holding:
         self.procs_id = mesh._procs_id
         self.actor_id = actor_id
         """0 for a mesh of processes."""
-        self.policy = policy
+        self.policy: PolicyRun | None = None
+        """Asked about its failures before the owner is."""
+        if policy is not None:
+            from mesh_core._policy_run import PolicyRun
+
+            self.policy = PolicyRun(policy, mesh.name)
         self.dead: set[int] = set()
         """Ranks of the processes' mesh."""
 
     def holds(self, rank: int) -> bool:
         """Say whether the process of that rank is in it, and was not known to be dead."""
         return rank not in self.dead and rank in self.mesh._root
+
+    def end_policy(self) -> None:
+        """Its policy is asked no more."""
+        if self.policy is not None:
+            self.policy.close()
 
     def stop(self, limit: float) -> Call:
         """Stop the mesh; its owner goes on owning it."""
@@ -77,9 +86,9 @@ class Estate:
     def drop(self, thing: int) -> None:
         """Forget a mesh that was told to stop; with processes, the actors on them."""
         with self._lock:
-            self._holdings = {
-                key: each for key, each in self._holdings.items() if thing not in (key, each.procs_id)
-            }
+            dropped = [key for key, each in self._holdings.items() if thing in (key, each.procs_id)]
+            for key in dropped:
+                self._holdings.pop(key).end_policy()
 
     def actors(self, actor_id: int) -> Holding | None:
         """The mesh of these actors."""
@@ -119,6 +128,18 @@ class Estate:
         lost_actors = any(each.actor_id for each in found)
         return [each for each in found if each.actor_id or each.policy or not lost_actors]
 
+    def ended(self, procs_id: int, rank: int) -> list[Holding]:
+        """The meshes with a policy that have lost a process by an orderly end, told once."""
+        with self._lock:
+            found = [
+                each
+                for each in self._holdings.values()
+                if each.policy is not None and each.procs_id == procs_id and each.holds(rank)
+            ]
+            for each in found:
+                each.dead.add(rank)
+        return found
+
     def in_turn(self, *, keep: bool) -> list[Holding]:
         """What has to be stopped, in this order: what was made last comes first, as it may use what was made before.
 
@@ -129,6 +150,8 @@ class Estate:
             holdings = list(self._holdings.values())
             if not keep:
                 self._holdings = {}
+                for each in holdings:
+                    each.end_policy()
         found: list[Holding] = []
         among: int | None = None
         for each in holdings:

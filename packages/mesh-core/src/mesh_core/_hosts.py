@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Never, Self
 
-    from mesh_core._estate import Policy
     from mesh_core._future import Future
+    from mesh_core._policy_run import Supervise
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
     from mesh_core._surroundings import Env
@@ -95,7 +95,7 @@ class HostMesh(Mesh):
         seed: int | None = None,
         devices: Literal["own"] | None = None,
         torch_env: bool = False,
-        supervise: Policy | None = None,
+        supervise: Supervise | None = None,
         **unknown: Never,
     ) -> ProcMesh:
         """Spawn processes: as many on each host as ``per_host`` says, one without it. Returns at once.
@@ -115,7 +115,8 @@ class HostMesh(Mesh):
             devices: ``"own"`` gives each process of a host one of the CUDA devices there, by ``CUDA_VISIBLE_DEVICES``.
             torch_env: set ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``
                 as ``torchrun`` does.
-            supervise: hears of a process's death before the owner does; true from it means handled.
+            supervise: is asked about a process's death before the owner is: a function of the failure that returns true if it
+                has handled it, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
             **unknown: is refused, with what was probably meant.
 
         >>> from mesh_core import this_host

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from mesh_core._console import Console
     from mesh_core._endpoint import EndpointProperty
-    from mesh_core._estate import Policy
     from mesh_core._extending import Extensions
     from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from mesh_core._supervision import Faults
     from mesh_core._tracer import Tracer
     from mesh_core._watches import Watches
+    from mesh_core.policies import Policy
 
 
 # How long a thread that calls at the interpreter's end is held, for the end to come.

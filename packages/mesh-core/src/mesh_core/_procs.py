@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from mesh_core._estate import Policy
     from mesh_core._home import Home
     from mesh_core._native import Call, Target
+    from mesh_core._policy_run import Supervise
     from mesh_core._process import Process
 
 P = ParamSpec("P")
@@ -95,19 +95,19 @@ class ProcMesh(Mesh):
 
     @overload
     def spawn(
-        self, name: str, cls: Callable[..., T], *args: Any, supervise: Policy | None, **kwargs: Any
+        self, name: str, cls: Callable[..., T], *args: Any, supervise: Supervise | None, **kwargs: Any
     ) -> T: ...
     @overload
     def spawn(self, name: str, cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
     # The constructor's arguments may be of any names but those of this method's own.
     def spawn(  # type: ignore[misc]
-        self, name: str, cls: Any, *args: Any, supervise: Policy | None = None, **kwargs: Any
+        self, name: str, cls: Any, *args: Any, supervise: Supervise | None = None, **kwargs: Any
     ) -> Any:
         """Spawn an actor on every process. Returns at once; messages wait until its constructor has returned.
 
         The actor (or the script) that spawns owns what it has spawned: it ends with its owner, and its owner hears of
-        its failures. A policy given as ``supervise`` hears of them first: a function of a :class:`MeshFailure` that
-        returns true if it has handled it.
+        its failures. ``supervise`` is asked about them first: a function of a :class:`MeshFailure` that returns true if it
+        has handled it, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
 
         What comes back is an :class:`ActorMesh`, typed as the class itself so that its endpoints are known. It may be
         awaited: ``await procs.spawn(...)`` returns it once all are constructed, or raises what a constructor raised.
@@ -120,7 +120,7 @@ class ProcMesh(Mesh):
                 "then the constructor's arguments"
             )
         check_name(name)
-        check_policy(supervise)
+        policy = check_policy(supervise)
         owner = current_instance()
         owner_id = 0 if owner is None else owner.actor_id
         process = self._process
@@ -158,7 +158,7 @@ class ProcMesh(Mesh):
         mesh._ready = Future(
             process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
         )
-        process.own(owner_id, mesh, actor_id, supervise)
+        process.own(owner_id, mesh, actor_id, policy)
         return mesh
 
     def _check_constructor(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -36,9 +36,9 @@ from mesh_core._surroundings import (
 from mesh_core._traces import notice
 
 if TYPE_CHECKING:
-    from mesh_core._estate import Policy
     from mesh_core._home import Home
     from mesh_core._native import Call, Extent, Point
+    from mesh_core._policy_run import Supervise
     from mesh_core._process import Process
     from mesh_core._surroundings import Env
 
@@ -73,7 +73,7 @@ def spawn(
     seed: int | None,
     devices: str | None,
     torch_env: bool,
-    supervise: Policy | None,
+    supervise: Supervise | None,
 ) -> ProcMesh:
     """Ask the host's agent for a mesh of processes."""
     if bootstrap is not None and not callable(bootstrap):
@@ -94,7 +94,7 @@ def spawn(
                 f"python={python!r} is not a program that can be run here; give the path of an interpreter"
             )
     check_name(name or "")
-    check_policy(supervise)
+    policy = check_policy(supervise)
     owner = current_instance()
     owner_id = 0 if owner is None else owner.actor_id
     process.check_owner(owner_id)
@@ -191,7 +191,7 @@ def spawn(
         )
         process.boots[mesh_id] = ready
     mesh._ready = ready
-    process.own(owner_id, mesh, 0, supervise)
+    process.own(owner_id, mesh, 0, policy)
     return mesh
 
 

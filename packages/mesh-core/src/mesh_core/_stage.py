@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._native import Message
     from mesh_core._process import Process
+    from mesh_core.policies import Event
 
 _SYSTEM = 0
 # What children may take of the time that their owner has: it has something left to clean up.
@@ -214,6 +215,8 @@ class Stage:
             self.process.on_down(message)
             for owner, holding, failure, _ in self.process.faults.struck(message):
                 self.on_failure(owner, holding, failure)
+            for owner, holding, event in self.process.faults.ended(message):
+                self.on_event(owner, holding, event)
         else:
             key, failure = message.load()
             owned = self.process.estates.of(message.actor).actors(key[2])
@@ -365,8 +368,18 @@ class Stage:
         actor = self.actors.get(owner)
         if actor is not None and not actor.over:
             self.keep(self.loop.create_task(self.process.faults.ask(actor, holding, failure)))
+        elif owner == 0 and holding is not None and holding.policy is not None:
+            from mesh_core._policy_run import failed
+
+            self.on_event(owner, holding, failed(failure, holding.mesh.name))
         elif owner == 0:
             self.process.faults.pass_on(((0, 0, 0), 0), failure)
+
+    def on_event(self, owner: int, holding: Holding, event: Event) -> None:
+        """Have a policy asked whose owner lives here: an actor, or code without one."""
+        actor = self.actors.get(owner)
+        if owner == 0 or (actor is not None and not actor.over):
+            self.keep(self.loop.create_task(self.process.faults.consult(actor, holding, event)))
 
     def forget(self, actor: Hosted) -> None:
         """An actor has ended."""

@@ -3,7 +3,7 @@
 A failure reaches the process of the owner as a notice: of a process's end, from the host's agent; of an actor's, from
 the process that it lives in. Asked in this order, the first to say yes has handled it:
 
-1. the policy that the mesh was spawned with (``supervise=``);
+1. the policy that the mesh was spawned with (``supervise=``), one event of an owner at a time;
 2. ``__supervise__`` of the actor that owns the mesh;
 3. the owner of that actor, and so on up to the script;
 4. the script's fault handler; without one a failure is raised by the calls that the script waits for.
@@ -20,6 +20,8 @@ import inspect
 import logging
 import sys
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -31,11 +33,16 @@ from mesh_core._failure import MeshFailure, error_of, of_loss
 from mesh_core._native import Placement, Target
 
 if TYPE_CHECKING:
+    import asyncio
+
     from mesh_core._estate import Holding
     from mesh_core._hosted import Hosted
     from mesh_core._interrupts import Interrupts
     from mesh_core._native import Lost, Message
+    from mesh_core._policy_run import Decision, PolicyRun
     from mesh_core._process import Process
+    from mesh_core._stage import Stage
+    from mesh_core.policies import Event, Later
 
 Key = tuple[int, int, int]
 """What has failed: a mesh of processes, a rank in it, and an actor there; 0 for the whole process."""
@@ -57,6 +64,10 @@ class Faults:
         """Threads that have raised the last one, which all that wait just then do."""
         self._thread: threading.Thread | None = None
         self._barriers: deque[Callable[[], object]] = deque()
+        self._waiting: set[PolicyRun] = set()
+        """At the script: policies that have put failures off."""
+        self._turns: weakref.WeakValueDictionary[int, asyncio.Lock] = weakref.WeakValueDictionary()
+        """One for each actor here whose policies are being asked just now."""
 
     # At the controller.
 
@@ -119,6 +130,8 @@ class Faults:
             self._process.on_down(message)
             for owner, holding, failure, told in self.struck(message):
                 self._at_controller(owner, holding, failure, told=told)
+            for owner, holding, event in self.ended(message):
+                self._consult(owner, holding, event)
         elif message.kind == "failure":
             told = message.load()
             if told is None:
@@ -142,22 +155,24 @@ class Faults:
             # An actor of this very process.
             stage = self._process.stage()
             stage.loop.call_soon_threadsafe(stage.on_failure, owner, holding, failure)
-        elif not self._policy_handles(holding, failure):
+        elif holding is not None and holding.policy is not None:
+            self._consult_here(holding, _failed(holding, failure), told=told)
+        else:
             self._at_root(failure, told=told)
 
-    def _policy_handles(self, holding: Holding | None, failure: MeshFailure) -> bool:
-        if holding is None or holding.policy is None:
-            return False
-        try:
-            handled = bool(_now(holding.policy(failure)))
-        except BaseException:
-            logging.getLogger("mesh").exception(
-                "the policy of %r raised; the failure is passed on", holding.mesh
-            )
-            return False
-        if handled:
-            self._process.journal.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
-        return handled
+    def _consult_here(self, holding: Holding, event: Event, *, told: bool = False) -> None:
+        """Ask a policy of the script's, on the thread that takes the controller's notices."""
+        run = holding.policy
+        assert run is not None
+        decision = run.decide(event, time.monotonic(), _now)
+        with self._lock:
+            if run.put_off:
+                self._waiting.add(run)
+            else:
+                self._waiting.discard(run)
+        self._carry_out(0, holding, decision)
+        for failure in decision.passed_on:
+            self._at_root(failure, told=told)
 
     def _at_root(self, failure: MeshFailure, *, told: bool) -> None:
         handler = _process.holder().fault_handler
@@ -224,6 +239,10 @@ class Faults:
         """What nobody was told of; forgotten with that."""
         with self._lock:
             left = list(self._pending.values())
+            # Nobody will decide about these any more.
+            put_off = (failure for run in self._waiting for failure in run.put_off)
+            left += [each for each in put_off if each._key not in self._heard | self._pending.keys()]
+            self._waiting.clear()
             self._pending.clear()
             self._due.clear()
             self._last = None
@@ -255,6 +274,20 @@ class Faults:
             for holding in estate.struck(procs_id, rank)
         ]
 
+    def ended(self, message: Message) -> list[tuple[int, Holding, Event]]:
+        """What an orderly end of a process means for the policies in this process."""
+        down = message.down()
+        if down is None or not down[2].orderly:
+            return []
+        from mesh_core._policy_run import ended
+
+        procs_id, rank = down[:2]
+        return [
+            (owner, holding, ended(holding.mesh.name, holding.mesh._root.point_of(rank).rank))
+            for owner, estate in self._process.estates.all()
+            for holding in estate.ended(procs_id, rank)
+        ]
+
     def pass_on(self, to: tuple[tuple[int, int, int], int], failure: MeshFailure) -> None:
         """Tell an owner, wherever it is: the process it lives in, and its id there."""
         (mesh, rank, host), actor = to
@@ -268,18 +301,36 @@ class Faults:
         What is told of something whose owner is being stopped, or has failed, is nobody's any more: it ends with its
         owner.
         """
+        if holding is not None and holding.policy is not None:
+            await self.consult(owner, holding, _failed(holding, failure))
+        else:
+            await self._ask_owner(owner, failure)
+
+    async def consult(self, owner: Hosted | None, holding: Holding, event: Event) -> None:
+        """Ask a policy on the event loop; what it passes on goes to the owner, or to the script if no actor owns it."""
+        import asyncio
+
+        run = holding.policy
+        assert run is not None
+        owner_id = 0 if owner is None else owner.instance.actor_id
+        turn = self._turns.get(owner_id)
+        if turn is None:
+            turn = self._turns[owner_id] = asyncio.Lock()
+        async with turn:
+            if owner is not None and owner.ending:
+                return
+            decision = await run.decide_async(event, time.monotonic())
+            self._carry_out(owner_id, holding, decision)
+        for failure in decision.passed_on:
+            if owner is None:
+                self.pass_on(_SCRIPT, failure)
+            else:
+                await self._ask_owner(owner, failure)
+
+    async def _ask_owner(self, owner: Hosted, failure: MeshFailure) -> None:
         if owner.ending:
             return
         try:
-            if holding is not None and holding.policy is not None:
-                verdict: Any = holding.policy(failure)
-                if inspect.isawaitable(verdict):
-                    verdict = await verdict
-                if verdict:
-                    self._process.journal.failed(
-                        failure, handled=True, by=f"the policy of {holding.mesh.name!r}"
-                    )
-                    return
             verdict = await owner.supervise(failure)
         except BaseException as error:  # noqa: BLE001 - it is the owner's own failure now
             owner.fail(error, because=failure)
@@ -291,7 +342,63 @@ class Faults:
             return
         self.pass_on(owner.owner, dataclasses.replace(failure, chain=(*failure.chain, owner.describe())))
 
+    def _carry_out(self, owner: int, holding: Holding, decision: Decision) -> None:
+        """Do what a policy has decided, but for what it passes on."""
+        for failure in decision.handled:
+            self._process.journal.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
+        if decision.stop:
+            try:
+                holding.mesh.stop()
+            except Exception:
+                logging.getLogger("mesh").exception(
+                    "cannot stop %r, as its policy wants it", holding.mesh.name
+                )
+        if decision.timers and not self._process.closed:
+            stage = self._process.stage()
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                for each in decision.timers:
+                    stage.loop.call_soon_threadsafe(self._start_timer, stage, owner, holding, each)
 
+    def _start_timer(self, stage: Stage, owner: int, holding: Holding, later: Later) -> None:
+        """Have an event come to a policy; on the event loop."""
+        run = holding.policy
+        if run is None or run.closed:
+            return
+
+        def due() -> None:
+            timers.discard(timer)
+            if not run.closed:
+                self._consult(owner, holding, later.event)
+
+        timers = run.timers
+        timer = stage.loop.call_later(later.seconds, due)
+        timers.add(timer)
+        if run.on_close is None:
+            run.on_close = lambda: stage.loop.call_soon_threadsafe(_cancel, timers)
+
+    def _consult(self, owner: int, holding: Holding, event: Event) -> None:
+        """Have a policy asked about an event, where its owner's policies are asked."""
+        if owner == 0 and self._process.identity.mesh_id == 0:
+            with contextlib.suppress(Exception):  # the runtime is shut down
+                self.barrier(lambda: self._consult_here(holding, event))
+        else:
+            stage = self._process.stage()
+            stage.loop.call_soon_threadsafe(stage.on_event, owner, holding, event)
+
+
+def _failed(holding: Holding, failure: MeshFailure) -> Event:
+    from mesh_core._policy_run import failed
+
+    return failed(failure, holding.mesh.name)
+
+
+def _cancel(timers: set[asyncio.TimerHandle]) -> None:
+    for each in timers:
+        each.cancel()
+    timers.clear()
+
+
+_SCRIPT = ((0, 0, 0), 0)
 _NOBODY: Key = (0, 0, 0)
 _MOMENT = 0.2
 

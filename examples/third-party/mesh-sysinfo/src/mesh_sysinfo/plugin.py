@@ -18,7 +18,7 @@ def _check() -> Check:
     return check_gpus
 
 
-def _has_pci(devices: Path = Path("/sys/bus/pci/devices")) -> ProbeResult:
+def _has_pci(devices: Path = Path("/sys/bus/pci/devices")) -> ProbeResult[None]:
     if devices.is_dir():
         return ProbeResult.yes()
     return ProbeResult.no(f"there is no {devices}", remedy="mount /sys in the container")

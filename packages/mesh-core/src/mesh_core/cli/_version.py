@@ -7,7 +7,6 @@ import sys
 
 from mesh_core.cli._quiet import quiet_manager
 from mesh_core.cli._table import aligned
-from mesh_core.plugins import KINDS
 
 
 def version_report() -> str:
@@ -43,5 +42,4 @@ def _family() -> dict[str, str]:
 
 
 def _outside() -> dict[str, str]:
-    manager = quiet_manager()
-    return {each.distribution: each.version for kind in KINDS for each in manager.entries(kind)}
+    return {each.distribution: each.version for each in quiet_manager().entries()}

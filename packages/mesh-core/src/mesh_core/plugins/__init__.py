@@ -1,6 +1,7 @@
 """Plugins: what an author writes them with, and what finds them.
 
-An author imports the descriptors and ``hookimpl``; Mesh's packages find plugins with :class:`PluginManager`.
+An author imports a descriptor and ``hookimpl``; Mesh's packages find plugins with :class:`PluginManager`. A package that
+has plugins of its own declares their :class:`PluginKind`.
 
 >>> from mesh_core.plugins import CommandPlugin, hookimpl
 >>> @hookimpl
@@ -15,23 +16,13 @@ from mesh_core.plugins._descriptors import (
     CommandPlugin,
     DoctorCheck,
     Finding,
-    LauncherPlugin,
     Plugin,
     PolicyPlugin,
     ProbeResult,
-    TransportPlugin,
     always_available,
     name_problem,
 )
-from mesh_core.plugins._kinds import (
-    COMMANDS,
-    DOCTOR_CHECKS,
-    KINDS,
-    LAUNCHERS,
-    POLICIES,
-    TRANSPORTS,
-    PluginKind,
-)
+from mesh_core.plugins._kinds import COMMANDS, DOCTOR_CHECKS, POLICIES, PluginKind
 from mesh_core.plugins._manager import PluginManager, PluginReport, PluginStatus
 from mesh_core.plugins._scan import PluginEntry
 from mesh_core.plugins._specs import hookimpl
@@ -39,17 +30,13 @@ from mesh_core.plugins._specs import hookimpl
 __all__ = [
     "COMMANDS",
     "DOCTOR_CHECKS",
-    "KINDS",
-    "LAUNCHERS",
     "POLICIES",
-    "TRANSPORTS",
     "Capability",
     "Check",
     "Command",
     "CommandPlugin",
     "DoctorCheck",
     "Finding",
-    "LauncherPlugin",
     "Plugin",
     "PluginEntry",
     "PluginKind",
@@ -58,7 +45,6 @@ __all__ = [
     "PluginStatus",
     "PolicyPlugin",
     "ProbeResult",
-    "TransportPlugin",
     "always_available",
     "hookimpl",
     "name_problem",

@@ -4,15 +4,32 @@ PLUG-1: making a descriptor is cheap and has no effect; whatever is heavy is imp
 PLUG-2: ``probe`` is cheap, never raises, and says yes with what there is, or no with the reason and the remedy.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
 
-Capability: TypeAlias = str | int | float | bool
-"""What a capability may be: something that JSON can say, since it is shown, compared and sent to other hosts."""
+if TYPE_CHECKING:
+    from mesh_core.policies import Policy
+
+Capability: TypeAlias = str | int | float | bool | None
+"""The type of a field of a capabilities dataclass: JSON can express it, so it can be shown, compared and sent to other hosts."""
+
+C = TypeVar("C")
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 MAX_NAME_LENGTH: Final = 64
@@ -36,43 +53,54 @@ def name_problem(name: object) -> str | None:
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(Generic[C]):
     """Whether a plugin can work here: with its capabilities, or with the reason why not and the remedy.
 
-    >>> bool(ProbeResult.yes(max_bytes=1 << 30))
+    Capabilities are an instance of the frozen dataclass that the plugin's kind names.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class StoreCapabilities:
+    ...     max_bytes: int
+    >>> print(ProbeResult.yes(StoreCapabilities(max_bytes=1 << 30)))
+    yes max_bytes=1073741824
+    >>> bool(ProbeResult.yes())
     True
     >>> print(ProbeResult.no("no InfiniBand device", remedy="load the mlx5_ib module"))
     no: no InfiniBand device (load the mlx5_ib module)
     """
 
     available: bool
-    capabilities: Mapping[str, Capability] = field(default_factory=dict, hash=False)
+    capabilities: C | None = None
     reason: str = ""
     remedy: str = ""
 
     def __post_init__(self) -> None:
         if self.available and (self.reason or self.remedy):
-            raise ValueError(
-                "an available ProbeResult has capabilities, no reason or remedy: use ProbeResult.yes()"
-            )
+            raise ValueError("an available ProbeResult has no reason and no remedy. Use ProbeResult.yes().")
         if not self.available and not (self.reason and self.remedy):
-            raise ValueError("a ProbeResult that says no gives a reason and a remedy: use ProbeResult.no()")
-        for key, value in self.capabilities.items():
-            if not isinstance(value, (str, int, float)):
+            raise ValueError(
+                "an unavailable ProbeResult must have a reason and a remedy. Use ProbeResult.no()."
+            )
+        for key, value in _fields(self.capabilities).items():
+            if value is not None and not isinstance(value, (str, int, float)):
                 raise TypeError(
-                    f"capability {key!r} is a str, int, float or bool, not {type(value).__name__}"
+                    f"capability {key!r} must be a str, int, float, bool or None, got {type(value).__name__}"
                 )
-        object.__setattr__(self, "capabilities", MappingProxyType(dict(self.capabilities)))
 
-    @classmethod
-    def yes(cls, **capabilities: Capability) -> "ProbeResult":
+    @staticmethod
+    def yes(capabilities: C | None = None) -> ProbeResult[C]:
         """Available, with what it can do."""
-        return cls(True, capabilities)
+        return ProbeResult(True, capabilities)
 
-    @classmethod
-    def no(cls, reason: str, *, remedy: str) -> "ProbeResult":
+    @staticmethod
+    def no(reason: str, *, remedy: str) -> ProbeResult[Any]:
         """Not available: why, and what would change that."""
-        return cls(False, {}, reason, remedy)
+        return ProbeResult(False, None, reason, remedy)
+
+    def as_dict(self) -> dict[str, Capability]:
+        """The capabilities by name; empty where there are none."""
+        return _fields(self.capabilities)
 
     def __bool__(self) -> bool:
         return self.available
@@ -80,21 +108,38 @@ class ProbeResult:
     def __str__(self) -> str:
         if not self.available:
             return f"no: {self.reason} ({self.remedy})"
-        return "yes" + "".join(f" {key}={value}" for key, value in self.capabilities.items())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A read-only mapping does not pickle, and the two ends of a link tell each other what they found.
-        return ProbeResult, (self.available, dict(self.capabilities), self.reason, self.remedy)
+        return "yes" + "".join(f" {key}={value}" for key, value in self.as_dict().items())
 
 
-def always_available() -> ProbeResult:
-    """The probe of a plugin that needs nothing special."""
+def _fields(capabilities: Any) -> dict[str, Capability]:
+    if capabilities is None:
+        return {}
+    if isinstance(capabilities, type) or not is_frozen_dataclass(type(capabilities)):
+        raise TypeError(
+            f"capabilities must be an instance of a frozen dataclass, got {type(capabilities).__name__}"
+        )
+    return {each.name: getattr(capabilities, each.name) for each in dataclasses.fields(capabilities)}
+
+
+def is_frozen_dataclass(cls: object) -> bool:
+    """Say whether ``cls`` is a class whose instances cannot be changed."""
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        return False
+    return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]  # typeshed leaves it out
+
+
+def always_available() -> ProbeResult[Any]:
+    """The probe of a plugin that needs nothing special and has no capabilities."""
     return ProbeResult.yes()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plugin:
-    """What every kind of plugin says about itself. Hooks return one of its subclasses."""
+class Plugin(Generic[C]):
+    """What every kind of plugin says about itself. Hooks return one of its subclasses.
+
+    A kind's owner derives the kind's descriptor from it, as a frozen dataclass: ``Plugin[StoreCapabilities]``, or
+    ``Plugin[None]`` for a kind without capabilities. The subclass gives ``create`` the type that its contract promises.
+    """
 
     name: str
     """What the user selects it by; the same as its entry point's name."""
@@ -105,7 +150,7 @@ class Plugin:
     create: Callable[..., Any]
     """Makes the thing itself; called only when the plugin has been selected."""
 
-    probe: Callable[[], ProbeResult] = always_available
+    probe: Callable[[], ProbeResult[C]] = always_available
     """Whether it can work on this machine."""
 
     summary: str = ""
@@ -130,16 +175,15 @@ class Plugin:
             raise ValueError(f"{type(self).__name__} {self.name!r}: summary is one line of text")
 
 
-class TransportPlugin(Plugin):
-    """A way to move bytes between processes; ``create`` makes a transport as ``mesh_rdma`` defines it."""
+@dataclass(frozen=True, kw_only=True)
+class PolicyPlugin(Plugin[None]):
+    """A supervision policy that ``supervise="name"`` selects; ``create()`` makes a :class:`mesh_core.policies.Policy`.
 
+    >>> PolicyPlugin(name="shrug", api_version=1, create=lambda: Shrug(), summary="ignores every failure").name
+    'shrug'
+    """
 
-class LauncherPlugin(Plugin):
-    """A way to get hosts; ``create`` makes a launcher as ``mesh_launchers`` defines it."""
-
-
-class PolicyPlugin(Plugin):
-    """A supervision policy; ``create`` makes a policy as ``mesh_supervision`` defines it."""
+    create: Callable[[], Policy]
 
 
 @runtime_checkable
@@ -165,7 +209,7 @@ class Command(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandPlugin(Plugin):
+class CommandPlugin(Plugin[None]):
     """A subcommand of ``mesh``; ``create()`` makes a :class:`Command`.
 
     >>> CommandPlugin(name="greet", api_version=1, create=lambda: Greet(), summary="say hello").name
@@ -209,7 +253,7 @@ Check: TypeAlias = Callable[[], Iterable[Finding]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorCheck(Plugin):
+class DoctorCheck(Plugin[None]):
     """A check for ``mesh doctor``; ``probe`` says whether it applies to this machine, ``create()`` gives the check.
 
     >>> def check():

@@ -1,38 +1,104 @@
-"""The kinds of plugin there are: each with its entry-point group, its hook, its descriptor and its contract's version."""
+"""Kinds of plugins. A kind belongs to the package that defines its contract, which declares it under ``mesh.kinds``."""
 
+import re
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from mesh_core.plugins._descriptors import (
     CommandPlugin,
     DoctorCheck,
-    LauncherPlugin,
     Plugin,
     PolicyPlugin,
-    TransportPlugin,
+    is_frozen_dataclass,
 )
 
-P_co = TypeVar("P_co", bound=Plugin, covariant=True)
+P_co = TypeVar("P_co", bound=Plugin[Any], covariant=True)
+
+PREFIX: Final = "mesh."
+"""What every entry-point group of Mesh begins with."""
+KINDS_GROUP: Final = "mesh.kinds"
+"""The entry-point group under which packages declare kinds."""
+
+_GROUP: Final = re.compile(r"mesh\.[a-z][a-z0-9_]*")
+_HOOK: Final = re.compile(r"mesh_[a-z0-9_]+")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginKind(Generic[P_co]):
     """One kind of plugin.
 
-    >>> COMMANDS.group, COMMANDS.hook
-    ('mesh.commands', 'mesh_register_commands')
+    A package declares a kind by an entry point of the group ``mesh.kinds``. The entry point's name is the kind's group
+    without ``mesh.``, and its value leads to the ``PluginKind``.
+
+    >>> from collections.abc import Callable
+    >>> from dataclasses import dataclass
+    >>> from mesh_core.plugins import Plugin, PluginKind
+    >>> @dataclass(frozen=True)
+    ... class StoreCapabilities:
+    ...     durable: bool
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class StorePlugin(Plugin[StoreCapabilities]):
+    ...     create: Callable[[str], dict[str, bytes]]
+    >>> STORES = PluginKind(
+    ...     word="store",
+    ...     group="mesh.stores",
+    ...     hook="mesh_register_stores",
+    ...     descriptor=StorePlugin,
+    ...     api_version=1,
+    ...     capabilities=StoreCapabilities,
+    ...     owner="mesh-stores",
+    ... )
+    >>> STORES.plural, STORES.name
+    ('stores', 'stores')
     """
 
     word: str
-    """What one of them is called in messages."""
+    """What messages call one plugin of this kind."""
     group: str
-    """Its entry-point group."""
+    """The entry-point group of its plugins, such as ``mesh.stores``."""
     hook: str
-    """The hook that returns its descriptors."""
+    """The hook that returns its descriptors, such as ``mesh_register_stores``."""
     descriptor: type[P_co]
-    """What the hook returns."""
+    """The class of its descriptors, a subclass of :class:`Plugin`."""
     api_version: int
-    """The newest version of its contract that this mesh-core speaks."""
+    """The newest version of its contract that the installed owner speaks."""
+    owner: str
+    """The distribution that defines the contract."""
+    capabilities: type | None = None
+    """The frozen dataclass that a probe returns with its yes; ``None`` if plugins of this kind have no capabilities."""
+
+    def __post_init__(self) -> None:
+        if not self.word or "\n" in self.word:
+            raise ValueError(f"word of a plugin kind must be one line of text, got {self.word!r}")
+        if _GROUP.fullmatch(self.group) is None or self.group == KINDS_GROUP:
+            raise ValueError(
+                f"group of the kind {self.word!r} must be 'mesh.' and a lower-case identifier other than 'kinds', "
+                f"got {self.group!r}"
+            )
+        if _HOOK.fullmatch(self.hook) is None:
+            raise ValueError(
+                f"hook of the kind {self.word!r} must be 'mesh_' and lower-case letters, digits or '_', got {self.hook!r}"
+            )
+        if not (isinstance(self.descriptor, type) and issubclass(self.descriptor, Plugin)):
+            raise TypeError(
+                f"descriptor of the kind {self.word!r} must be a subclass of Plugin, got {self.descriptor!r}"
+            )
+        version: object = self.api_version
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise ValueError(
+                f"api_version of the kind {self.word!r} must be a whole number from 1, got {version!r}"
+            )
+        if not self.owner:
+            raise ValueError(f"owner of the kind {self.word!r} must be the name of a distribution, got ''")
+        if self.capabilities is not None and not is_frozen_dataclass(self.capabilities):
+            raise TypeError(
+                f"capabilities of the kind {self.word!r} must be a frozen dataclass, got {self.capabilities!r}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The group without ``mesh.``: the name of the entry point that declares the kind."""
+        return self.group.removeprefix(PREFIX)
 
     @property
     def plural(self) -> str:
@@ -40,13 +106,27 @@ class PluginKind(Generic[P_co]):
         return self.word.removesuffix("y") + "ies" if self.word.endswith("y") else self.word + "s"
 
 
-TRANSPORTS: Final = PluginKind("transport", "mesh.transports", "mesh_register_transports", TransportPlugin, 1)
-LAUNCHERS: Final = PluginKind("launcher", "mesh.launchers", "mesh_register_launchers", LauncherPlugin, 1)
-POLICIES: Final = PluginKind("policy", "mesh.supervision", "mesh_register_policies", PolicyPlugin, 1)
-COMMANDS: Final = PluginKind("command", "mesh.commands", "mesh_register_commands", CommandPlugin, 1)
-DOCTOR_CHECKS: Final = PluginKind(
-    "doctor check", "mesh.doctor", "mesh_register_doctor_checks", DoctorCheck, 1
+POLICIES: Final = PluginKind(
+    word="policy",
+    group="mesh.policies",
+    hook="mesh_register_policies",
+    descriptor=PolicyPlugin,
+    api_version=1,
+    owner="mesh-core",
 )
-
-KINDS: Final[tuple[PluginKind[Plugin], ...]] = (TRANSPORTS, LAUNCHERS, POLICIES, COMMANDS, DOCTOR_CHECKS)
-"""All of them, in the order in which they are listed."""
+COMMANDS: Final = PluginKind(
+    word="command",
+    group="mesh.commands",
+    hook="mesh_register_commands",
+    descriptor=CommandPlugin,
+    api_version=1,
+    owner="mesh-core",
+)
+DOCTOR_CHECKS: Final = PluginKind(
+    word="doctor check",
+    group="mesh.doctor",
+    hook="mesh_register_doctor_checks",
+    descriptor=DoctorCheck,
+    api_version=1,
+    owner="mesh-core",
+)

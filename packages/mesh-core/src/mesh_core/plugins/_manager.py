@@ -4,6 +4,8 @@ MAN-1: making a manager, and asking for names, imports nothing of any plugin.
 MAN-2: selecting one plugin imports that plugin and no other.
 MAN-3: a plugin that does not load is remembered, warned of once, and an error for whoever selects it;
        it is never an error for anyone else.
+MAN-4: a kind needs no declaration to be asked for by the code that holds it. Declarations under ``mesh.kinds`` are
+       imported to list everything, or to check a hook that is of none of core's kinds and that nobody has asked for.
 """
 
 import importlib.metadata
@@ -13,18 +15,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar
 
 import pluggy
 
 from mesh_core._errors import PluginError, PluginLoadError
 from mesh_core._nearest import did_you_mean, nearest
-from mesh_core.plugins import _specs
-from mesh_core.plugins._descriptors import Capability, Plugin, ProbeResult, name_problem
-from mesh_core.plugins._kinds import KINDS, PluginKind
-from mesh_core.plugins._scan import PluginEntry, Scan, scan
+from mesh_core.plugins._descriptors import Capability, Plugin, ProbeResult, always_available, name_problem
+from mesh_core.plugins._kinds import COMMANDS, DOCTOR_CHECKS, KINDS_GROUP, POLICIES, PREFIX, PluginKind
+from mesh_core.plugins._owners import NAME_OWNERS
+from mesh_core.plugins._scan import PluginEntry, Scan, normal, scan
+from mesh_core.plugins._specs import PROJECT, spec_of
 
-P = TypeVar("P", bound=Plugin)
+Kind: TypeAlias = PluginKind[Plugin[Any]]
+P = TypeVar("P", bound=Plugin[Any])
 PluginStatus: TypeAlias = Literal["available", "unavailable", "broken"]
 
 OWN_DISTRIBUTION: Final = "mesh-core"
@@ -67,8 +71,12 @@ class PluginManager:
         self._warn = warn if warn is not None else _log
         # Loading imports the plugin, which may ask this manager for another on the same thread.
         self._lock = threading.RLock()
-        self._loaded: dict[PluginEntry, Plugin] = {}
+        self._loaded: dict[PluginEntry, tuple[Kind, Plugin[Any]]] = {}
         self._broken: dict[PluginEntry, PluginLoadError] = {}
+        self._hooks = pluggy.PluginManager(PROJECT)
+        self._specified: set[str] = set()
+        for kind in (COMMANDS, DOCTOR_CHECKS, POLICIES):
+            self._specify(kind)
 
     @cached_property
     def _scan(self) -> Scan:
@@ -78,16 +86,38 @@ class PluginManager:
         return found
 
     @cached_property
-    def _pluggy(self) -> pluggy.PluginManager:
-        hooks = pluggy.PluginManager(_specs.PROJECT)
-        hooks.add_hookspecs(_specs)
-        return hooks
+    def _declared(self) -> tuple[tuple[tuple[PluginEntry, Kind], ...], tuple[PluginLoadError, ...]]:
+        """The kinds that load, and what is wrong with those that do not."""
+        # mesh-core's first: who takes one of its names or hooks is the one that does not load.
+        entries = sorted(
+            self._scan.under(KINDS_GROUP), key=lambda each: each.distribution != OWN_DISTRIBUTION
+        )
+        found: list[tuple[PluginEntry, Kind]] = []
+        errors: list[PluginLoadError] = []
+        for entry in entries:
+            rivals = [each for each in entries if each.name == entry.name]
+            try:
+                if len(rivals) > 1 and entry.distribution != OWN_DISTRIBUTION:
+                    raise _conflict("kind", entry.name, rivals)
+                found.append((entry, self._declaration(entry, [kind for _, kind in found])))
+            except PluginLoadError as error:
+                errors.append(self._remember(entry, error))
+        found.sort(key=lambda each: each[1].group)
+        return tuple(found), tuple(errors)
 
-    def entries(self, kind: PluginKind[Plugin]) -> tuple[PluginEntry, ...]:
-        """Every entry point of a kind, also those that share a name or will not load; from metadata alone."""
-        return self._scan.of(kind)
+    def kinds(self) -> tuple[Kind, ...]:
+        """Every declared kind whose declaration loads, by group; imports the modules that declare them."""
+        with self._lock:
+            return tuple(kind for _, kind in self._declared[0])
 
-    def names(self, kind: PluginKind[Plugin]) -> tuple[str, ...]:
+    def entries(self, kind: Kind | None = None) -> tuple[PluginEntry, ...]:
+        """Every entry point of a kind, also those that share a name or will not load; from metadata alone.
+
+        Without a kind, every entry point under a group that begins with ``mesh.``.
+        """
+        return self._scan.entries if kind is None else self._scan.of(kind)
+
+    def names(self, kind: Kind) -> tuple[str, ...]:
         """The names that can be asked for, in order; from metadata alone."""
         return tuple(dict.fromkeys(each.name for each in self.entries(kind)))
 
@@ -103,47 +133,51 @@ class PluginManager:
         if not found:
             self._refuse_unknown(kind, name, distribution)
         if len(found) > 1:
-            raise _conflict(kind, name, found)
+            raise _conflict(kind.word, name, found)
         return self._load(kind, found[0])
 
     def all(self, kind: PluginKind[P]) -> tuple[P, ...]:
         """Every plugin of a kind that loads, by name; of those that do not, a warning the first time."""
         return tuple(plugin for _, plugin in self._each(kind) if not isinstance(plugin, PluginLoadError))
 
-    def probe(self, plugin: Plugin) -> ProbeResult:
-        """Ask a plugin whether it can work here. A probe that breaks its promise not to raise is a no."""
+    def probe(self, plugin: Plugin[Any]) -> ProbeResult[Any]:
+        """Ask a plugin whether it can work here. A probe that breaks a promise, such as not to raise, is a no."""
         try:
             result: object = plugin.probe()
         except Exception as error:  # noqa: BLE001 - a probe is somebody else's code
             said = f"its probe raised {type(error).__name__}: {error}"
         else:
-            if isinstance(result, ProbeResult):
-                return result
-            said = f"its probe returned {type(result).__name__}, not ProbeResult"
+            if not isinstance(result, ProbeResult):
+                said = f"its probe must return a ProbeResult, got {type(result).__name__}"
+            else:
+                problem = self._capability_problem(plugin, result)
+                if problem is None:
+                    return result
+                said = problem
         return ProbeResult.no(said, remedy=f"report this to the author of {self._origin(plugin)}")
 
-    def survey(self, kinds: Iterable[PluginKind[Plugin]] = KINDS) -> tuple[PluginReport, ...]:
+    def survey(self, kinds: Iterable[Kind] | None = None) -> tuple[PluginReport, ...]:
         """Load and probe every plugin, and report on each; the broken ones are in the report, and warned of once.
 
-        What cannot be read at all has the kind ``metadata``, and a group of entry points that Mesh does not have ``group``.
+        Without ``kinds``, of every declared kind. Metadata that cannot be read is reported as the kind ``metadata``, a
+        declaration that does not load as ``kind``, and a group that no installed package declares as ``group``.
         """
-        reports = [
-            PluginReport(
-                kind=error.kind or "metadata",
-                name=error.name,
-                distribution=error.distribution,
-                version=error.version,
-                status="broken",
-                reason=error.cause,
-                remedy=error.remedy,
-            )
-            for error in (*self._scan.unreadable, *self._scan.misnamed)
-        ]
-        for kind in kinds:
+        undeclared = () if kinds is not None else self._declared[1]
+        reports = [_broken(error) for error in (*self._scan.unreadable, *self._scan.misnamed, *undeclared)]
+        reports += [_broken(error, "unavailable") for error in self._scan.ownerless]
+        declared = {kind.name for kind in self.kinds()}
+        for error in {each.name: each for each in undeclared if each.name not in declared}.values():
+            reports += [
+                _broken(
+                    _load_error(error.name, entry, f"its kind does not load: {error.cause}", error.remedy)
+                )
+                for entry in self._scan.under(PREFIX + error.name)
+            ]
+        for kind in self.kinds() if kinds is None else kinds:
             reports += [self._report(kind, entry, plugin) for entry, plugin in self._each(kind)]
         return tuple(reports)
 
-    def origin(self, kind: PluginKind[Plugin], name: str) -> str:
+    def origin(self, kind: Kind, name: str) -> str:
         """The distribution, or distributions, that offer a name, for messages; from metadata alone."""
         return " and ".join(each.origin for each in self.entries(kind) if each.name == name)
 
@@ -156,14 +190,14 @@ class PluginManager:
             except PluginLoadError as error:
                 yield entry, error
             else:
-                yield entry, plugin or self._remember(entry, _conflict(kind, entry.name, rivals))
+                yield entry, plugin or self._remember(entry, _conflict(kind.word, entry.name, rivals))
 
     def _load(self, kind: PluginKind[P], entry: PluginEntry) -> P:
         with self._lock:
             known = self._loaded.get(entry)
             if known is not None:
-                assert isinstance(known, kind.descriptor)
-                return known
+                assert isinstance(known[1], kind.descriptor)
+                return known[1]
             if entry in self._broken:
                 # Raised anew without the frames of the last time, which would pile up and hold what they refer to.
                 raise self._broken[entry].with_traceback(None)
@@ -171,7 +205,7 @@ class PluginManager:
                 plugin = self._offered(kind, entry)
             except PluginLoadError as error:
                 raise self._remember(entry, error) from error.__cause__
-            self._loaded[entry] = plugin
+            self._loaded[entry] = (kind, plugin)
             return plugin
 
     def _remember(self, entry: PluginEntry, error: PluginLoadError) -> PluginLoadError:
@@ -187,10 +221,11 @@ class PluginManager:
         """Import the entry point's module, register it, call its hook, and return the descriptor of that name."""
         problem = name_problem(entry.name)
         if problem is not None:
-            raise _load_error(kind, entry, f"bad name: {problem}", _tell_author(entry))
-        with _blamed(kind, entry, "its import raised", f"reinstall or uninstall {entry.distribution}"):
+            raise _load_error(kind.word, entry, f"bad name: {problem}", _tell_author(entry))
+        with _blamed(kind.word, entry, "its import raised", _reinstall(entry)):
             module = _import(entry)
-        with _blamed(kind, entry, "its hooks are not as Mesh wants them", _tell_author(entry)):
+        with _blamed(kind.word, entry, "its hooks do not fit", _tell_author(entry)):
+            self._specify(kind)
             self._register(module, entry)
         offered = self._call(kind, entry, module)
         chosen = [each for each in offered if each.name == entry.name]
@@ -198,68 +233,102 @@ class PluginManager:
             names = ", ".join(sorted(repr(each.name) for each in offered)) or "nothing"
             what = "never" if not chosen else "more than once"
             raise _load_error(
-                kind,
+                kind.word,
                 entry,
                 f"{kind.hook} yields {entry.name!r} {what}; it yields {names}",
                 _tell_author(entry),
             )
-        if chosen[0].api_version > kind.api_version:
-            cause = (
-                f"it was written for version {chosen[0].api_version} of the {kind.word} contract; "
-                f"{OWN_DISTRIBUTION} {_own_version()} speaks version {kind.api_version}"
-            )
-            raise _load_error(
-                kind, entry, cause, f"upgrade {OWN_DISTRIBUTION}, or install an older {entry.distribution}"
-            )
+        self._check_contract(kind, entry, chosen[0])
         return chosen[0]
 
+    def _check_contract(self, kind: Kind, entry: PluginEntry, plugin: Plugin[Any]) -> None:
+        if plugin.api_version > kind.api_version:
+            cause = (
+                f"it was written for version {plugin.api_version} of the {kind.word} contract; "
+                f"{kind.owner} {_version_of(kind.owner)} speaks version {kind.api_version}"
+            )
+            remedy = f"upgrade {kind.owner}, or install an older {entry.distribution}"
+            raise _load_error(kind.word, entry, cause, remedy)
+        if kind.capabilities is not None and plugin.probe is always_available:
+            cause = f"it needs a probe that returns {kind.capabilities.__name__}, and has none"
+            raise _load_error(kind.word, entry, cause, _tell_author(entry))
+
+    def _capability_problem(self, plugin: Plugin[Any], result: ProbeResult[Any]) -> str | None:
+        kind = next((kind for kind, each in self._loaded.values() if each is plugin), None)
+        if kind is None or not result.available:
+            return None
+        if isinstance(result.capabilities, kind.capabilities or type(None)):
+            return None
+        wanted = "no capabilities" if kind.capabilities is None else kind.capabilities.__name__
+        return f"its probe must return {wanted}, got {type(result.capabilities).__name__}"
+
+    def _declaration(self, entry: PluginEntry, others: list[Kind]) -> Kind:
+        """Import the kind that an entry point of ``mesh.kinds`` leads to, and check that it is what it says."""
+        with _blamed("kind", entry, "its import raised", _reinstall(entry)):
+            kind = _import(entry)
+        problem = None
+        if not isinstance(kind, PluginKind):
+            problem = f"{entry.value} must be a PluginKind, got {type(kind).__name__}"
+        elif kind.name != entry.name:
+            problem = f"the entry point's name must be {kind.name!r}, for the group {kind.group!r}"
+        elif normal(kind.owner) != normal(entry.distribution):
+            problem = f"its owner must be {entry.distribution!r}, got {kind.owner!r}"
+        else:
+            rival = next((each for each in others if each.hook == kind.hook), None)
+            if rival is None:
+                return kind
+            problem = f"{rival.owner} has a hook of the name {kind.hook!r}, for the kind {rival.word!r}"
+        raise _load_error("kind", entry, problem, _tell_author(entry))
+
+    def _specify(self, kind: Kind) -> None:
+        """Tell pluggy of a kind's hook."""
+        if kind.hook not in self._specified:
+            self._hooks.add_hookspecs(spec_of(kind))
+            self._specified.add(kind.hook)
+
     def _register(self, module: object, entry: PluginEntry) -> None:
-        if self._pluggy.is_registered(module):
+        if self._hooks.is_registered(module):
             return  # one module may stand behind several entry points
         try:
-            self._pluggy.register(module, name=f"{entry.group}:{entry.distribution}:{entry.name}")
-            hooks = [each.hook for each in KINDS]
-            for caller in self._pluggy.get_hookcallers(module) or []:
+            self._hooks.register(module, name=f"{entry.group}:{entry.distribution}:{entry.name}")
+            if self._unspecified(module):
+                # Hooks of kinds that nobody has asked for yet.
+                for each in self.kinds():
+                    self._specify(each)
+            for name in self._unspecified(module):
                 # pluggy takes an implementation of a hook that nobody specified for one that is still to come.
-                if caller.spec is None:
-                    hint = did_you_mean(caller.name, hooks) or f"; the hooks are {', '.join(hooks)}"
-                    raise TypeError(f"there is no hook {caller.name!r}{hint}")
+                known = sorted(self._specified)
+                hint = did_you_mean(name, known) or f"; the hooks are {', '.join(known)}"
+                raise TypeError(f"there is no hook {name!r}{hint}")
         except BaseException:
             # Else the next entry point of this module would find it registered, and half checked.
-            self._pluggy.unregister(module)
+            self._hooks.unregister(module)
             raise
 
+    def _unspecified(self, module: object) -> list[str]:
+        return [each.name for each in self._hooks.get_hookcallers(module) or [] if each.spec is None]
+
     def _call(self, kind: PluginKind[P], entry: PluginEntry, module: object) -> list[P]:
-        others = [each for each in self._pluggy.get_plugins() if each is not module]
-        hook = self._pluggy.subset_hook_caller(kind.hook, remove_plugins=others)
+        others = [each for each in self._hooks.get_plugins() if each is not module]
+        hook = self._hooks.subset_hook_caller(kind.hook, remove_plugins=others)
         if not any(each.plugin is module for each in hook.get_hookimpls()):
             raise _load_error(
-                kind, entry, f"{entry.value} has no @hookimpl named {kind.hook}", _tell_author(entry)
+                kind.word, entry, f"{entry.value} has no @hookimpl named {kind.hook}", _tell_author(entry)
             )
-        with _blamed(kind, entry, f"{kind.hook} raised", _tell_author(entry)):
+        with _blamed(kind.word, entry, f"{kind.hook} raised", _tell_author(entry)):
             # Iterating belongs inside: a hook that is a generator runs only now.
             yielded = [each for result in hook() for each in _listed(kind, result)]
         offered: list[P] = []
         for each in yielded:
             if not isinstance(each, kind.descriptor):
                 cause = f"{kind.hook} yields {kind.descriptor.__name__}s; got {type(each).__name__} {_short(each)}"
-                raise _load_error(kind, entry, cause, _tell_author(entry))
+                raise _load_error(kind.word, entry, cause, _tell_author(entry))
             offered.append(each)
         return offered
 
-    def _report(
-        self, kind: PluginKind[Plugin], entry: PluginEntry, plugin: Plugin | PluginLoadError
-    ) -> PluginReport:
+    def _report(self, kind: Kind, entry: PluginEntry, plugin: Plugin[Any] | PluginLoadError) -> PluginReport:
         if isinstance(plugin, PluginLoadError):
-            return PluginReport(
-                kind=kind.word,
-                name=entry.name,
-                distribution=entry.distribution,
-                version=entry.version,
-                status="broken",
-                reason=plugin.cause,
-                remedy=plugin.remedy,
-            )
+            return _broken(_load_error(kind.word, entry, plugin.cause, plugin.remedy))
         result = self.probe(plugin)
         return PluginReport(
             kind=kind.word,
@@ -269,17 +338,20 @@ class PluginManager:
             status="available" if result else "unavailable",
             api_version=plugin.api_version,
             summary=plugin.summary,
-            capabilities=dict(result.capabilities),
+            capabilities=result.as_dict(),
             reason=result.reason,
             remedy=result.remedy,
         )
 
-    def _origin(self, plugin: Plugin) -> str:
+    def _origin(self, plugin: Plugin[Any]) -> str:
         return next(
-            (entry.origin for entry, each in self._loaded.items() if each is plugin), repr(plugin.name)
+            (entry.origin for entry, (_, each) in self._loaded.items() if each is plugin), repr(plugin.name)
         )
 
-    def _refuse_unknown(self, kind: PluginKind[Plugin], name: str, distribution: str | None) -> NoReturn:
+    def _refuse_unknown(self, kind: Kind, name: str, distribution: str | None) -> NoReturn:
+        owner = NAME_OWNERS.get((kind.group, name))
+        if owner is not None and distribution in (None, owner):
+            _refuse_known(kind, name, owner)
         names = self.names(kind)
         match = nearest(name, names)
         where = f" from {distribution}" if distribution is not None else ""
@@ -293,6 +365,34 @@ class PluginManager:
         )
 
 
+def _refuse_known(kind: Kind, name: str, owner: str) -> NoReturn:
+    """Raise the error for a name that is not offered, and that a package of Mesh is known to have."""
+    try:
+        version = importlib.metadata.version(owner)
+    except importlib.metadata.PackageNotFoundError:
+        state, remedy = "which is not installed", f"pip install {owner}"
+    else:
+        state, remedy = (
+            f"and the installed {owner} {version} does not offer it",
+            f"pip install --upgrade {owner}",
+        )
+    raise PluginError(
+        f"{kind.word} {name!r} is in {owner}, {state}: {remedy}", kind=kind.word, name=name, remedy=remedy
+    )
+
+
+def _broken(error: PluginLoadError, status: PluginStatus = "broken") -> PluginReport:
+    return PluginReport(
+        kind=error.kind or "metadata",
+        name=error.name,
+        distribution=error.distribution,
+        version=error.version,
+        status=status,
+        reason=error.cause,
+        remedy=error.remedy,
+    )
+
+
 def _import(entry: PluginEntry) -> object:
     assert entry.point is not None, "entries made by scan() hold their entry point"
     if entry.point.pattern.match(entry.value) is None:
@@ -300,7 +400,7 @@ def _import(entry: PluginEntry) -> object:
     return entry.point.load()
 
 
-def _listed(kind: PluginKind[Plugin], result: object) -> list[object]:
+def _listed(kind: Kind, result: object) -> list[object]:
     if isinstance(result, Iterable) and not isinstance(result, (str, bytes, Mapping)):
         return list(result)
     wanted = kind.descriptor.__name__
@@ -310,19 +410,19 @@ def _listed(kind: PluginKind[Plugin], result: object) -> list[object]:
 
 
 @contextmanager
-def _blamed(kind: PluginKind[Plugin], entry: PluginEntry, what: str, remedy: str) -> Iterator[None]:
+def _blamed(word: str, entry: PluginEntry, what: str, remedy: str) -> Iterator[None]:
     """Turn whatever a plugin's own code raises into the error that names the plugin."""
     try:
         yield
     # SystemExit: a module that calls sys.exit() while it is imported must not end the user's program.
     except (Exception, SystemExit) as error:
-        raise _load_error(kind, entry, f"{what}: {type(error).__name__}: {error}", remedy) from error
+        raise _load_error(word, entry, f"{what}: {type(error).__name__}: {error}", remedy) from error
 
 
-def _load_error(kind: PluginKind[Plugin], entry: PluginEntry, cause: str, remedy: str) -> PluginLoadError:
+def _load_error(word: str, entry: PluginEntry, cause: str, remedy: str) -> PluginLoadError:
     return PluginLoadError(
-        f"{kind.word} {entry.name!r} of {entry.origin} cannot be loaded: {cause}; {remedy}",
-        kind=kind.word,
+        f"{word} {entry.name!r} of {entry.origin} cannot be loaded: {cause}; {remedy}",
+        kind=word,
         name=entry.name,
         distribution=entry.distribution,
         version=entry.version,
@@ -331,7 +431,7 @@ def _load_error(kind: PluginKind[Plugin], entry: PluginEntry, cause: str, remedy
     )
 
 
-def _conflict(kind: PluginKind[Plugin], name: str, rivals: list[PluginEntry]) -> PluginLoadError:
+def _conflict(word: str, name: str, rivals: list[PluginEntry]) -> PluginLoadError:
     """The error for a name that is offered more than once."""
     origins = list(dict.fromkeys(each.origin for each in rivals))
     if len(origins) > 1:
@@ -346,8 +446,8 @@ def _conflict(kind: PluginKind[Plugin], name: str, rivals: list[PluginEntry]) ->
         cause = f"{origins[0]} offers it {len(rivals)} times"
         remedy = _tell_author(rivals[0])
     return PluginLoadError(
-        f"{kind.word} {name!r} cannot be chosen: {cause}; {remedy}",
-        kind=kind.word,
+        f"{word} {name!r} cannot be chosen: {cause}; {remedy}",
+        kind=word,
         name=name,
         distribution=", ".join(dict.fromkeys(each.distribution for each in rivals)),
         version=", ".join(each.version for each in rivals),
@@ -356,11 +456,15 @@ def _conflict(kind: PluginKind[Plugin], name: str, rivals: list[PluginEntry]) ->
     )
 
 
-def _own_version() -> str:
+def _version_of(distribution: str) -> str:
     try:
-        return importlib.metadata.version(OWN_DISTRIBUTION)
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "(not installed)"  # run from its sources
+
+
+def _reinstall(entry: PluginEntry) -> str:
+    return f"reinstall or uninstall {entry.distribution}"
 
 
 def _tell_author(entry: PluginEntry) -> str:

@@ -3,15 +3,12 @@
 import importlib.metadata
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from mesh_core._errors import PluginLoadError
 from mesh_core._nearest import did_you_mean, nearest
-from mesh_core.plugins._descriptors import Plugin
-from mesh_core.plugins._kinds import KINDS, PluginKind
-
-# What Mesh's groups begin with.
-_PREFIX: Final = "mesh."
+from mesh_core.plugins._kinds import KINDS_GROUP, PREFIX, PluginKind
+from mesh_core.plugins._owners import GROUP_OWNERS
 
 UNNAMED: Final = "(a distribution without a name)"
 
@@ -40,39 +37,45 @@ class PluginEntry:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The plugins found, the distributions whose metadata could not be read, and groups that are none of Mesh's."""
+    """Everything found under groups that begin with ``mesh.``, and what is wrong with some of it."""
 
     entries: tuple[PluginEntry, ...]
+    """By group, name and distribution; also those of groups that no kind is declared for."""
     unreadable: tuple[PluginLoadError, ...]
+    """One for each distribution whose metadata cannot be read."""
     misnamed: tuple[PluginLoadError, ...]
-    """What stands under a group that begins as Mesh's do and does not exist; ``name`` is the group."""
+    """One for each group of a distribution that no installed or known package declares; ``name`` is the group."""
+    ownerless: tuple[PluginLoadError, ...]
+    """One for each group of a distribution whose kind is declared by a package that is not installed."""
 
-    def of(self, kind: PluginKind[Plugin]) -> tuple[PluginEntry, ...]:
+    def of(self, kind: PluginKind[Any]) -> tuple[PluginEntry, ...]:
         """The entries of one kind, by name, then distribution."""
-        return tuple(each for each in self.entries if each.group == kind.group)
+        return self.under(kind.group)
+
+    def under(self, group: str) -> tuple[PluginEntry, ...]:
+        """The entries of one group, by name, then distribution."""
+        return tuple(each for each in self.entries if each.group == group)
 
 
 def scan() -> Scan:
-    """Look through every installed distribution for Mesh's entry-point groups.
+    """Look through every installed distribution for entry-point groups of Mesh.
 
     One distribution with a damaged entry_points.txt makes the standard look-up fail for all of them; here it is
     one error, and the others are found.
     """
-    groups = {kind.group for kind in KINDS}
     entries: list[PluginEntry] = []
     unreadable: list[PluginLoadError] = []
-    misnamed: list[PluginLoadError] = []
     seen: set[str] = set()
     for found in importlib.metadata.distributions():
         text = found.read_text("entry_points.txt") or ""
-        if f"[{_PREFIX}" not in text:
+        if f"[{PREFIX}" not in text:
             continue
         name, version = _identity(found)
         distribution = found
         if name != UNNAMED:
-            if _normal(name) in seen:
+            if normal(name) in seen:
                 continue
-            seen.add(_normal(name))
+            seen.add(normal(name))
             # Where two of one name are on the path, Python imports from the first: so its metadata counts.
             distribution = importlib.metadata.distribution(name)
             name, version = _identity(distribution)
@@ -93,32 +96,55 @@ def scan() -> Scan:
         entries += [
             PluginEntry(each.group, each.name, each.value, name, version, each)
             for each in points
-            if each.group in groups
-        ]
-        unknown = sorted({each.group for each in points if each.group.startswith(_PREFIX)} - groups)
-        misnamed += [
-            _misnamed(group, [each.name for each in points if each.group == group], name, version)
-            for group in unknown
+            if each.group.startswith(PREFIX)
         ]
     entries.sort(key=lambda each: (each.group, each.name, each.distribution))
-    return Scan(tuple(entries), tuple(unreadable), tuple(misnamed))
-
-
-def _misnamed(group: str, names: list[str], distribution: str, version: str) -> PluginLoadError:
-    # The part that they all begin with makes any two alike.
-    endings = {kind.group.removeprefix(_PREFIX): kind.group for kind in KINDS}
-    match = nearest(group.removeprefix(_PREFIX), endings)
-    known = ", ".join(endings.values())
-    cause = f"Mesh has no entry-point group {group!r}" + (
-        did_you_mean(endings[match], [endings[match]]) if match else f"; there are: {known}"
+    declared = {PREFIX + each.name for each in entries if each.group == KINDS_GROUP}
+    stray: dict[tuple[str, str], list[PluginEntry]] = {}
+    for each in entries:
+        if each.group not in declared and each.group != KINDS_GROUP:
+            stray.setdefault((each.distribution, each.group), []).append(each)
+    return Scan(
+        tuple(entries),
+        tuple(unreadable),
+        tuple(_misnamed(each, declared) for each in stray.values() if each[0].group not in GROUP_OWNERS),
+        tuple(_ownerless(each) for each in stray.values() if each[0].group in GROUP_OWNERS),
     )
-    remedy = f"tell the author of {distribution}; what stands there ({', '.join(sorted(names))}) is not seen by Mesh"
+
+
+def _misnamed(entries: list[PluginEntry], declared: set[str]) -> PluginLoadError:
+    group, distribution = entries[0].group, entries[0].distribution
+    # The part that they all begin with makes any two alike.
+    endings = {each.removeprefix(PREFIX): each for each in sorted({*declared, KINDS_GROUP, *GROUP_OWNERS})}
+    match = nearest(group.removeprefix(PREFIX), endings)
+    known = ", ".join(endings.values())
+    cause = f"no installed package declares the entry-point group {group!r}" + (
+        did_you_mean(endings[match], [endings[match]]) if match else f"; known groups are: {known}"
+    )
+    remedy = f"tell the author of {distribution}; Mesh does not see what is in it ({_names(entries)})"
+    return _group_error(entries[0], cause, remedy)
+
+
+def _ownerless(entries: list[PluginEntry]) -> PluginLoadError:
+    owner = GROUP_OWNERS[entries[0].group]
+    cause = (
+        f"the kind of {_names(entries)} (entry-point group {entries[0].group!r}) is declared by {owner}, "
+        "which is not installed or does not declare it"
+    )
+    return _group_error(entries[0], cause, f"pip install --upgrade {owner}")
+
+
+def _names(entries: list[PluginEntry]) -> str:
+    return ", ".join(sorted(each.name for each in entries))
+
+
+def _group_error(entry: PluginEntry, cause: str, remedy: str) -> PluginLoadError:
     return PluginLoadError(
-        f"{distribution} {version}: {cause}; {remedy}",
+        f"{entry.origin}: {cause}; {remedy}",
         kind="group",
-        name=group,
-        distribution=distribution,
-        version=version,
+        name=entry.group,
+        distribution=entry.distribution,
+        version=entry.version,
         cause=cause,
         remedy=remedy,
     )
@@ -134,5 +160,6 @@ def _identity(distribution: importlib.metadata.Distribution) -> tuple[str, str]:
     return UNNAMED, "(no version)"
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
+    """A distribution's name as installers compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()

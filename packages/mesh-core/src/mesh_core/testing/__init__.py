@@ -9,20 +9,25 @@
 
 from mesh_core.testing._clock import FakeClock, Timer
 from mesh_core.testing._cluster import LocalCluster
-from mesh_core.testing._fakes import FakeJob, FakeLauncher, MemoryTransport, installed_plugins
+from mesh_core.testing._installed import installed_plugins
 from mesh_core.testing._local import local_procs
 from mesh_core.testing._patch import mock_actor, patch_actor
-from mesh_core.testing._plugins import CommandPluginConformance, DoctorCheckConformance, PluginConformance
+from mesh_core.testing._plugins import (
+    CommandPluginConformance,
+    DoctorCheckConformance,
+    KindConformance,
+    PluginConformance,
+    PolicyPluginConformance,
+)
 
 __all__ = [
     "CommandPluginConformance",
     "DoctorCheckConformance",
     "FakeClock",
-    "FakeJob",
-    "FakeLauncher",
+    "KindConformance",
     "LocalCluster",
-    "MemoryTransport",
     "PluginConformance",
+    "PolicyPluginConformance",
     "Timer",
     "installed_plugins",
     "local_procs",

@@ -1,18 +1,22 @@
 """The conformance suites: an author subclasses the one for the plugin's kind, and pytest runs it.
 
-Every test is about one promise of the contract, and its failure says which.
+Every test is about one promise of the contract, and its failure says which. The suites here are those of mesh-core's own
+kinds. The owner of another kind derives its suite from :class:`PluginConformance`, and proves the kind itself with
+:class:`KindConformance`.
 """
 
+import inspect
 import json
 import pickle
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 from mesh_core.plugins import (
     COMMANDS,
     DOCTOR_CHECKS,
-    KINDS,
+    POLICIES,
     Command,
     Finding,
     Plugin,
@@ -21,36 +25,77 @@ from mesh_core.plugins import (
     ProbeResult,
     name_problem,
 )
+from mesh_core.policies import Due, Ended, Event, Failed, Policy, Reason, checked_actions
+
+
+class KindConformance:
+    """What holds for every kind that a package declares.
+
+    >>> from mesh_core.plugins import COMMANDS
+    >>> class TestCommands(KindConformance):
+    ...     kind = COMMANDS
+    >>> TestCommands().test_declared_by_its_owner()
+    """
+
+    kind: ClassVar[PluginKind[Plugin[Any]]]
+    """The kind. Its owner must be installed where the suite runs."""
+
+    def test_declared_by_its_owner(self) -> None:
+        """The owner's entry point in the group ``mesh.kinds`` leads to this very object."""
+        found = [each for each in PluginManager().kinds() if each.group == self.kind.group]
+        assert found, f"no installed package declares the kind {self.kind.name!r} under mesh.kinds"
+        assert found[0] is self.kind, f"{self.kind.owner} declares {found[0]}, not {self.kind}"
+
+    def test_descriptor_says_what_create_makes(self) -> None:
+        """The descriptor gives ``create`` a type of its own, so that a type checker knows the contract."""
+        assert "create" in inspect.get_annotations(self.kind.descriptor), (
+            f"{self.kind.descriptor.__name__} must annotate 'create' with what the contract promises"
+        )
+
+    def test_descriptor_is_a_frozen_dataclass(self) -> None:
+        """Descriptors are shared by everyone who asks for the plugin."""
+        try:
+            plugin = self.kind.descriptor(name="made-up", api_version=self.kind.api_version, create=dict)
+        except TypeError:
+            return  # it has fields of its own that must be given
+        try:
+            plugin.name = "other"  # type: ignore[misc]
+        except FrozenInstanceError:
+            return
+        raise AssertionError(f"{self.kind.descriptor.__name__} must be @dataclass(frozen=True, kw_only=True)")
 
 
 class PluginConformance:
-    """What holds for plugins of every kind.
+    """What holds for plugins of every kind; a kind's owner derives the kind's suite from it and sets ``kind``.
 
     >>> class TestDoctor(PluginConformance):
+    ...     kind = COMMANDS
     ...     plugin = PluginManager().get(COMMANDS, "doctor")
     ...     distribution = "mesh-core"
     >>> TestDoctor().test_installed_under_its_name()
     """
 
-    plugin: ClassVar[Plugin]
-    """The descriptor, as the plugin's hook yields it. Every suite sets this."""
+    kind: ClassVar[PluginKind[Plugin[Any]]]
+    """The kind. The suite of a kind sets this."""
+
+    plugin: ClassVar[Plugin[Any]]
+    """The descriptor, as the plugin's hook yields it. Every author sets this."""
 
     distribution: ClassVar[str]
     """The name of the distribution that offers it, which must be installed where the suite runs."""
 
-    @property
-    def kind(self) -> PluginKind[Plugin]:
-        """The kind that the descriptor's type says."""
-        found = [each for each in KINDS if isinstance(self.plugin, each.descriptor)]
-        assert found, f"{type(self.plugin).__name__} is none of the descriptors that Mesh's hooks return"
-        return found[0]
+    def test_descriptor_is_of_the_kind(self) -> None:
+        """The hook yields instances of the kind's descriptor."""
+        assert isinstance(self.plugin, self.kind.descriptor), (
+            f"the descriptor must be a {self.kind.descriptor.__name__}, got {type(self.plugin).__name__}"
+        )
 
     def test_name_is_one_a_user_can_type(self) -> None:
         """Lower-case letters, digits, '-' and '_'."""
         assert name_problem(self.plugin.name) is None, name_problem(self.plugin.name)
 
     def test_api_version_is_spoken_here(self) -> None:
-        """Not newer than the installed mesh-core."""
+        """Not newer than what the installed owner of the kind speaks."""
         newest = self.kind.api_version
         assert 1 <= self.plugin.api_version <= newest, (
             f"api_version is {self.plugin.api_version}; spoken: 1 to {newest}"
@@ -89,7 +134,16 @@ class PluginConformance:
         """Hosts tell each other what they can do; `mesh plugins --json` tells everybody."""
         result = self.plugin.probe()
         assert pickle.loads(pickle.dumps(result)) == result
-        json.dumps(dict(result.capabilities))
+        json.dumps(result.as_dict())
+
+    def test_capabilities_are_those_of_the_kind(self) -> None:
+        """A yes carries an instance of the dataclass that the kind names; nothing, for a kind without capabilities."""
+        result = self.plugin.probe()
+        if result.available:
+            wanted = self.kind.capabilities or type(None)
+            assert isinstance(result.capabilities, wanted), (
+                f"the probe must return {wanted.__name__}, got {type(result.capabilities).__name__}"
+            )
 
     def test_refusal_says_why_and_what_to_do(self) -> None:
         """A probe that says no is of use only with the reason and the remedy."""
@@ -99,6 +153,8 @@ class PluginConformance:
 
 class CommandPluginConformance(PluginConformance):
     """What holds for a :class:`~mesh_core.plugins.CommandPlugin`."""
+
+    kind = COMMANDS
 
     def _command(self) -> Command:
         assert isinstance(self.plugin, COMMANDS.descriptor), (
@@ -136,6 +192,8 @@ class CommandPluginConformance(PluginConformance):
 class DoctorCheckConformance(PluginConformance):
     """What holds for a :class:`~mesh_core.plugins.DoctorCheck`."""
 
+    kind = DOCTOR_CHECKS
+
     def _findings(self) -> list[Finding]:
         assert isinstance(self.plugin, DOCTOR_CHECKS.descriptor), (
             f"a DoctorCheck, not {type(self.plugin).__name__}"
@@ -155,3 +213,57 @@ class DoctorCheckConformance(PluginConformance):
         """They are shown in a table."""
         for each in self._findings() if self.plugin.probe() else []:
             assert "\n" not in each.detail + each.remedy, f"more than one line: {each}"
+
+
+class PolicyPluginConformance(PluginConformance):
+    """What holds for a :class:`~mesh_core.plugins.PolicyPlugin`: a random schedule of events, the same in every run."""
+
+    kind = POLICIES
+
+    def _policy(self) -> Policy:
+        assert isinstance(self.plugin, POLICIES.descriptor), (
+            f"a PolicyPlugin, not {type(self.plugin).__name__}"
+        )
+        return self.plugin.create()
+
+    def test_creates_a_policy(self) -> None:
+        """Something with ``on(event, now)``."""
+        policy = self._policy()
+        assert isinstance(policy, Policy), (
+            f"create() gave {type(policy).__name__}, which lacks on(event, now)"
+        )
+
+    def test_answers_every_event_with_actions(self) -> None:
+        """Whatever happens, it returns the next state and a sequence of actions, and raises nothing."""
+        state = self._policy()
+        for event, now in _schedule():
+            state, actions = state.on(event, now)
+            checked_actions(actions)
+
+    def test_answers_every_failure(self) -> None:
+        """No actions for a failure would pass it on in silence; a policy says :class:`Escalate` and why."""
+        state = self._policy()
+        for event, now in _schedule():
+            state, actions = state.on(event, now)
+            assert actions or not isinstance(event, Failed), f"no action for {event}"
+
+    def test_is_pure(self) -> None:
+        """Asked again in the same state, it gives the same answer: it returns its next state and never changes itself."""
+        state = self._policy()
+        for event, now in _schedule():
+            following, actions = state.on(event, now)
+            _, again = state.on(event, now)
+            assert list(again) == list(actions), f"{event} at {now}: first {actions}, then {again}"
+            state = following
+
+
+def _schedule(length: int = 200, seed: int = 2026) -> Iterator[tuple[Event, float]]:
+    """Failures, orderly ends and timers in random order, of a mesh of four ranks."""
+    import random
+
+    chance, now = random.Random(seed), 0.0
+    for _ in range(length):
+        now += chance.choice((0.0, 0.1, 1.0, 30.0, 3600.0))
+        rank = chance.randrange(4)
+        reason = chance.choice(get_args(Reason))
+        yield chance.choice((Failed("mesh", rank, reason), Ended("mesh", rank), Due("timer"))), now

@@ -1,0 +1,246 @@
+"""A policy at work for one mesh: it is asked about events, and what its actions mean is decided here.
+
+No clock, no process and no timer: whoever asks carries the :class:`Decision` out.
+
+POL-1: every failure that a policy is asked about is handled, passed on, or put off; one that is put off is never lost.
+POL-2: a policy that raises, or returns what it may not, passes on what it was asked about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+from mesh_core.policies import (
+    Action,
+    Ended,
+    Escalate,
+    Event,
+    Failed,
+    Ignore,
+    Later,
+    Policy,
+    Reason,
+    Stop,
+    checked_actions,
+)
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
+    from mesh_core._failure import MeshFailure
+
+Supervise: TypeAlias = "Policy | str | Callable[[MeshFailure], bool | Awaitable[bool]]"
+"""What ``supervise=`` takes."""
+
+
+def policy_of(supervise: object) -> Policy:
+    """Return the policy that ``supervise=`` means; raise if it means none."""
+    if isinstance(supervise, str):
+        return _named(supervise)
+    if isinstance(supervise, type) and hasattr(supervise, "on"):
+        raise TypeError(
+            f"supervise= must be a policy object, got the class {supervise.__qualname__}. "
+            f"Try {supervise.__qualname__}(...)."
+        )
+    if _is_policy(supervise):
+        return supervise
+    if callable(supervise):
+        return _Function(supervise)
+    raise TypeError(
+        "supervise= must be a function of a MeshFailure, a policy with on(event, now), or the name of an installed policy, "
+        f"got {supervise!r}"
+    )
+
+
+def _named(name: str) -> Policy:
+    from mesh_core._errors import PluginError
+    from mesh_core.plugins import POLICIES, PluginManager
+
+    manager = PluginManager()
+    plugin = manager.get(POLICIES, name)
+    able = manager.probe(plugin)
+    if not able:
+        raise PluginError(
+            f"policy {name!r} cannot work here: {able.reason}. Try: {able.remedy}.",
+            kind=POLICIES.word,
+            name=name,
+            remedy=able.remedy,
+        )
+    policy = plugin.create()
+    if not _is_policy(policy):
+        raise TypeError(
+            f"create() of the policy {name!r} of {manager.origin(POLICIES, name)} must return a policy with "
+            f"on(event, now), got {policy!r}"
+        )
+    return policy
+
+
+def _is_policy(value: object) -> TypeGuard[Policy]:
+    return callable(getattr(value, "on", None)) and not isinstance(value, type)
+
+
+class _Function:
+    """A function of the failure as a policy: true from it means handled."""
+
+    def __init__(self, function: Callable[[MeshFailure], object]) -> None:
+        self._function = function
+
+    def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
+        if not isinstance(event, Failed):
+            return self, ()
+        return self, self._function(event.failure)  # type: ignore[return-value]  # a verdict; see PolicyRun
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be carried out."""
+
+    handled: tuple[MeshFailure, ...] = ()
+    passed_on: tuple[MeshFailure, ...] = ()
+    timers: tuple[Later, ...] = ()
+    stop: bool = False
+
+
+class PolicyRun:
+    """One policy at work for one mesh. Not thread-safe, but for :meth:`close`: its owner asks it one event at a time."""
+
+    def __init__(self, policy: Policy, mesh: str) -> None:
+        self._state = policy
+        self._mesh = mesh
+        self._put_off: list[MeshFailure] = []
+        self.closed = False
+        """Set when its mesh is being stopped."""
+        self.timers: set[TimerHandle] = set()
+        """Those that are running; used on their event loop only."""
+        self.on_close: Callable[[], object] | None = None
+        """Cancels its timers; set with the first of them."""
+
+    @property
+    def put_off(self) -> tuple[MeshFailure, ...]:
+        """The failures that are neither handled nor passed on."""
+        return tuple(self._put_off)
+
+    def close(self) -> None:
+        """Give it no more events. What is put off stays so, and is reported when the script ends."""
+        self.closed = True
+        if self.on_close is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop with the timers has ended already
+                self.on_close()
+
+    def ask(self, event: Event, now: float) -> object:
+        """Ask about an event; what is returned, awaited where it is awaitable, is for :meth:`settle`."""
+        if isinstance(self._state, _Function):
+            return self._state.on(event, now)[1]
+        return self._state.on(event, now)
+
+    def settle(self, event: Event, answer: object) -> Decision:
+        """Take the answer to an event, and say what it means."""
+        if isinstance(self._state, _Function):
+            actions: tuple[Action, ...] = ()
+            if isinstance(event, Failed):
+                actions = (Ignore() if answer else Escalate(),)
+            return self._decide(event, actions)
+        if not isinstance(answer, tuple) or len(answer) != 2 or not _is_policy(answer[0]):
+            raise TypeError(f"on() of a policy must return (policy, actions), got {answer!r}")
+        actions = checked_actions(answer[1])
+        self._state = answer[0]
+        return self._decide(event, actions)
+
+    def broken(self, event: Event, error: BaseException) -> Decision:
+        """Say what it means that the policy has raised ``error`` (POL-2)."""
+        from mesh_core._exceptions import format_traceback
+
+        # Text only: a record that held the error or the event would hold the mesh.
+        logging.getLogger("mesh").error(
+            "the policy of %r raised for %s; the failure is passed on:\n%s",
+            self._mesh,
+            repr(event),
+            format_traceback(error),
+        )
+        return self._decide(event, (Escalate(),))
+
+    def decide(self, event: Event, now: float, wait: Callable[[Any], object]) -> Decision:
+        """Ask and settle where no event loop runs; ``wait`` returns the result of an awaitable."""
+        if self.closed:
+            return Decision()
+        try:
+            return self.settle(event, wait(self.ask(event, now)))
+        except BaseException as error:  # noqa: BLE001 - a policy is somebody else's code
+            return self.broken(event, error)
+
+    async def decide_async(self, event: Event, now: float) -> Decision:
+        """Ask and settle on an event loop."""
+        if self.closed:
+            return Decision()
+        try:
+            answer = self.ask(event, now)
+            return self.settle(event, await answer if inspect.isawaitable(answer) else answer)
+        except BaseException as error:
+            import asyncio
+
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the loop is ending; a policy that raises this itself is no different from any other error
+            return self.broken(event, error)
+
+    def _decide(self, event: Event, actions: tuple[Action, ...]) -> Decision:
+        if isinstance(event, Failed):
+            # It may have been put off, and come back.
+            self._put_off = [each for each in self._put_off if each is not event.failure]
+            concerned = [event.failure]
+        else:
+            concerned, self._put_off = self._put_off, []
+        timers = tuple(each for each in actions if isinstance(each, Later))
+        stop = any(isinstance(each, Stop) for each in actions)
+        escalate = next((each for each in actions if isinstance(each, Escalate)), None)
+        handled: list[MeshFailure] = []
+        passed_on: list[MeshFailure] = []
+        if escalate is not None:
+            passed_on = [self._escalated(each, escalate) for each in concerned]
+        elif stop or any(isinstance(each, Ignore) for each in actions):
+            handled = concerned
+        elif isinstance(event, Failed) and not timers:
+            passed_on = concerned
+        else:
+            self._put_off = [*self._put_off, *concerned]
+        if stop:
+            handled, self._put_off = [*handled, *self._put_off], []
+            self.close()
+            timers = ()
+        return Decision(tuple(handled), tuple(passed_on), timers, stop)
+
+    def _escalated(self, failure: MeshFailure, action: Escalate) -> MeshFailure:
+        if not action.reason:
+            return failure
+        by = f"the policy of {self._mesh!r}: {action.reason}"
+        return dataclasses.replace(failure, chain=(*failure.chain, by))
+
+
+def failed(failure: MeshFailure, mesh: str) -> Failed:
+    """The event of a failure, for a policy."""
+    return Failed(mesh, failure.rank, _reason(failure), failure)
+
+
+def ended(mesh: str, rank: int) -> Ended:
+    """The event of an orderly end, for a policy."""
+    return Ended(mesh, rank)
+
+
+def _reason(failure: MeshFailure) -> Reason:
+    reason: Reason = "unknown"
+    if failure.host_fate not in ("", "absent"):
+        reason = "host_lost"
+    elif failure.out_of_memory:
+        reason = "out_of_memory"
+    elif failure.signal is not None:
+        reason = "killed"
+    elif failure.exitcode is not None:
+        reason = "exited"
+    elif failure.exception is not None:
+        reason = "raised"
+    return reason

@@ -1,0 +1,154 @@
+"""The contract between Mesh and a policy: events, actions and :class:`Policy`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+from mesh_core._failure import MeshFailure
+
+Reason: TypeAlias = Literal["raised", "exited", "killed", "out_of_memory", "host_lost", "unknown"]
+"""Why something failed: an actor raised; a process exited, was killed by a signal, or by the kernel for want of memory; its
+host is dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A rank of the mesh has failed: its process has died, or its actor has failed while the process lives on.
+
+    >>> Failed("workers", 2, "killed")
+    Failed(mesh='workers', rank=2, reason='killed')
+    """
+
+    mesh: str
+    """The name of the mesh that the policy was given to."""
+    rank: int | None
+    reason: Reason
+    failure: MeshFailure = field(default_factory=MeshFailure, repr=False, compare=False)
+    """Everything that is known about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process of the mesh has ended in order, and its owner did not stop the mesh. This is no failure.
+
+    >>> Ended("workers", 2).rank
+    2
+    """
+
+    mesh: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A timer has run out that the policy set with :class:`Later`.
+
+    >>> Later(5.0, Due("still failing?")).event
+    Due(name='still failing?')
+    """
+
+    name: str = ""
+    """Tells the policy's timers apart."""
+
+
+Event: TypeAlias = Failed | Ended | Due
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """The failure is handled: nobody else is told. The mesh goes on without the failed rank.
+
+    >>> Ignore()
+    Ignore()
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Escalate:
+    """The failure is passed on: to ``__supervise__`` of the owner, the owner's owner, and so on up to the script.
+
+    >>> Escalate("3 failures within 60.0 s")
+    Escalate(reason='3 failures within 60.0 s')
+    """
+
+    reason: str = ""
+    """Why; it becomes part of the failure's ``chain``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The mesh is stopped in order. The failure is handled, unless the policy escalates it as well.
+
+    The policy gets no more events, and its timers are cancelled.
+
+    >>> Stop()
+    Stop()
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """``event`` comes to the policy ``seconds`` from now; until then the failure is neither handled nor passed on.
+
+    ``event`` is a :class:`Due`, or the :class:`Failed` that the policy wants to decide about later.
+
+    >>> Later(5.0, Due("retry"))
+    Later(seconds=5.0, event=Due(name='retry'))
+    """
+
+    seconds: float
+    event: Due | Failed
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seconds, (int, float)) or not 0 <= self.seconds < math.inf:
+            raise ValueError(f"seconds of Later must be a finite number from 0, got {self.seconds!r}")
+        if not isinstance(self.event, (Due, Failed)):
+            raise TypeError(f"event of Later must be a Due or a Failed, got {self.event!r}")
+
+
+Action: TypeAlias = Ignore | Escalate | Stop | Later
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Decides what is done about the failures of one mesh.
+
+    A policy is a state. :meth:`on` returns the next state and never changes this one, so that one policy object can be
+    given to many meshes and tested without processes.
+    """
+
+    def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
+        """Return the next state, and what to do.
+
+        ``now`` counts seconds from an arbitrary moment and never goes back. For a :class:`Failed`:
+
+        - :class:`Ignore` or :class:`Stop`: the failure is handled;
+        - :class:`Escalate`: it is passed on, also together with :class:`Stop`;
+        - :class:`Later` alone: it is put off;
+        - no actions: it is passed on.
+
+        For a :class:`Due` or an :class:`Ended`, ``Ignore`` and ``Escalate`` are about all failures that are put off.
+
+        An exception counts as ``Escalate`` and is logged; the state stays as it was.
+        """
+        ...
+
+
+def checked_actions(actions: object) -> tuple[Action, ...]:
+    """Return the actions of a policy as a tuple; raise if they are not what :meth:`Policy.on` may return.
+
+    >>> checked_actions([Later(1.0, Due()), Stop()])
+    (Later(seconds=1.0, event=Due(name='')), Stop())
+    """
+    if not isinstance(actions, Sequence) or isinstance(actions, str):
+        raise TypeError(f"a policy must return a sequence of actions, got {actions!r}")
+    for each in actions:
+        if not isinstance(each, (Ignore, Escalate, Stop, Later)):
+            raise TypeError(f"an action must be Ignore, Escalate, Stop or Later, got {each!r}")
+    kinds = {type(each) for each in actions}
+    if Escalate in kinds and Ignore in kinds:
+        raise ValueError(f"a policy must return Ignore or Escalate, got both: {list(actions)!r}")
+    return tuple(actions)
