@@ -47,6 +47,8 @@ class Future(Generic[R]):
         "_what",
     )
 
+    _goes_on = "the call goes on"
+
     def __init__(
         self,
         process: Process,
@@ -148,7 +150,7 @@ class Future(Generic[R]):
     def _not_yet(self, timeout: float | None) -> ActorTimeout:
         said, fields = self._late()
         return ActorTimeout(
-            f"{self._what()} has not finished within {timeout} s{said}; the call goes on, and can be waited for again",
+            f"{self._what()} has not finished within {timeout} s{said}; {self._goes_on}, and can be waited for again",
             timeout=timeout,
             **fields,
         )

@@ -148,6 +148,7 @@ class _Promised(Future[R]):
 
     __slots__ = ()
 
+    _goes_on = "the promise stays open"
     _call: Completion
 
     def _settle(self) -> None:

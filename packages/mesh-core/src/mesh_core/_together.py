@@ -236,6 +236,7 @@ class _Gathered(Future[list[Any]]):
 
     __slots__ = ("_each", "_first", "_looked", "_members", "_watch")
 
+    _goes_on = "they go on"
     _call: Completion
 
     def __init__(self, process: Process, members: Sequence[Future[Any]], each: bool) -> None:
@@ -325,7 +326,7 @@ class _Gathered(Future[list[Any]]):
             return "", {}
         more = f" and {len(pending) - 1} more" if len(pending) > 1 else ""
         said, fields = self._members[pending[0]]._late()
-        return f"waiting for {self._members[pending[0]]._what()}{more}{said}", fields
+        return f" (waiting for {self._members[pending[0]]._what()}{more}{said})", fields
 
 
 def _unused(_call: Completion) -> Any:
@@ -383,8 +384,8 @@ def wait(
 ) -> tuple[list[F], list[F]]:
     """Block until ``count`` of the futures are done, by default all; return those that are done, and the others.
 
-    Done are those with a result, an exception, or given up, in the order in which that came about; nothing is raised.
-    After ``timeout`` seconds it returns what there is. It takes what :func:`gather` takes, save for awaitables that are no
+    Done are those with a result, an exception, or given up; nothing is raised. Those that were done before come first, as
+    they were given; the others follow in the order in which they finish. After ``timeout`` seconds it returns what there is. It takes what :func:`gather` takes, save for awaitables that are no
     futures, and gives back the objects it was given.
 
     >>> from mesh_core import Promise, wait
@@ -493,9 +494,9 @@ class _Completed(Generic[F]):
 
 
 def as_completed(futures: Iterable[F], *, timeout: float | None = None) -> _Completed[F]:
-    """Iterate over futures in the order in which they are done, with ``for`` or, in a coroutine, ``async for``.
+    """Iterate over futures in the order in which they finish, with ``for`` or, in a coroutine, ``async for``.
 
-    It takes what :func:`wait` takes and gives back the objects it was given. What has not come ``timeout`` seconds after
+    Those that were done before come first, as they were given. It takes what :func:`wait` takes and gives back the objects it was given. What has not come ``timeout`` seconds after
     this call is an :class:`ActorTimeout`.
 
     >>> from mesh_core import Promise, as_completed
