@@ -248,7 +248,8 @@ impl Call {
         if complete || arrived > before {
             // Who waits for a later outcome of a stream looks, and goes on waiting: it is to be woken again.
             let waiters = if complete { std::mem::take(&mut state.waiters) } else { state.waiters.clone() };
-            let listeners: Vec<_> = state.listeners.extract_if(.., |(_, _, seen)| complete || arrived > *seen).collect();
+            let listeners: Vec<_> =
+                state.listeners.extract_if(.., |(_, _, seen)| complete || arrived > *seen).collect();
             drop(state);
             for waiter in waiters {
                 waiter.notify(reactor);

@@ -28,6 +28,7 @@ from mesh_core import (
     Promise,
     configured,
     endpoint,
+    gather,
     inspect,
     this_proc,
 )
@@ -64,6 +65,24 @@ def test_an_exception_is_raised_and_given() -> None:
             promise.future.get()
         assert raised.value is error
     assert promise.future.exception() is error
+
+
+def test_an_exception_keeps_the_traceback_that_it_came_with() -> None:
+    def broken_here() -> None:
+        raise ValueError("no")
+
+    promise = Promise[int]()
+    try:
+        broken_here()
+    except ValueError as error:
+        promise.set_exception(error)
+    depths = []
+    for future in (promise.future, promise.future, gather(promise.future), promise.future.then(str)):
+        with pytest.raises(ValueError, match="no") as raised:
+            future.get()
+        assert raised.traceback[-1].name == "broken_here"
+        depths.append(len(raised.traceback))
+    assert depths[0] == depths[1]
 
 
 def test_a_thread_wakes_who_waits() -> None:

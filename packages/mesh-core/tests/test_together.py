@@ -113,6 +113,16 @@ def test_gather_cancelled_cancels_what_is_left(pool: Any) -> None:
         together.get()
 
 
+def test_cancelling_one_gathering_leaves_the_others(pool: Any) -> None:
+    running = concurrent.futures.Future[int]()
+    running.set_running_or_notify_cancel()
+    one, other = gather(running), gather(running)
+    assert one.cancel()
+    assert not other.done()
+    running.set_result(1)
+    assert other.get(timeout=SOON) == [1]
+
+
 def test_gather_says_what_it_waits_for() -> None:
     a, b = promises(2)
     together = gather(a.future, b.future)

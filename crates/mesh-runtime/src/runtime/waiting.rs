@@ -128,6 +128,12 @@ impl Runtime {
                 watchers.swap_remove(place);
             }
         }
+        if self.closed.load(Ordering::SeqCst) {
+            // There is no I/O thread any more to read when a leader leaves: another that waits is to lead.
+            for watcher in lock(&self.watchers).clone() {
+                watcher.notify(&self.reactor);
+            }
+        }
         // It may go on for long without this thread.
         completion.leave();
         waited

@@ -10,6 +10,7 @@ from mesh_core._errors import ActorTimeout, MeshError, Unsendable
 
 if TYPE_CHECKING:
     import asyncio
+    from types import TracebackType
 
     from mesh_core._awaited import Awaited
     from mesh_core._native import Call, Completion
@@ -214,12 +215,16 @@ class Future(Generic[R]):
         if self._state == _FAILED:
             self._tell()
             try:
-                raise self._value.with_traceback(None)
+                raise self._value.with_traceback(self._trace())
             finally:
                 # The raised error refers to this frame, which refers to the error through `self` otherwise.
                 del self
         value: R = self._value
         return value
+
+    def _trace(self) -> TracebackType | None:
+        """What the error's traceback begins with, each time it is raised."""
+        return None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait, and return what the call raised; ``None`` if it succeeded. After ``timeout`` it is an :class:`ActorTimeout`.
@@ -358,6 +363,9 @@ class _Changed(Future[S]):
 
     def _let_go(self) -> None:
         self._source._let_go()
+
+    def _trace(self) -> TracebackType | None:
+        return self._source._trace() if self._value is self._source._value else None
 
     def _settle(self) -> None:
         self._source._settle()

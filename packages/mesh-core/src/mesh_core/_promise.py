@@ -19,6 +19,7 @@ from mesh_core._future import _DONE, _FAILED, _PENDING, Future, _interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from mesh_core._native import Completion
     from mesh_core._process import Process
@@ -146,7 +147,7 @@ class Promise(Generic[R]):
 class _Promised(Future[R]):
     """The future of a promise."""
 
-    __slots__ = ()
+    __slots__ = ("_raised",)
 
     _goes_on = "the promise stays open"
     _call: Completion
@@ -161,9 +162,15 @@ class _Promised(Future[R]):
                 self._state = _DONE
             elif kind == _ERROR:
                 value.looked = True
+                self._raised = value.error.__traceback__
                 self._fail(value.error)
             else:
                 self._settle_rest(kind, value)
+
+    def _trace(self) -> TracebackType | None:
+        # Where it was raised before it was set, if it was.
+        raised: TracebackType | None = getattr(self, "_raised", None)
+        return raised
 
     def _settle_rest(self, kind: int, status: int) -> None:
         if kind == _CANCELLED:

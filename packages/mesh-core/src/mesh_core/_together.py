@@ -6,6 +6,7 @@ without a thread or a look for each.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import sys
 import threading
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from types import TracebackType
     from typing import Self
 
     from mesh_core._native import Completion
@@ -55,11 +57,15 @@ class _Adopted(Future[R]):
         self._check_wait(awaited=False)
         return super()._wait(timeout, heed)
 
-    def _let_go(self) -> None:
+    def cancel(self) -> bool:
+        """Ask for its cancellation where it is from, which decides; false if it was done."""
+        if self.done():
+            return False
         if self._loop is None or _running_loop() is self._loop:
-            self._given.cancel()
-        elif not self._loop.is_closed():
+            return bool(self._given.cancel())
+        with contextlib.suppress(RuntimeError):  # its loop is closed, and never ends it
             self._loop.call_soon_threadsafe(self._given.cancel)
+        return True
 
 
 def _result_of(given: Any) -> Callable[[Completion], Any]:
@@ -219,7 +225,6 @@ class _Watch:
                 await bridge.wait(self.list, self.taken)
                 continue
             import asyncio
-            import contextlib
 
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -314,7 +319,14 @@ class _Gathered(Future[list[Any]]):
             if self._state == _PENDING:
                 self._value = value
                 self._state = _DONE if self._first is None else _FAILED
-                watch.close()
+        # Not under the lock, which those take who hold the watch's.
+        watch.close()
+
+    def _trace(self) -> TracebackType | None:
+        for member in self._members:
+            if member._state == _FAILED and member._value is self._value:
+                return member._trace()
+        return None
 
     def _let_go(self) -> None:
         for place in self._watch.pending():
