@@ -135,6 +135,16 @@ class System(Hosts):
         call = self._one.aecho.call_one
         return asyncio.run(sample_async(calls, lambda: call(PAYLOAD)))
 
+    def promises(self, count: int) -> float:
+        """Make promises, keep each and get its result, one at a time."""
+        promise = import_module("mesh_core").Promise  # earlier versions have none
+        start = perf_counter()
+        for _ in range(count):
+            one = promise()
+            one.set_result(PAYLOAD)
+            one.future.get()
+        return perf_counter() - start
+
     def pipelined(self, calls: int) -> float:
         """Issue all, then wait for all."""
         call = self._one.echo.call_one
