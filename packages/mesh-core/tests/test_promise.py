@@ -7,6 +7,7 @@ import contextlib
 import copy
 import gc
 import logging
+import os
 import pickle
 import random
 import re
@@ -26,11 +27,14 @@ from mesh_core import (
     MeshError,
     ProcMesh,
     Promise,
+    SupervisionError,
     configured,
     endpoint,
     gather,
     inspect,
+    this_host,
     this_proc,
+    wait,
 )
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
@@ -463,6 +467,36 @@ def test_inspect_goes_on_while_an_actor_waits_for_a_promise(procs: ProcMesh) -> 
     keeper.keep.call_one("told")
     assert waiting.get(timeout=SOON) == "told"
     keeper.stop().get()
+
+
+class Mortal(Actor):
+    """Dies when told to."""
+
+    @endpoint
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["get", "await", "gather", "wait"])
+def test_a_failure_that_nobody_handles_ends_the_wait(runtime: None, how: str) -> None:
+    promise = Promise[int]()
+    with this_host().spawn_procs(name="mortals") as mortals:
+        mortals.spawn("mortal", Mortal).die.broadcast()
+
+        async def main() -> int:
+            return await promise.future
+
+        ways: dict[str, Callable[[], object]] = {
+            "get": promise.future.get,
+            "await": lambda: asyncio.run(main()),
+            "gather": gather(promise.future).get,
+            "wait": lambda: wait([promise.future]),
+        }
+        with pytest.raises(SupervisionError, match="mortal"):
+            ways[how]()
+    # The promise is what it was.
+    assert promise.set_result(1)
+    assert promise.future.get() == 1
 
 
 # Ends.

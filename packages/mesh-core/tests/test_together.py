@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import os
 import random
 import signal
@@ -328,7 +329,7 @@ def test_wait_with_what_it_cannot_take() -> None:
 
     coroutine = nothing()
     with pytest.raises(TypeError, match=r"wait\(\) must be given futures, got <coroutine"):
-        wait([coroutine])  # type: ignore[list-item]
+        wait([coroutine])
     coroutine.close()
     with pytest.raises(TypeError, match="must be given an iterable of futures"):
         wait(a.future)  # type: ignore[arg-type]
@@ -403,13 +404,15 @@ def test_as_completed_in_a_coroutine(pool: Any) -> None:
         each = promises(2)
         own = asyncio.get_running_loop().create_future()
         got: list[Any] = []
-        steps = iter(
+        steps: Iterator[Callable[[], object]] = iter(
             [lambda: each[1].set_result("b"), lambda: own.set_result("c"), lambda: each[0].set_result("a")]
         )
         threading.Timer(0, next(steps)).start()
-        async for future in as_completed([each[0].future, each[1].future, own], timeout=SOON):
+        futures: list[Any] = [each[0].future, each[1].future, own]
+        async for future in as_completed(futures, timeout=SOON):
             got.append(future.result())
-            next(steps, lambda: None)()
+            for step in itertools.islice(steps, 1):
+                step()
         return got
 
     assert asyncio.run(main()) == ["b", "c", "a"]

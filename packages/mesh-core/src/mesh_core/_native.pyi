@@ -4,7 +4,9 @@ from typing import Any, SupportsIndex, TypeAlias, TypeVar, final, overload
 
 __all__ = [
     "Call",
+    "Completion",
     "Extent",
+    "Finisher",
     "HostServer",
     "Inbox",
     "Journal",

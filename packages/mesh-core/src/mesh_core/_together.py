@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
 
 R = TypeVar("R")
-F = TypeVar("F", bound="Awaitable[Any] | concurrent.futures.Future[Any]")
+# Unbound: a list of several kinds of futures would otherwise be a list of objects, and refused by type checkers.
+F = TypeVar("F")
 
 
 # Futures of other libraries.
