@@ -144,6 +144,16 @@ def test_gathers_of_gathers_and_then() -> None:
     thread.join()
 
 
+def test_an_inner_gather_is_looked_at_after_each_step() -> None:
+    a, b, c = promises(3)
+    outer = gather(gather(a.future, b.future), c.future)
+    for n, promise in enumerate((a, c, b)):
+        assert not outer.done()
+        promise.set_result(n)
+    assert outer.done()
+    assert outer.get(timeout=0) == [[0, 2], 1]
+
+
 def test_an_inner_failure_ends_the_outer_gather_at_once() -> None:
     a, b, c = promises(3)
     outer = gather(gather(a.future, b.future), c.future)
