@@ -78,6 +78,7 @@ SLICES: Mapping[str, Slice] = {
     "pipelined": Slice("µs", 1e6, lambda system: system.pipelined(2000) / 2000, procs=1),
     "call_8": Slice("µs", 1e6, lambda system: _median(system.call_all(60)), procs=8),
     "call_32": Slice("µs", 1e6, lambda system: _median(system.call_all(20)), procs=32),
+    "promise": Slice("µs", 1e6, lambda system: system.promises(5000) / 5000),
     "broadcast_2": Slice("µs", 1e6, lambda system: system.broadcast(2000) / 2000, procs=2),
     "tensor": Slice("ms", 1e3, _tensor, procs=1, slices=20),
     "spawn_32": Slice("s", 1, _spawn, slices=8),

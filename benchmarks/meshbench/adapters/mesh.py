@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -134,6 +135,18 @@ class System(Hosts):
         """Awaited calls from a loop."""
         call = self._one.aecho.call_one
         return asyncio.run(sample_async(calls, lambda: call(PAYLOAD)))
+
+    def promises(self, count: int) -> float:
+        """Make promises, keep each and get its result, one at a time."""
+        promise = getattr(import_module("mesh_core"), "Promise", None)
+        if promise is None:
+            return math.nan  # an earlier version, beside which a later one is held
+        start = perf_counter()
+        for _ in range(count):
+            one = promise()
+            one.set_result(PAYLOAD)
+            one.future.get()
+        return perf_counter() - start
 
     def pipelined(self, calls: int) -> float:
         """Issue all, then wait for all."""

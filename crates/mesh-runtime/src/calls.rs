@@ -1,5 +1,6 @@
 //! Calls that wait for their replies.
 
+use crate::completion::{Completion, Listener};
 use crate::inbox::LoopWaker;
 use crate::message::Message;
 use crate::reactor::Reactor;
@@ -34,7 +35,7 @@ pub(crate) struct State {
     holders: BTreeMap<usize, Holders>,
     waiters: Vec<Arc<Waiter>>,
     /// With how many outcomes they have seen: they want to be told of more.
-    wakers: Vec<(Arc<LoopWaker>, u64, usize)>,
+    listeners: Vec<(Listener, u64, usize)>,
 }
 
 impl State {
@@ -100,7 +101,7 @@ impl Call {
                 lost: None,
                 holders: BTreeMap::new(),
                 waiters: Vec::new(),
-                wakers: Vec::new(),
+                listeners: Vec::new(),
             }),
         }
     }
@@ -191,13 +192,27 @@ impl Call {
 
     /// Has an event loop told when the call progresses; at once if there is nothing to wait for.
     pub(crate) fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
+        self.listen(reactor, Listener::Loop(Arc::clone(waker)), token, seen);
+    }
+
+    /// Has a list get `token` when the call progresses; at once if there is nothing to wait for.
+    pub(crate) fn note(&self, reactor: &Reactor, list: &Arc<Completion>, token: u64, seen: usize) {
+        self.listen(reactor, Listener::List(Arc::clone(list)), token, seen);
+    }
+
+    fn listen(&self, reactor: &Reactor, listener: Listener, token: u64, seen: usize) {
         let mut state = self.lock();
         if self.is_done() || self.arrived() > seen {
             drop(state);
-            waker.push(reactor, token);
+            listener.tell(reactor, token);
         } else {
-            state.wakers.push((Arc::clone(waker), token, seen));
+            state.listeners.push((listener, token, seen));
         }
+    }
+
+    /// The list wants to know no more.
+    pub fn forget(&self, list: &Arc<Completion>) {
+        self.lock().listeners.retain(|(listener, _, _)| !listener.is(list));
     }
 
     /// The first rank that was lost, while others have not answered yet.
@@ -233,13 +248,14 @@ impl Call {
         if complete || arrived > before {
             // Who waits for a later outcome of a stream looks, and goes on waiting: it is to be woken again.
             let waiters = if complete { std::mem::take(&mut state.waiters) } else { state.waiters.clone() };
-            let wakers: Vec<_> = state.wakers.extract_if(.., |(_, _, seen)| complete || arrived > *seen).collect();
+            let listeners: Vec<_> =
+                state.listeners.extract_if(.., |(_, _, seen)| complete || arrived > *seen).collect();
             drop(state);
             for waiter in waiters {
                 waiter.notify(reactor);
             }
-            for (waker, token, _) in wakers {
-                waker.push(reactor, token);
+            for (listener, token, _) in listeners {
+                listener.tell(reactor, token);
             }
         }
         complete

@@ -7,6 +7,7 @@ mod afar;
 mod agent;
 mod board;
 mod calls;
+mod completion;
 mod copy;
 mod dump;
 mod error;
@@ -37,6 +38,7 @@ mod wait;
 
 pub use agent::SpawnSpec;
 pub use calls::{Call, Outcome};
+pub use completion::{Completion, Fate, Finisher};
 pub use error::RuntimeError;
 pub use gateway::{GatewayOptions, Host, HostOptions, HostTold, HostView, agents, read_introduction};
 pub use gauge::Gauge;

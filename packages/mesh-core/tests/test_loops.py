@@ -17,7 +17,7 @@ import pytest
 from core_processes import descriptors
 from core_samples import Coroutines
 
-from mesh_core import MeshError, ProcMesh
+from mesh_core import MeshError, ProcMesh, Promise, gather
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
@@ -83,6 +83,18 @@ def run(request: pytest.FixtureRequest) -> Any:
 
 
 # What all loops have in common.
+
+
+def test_promises_in_a_loop(run: Run) -> None:
+    async def main() -> list[int]:
+        first, second = Promise[int](), Promise[int]()
+        thread = threading.Thread(target=lambda: (second.set_result(2), first.set_result(1)))
+        thread.start()
+        got = [await first.future, *await gather(second.future, asyncio.sleep(0, 3))]
+        thread.join()
+        return got
+
+    assert run(main()) == [1, 2, 3]
 
 
 def test_await_and_get_in_a_loop(run: Run, one: Any) -> None:

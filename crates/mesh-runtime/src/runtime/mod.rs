@@ -163,6 +163,8 @@ pub struct Runtime {
     /// Where such bytes go on to: whoever listened for signals before.
     forward: AtomicI32,
     main: Mutex<Option<Arc<Waiter>>>,
+    /// Threads that wait for something that is no call, and are to hear of alarms.
+    watchers: Mutex<Vec<Arc<Waiter>>>,
     /// The event loop of this process's actors: the set of its descriptors, whether one is ready, and its thread.
     loop_fd: AtomicI32,
     loop_ready: AtomicBool,
@@ -325,6 +327,7 @@ impl Runtime {
             signalled: AtomicBool::new(false),
             forward: AtomicI32::new(-1),
             main: Mutex::new(None),
+            watchers: Mutex::default(),
             loop_fd: AtomicI32::new(-1),
             loop_ready: AtomicBool::new(false),
             loop_waiter: Mutex::new(None),
@@ -388,6 +391,11 @@ impl Runtime {
     /// Marks the runtime as copied into a forked child, where nothing of it works.
     pub fn mark_forked(&self) {
         self.forked.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether this is a copy in a forked child.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.forked.load(Ordering::Relaxed)
     }
 
     /// Refuses a forked copy.

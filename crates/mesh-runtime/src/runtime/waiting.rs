@@ -2,6 +2,7 @@
 
 use super::{Runtime, TOKEN_LOOP, lock};
 use crate::calls::Call;
+use crate::completion::Completion;
 use crate::inbox::{Inbox, LoopWaker};
 use crate::meter::Meter;
 use crate::wait::Waiter;
@@ -23,6 +24,38 @@ pub enum Waited {
     Interrupted,
     /// There is something that everybody who waits is to be told ([`Runtime::alarm`]).
     Alarm,
+}
+
+/// What a thread can wait for until it is done, or has progressed.
+trait Awaited {
+    fn is_done(&self) -> bool;
+    fn arrived(&self) -> usize;
+    /// Has the calling thread woken when it progresses.
+    fn expect(&self);
+}
+
+impl Awaited for Call {
+    fn is_done(&self) -> bool {
+        self.is_done()
+    }
+    fn arrived(&self) -> usize {
+        self.arrived()
+    }
+    fn expect(&self) {
+        self.expect();
+    }
+}
+
+impl Awaited for Completion {
+    fn is_done(&self) -> bool {
+        self.is_done()
+    }
+    fn arrived(&self) -> usize {
+        self.arrived()
+    }
+    fn expect(&self) {
+        self.expect();
+    }
 }
 
 impl Runtime {
@@ -56,7 +89,7 @@ impl Runtime {
         look: bool,
         interruptible: bool,
     ) -> Waited {
-        self.wait_call_or(call, seen, deadline, look, interruptible, None)
+        self.wait_or(call, seen, deadline, look, interruptible, None)
     }
 
     /// As [`Runtime::wait_call`]; an alarm later than `heard` ends the wait too.
@@ -69,12 +102,46 @@ impl Runtime {
         interruptible: bool,
         heard: u64,
     ) -> Waited {
-        self.wait_call_or(call, seen, deadline, look, interruptible, Some(heard))
+        self.wait_or(call, seen, deadline, look, interruptible, Some(heard))
     }
 
-    fn wait_call_or(
+    /// Waits for a completion: to be finished, or to have more than `seen` tokens. With `heard`, an alarm later than that
+    /// ends the wait too; otherwise as [`Runtime::wait_call`].
+    pub fn wait_completion(
         &self,
-        call: &Call,
+        completion: &Completion,
+        seen: Option<usize>,
+        deadline: Option<Instant>,
+        look: bool,
+        interruptible: bool,
+        heard: Option<u64>,
+    ) -> Waited {
+        // Calls are found by an alarm in their table. What waits for anything else is found here.
+        let me = Waiter::current();
+        if !look {
+            lock(&self.watchers).push(Arc::clone(&me));
+        }
+        let waited = self.wait_or(completion, seen, deadline, look, interruptible, heard);
+        if !look {
+            let mut watchers = lock(&self.watchers);
+            if let Some(place) = watchers.iter().position(|one| Arc::ptr_eq(one, &me)) {
+                watchers.swap_remove(place);
+            }
+        }
+        if self.closed.load(Ordering::SeqCst) {
+            // There is no I/O thread any more to read when a leader leaves: another that waits is to lead.
+            for watcher in lock(&self.watchers).clone() {
+                watcher.notify(&self.reactor);
+            }
+        }
+        // It may go on for long without this thread.
+        completion.leave();
+        waited
+    }
+
+    fn wait_or(
+        &self,
+        call: &impl Awaited,
         seen: Option<usize>,
         deadline: Option<Instant>,
         look: bool,
@@ -116,6 +183,9 @@ impl Runtime {
         self.alarmed.store(true, Ordering::SeqCst);
         self.alarms.fetch_add(1, Ordering::SeqCst);
         self.calls.wake_all(&self.reactor);
+        for watcher in lock(&self.watchers).clone() {
+            watcher.notify(&self.reactor);
+        }
     }
 
     /// Everybody has been told: who begins to wait from now on just waits.
@@ -212,6 +282,11 @@ impl Runtime {
     /// Has `waker` told when the call progresses.
     pub fn tell_loop(&self, call: &Call, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
         call.tell(&self.reactor, waker, token, seen);
+    }
+
+    /// Has `list` told when the call progresses.
+    pub fn tell_list(&self, call: &Call, list: &Arc<Completion>, token: u64, seen: usize) {
+        call.note(&self.reactor, list, token, seen);
     }
 
     /// Has `waker` told, with `token`, when the inbox has messages.

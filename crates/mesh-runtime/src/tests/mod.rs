@@ -4,6 +4,7 @@
 
 mod afar;
 mod calls;
+mod completion;
 mod flow;
 mod inspect;
 mod link;

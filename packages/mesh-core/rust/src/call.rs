@@ -1,5 +1,6 @@
 //! A call that waits for its replies.
 
+use crate::completion::PyCompletion;
 use crate::door;
 use crate::inbox::{PyMessage, PyWaker};
 use mesh_proto::{ActorId, Deserter, Ended, Exit, Kind, ProcAddr, Target, flags};
@@ -220,6 +221,21 @@ impl PyCall {
     #[pyo3(signature = (waker, token, seen=usize::MAX))]
     fn tell(&self, waker: &PyWaker, token: u64, seen: usize) {
         self.runtime.tell_loop(&self.call, &waker.0, token, seen);
+    }
+
+    /// Has a list, `listener`, get `token` when the call is complete (or has more than `seen` outcomes).
+    #[pyo3(signature = (listener, token, seen=usize::MAX))]
+    fn note(&self, py: Python<'_>, listener: &PyCompletion, token: u64, seen: usize) -> PyResult<()> {
+        self.runtime.original().map_err(|error| door::raise(py, &error))?;
+        self.runtime.tell_list(&self.call, &listener.core, token, seen);
+        Ok(())
+    }
+
+    /// The list wants to know no more.
+    fn forget(&self, listener: &PyCompletion) {
+        if self.runtime.original().is_ok() {
+            self.call.forget(&listener.core);
+        }
     }
 
     /// Places in the target of those that have not answered.

@@ -1,6 +1,7 @@
 //! The Python face of the runtime: conversions, leaving the interpreter, errors; no decisions.
 
 mod call;
+mod completion;
 mod credentials;
 mod door;
 mod flow;
@@ -39,6 +40,8 @@ mod _native {
         m.add_class::<runtime::PySender>()?;
         m.add_class::<call::PyCall>()?;
         m.add_class::<call::PyLost>()?;
+        m.add_class::<completion::PyCompletion>()?;
+        m.add_class::<completion::PyFinisher>()?;
         m.add_class::<inbox::PyInbox>()?;
         m.add_class::<inbox::PyMessage>()?;
         m.add_class::<inbox::PyWaker>()?;

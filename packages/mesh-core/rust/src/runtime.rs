@@ -1,6 +1,7 @@
 //! The runtime object, and sending.
 
 use crate::call::PyCall;
+use crate::completion::PyCompletion;
 use crate::door::{self, deadline, duration, leave, outside, raise};
 use crate::flow::{Gate, millis};
 use crate::inbox::{PyInbox, PyMessage, PyWaker};
@@ -584,6 +585,12 @@ impl PyRuntime {
     fn open_port(&self, py: Python<'_>, once: bool) -> PyResult<PyMailbox> {
         let mailbox = self.0.open_port(once).map_err(|error| raise(py, &error))?;
         Ok(PyMailbox::new(&self.0, mailbox))
+    }
+
+    /// Something that any thread can finish.
+    fn completion(&self, py: Python<'_>) -> PyResult<PyCompletion> {
+        self.0.original().map_err(|error| raise(py, &error))?;
+        Ok(PyCompletion::new(&self.0))
     }
 
     /// The sending end of a port that came from another process.

@@ -32,6 +32,7 @@ from mesh_core._errors import (
     ActorError,
     ActorTimeout,
     AuthenticationError,
+    BrokenPromise,
     ChannelClosed,
     MailboxFull,
     MeshError,
@@ -61,10 +62,12 @@ if TYPE_CHECKING:
     from mesh_core._credentials import Credentials
     from mesh_core._failure import MeshFailure
     from mesh_core._ports import Channel, Port, PortReceiver
+    from mesh_core._promise import Promise
     from mesh_core._seeds import rank_seed
     from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
     from mesh_core._supervision import set_fault_handler
+    from mesh_core._together import as_completed, gather, wait
     from mesh_core._workspace._report import WorkspaceReport
 else:
     from mesh_core._actors import ActorMesh
@@ -76,6 +79,7 @@ __all__ = [
     "ActorMesh",
     "ActorTimeout",
     "AuthenticationError",
+    "BrokenPromise",
     "Channel",
     "ChannelClosed",
     "Context",
@@ -94,6 +98,7 @@ __all__ = [
     "Port",
     "PortReceiver",
     "ProcMesh",
+    "Promise",
     "Region",
     "SerializationError",
     "Settings",
@@ -107,6 +112,7 @@ __all__ = [
     "ValueMesh",
     "WorkspaceReport",
     "__version__",
+    "as_completed",
     "as_endpoint",
     "attach_to_workers",
     "configure",
@@ -116,6 +122,7 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "gather",
     "get_or_spawn_controller",
     "proc_mesh",
     "rank_seed",
@@ -125,6 +132,7 @@ __all__ = [
     "shutdown",
     "this_host",
     "this_proc",
+    "wait",
 ]
 
 # Dataclasses take longer to import than all the rest, and most programs never name these.
@@ -132,6 +140,10 @@ _LATER = {
     "Accumulator": "mesh_core._accumulator",
     "Channel": "mesh_core._ports",
     "Port": "mesh_core._ports",
+    "Promise": "mesh_core._promise",
+    "as_completed": "mesh_core._together",
+    "gather": "mesh_core._together",
+    "wait": "mesh_core._together",
     "PortReceiver": "mesh_core._ports",
     "attach_to_workers": "mesh_core._attach",
     "run_worker_loop_forever": "mesh_core._agent",

@@ -68,6 +68,8 @@ class _Folding(Future[A]):
 
     __slots__ = ("_combine", "_error", "_folded", "_lock", "_n", "_who")
 
+    _call: Call
+
     def __init__(
         self,
         accumulator: Accumulator[Any, Any, A],

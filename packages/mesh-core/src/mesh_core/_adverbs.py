@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mesh_core._actors import ActorMesh
+    from mesh_core._awaited import Awaited
     from mesh_core._endpoint import Arity
-    from mesh_core._native import Call, Message, Region, Sender
+    from mesh_core._native import Call, Completion, Message, Region, Sender
     from mesh_core._process import Process
     from mesh_core._reduce import ReducedEndpoint
     from mesh_core._reducers import Reducer
@@ -40,6 +41,7 @@ class ManyFuture(Future[ValueMesh[R]]):
 
     __slots__ = ("_lost_at", "_rest")
 
+    _call: Call
     # Set only where the death of a rank became the outcome before all others had answered: its place, and the outcomes
     # of all once they are there.
     _lost_at: int
@@ -100,6 +102,14 @@ class ManyFuture(Future[ValueMesh[R]]):
                     await bridge.wait(self._call)
             except TimeoutError:
                 self._settle_loss()
+
+    def _listen(self, listener: Completion, token: int) -> None:
+        self._call.note(listener, token, 0)
+
+    def _progress(self) -> bool:
+        if self._is_pending() and not self._call.done() and self._call.arrived():
+            self._settle_loss()
+        return self.done()
 
     def _settle_loss(self) -> None:
         """Take the death of a rank for the outcome, while others have not answered: nobody need wait for them."""
@@ -219,7 +229,7 @@ class Endpoint(Generic[P, R]):
         self._who = mesh._addressee()
         self._senders: Sender = self._sender(mesh._view)
         self._one = len(mesh._view) == 1
-        self._busy: dict[int, deque[Call]] | None = None
+        self._busy: dict[int, deque[Awaited]] | None = None
         self._spanned = False
         notice(mesh._process)
 

@@ -13,7 +13,8 @@ from mesh_core._hosts import HostMesh
 from mesh_core._native import Lost, Placement, Region, Slice, attach, attach_dialers, be_host, roll
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import concurrent.futures
+    from collections.abc import Awaitable, Sequence
 
     from mesh_core._credentials import Credentials
     from mesh_core._native import Call
@@ -24,7 +25,7 @@ _ADDRESS_S = 600.0
 
 
 def attach_to_workers(
-    workers: Sequence[str | Future[str]] = (),
+    workers: Sequence[str | Awaitable[str] | concurrent.futures.Future[str]] = (),
     *,
     credentials: Credentials | str | os.PathLike[str],
     name: str = "hosts",
@@ -35,7 +36,8 @@ def attach_to_workers(
     """Make a mesh of hosts on which agents run: ``mesh host`` was started there. Returns at once.
 
     Args:
-        workers: the agents' addresses, such as ``"tcp://b7:7411"``; or futures of addresses.
+        workers: the agents' addresses, such as ``"tcp://b7:7411"``; or futures of addresses, also those of
+            ``concurrent.futures`` and of an event loop that runs in another thread.
         credentials: the job's credentials, or the folder that holds them (see :class:`Credentials`).
         name: what errors and listings call the mesh.
         listen: an address at which this script waits for agents that can only dial out (``mesh host --dial``).
@@ -65,7 +67,7 @@ def attach_to_workers(
         raise TypeError(
             f"credentials= is the folder that `mesh credentials new` has made, or Credentials, not {credentials!r}"
         )
-    addresses = [_address(worker) for worker in workers]
+    addresses = [_address(worker, process) for worker in workers]
     if addresses and (listen is not None or expect):
         raise ValueError(
             "a mesh of hosts is made either of workers= or of those that dial in (listen=, expect=); call twice"
@@ -112,8 +114,12 @@ def attach_to_workers(
     return mesh
 
 
-def _address(worker: Any) -> str:
-    address = worker.get(_ADDRESS_S) if isinstance(worker, Future) else worker
+def _address(worker: Any, process: Process) -> str:
+    address = worker
+    if not isinstance(worker, str) and (hasattr(worker, "result") or hasattr(worker, "__await__")):
+        from mesh_core._together import adopt
+
+        address = adopt(worker, process, "addresses of workers").get(_ADDRESS_S)
     if not isinstance(address, str):
         raise TypeError(f"a worker is an address such as 'tcp://b7:7411', or a future of one, not {worker!r}")
     return address

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._context import current_message
 
 if TYPE_CHECKING:
-    from mesh_core._native import Call
+    from mesh_core._awaited import Awaited
     from mesh_core._outcomes import Addressee
     from mesh_core._process import Process
 
@@ -28,7 +28,7 @@ def inherited(limit: float | None) -> float | None:
     return left if limit is None else min(limit, left)
 
 
-def late(process: Process, call: Call, owner: Any) -> tuple[str, dict[str, Any]]:
+def late(process: Process, call: Awaited, owner: Any) -> tuple[str, dict[str, Any]]:
     """Say who has not answered a call: words for its error, and the error's fields."""
     who: Addressee | None = getattr(owner, "_who", None)
     missing = call.missing()

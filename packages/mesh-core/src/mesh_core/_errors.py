@@ -285,6 +285,17 @@ class ChannelClosed(MeshError, EOFError):
     """Nothing can be received from a channel any more: it was closed, or took one value and has had it."""
 
 
+class BrokenPromise(MeshError):
+    """Everything that could have kept a promise is gone, and it has no outcome.
+
+    >>> from mesh_core import Promise
+    >>> future = Promise[int]("weights").future
+    >>> future.get()
+    Traceback (most recent call last):
+    mesh_core._errors.BrokenPromise: promise 'weights' was dropped before it had a result; ...
+    """
+
+
 class AuthenticationError(MeshError, PermissionError):
     """A peer could not prove that it belongs to the job."""
 

@@ -10,8 +10,10 @@ from mesh_core._errors import ActorTimeout, MeshError, Unsendable
 
 if TYPE_CHECKING:
     import asyncio
+    from types import TracebackType
 
-    from mesh_core._native import Call
+    from mesh_core._awaited import Awaited
+    from mesh_core._native import Call, Completion
     from mesh_core._process import Process
 
 R = TypeVar("R")
@@ -21,7 +23,7 @@ _PENDING, _DONE, _FAILED = 0, 1, 2
 
 
 class Future(Generic[R]):
-    """The result of a call, for scripts, threads, notebooks and coroutines alike.
+    """The result of a call or a :class:`Promise`, for scripts, threads, notebooks and coroutines alike.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> class Adder(Actor):
@@ -46,11 +48,13 @@ class Future(Generic[R]):
         "_what",
     )
 
+    _goes_on = "the call goes on"
+
     def __init__(
         self,
         process: Process,
-        call: Call,
-        finish: Callable[[Call], R],
+        call: Awaited,
+        finish: Callable[[Any], R],
         what: Callable[[], str],
         limit: float | None = None,
     ) -> None:
@@ -73,6 +77,23 @@ class Future(Generic[R]):
 
     async def _arrive(self) -> None:
         await self._process.bridge().wait(self._call)
+
+    # Who waits for several futures listens to each, and asks those that have progressed whether they are done.
+
+    def _listen(self, listener: Completion, token: int) -> None:
+        self._call.note(listener, token)
+
+    def _forget(self, listener: Completion) -> None:
+        self._call.forget(listener)
+
+    def _progress(self) -> bool:
+        """Whether it is done, now that something has come; if not, it is listened to again."""
+        return self.done()
+
+    def _check_wait(self, *, awaited: bool) -> None:
+        """Raise where waiting for it could never end."""
+        if self._process._stage is not None and not self._arrived():
+            self._refuse_wait(awaited=awaited)
 
     def get(self, timeout: float | None = None) -> R:
         """Wait for the result and return it, or raise what the endpoint raised.
@@ -130,7 +151,7 @@ class Future(Generic[R]):
     def _not_yet(self, timeout: float | None) -> ActorTimeout:
         said, fields = self._late()
         return ActorTimeout(
-            f"{self._what()} has not finished within {timeout} s{said}; the call goes on, and can be waited for again",
+            f"{self._what()} has not finished within {timeout} s{said}; {self._goes_on}, and can be waited for again",
             timeout=timeout,
             **fields,
         )
@@ -207,12 +228,16 @@ class Future(Generic[R]):
         if self._state == _FAILED:
             self._tell()
             try:
-                raise self._value.with_traceback(None)
+                raise self._value.with_traceback(self._trace())
             finally:
                 # The raised error refers to this frame, which refers to the error through `self` otherwise.
                 del self
         value: R = self._value
         return value
+
+    def _trace(self) -> TracebackType | None:
+        """What the error's traceback begins with, each time it is raised."""
+        return None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait, and return what the call raised; ``None`` if it succeeded. After ``timeout`` it is an :class:`ActorTimeout`.
@@ -249,7 +274,13 @@ class Future(Generic[R]):
             return False
         import asyncio
 
-        return self._give_up(asyncio.CancelledError(f"{self._what()} was cancelled by its caller"))
+        given_up = self._give_up(asyncio.CancelledError(f"{self._what()} was cancelled by its caller"))
+        if given_up:
+            self._let_go()
+        return given_up
+
+    def _let_go(self) -> None:
+        """It was given up; so is what it waited for. Not under the lock: that may run the user's code."""
 
     def __await__(self) -> Generator[Any, None, R]:
         if self._state == _PENDING:
@@ -331,6 +362,24 @@ class _Changed(Future[S]):
     async def _arrive(self) -> None:
         await self._source._arrive()
 
+    def _listen(self, listener: Completion, token: int) -> None:
+        self._source._listen(listener, token)
+
+    def _forget(self, listener: Completion) -> None:
+        self._source._forget(listener)
+
+    def _progress(self) -> bool:
+        return self._state != _PENDING or self._source._progress()
+
+    def _check_wait(self, *, awaited: bool) -> None:
+        self._source._check_wait(awaited=awaited)
+
+    def _let_go(self) -> None:
+        self._source._let_go()
+
+    def _trace(self) -> TracebackType | None:
+        return self._source._trace() if self._value is self._source._value else None
+
     def _settle(self) -> None:
         self._source._settle()
         # Not under the lock: this is the user's code, and may wait for other calls.
@@ -349,6 +398,8 @@ class StreamFuture(Future[R]):
 
     __slots__ = ("_n",)
 
+    _call: Call
+
     def __init__(self, n: int, *args: Any) -> None:
         super().__init__(*args)
         self._n = n
@@ -361,6 +412,9 @@ class StreamFuture(Future[R]):
 
     async def _arrive(self) -> None:
         await self._process.bridge().wait(self._call, self._n)
+
+    def _listen(self, listener: Completion, token: int) -> None:
+        self._call.note(listener, token, self._n)
 
     # For streams whose length is not known: wait, and say whether the stream has ended instead. A deadline that
     # passes meanwhile is the future's to raise.

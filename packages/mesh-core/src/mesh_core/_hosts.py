@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mesh_core import _process
 from mesh_core._errors import MeshError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Never, Self
 
     from mesh_core._future import Future
+    from mesh_core._native import Call
     from mesh_core._policy_run import Supervise
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
@@ -231,7 +232,7 @@ class HostMesh(Mesh):
             if any(procs._home.host_of(rank) in mine for rank in procs._root)
         ]
         # What came last may use what was there before.
-        ending = [procs.stop()._call for procs in reversed(meshes)]
+        ending = [cast("Call", procs.stop()._call) for procs in reversed(meshes)]
         limit = process.settings.stop_timeout + _GRACE_S
         call = stop_hosts(process.runtime, root.rank_at(0), len(root), ending, limit)
         return Future(process, call, lambda _: process.flush_console(), lambda: f"the stop of {self._name!r}")

@@ -21,6 +21,7 @@ from mesh_core._serialize import dumps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mesh_core._awaited import Awaited
     from mesh_core._console import Console
     from mesh_core._endpoint import EndpointProperty
     from mesh_core._extending import Extensions
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mesh_core._hosted import Hosted
     from mesh_core._interrupts import Interrupts, Termination
     from mesh_core._loop import Bridge
-    from mesh_core._native import Call, Extent, Message, Region, Runtime
+    from mesh_core._native import Completion, Extent, Message, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
@@ -94,6 +95,18 @@ class Synced:
         """The actor that copies them; made by the first sync."""
 
 
+class Promises:
+    """What a process keeps for promises, and for futures of other libraries."""
+
+    __slots__ = ("adopted", "failures")
+
+    def __init__(self) -> None:
+        self.adopted: weakref.WeakKeyDictionary[Any, Completion] = weakref.WeakKeyDictionary()
+        """By a future of another library: what is done when that is."""
+        self.failures: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Exceptions of promises that nobody has looked at so far."""
+
+
 class Process:
     """The runtime, and what Python keeps beside it. One a process, made on first use."""
 
@@ -146,6 +159,7 @@ class Process:
         """Where this process's random numbers begin."""
         self.boots: weakref.WeakValueDictionary[int, Future[None]] = weakref.WeakValueDictionary()
         """What becomes of the bootstraps of the meshes that were spawned here."""
+        self.promises = Promises()
         self.python: str | None = None
         """The interpreter that this process was asked to have; what it spawns has the same."""
         self.env_changes: dict[str, str | None] = {}
@@ -425,7 +439,7 @@ class _StopWait:
         self._until = now + limit + 1.0
         self._says = now + _MOMENT if limit > _MOMENT and _wanted_by() else None
 
-    def until_done(self, call: Call) -> None:
+    def until_done(self, call: Awaited) -> None:
         """Wait for one of them, as long as there is time."""
         # What fails meanwhile is reported at the end, and does not hold it up.
         while not call.done():

@@ -60,3 +60,5 @@ def report_left(process: Process) -> None:
     """Log the failures of calls that somebody still holds and has not looked at; the script has come to its end."""
     for notice in process.runtime.unseen():
         report(notice)
+    for failure in list(process.promises.failures):
+        failure.tell()

@@ -1,0 +1,262 @@
+//! Something that any thread can finish: a promise, or a list of what has finished among others.
+//!
+//! CMP-1: a completion has one outcome, the first; whoever sees it done sees what was stored for it before.
+//! CMP-2: finishing takes no interpreter and no thread-local state, and never waits for anything but short locks. It works
+//! on any thread, also after the runtime has gone.
+//! CMP-3: a promise whose last finisher has gone is finished as broken.
+
+use crate::inbox::LoopWaker;
+use crate::reactor::Reactor;
+use crate::runtime::Runtime;
+use crate::wait::Waiter;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Who is told, with a number of its own, that something has progressed.
+#[derive(Clone, Debug)]
+pub(crate) enum Listener {
+    Loop(Arc<LoopWaker>),
+    List(Arc<Completion>),
+}
+
+impl Listener {
+    pub(crate) fn tell(&self, reactor: &Reactor, token: u64) {
+        match self {
+            Self::Loop(waker) => waker.push(reactor, token),
+            // It may belong to another runtime than what has progressed, and knows its own.
+            Self::List(list) => list.push(token),
+        }
+    }
+
+    pub(crate) fn is(&self, list: &Arc<Completion>) -> bool {
+        matches!(self, Self::List(one) if Arc::ptr_eq(one, list))
+    }
+}
+
+/// What became of a promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It has a value, which is stored elsewhere.
+    Value,
+    /// It has an error, which is stored elsewhere.
+    Error,
+    /// Whoever waited for it has given it up.
+    Cancelled,
+    /// All that could have finished it have gone.
+    Broken,
+    /// Native code has finished it with this status.
+    Status(i32),
+}
+
+// As one number, so that the first outcome is settled by one exchange; 0 is none yet.
+const VALUE: u64 = 1;
+const ERROR: u64 = 2;
+const CANCELLED: u64 = 3;
+const BROKEN: u64 = 4;
+const STATUS: u64 = 5;
+const STATUS_AT: u32 = 8;
+
+impl Fate {
+    fn encode(self) -> u64 {
+        match self {
+            Self::Value => VALUE,
+            Self::Error => ERROR,
+            Self::Cancelled => CANCELLED,
+            Self::Broken => BROKEN,
+            Self::Status(status) => STATUS | u64::from(status.cast_unsigned()) << STATUS_AT,
+        }
+    }
+
+    fn decode(word: u64) -> Option<Self> {
+        match word & ((1 << STATUS_AT) - 1) {
+            VALUE => Some(Self::Value),
+            ERROR => Some(Self::Error),
+            CANCELLED => Some(Self::Cancelled),
+            BROKEN => Some(Self::Broken),
+            STATUS => Some(Self::Status(((word >> STATUS_AT) as u32).cast_signed())),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// In order of arrival; none for a promise.
+    tokens: Vec<u64>,
+    waiters: Vec<Arc<Waiter>>,
+    /// With how many tokens they have seen.
+    listeners: Vec<(Listener, u64, usize)>,
+}
+
+/// Something that any thread can finish, and others wait for.
+#[derive(Debug)]
+pub struct Completion {
+    /// The runtime that its waiters wait in. Native code may keep a completion for longer.
+    runtime: Weak<Runtime>,
+    /// A [`Fate`]; 0 until there is one.
+    fate: AtomicU64,
+    done: AtomicBool,
+    arrived: AtomicUsize,
+    state: Mutex<State>,
+}
+
+impl Completion {
+    /// One that nobody has finished.
+    pub fn new(runtime: &Arc<Runtime>) -> Arc<Self> {
+        Arc::new(Self {
+            runtime: Arc::downgrade(runtime),
+            fate: AtomicU64::new(0),
+            done: AtomicBool::new(false),
+            arrived: AtomicUsize::new(0),
+            state: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is finished, and what was stored for its outcome can be seen.
+    pub fn is_done(&self) -> bool {
+        self.done.load(Ordering::SeqCst)
+    }
+
+    /// How many tokens have come.
+    pub fn arrived(&self) -> usize {
+        self.arrived.load(Ordering::SeqCst)
+    }
+
+    /// The `n`th token to come.
+    pub fn token(&self, n: usize) -> Option<u64> {
+        self.lock().tokens.get(n).copied()
+    }
+
+    /// What became of it, or is about to.
+    pub fn fate(&self) -> Option<Fate> {
+        Fate::decode(self.fate.load(Ordering::SeqCst))
+    }
+
+    /// Whether this is a copy in a forked child, whose locks nobody may ever release.
+    fn is_copy(&self) -> bool {
+        self.runtime.upgrade().is_some_and(|runtime| runtime.is_forked())
+    }
+
+    /// Settles the outcome; false if there is one. What belongs to it is to be stored now, before [`Completion::end`].
+    pub fn begin(&self, fate: Fate) -> bool {
+        self.fate.compare_exchange(0, fate.encode(), Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Shows the outcome that [`Completion::begin`] has settled (CMP-1).
+    pub fn end(&self) {
+        let mut state = self.lock();
+        self.done.store(true, Ordering::SeqCst);
+        let waiters = std::mem::take(&mut state.waiters);
+        let listeners = std::mem::take(&mut state.listeners);
+        drop(state);
+        self.wake(waiters, listeners);
+    }
+
+    /// Finishes it; false if it has an outcome, or in a forked copy.
+    pub fn finish(&self, fate: Fate) -> bool {
+        if self.is_copy() || !self.begin(fate) {
+            return false;
+        }
+        self.end();
+        true
+    }
+
+    /// Something that this listens to has progressed.
+    pub(crate) fn push(&self, token: u64) {
+        let mut state = self.lock();
+        state.tokens.push(token);
+        let arrived = state.tokens.len();
+        self.arrived.store(arrived, Ordering::SeqCst);
+        // Who waits looks, and goes on waiting: it is to be woken again.
+        let waiters = state.waiters.clone();
+        let listeners: Vec<_> = state.listeners.extract_if(.., |(_, _, seen)| arrived > *seen).collect();
+        drop(state);
+        self.wake(waiters, listeners);
+    }
+
+    fn wake(&self, waiters: Vec<Arc<Waiter>>, listeners: Vec<(Listener, u64, usize)>) {
+        if waiters.is_empty() && listeners.is_empty() {
+            return;
+        }
+        // Those who wait hold the runtime.
+        let Some(runtime) = self.runtime.upgrade() else { return };
+        for waiter in waiters {
+            waiter.notify(&runtime.reactor);
+        }
+        for (listener, token, _) in listeners {
+            listener.tell(&runtime.reactor, token);
+        }
+    }
+
+    pub(crate) fn expect(&self) {
+        let me = Waiter::current();
+        let mut state = self.lock();
+        if !state.waiters.iter().any(|one| Arc::ptr_eq(one, &me)) {
+            state.waiters.push(me);
+        }
+    }
+
+    /// The calling thread waits no more.
+    pub(crate) fn leave(&self) {
+        let me = Waiter::current();
+        self.lock().waiters.retain(|one| !Arc::ptr_eq(one, &me));
+    }
+
+    fn listen(&self, listener: Listener, token: u64, seen: usize) {
+        let mut state = self.lock();
+        if !self.is_done() && self.arrived() <= seen {
+            state.listeners.push((listener, token, seen));
+            return;
+        }
+        drop(state);
+        self.wake(Vec::new(), vec![(listener, token, seen)]);
+    }
+
+    /// Has an event loop told when it is finished, or has more than `seen` tokens; at once if so.
+    pub fn tell(&self, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
+        self.listen(Listener::Loop(Arc::clone(waker)), token, seen);
+    }
+
+    /// Has a list get `token` when it is finished, or has more than `seen` tokens; at once if so.
+    pub fn note(&self, list: &Arc<Completion>, token: u64, seen: usize) {
+        self.listen(Listener::List(Arc::clone(list)), token, seen);
+    }
+
+    /// The list wants to know no more.
+    pub fn forget(&self, list: &Arc<Completion>) {
+        self.lock().listeners.retain(|(listener, _, _)| !listener.is(list));
+    }
+}
+
+/// The right to finish a promise. With the last reference to it the promise is broken, unless it is finished (CMP-3).
+#[derive(Debug)]
+pub struct Finisher(Arc<Completion>);
+
+impl Finisher {
+    /// The finisher of a promise; there is to be one.
+    pub fn new(completion: &Arc<Completion>) -> Arc<Self> {
+        Arc::new(Self(Arc::clone(completion)))
+    }
+
+    /// As [`Completion::finish`].
+    pub fn finish(&self, fate: Fate) -> bool {
+        self.0.finish(fate)
+    }
+
+    /// Whether this is a copy in a forked child, where nothing can be finished.
+    pub fn is_copy(&self) -> bool {
+        self.0.is_copy()
+    }
+}
+
+impl Drop for Finisher {
+    fn drop(&mut self) {
+        if !self.0.is_done() {
+            self.0.finish(Fate::Broken);
+        }
+    }
+}

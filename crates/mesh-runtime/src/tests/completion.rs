@@ -1,0 +1,149 @@
+//! Completions: one outcome whoever races, also without a runtime; lists, alarms and forked copies.
+
+use super::{options, soon};
+use crate::inbox::LoopWaker;
+use crate::{Completion, Fate, Finisher, Runtime, Waited};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+fn runtime() -> Arc<Runtime> {
+    Runtime::controller(options()).unwrap()
+}
+
+#[test]
+fn every_fate_comes_out_as_it_went_in() {
+    let runtime = runtime();
+    let fates = [Fate::Value, Fate::Error, Fate::Cancelled, Fate::Broken];
+    let fates = fates.into_iter().chain([0, 1, -1, i32::MAX, i32::MIN].map(Fate::Status));
+    for fate in fates {
+        let completion = Completion::new(&runtime);
+        assert_eq!(completion.fate(), None);
+        assert!(completion.finish(fate));
+        assert_eq!(completion.fate(), Some(fate));
+        assert!(!completion.finish(Fate::Value));
+        assert_eq!(completion.fate(), Some(fate));
+    }
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn one_wins_and_all_who_wait_are_woken() {
+    let runtime = runtime();
+    for _ in 0..200 {
+        let completion = Completion::new(&runtime);
+        let won = AtomicUsize::new(0);
+        let start = Barrier::new(6);
+        std::thread::scope(|scope| {
+            for status in 0..3 {
+                let (completion, won, start) = (&completion, &won, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    won.fetch_add(usize::from(completion.finish(Fate::Status(status))), Ordering::SeqCst);
+                });
+            }
+            for _ in 0..3 {
+                let (runtime, completion, start) = (&runtime, &completion, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    let waited = runtime.wait_completion(completion, None, soon(), false, false, None);
+                    assert_eq!(waited, Waited::Ready);
+                });
+            }
+        });
+        assert_eq!(won.load(Ordering::SeqCst), 1);
+    }
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn a_list_has_the_numbers_of_all_in_order_and_wakes_who_waits() {
+    let runtime = runtime();
+    let list = Completion::new(&runtime);
+    let members: Vec<_> = (0..100).map(|_| Completion::new(&runtime)).collect();
+    assert!(members[7].finish(Fate::Value));
+    for (token, member) in members.iter().enumerate() {
+        member.note(&list, token as u64, usize::MAX);
+    }
+    assert_eq!(list.token(0), Some(7));
+    members[3].forget(&list);
+    std::thread::scope(|scope| {
+        scope.spawn(|| members.iter().rev().all(|member| member.finish(Fate::Value)));
+        for seen in 1..99 {
+            let waited = runtime.wait_completion(&list, Some(seen), soon(), false, false, None);
+            assert_eq!(waited, Waited::Ready);
+        }
+    });
+    let told: Vec<_> = (0..).map_while(|n| list.token(n)).collect();
+    let expected: Vec<_> = std::iter::once(7).chain((0..100).rev().filter(|n| ![3, 7].contains(n))).collect();
+    assert_eq!(told, expected);
+    assert!(!list.is_done());
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn a_loop_is_told_once() {
+    let runtime = runtime();
+    let waker = Arc::new(LoopWaker::new().unwrap());
+    let completion = Completion::new(&runtime);
+    completion.tell(&waker, 5, usize::MAX);
+    assert!(!waker.any());
+    completion.finish(Fate::Value);
+    assert_eq!(waker.drain(), [5]);
+    completion.tell(&waker, 6, usize::MAX);
+    assert_eq!(waker.drain(), [6]);
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn the_last_finisher_breaks_what_is_not_finished() {
+    let runtime = runtime();
+    let (broken, kept) = (Completion::new(&runtime), Completion::new(&runtime));
+    let first = Finisher::new(&broken);
+    let second = Arc::clone(&first);
+    drop(first);
+    assert!(!broken.is_done());
+    drop(second);
+    assert_eq!(broken.fate(), Some(Fate::Broken));
+    let finisher = Finisher::new(&kept);
+    assert!(finisher.finish(Fate::Status(0)));
+    drop(finisher);
+    assert_eq!(kept.fate(), Some(Fate::Status(0)));
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn it_is_finished_after_its_runtime_has_gone() {
+    let runtime = runtime();
+    let completion = Completion::new(&runtime);
+    let finisher = Finisher::new(&completion);
+    runtime.close(Duration::ZERO);
+    drop(runtime);
+    assert!(finisher.finish(Fate::Status(3)));
+    assert_eq!(completion.fate(), Some(Fate::Status(3)));
+}
+
+#[test]
+fn an_alarm_ends_the_wait() {
+    let runtime = runtime();
+    let completion = Completion::new(&runtime);
+    let heard = runtime.alarms_heard();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| runtime.wait_completion(&completion, None, soon(), false, false, Some(heard)));
+        runtime.alarm();
+        assert_eq!(waiting.join().unwrap(), Waited::Alarm);
+    });
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn a_forked_copy_finishes_nothing() {
+    let runtime = runtime();
+    let completion = Completion::new(&runtime);
+    let finisher = Finisher::new(&completion);
+    runtime.mark_forked();
+    assert!(finisher.is_copy());
+    assert!(!finisher.finish(Fate::Value));
+    drop(finisher);
+    assert_eq!(completion.fate(), None);
+}
