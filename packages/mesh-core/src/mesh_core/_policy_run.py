@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from mesh_core.policies import (
     Action,
-    Ended,
     Escalate,
     Event,
     Failed,
@@ -224,11 +223,6 @@ class PolicyRun:
 def failed(failure: MeshFailure, mesh: str) -> Failed:
     """The event of a failure, for a policy."""
     return Failed(mesh, failure.rank, _reason(failure), failure)
-
-
-def ended(mesh: str, rank: int) -> Ended:
-    """The event of an orderly end, for a policy."""
-    return Ended(mesh, rank)
 
 
 def _reason(failure: MeshFailure) -> Reason:

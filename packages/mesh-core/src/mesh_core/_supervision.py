@@ -279,13 +279,20 @@ class Faults:
         down = message.down()
         if down is None or not down[2].orderly:
             return []
-        from mesh_core._policy_run import ended
-
         procs_id, rank = down[:2]
-        return [
-            (owner, holding, ended(holding.mesh.name, holding.mesh._root.point_of(rank).rank))
+        asked = [
+            (owner, holding)
             for owner, estate in self._process.estates.all()
             for holding in estate.ended(procs_id, rank)
+        ]
+        if not asked:
+            # Ends of the script come here too, and an import then would have a dataclass run `exec` beside Ctrl-C, after
+            # which Python forgets that it is to die of SIGINT. Where there are policies all is imported already.
+            return []
+        from mesh_core.policies import Ended
+
+        return [
+            (owner, each, Ended(each.mesh.name, each.mesh._root.point_of(rank).rank)) for owner, each in asked
         ]
 
     def pass_on(self, to: tuple[tuple[int, int, int], int], failure: MeshFailure) -> None:
