@@ -68,7 +68,11 @@ fn a_list_has_the_numbers_of_all_in_order_and_wakes_who_waits() {
     assert_eq!(list.token(0), Some(7));
     members[3].forget(&list);
     std::thread::scope(|scope| {
-        scope.spawn(|| members.iter().rev().all(|member| member.finish(Fate::Value)));
+        scope.spawn(|| {
+            for member in members.iter().rev() {
+                member.finish(Fate::Value);
+            }
+        });
         for seen in 1..99 {
             let waited = runtime.wait_completion(&list, Some(seen), soon(), false, false, None);
             assert_eq!(waited, Waited::Ready);
