@@ -11,10 +11,10 @@ use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds, told};
 use crate::oom::OomKills;
 use crate::runtime::{Runtime, lock, relate};
 use bytes::Bytes;
-use mesh_proto::hosts::Fate;
+use mesh_proto::control::Down;
 use mesh_proto::{
-    ActorId, CallId, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId, Owned, Part,
-    ProcAddr, Target,
+    ActorId, CallId, EndReason, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId,
+    Owned, Part, ProcAddr, Target,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::HashMap;
@@ -302,7 +302,7 @@ impl Runtime {
         // Before anybody hears of the death: what they send then comes behind these stops (FAM-4).
         self.end_orphans(aftermath.end);
         for listener in aftermath.tell {
-            self.dispatch(down_frame(self.me, listener, addr, &ended), None);
+            self.dispatch(Down::notice(addr, &ended).frame(self.me, listener), None);
         }
         let lost = self.calls.on_down(&self.reactor, addr, &ended);
         self.forget_fallen();
@@ -340,12 +340,10 @@ impl Runtime {
         nursery.read(|report| match report {
             Report::Forked(addr, pid) => self.on_proc(addr, Event::Forked(pid)),
             Report::Exited(addr, exit) => self.on_proc_exit(addr, exit),
-            Report::Failed(addr, why) => self.on_proc(addr, Event::SpawnFailed(why)),
-            Report::Refused(why) => over = Some(why),
+            Report::Failed(addr, why) => self.on_proc(addr, Event::SpawnFailed(EndReason::NotMade(why))),
+            Report::Refused(why) => over = Some(EndReason::NotMade(why)),
             Report::Closed => {
-                over.get_or_insert_with(|| {
-                    format!("the process that forks workers (pid {}) has ended, and with it its workers", nursery.pid())
-                });
+                over.get_or_insert_with(|| EndReason::ForkServerEnded(nursery.pid()));
             }
         });
         if let Some(why) = over {
@@ -361,7 +359,7 @@ impl Runtime {
         self.on_proc(addr, Event::Exited(exit));
     }
 
-    fn bury(&self, token: u64, nursery: &Nursery, why: &str) {
+    fn bury(&self, token: u64, nursery: &Nursery, why: &EndReason) {
         nursery.close(&self.reactor);
         let orphans: Vec<ProcAddr> = {
             let mut agent = lock(&self.agent);
@@ -372,7 +370,7 @@ impl Runtime {
         // From here on a spawn starts another one.
         nursery.reap(Duration::from_millis(200));
         for addr in orphans {
-            self.on_proc(addr, Event::SpawnFailed(why.to_owned()));
+            self.on_proc(addr, Event::SpawnFailed(why.clone()));
         }
     }
 
@@ -438,7 +436,7 @@ impl Runtime {
                     }
                 };
                 for order in waiting {
-                    self.on_proc(order.addr, Event::SpawnFailed(error.to_string()));
+                    self.on_proc(order.addr, Event::SpawnFailed(EndReason::NotMade(error.to_string())));
                 }
             }
         }
@@ -475,57 +473,6 @@ impl Runtime {
 /// Milliseconds, as a header's index carries them.
 pub(crate) fn millis(within: Duration) -> u32 {
     u32::try_from(within.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// The notice of a proc's end, for another proc.
-pub(crate) fn down_frame(me: ProcAddr, to: ProcAddr, addr: ProcAddr, ended: &Ended) -> Frame {
-    let mut header = Header::new(Kind::Down, me, to);
-    header.index = addr.rank;
-    header.actor = addr.mesh;
-    let (tag, value) = match ended.exit {
-        Exit::Code(code) => (0_u8, code),
-        Exit::Signal(signal) => (1, signal),
-        Exit::Unknown => (2, 0),
-        Exit::Host(fate) => (3, i32::from(fate.code())),
-        Exit::OutOfMemory => (4, 0),
-    };
-    let mut fixed = Vec::with_capacity(10 + ended.reason.len());
-    fixed.push(tag);
-    fixed.push(u8::from(ended.orderly));
-    fixed.extend_from_slice(&value.to_le_bytes());
-    fixed.extend_from_slice(&ended.pid.unwrap_or(0).to_le_bytes());
-    fixed.extend_from_slice(ended.reason.as_bytes());
-    let tail = Part::Inline(ended.stderr_tail.join("\n").into());
-    Frame::build(header, None, b"", &[Part::Inline(fixed.into()), tail])
-}
-
-/// What `down_frame` says.
-pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
-    // Only the agent of its host tells of a proc's end.
-    let host = frame.header.src.host;
-    let parts = frame.parts().ok()?;
-    let Some(Part::Inline(raw)) = parts.first() else { return None };
-    let fixed = raw.get(..10)?;
-    let value = i32::from_le_bytes(fixed[2..6].try_into().ok()?);
-    let pid = u32::from_le_bytes(fixed[6..10].try_into().ok()?);
-    let exit = match fixed[0] {
-        0 => Exit::Code(value),
-        1 => Exit::Signal(value),
-        3 => Exit::Host(Fate::of(value.unsigned_abs())),
-        4 => Exit::OutOfMemory,
-        _ => Exit::Unknown,
-    };
-    let ended = Ended {
-        pid: (pid != 0).then_some(pid),
-        exit,
-        orderly: fixed[1] != 0,
-        reason: String::from_utf8_lossy(&raw[10..]).into_owned(),
-        stderr_tail: match parts.get(1) {
-            Some(Part::Inline(tail)) => String::from_utf8_lossy(tail).lines().map(str::to_owned).collect(),
-            _ => Vec::new(),
-        },
-    };
-    Some((ProcAddr { mesh: frame.header.actor, rank: frame.header.index, host }, ended))
 }
 
 /// Spawn requests of procs, which have no agent of their own, as frames to theirs.
@@ -651,11 +598,7 @@ pub(crate) mod request {
     }
 }
 
-pub(crate) fn lost(reason: String) -> Outcome {
-    Outcome::Lost(Arc::new(Ended { orderly: true, ..unmade(reason) }))
-}
-
-/// The end of a proc that never was.
-pub(crate) fn unmade(reason: String) -> Ended {
-    Ended { pid: None, exit: Exit::Unknown, orderly: false, reason, stderr_tail: Vec::new() }
+/// What becomes of a call to a proc that is not there any more, or never was.
+pub(crate) fn lost(reason: EndReason) -> Outcome {
+    Outcome::Lost(Arc::new(Ended { orderly: true, ..Ended::unmade(reason) }))
 }

@@ -27,7 +27,7 @@ use crate::usage::{self, Used, stage_name};
 use crate::wait::Waiter;
 use crate::{Waited, dump::Dumper};
 use bytes::Bytes;
-use mesh_proto::{ActorId, Ended, Exit, Frame, Header, Kind, MeshId, Part, ProcAddr, Stage};
+use mesh_proto::{ActorId, Ended, Exit, Frame, Header, Kind, MeshId, Part, ProcAddr, Stage, Undelivered};
 use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -140,7 +140,7 @@ impl Runtime {
                 }
                 return;
             }
-            _ => return self.undeliverable(&header, "it does not know this question"),
+            _ => return self.undeliverable(&header, Undelivered::UnknownQuestion),
         };
         self.reply(&header, 0, answer.as_bytes(), &[]);
     }
@@ -271,7 +271,7 @@ impl Runtime {
             }
         });
         if made.is_err() {
-            self.undeliverable(&to, "no thread could be started to look");
+            self.undeliverable(&to, Undelivered::NoThread);
         }
     }
 
@@ -342,7 +342,7 @@ impl Runtime {
     /// A proc of this host has ended.
     pub(crate) fn note_end(&self, who: ProcAddr, ended: &Ended, title: &str) {
         let kind = if ended.orderly { "proc_stopped" } else { "proc_died" };
-        let mut note = Note::new(kind, who).text("title", title).text("text", &ended.reason);
+        let mut note = Note::new(kind, who).text("title", title).text("text", &ended.reason.to_string());
         if let Some(pid) = ended.pid {
             note = note.number("pid", pid);
         }
@@ -350,7 +350,7 @@ impl Runtime {
             Exit::Code(code) => note.number("exitcode", code),
             Exit::Signal(signal) => note.number("signal", signal),
             Exit::OutOfMemory => note.number("signal", rustix::process::Signal::KILL.as_raw()),
-            Exit::Unknown | Exit::Host(_) => note,
+            Exit::Unknown => note,
         };
         self.note(note, !ended.orderly);
     }

@@ -37,8 +37,8 @@ mod wait;
 
 pub use agent::SpawnSpec;
 pub use calls::{Call, Outcome};
-pub use error::RuntimeError;
-pub use gateway::{GatewayOptions, Host, HostOptions, HostTold, HostView, agents, read_introduction};
+pub use error::{ErrorKind, RuntimeError};
+pub use gateway::{GatewayOptions, Host, HostOptions, HostTold, HostView, agents};
 pub use gauge::Gauge;
 pub use inbox::{Inbox, LoopWaker};
 pub use journal::Entries;

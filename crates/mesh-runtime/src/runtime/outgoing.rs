@@ -8,9 +8,11 @@ use crate::calls::{Call, Outcome};
 use crate::error::RuntimeError;
 use crate::gateway::GATEWAY;
 use bytes::Bytes;
+use mesh_proto::control::{Down, Undeliverable};
 use mesh_proto::hosts::HostSet;
 use mesh_proto::{
-    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, ProcAddr, Route, Target, flags,
+    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, PortEnd, ProcAddr, Route, Target,
+    Undelivered, flags,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -336,7 +338,7 @@ impl Runtime {
                 0
             }
             Route::Gone(ended) => {
-                self.bounce(&frame, Outcome::Lost(Arc::clone(&ended)), &ended.reason);
+                self.bounce(&frame, Outcome::Lost(ended));
                 0
             }
             Route::Unknown => {
@@ -368,14 +370,14 @@ impl Runtime {
     }
 
     /// A message cannot reach its receiver: whoever waits for an answer gets one at once.
-    pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome, why: &str) {
+    pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome) {
         let header = frame.header;
         if header.flags & flags::SHARED != 0 {
             self.memory.let_go(frame);
         }
         self.refuse(&frame.header);
         if is_for_port(&header) {
-            self.refuse_post(&header, "the process that received there has ended");
+            self.refuse_post(&header, PortEnd::ReceiverEnded);
             return;
         }
         if matches!(header.kind, Kind::SpawnProcs | Kind::StopProcs) {
@@ -400,16 +402,13 @@ impl Runtime {
         }
         if let Outcome::Lost(ended) = &outcome {
             self.tell_lost(&header, ended);
-            return;
         }
-        self.undeliverable(&header, why);
     }
 
     /// Tells a sender that its receiver has ended: an answer to this message, not the one notice of that end.
     fn tell_lost(&self, header: &Header, ended: &Ended) {
-        let mut down = agent::down_frame(ProcAddr::agent(header.dst.host), header.src, header.dst, ended);
-        down.header.flags |= flags::DEAD;
-        self.dispatch(down, None);
+        let down = Down::answer(header.dst, ended);
+        self.dispatch(down.frame(ProcAddr::agent(header.dst.host), header.src), None);
     }
 
     /// An order cannot reach the agent that it is for: each of the procs that it is about is lost to whoever gave it.
@@ -419,22 +418,16 @@ impl Runtime {
         let ranks = agent::request::ranks(header.index, per_host.min(MOST_PROCS)).unwrap_or_default();
         for rank in ranks {
             let addr = ProcAddr { mesh: header.actor, rank, host: header.dst.host };
-            let mut down = agent::down_frame(ProcAddr::agent(header.dst.host), header.src, addr, ended);
-            // An answer to this order, not the one notice of that end.
-            down.header.flags |= flags::DEAD;
-            self.dispatch(down, None);
+            let down = Down::answer(addr, ended);
+            self.dispatch(down.frame(ProcAddr::agent(header.dst.host), header.src), None);
         }
     }
 
     /// Tells a sender that the actor it meant is not (or no longer) there.
-    pub(crate) fn undeliverable(&self, header: &Header, why: &str) {
+    pub(crate) fn undeliverable(&self, header: &Header, why: Undelivered) {
         if header.call == 0 {
             return;
         }
-        let mut back = Header::new(Kind::Undeliverable, self.me, header.src);
-        back.call = header.call;
-        back.index = header.index;
-        back.actor = header.actor;
-        self.dispatch(Frame::build(back, None, why.as_bytes(), &[]), None);
+        self.dispatch(Undeliverable::answer(header, why).frame(self.me, header.src), None);
     }
 }

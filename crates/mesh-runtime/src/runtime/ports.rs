@@ -4,9 +4,10 @@ use super::Runtime;
 use crate::calls::Call;
 use crate::error::RuntimeError;
 use crate::message::Message;
-use crate::ports::{Address, Inlet, Mailbox, Outlet, Taken, Way};
+use crate::ports::{Inlet, Mailbox, Outlet, Taken, Way};
 use crate::runtime::Outgoing;
-use mesh_proto::{Frame, Header, Holders, Kind, Part, ProcAddr, Target, Ticket, flags};
+use mesh_proto::control::{Closed, PortAddr, Undeliverable};
+use mesh_proto::{Frame, Header, Holders, Kind, Part, PortEnd, ProcAddr, Target, Ticket, Undelivered, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,12 +21,12 @@ pub(super) fn is_for_port(header: &Header) -> bool {
     header.kind == Kind::Post || header.kind == Kind::Reply && header.flags & flags::MORE != 0
 }
 
-fn address_of(header: &Header) -> Address {
+fn address_of(header: &Header) -> PortAddr {
     let response = header.kind != Kind::Post;
-    Address {
+    PortAddr {
         owner: header.dst,
         id: if response { header.call } else { header.actor },
-        index: if response { header.index } else { 0 },
+        place: if response { header.index } else { 0 },
         response,
     }
 }
@@ -65,7 +66,7 @@ impl Runtime {
         let left = inlet.close(&self.reactor, &self.calls);
         if self.usable().is_ok() {
             for message in left {
-                self.refuse_post(message.header(), "its receiver was closed before it came to a message");
+                self.refuse_post(message.header(), PortEnd::ClosedBefore);
             }
         }
     }
@@ -173,34 +174,24 @@ impl Runtime {
         match inlet.map_or(Taken::Refused, |inlet| inlet.push(&self.reactor, &self.calls, message)) {
             Taken::In => {}
             Taken::Last => self.ports.shut(header.actor),
-            Taken::Refused => self.refuse_post(&header, "its receiver is closed"),
+            Taken::Refused => self.refuse_post(&header, PortEnd::Closed),
         }
     }
 
     /// Tells a port's sender that nobody listens there any more.
-    pub(super) fn refuse_post(&self, header: &Header, why: &str) {
-        let address = address_of(header);
+    pub(super) fn refuse_post(&self, header: &Header, why: PortEnd) {
+        let closed = Closed { port: address_of(header), why };
         if header.src == self.me {
-            self.ports.on_closed(&address, why);
-            return;
+            self.ports.on_closed(closed);
+        } else {
+            self.dispatch(closed.frame(self.me, header.src), None);
         }
-        let mut back = Header::new(Kind::Closed, self.me, header.src);
-        back.actor = address.id;
-        back.index = address.index;
-        back.flags = if address.response { flags::MORE } else { 0 };
-        let mut owner = Vec::with_capacity(ADDR_LEN);
-        write_addr(&mut owner, address.owner);
-        self.dispatch(Frame::build_plain(back, None, why.as_bytes(), &owner), None);
     }
 
     pub(super) fn on_closed(&self, frame: &Frame) {
-        let Ok(parts) = frame.parts() else { return };
-        let Some(Part::Inline(raw)) = parts.first() else { return };
-        let Some(owner) = read_addr(raw) else { return };
-        let header = &frame.header;
-        let response = header.flags & flags::MORE != 0;
-        let address = Address { owner, id: header.actor, index: header.index, response };
-        self.ports.on_closed(&address, &String::from_utf8_lossy(frame.name()));
+        if let Some(closed) = Closed::read(frame) {
+            self.ports.on_closed(closed);
+        }
     }
 
     /// Calls with combined replies have failed: their receivers drop what they have gathered for them.
@@ -270,10 +261,10 @@ impl Outlet {
         }
         if self.is_single() && self.known.used.swap(true, Ordering::SeqCst) {
             let why = match self.way {
-                Way::Channel { .. } => "it takes one message, and has had it",
-                Way::Response { .. } => "the call has been answered already",
+                Way::Channel { .. } => PortEnd::Used,
+                Way::Response { .. } => PortEnd::Answered,
             };
-            return Err(RuntimeError::PortClosed(why.to_owned()));
+            return Err(RuntimeError::PortClosed(why));
         }
         let target = Target::One(self.owner);
         let out = Outgoing { kind: Kind::Post, target: &target, actor: 0, name: b"", payload, buffers };
@@ -315,11 +306,7 @@ impl Outlet {
         if call == 0 || answered || self.runtime.usable().is_err() || self.known.ended.swap(true, Ordering::SeqCst) {
             return;
         }
-        let mut header = Header::new(Kind::Undeliverable, self.runtime.me, self.owner);
-        header.call = call;
-        header.actor = actor;
-        header.index = index;
-        header.flags = flags::END;
-        self.runtime.dispatch(Frame::build(header, None, b"", &[]), None);
+        let end = Undeliverable { call, place: index, actor, why: Undelivered::PortDropped };
+        self.runtime.dispatch(end.frame(self.runtime.me, self.owner), None);
     }
 }

@@ -25,7 +25,7 @@ from mesh_core._context import Instance, parse_shape
 from mesh_core._debug._hook import Breakpoints
 from mesh_core._dumps import stacks
 from mesh_core._errors import BOOTSTRAP_FAILED
-from mesh_core._failure import bootstrap_raised
+from mesh_core._failure import raised_in_words
 from mesh_core._hosted import Hosted, unreadable
 from mesh_core._loop import ActorSelector
 from mesh_core._native import Extent, Point, Waker
@@ -61,7 +61,8 @@ class Stage:
         self.loop = ActorLoop(ActorSelector(process.runtime, self.waker))
         self.constructors = Constructors(self.loop)
         self._exit_code = 0
-        self.why = ""
+        self.raised: str | None = None
+        """What the bootstrap has raised, in one line; the process ends with it."""
         """Why this process leaves with that status, where it is known."""
         self.failing = threading.Lock()
         """Held for the moment in which an actor comes to an end, which may be noticed on several threads."""
@@ -298,7 +299,7 @@ class Stage:
         except BaseException as error:  # noqa: BLE001 - reported, then the process ends
             self.reply_error(message, error, self.process.identity.mesh_name, bootstrap=True)
             self._exit_code = BOOTSTRAP_FAILED
-            self.why = bootstrap_raised(error)
+            self.raised = raised_in_words(error)
             self.loop.stop()
         else:
             message.reply(None)

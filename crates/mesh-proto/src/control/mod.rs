@@ -1,0 +1,25 @@
+//! Frames by which Mesh's processes steer each other: a type each, with the one codec that both ends use.
+//!
+//! A type's `frame` makes the frame; its `read` takes one apart, and gives `None` for bytes that are something else. What
+//! a header's fields mean differs from kind to kind; only these types know it.
+
+mod hosts;
+mod life;
+mod refusal;
+
+pub use hosts::{
+    Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Whereabouts, host_of,
+};
+pub use life::{Down, Goodbye};
+pub use refusal::{Closed, PortAddr, Undeliverable};
+
+use crate::{Frame, Part};
+use bytes::Bytes;
+
+/// The first part, which control frames never share.
+fn body(frame: &Frame) -> Option<Bytes> {
+    match frame.parts().ok()?.into_iter().next()? {
+        Part::Inline(bytes) => Some(bytes),
+        Part::Shared { .. } => None,
+    }
+}
