@@ -4,12 +4,18 @@
 
 mod support;
 
+use bytes::Bytes;
 use mesh_proto::control::{
-    Attachment, Closed, Down, Goodbye, HostDown, HostLost, HostStanding, Introduction, PortAddr, Report, Revoked,
-    Undeliverable, Whereabouts,
+    Attachment, Closed, Down, Goodbye, Held, Hello, Holding, HostDown, HostLost, HostStanding, Inspect, Introduction,
+    Lines, PortAddr, Question, Report, Revoked, SpawnProcs, StopProc, StopProcs, Undeliverable, Watch, Whereabouts,
+    ranks_of,
 };
 use mesh_proto::hosts::Fate;
-use mesh_proto::{EndKind, EndReason, Ended, Exit, Frame, Header, HostEnd, Kind, PortEnd, ProcAddr, Undelivered};
+use mesh_proto::logs::LogOptions;
+use mesh_proto::{
+    EndKind, EndReason, Ended, Exit, Frame, Header, HostEnd, Kind, Placement, PortEnd, ProcAddr, Target, Undelivered,
+};
+use mesh_topology::{Extent, Region};
 use proptest::prelude::*;
 use std::time::Duration;
 use support::{addr, config, entry};
@@ -96,8 +102,82 @@ fn report() -> impl Strategy<Value = Report> {
     ]
 }
 
+fn holding() -> impl Strategy<Value = Holding> {
+    let to = prop::collection::vec(addr(), 0..4);
+    prop_oneof![
+        Just(Holding::Loose),
+        (any::<u64>(), to, text()).prop_map(|(ticket, to, name)| Holding::Given { ticket, to, name }),
+        prop::collection::vec(any::<u64>(), 0..4).prop_map(Holding::LetGo),
+    ]
+}
+
+fn bytes() -> impl Strategy<Value = Bytes> {
+    prop::collection::vec(any::<u8>(), 0..60).prop_map(Bytes::from)
+}
+
+fn lines() -> impl Strategy<Value = Lines> {
+    prop_oneof![
+        bytes().prop_map(Lines::Found),
+        Just(Lines::More),
+        any::<u64>().prop_map(Lines::Flush),
+        (any::<u64>(), 0_u8..4, any::<u32>(), any::<u32>()).prop_map(|(mesh, flags, ms, level)| {
+            Lines::Set(mesh, LogOptions::with(flags, Duration::from_millis(ms.into()), level))
+        }),
+    ]
+}
+
+fn inspect() -> impl Strategy<Value = Inspect> {
+    let questions = [
+        Question::State,
+        Question::Stacks,
+        Question::Dump,
+        Question::Threads,
+        Question::Tree,
+        Question::Usage,
+        Question::Shares,
+    ];
+    prop_oneof![
+        prop::sample::select(questions.to_vec()).prop_map(Inspect::Ask),
+        any::<bool>().prop_map(Inspect::Watch),
+        (bytes(), any::<bool>()).prop_map(|(text, failure)| Inspect::Event { text, failure }),
+    ]
+}
+
 proptest! {
     #![proptest_config(config(200, 11))]
+
+    #[test]
+    fn orders_arrive_as_they_were_sent(
+        from in addr(), to in addr(), numbers in any::<(u64, u64, u32, bool)>(), within in time(), plan in bytes(),
+        config in bytes(), title in text(), argv in prop::collection::vec(bytes(), 0..3),
+        env in prop::collection::vec((bytes(), bytes()), 0..3), ms in any::<u32>(),
+    ) {
+        let (mesh, call, per_host, exec) = numbers;
+        let agents = Target::One(to);
+        let spawn = SpawnProcs { mesh, call, per_host, exec, within, argv, env, plan, config, title };
+        let frame = spawn.frame(from, &agents);
+        prop_assert_eq!(ranks_of(&frame, 7), Some(0..per_host.min(7)));
+        prop_assert_eq!(SpawnProcs::read(&frame), Some(spawn));
+        let stop = StopProcs { mesh, call, per_host, within };
+        prop_assert_eq!(StopProcs::read(&stop.frame(from, &agents)), Some(stop));
+        let stop = StopProc { within: Duration::from_millis(ms.into()) };
+        prop_assert_eq!(StopProc::read(&stop.frame(from, to).header), stop);
+        let watch = Watch::of(from);
+        prop_assert_eq!(Watch::read(&watch.frame(from, to).header), watch);
+        let hello = Hello { pid: ms };
+        prop_assert_eq!(Hello::read(&hello.frame(from, to).header), hello);
+    }
+
+    #[test]
+    fn lines_and_looks_arrive_as_they_were_sent(
+        from in addr(), to in addr(), lines in lines(), inspect in inspect(), call in any::<(u64, u32)>(),
+        news in holding(),
+    ) {
+        prop_assert_eq!(Lines::read(&lines.frame(from, to, None)), Some(lines));
+        prop_assert_eq!(Inspect::read(&inspect.frame(from, to, None)), Some(inspect));
+        let held = Held { call: call.0, place: call.1, news };
+        prop_assert_eq!(Held::read(&held.frame(from, to)), Some(held));
+    }
 
     #[test]
     fn ends_of_procs_arrive_as_they_were_sent(
@@ -160,6 +240,18 @@ proptest! {
         entry::look_into(&Frame::build_plain(Header::new(Kind::Down, me, me), None, b"", &body));
         entry::look_into(&Frame::build_plain(Header::new(Kind::Down, me, me), None, &body, b""));
     }
+}
+
+#[test]
+fn each_agent_finds_its_ranks_by_its_place_among_those_that_were_told() {
+    let agents = Target::Many(0, Region::whole(&Extent::new([("hosts", 3)]).unwrap()), Placement::Agents);
+    let order =
+        StopProcs { mesh: 7, call: 1, per_host: 4, within: Duration::ZERO }.frame(ProcAddr::CONTROLLER, &agents);
+    let third = order.for_one(ProcAddr::agent(2), 2);
+    assert_eq!(ranks_of(&third, 100), Some(8..12));
+    assert_eq!(ranks_of(&order.for_one(ProcAddr::agent(2), u32::MAX), 100), None, "beyond all ranks");
+    let hello = Hello { pid: 1 }.frame(ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
+    assert_eq!(ranks_of(&hello, 100), None, "no order");
 }
 
 #[test]

@@ -11,14 +11,16 @@ use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds, told};
 use crate::oom::OomKills;
 use crate::runtime::{Runtime, lock, relate};
 use bytes::Bytes;
-use mesh_proto::control::Down;
+use mesh_proto::control::{Down, SpawnProcs, StopProc};
 use mesh_proto::{
     ActorId, CallId, EndReason, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId,
-    Owned, Part, ProcAddr, Target,
+    Owned, ProcAddr,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::ops::Range;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -225,9 +227,7 @@ impl Runtime {
         let addrs: Vec<ProcAddr> = lock(&self.agent).procs.keys().filter(|a| a.mesh == mesh).copied().collect();
         for addr in addrs {
             self.on_proc(addr, Event::StopAsked { within });
-            let mut header = Header::new(Kind::StopProc, self.me, addr);
-            header.index = millis(within);
-            self.dispatch(Frame::build(header, None, b"", &[]), None);
+            self.dispatch(StopProc { within }.frame(self.me, addr), None);
         }
         self.reactor.ring_io();
     }
@@ -470,131 +470,31 @@ impl Runtime {
     }
 }
 
-/// Milliseconds, as a header's index carries them.
-pub(crate) fn millis(within: Duration) -> u32 {
-    u32::try_from(within.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// Spawn requests of procs, which have no agent of their own, as frames to theirs.
-pub(crate) mod request {
-    use super::{Bytes, Duration, Frame, Header, Kind, MeshId, NurserySpec, Part, ProcAddr, SpawnSpec, Target};
-    use std::ffi::{OsStr, OsString};
-    use std::ops::Range;
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-
-    fn millis(d: Duration) -> u64 {
-        u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
-    }
-
-    /// The ranks of the host that is at `place` among those of a mesh.
-    pub(crate) fn ranks(place: u32, per_host: u32) -> Option<Range<u32>> {
-        let first = place.checked_mul(per_host)?;
-        Some(first..first.checked_add(per_host)?)
-    }
-
-    fn join<'a>(items: impl Iterator<Item = &'a OsStr>) -> Part {
-        let mut out = Vec::new();
-        for item in items {
-            out.extend_from_slice(item.as_bytes());
-            out.push(0);
+impl SpawnSpec {
+    /// The order to make such procs, for agents.
+    pub(crate) fn order(&self, mesh: MeshId, per_host: u32, call: CallId) -> SpawnProcs {
+        let raw = |text: &OsString| Bytes::copy_from_slice(text.as_bytes());
+        SpawnProcs {
+            mesh,
+            call,
+            per_host,
+            exec: self.exec,
+            within: self.within,
+            argv: self.nursery.argv.iter().map(raw).collect(),
+            env: self.nursery.env.iter().map(|(key, value)| (raw(key), raw(value))).collect(),
+            plan: self.nursery.plan.clone(),
+            config: self.config.clone(),
+            title: self.title.to_string(),
         }
-        Part::Inline(out.into())
     }
 
-    fn split(raw: &Bytes) -> Vec<OsString> {
-        let mut items: Vec<OsString> =
-            raw.split(|byte| *byte == 0).map(|item| OsString::from_vec(item.to_vec())).collect();
-        items.pop();
-        items
-    }
-
-    /// An order to agents, of which each finds its place among them in the header's index.
-    fn order(kind: Kind, me: ProcAddr, mesh: MeshId, call: u64, agents: &Target) -> Header {
-        let dst = match agents {
-            Target::One(agent) => *agent,
-            Target::Many(..) => ProcAddr::CONTROLLER,
-        };
-        let mut header = Header::new(kind, me, dst);
-        header.actor = mesh;
-        header.call = call;
-        header
-    }
-
-    fn cast(agents: &Target) -> Option<&Target> {
-        matches!(agents, Target::Many(..)).then_some(agents)
-    }
-
-    /// `per_host` ranks are to end by a deadline.
-    pub(crate) fn stop(
-        me: ProcAddr,
-        mesh: MeshId,
-        per_host: u32,
-        call: u64,
-        agents: &Target,
-        within: Duration,
-    ) -> Frame {
-        let header = order(Kind::StopProcs, me, mesh, call, agents);
-        let mut name = per_host.to_le_bytes().to_vec();
-        name.extend_from_slice(&super::millis(within).to_le_bytes());
-        Frame::build(header, cast(agents), &name, &[])
-    }
-
-    /// What [`stop`] says: how many ranks are on each host, and the time they have.
-    pub(crate) fn read_stop(frame: &Frame) -> Option<(u32, Duration)> {
-        let (n, within) = frame.name().split_first_chunk::<4>()?;
-        let within = u32::from_le_bytes(within.try_into().ok()?);
-        Some((u32::from_le_bytes(*n), Duration::from_millis(u64::from(within))))
-    }
-
-    /// `per_host` ranks are to be made on each host.
-    pub(crate) fn encode(
-        me: ProcAddr,
-        mesh: MeshId,
-        per_host: u32,
-        call: u64,
-        agents: &Target,
-        spec: &SpawnSpec,
-    ) -> Frame {
-        let mut header = order(Kind::SpawnProcs, me, mesh, call, agents);
-        header.flags = u16::from(spec.exec);
-        let parts = [
-            join(spec.nursery.argv.iter().map(OsString::as_os_str)),
-            join(spec.nursery.env.iter().flat_map(|(k, v)| [k.as_os_str(), v.as_os_str()])),
-            Part::Inline(spec.config.clone()),
-            Part::Inline(Bytes::copy_from_slice(&millis(spec.within).to_le_bytes())),
-            Part::Inline(Bytes::copy_from_slice(spec.title.as_bytes())),
-            Part::Inline(spec.nursery.plan.clone()),
-        ];
-        Frame::build(header, cast(agents), &per_host.to_le_bytes(), &parts)
-    }
-
-    /// What [`encode`] says to an agent: the mesh, and which of its ranks are to be made there.
-    pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, Range<u32>, SpawnSpec)> {
-        let parts = frame.parts().ok()?;
-        let [
-            Part::Inline(argv),
-            Part::Inline(env),
-            Part::Inline(config),
-            Part::Inline(within),
-            Part::Inline(title),
-            Part::Inline(plan),
-        ] = parts.as_slice()
-        else {
-            return None;
-        };
-        let mut words = split(env).into_iter();
-        let mut env = Vec::new();
-        while let (Some(key), Some(value)) = (words.next(), words.next()) {
-            env.push((key, value));
-        }
-        let spec = SpawnSpec {
-            nursery: NurserySpec { argv: split(argv), env, plan: plan.clone() },
-            exec: frame.header.flags & 1 != 0,
-            config: config.clone(),
-            within: Duration::from_millis(u64::from_le_bytes(within.as_ref().try_into().ok()?)),
-            title: String::from_utf8_lossy(title).into(),
-        };
-        Some((frame.header.actor, ranks(frame.header.index, u32::from_le_bytes(frame.name().try_into().ok()?))?, spec))
+    /// What an order says of the procs.
+    pub(crate) fn ordered(order: SpawnProcs) -> Self {
+        let text = |raw: Bytes| OsString::from_vec(raw.into());
+        let SpawnProcs { exec, within, argv, env, plan, config, title, .. } = order;
+        let argv = argv.into_iter().map(text).collect();
+        let env = env.into_iter().map(|(key, value)| (text(key), text(value))).collect();
+        Self { nursery: NurserySpec { argv, env, plan }, exec, config, within, title: title.into() }
     }
 }
 

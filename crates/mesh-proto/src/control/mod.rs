@@ -5,13 +5,19 @@
 
 mod hosts;
 mod life;
+mod lines;
+mod looks;
+mod orders;
 mod refusal;
 
 pub use hosts::{
     Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Whereabouts, host_of,
 };
 pub use life::{Down, Goodbye};
-pub use refusal::{Closed, PortAddr, Undeliverable};
+pub use lines::Lines;
+pub use looks::{Inspect, Question};
+pub use orders::{Hello, SpawnProcs, StopProc, StopProcs, Watch, ranks_at, ranks_of};
+pub use refusal::{Closed, Held, Holding, PortAddr, Undeliverable};
 
 use crate::{Frame, Part};
 use bytes::Bytes;

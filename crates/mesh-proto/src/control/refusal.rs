@@ -1,8 +1,8 @@
-//! What senders hear of messages and ports that nobody takes.
+//! What senders hear of messages and ports that nobody takes, and callers of who may still answer.
 
 use super::body;
 use crate::codec::{Reader, Writer};
-use crate::{ActorId, CallId, Frame, Header, Kind, PortEnd, ProcAddr, Undelivered, flags};
+use crate::{ActorId, CallId, Frame, Header, Kind, PortEnd, ProcAddr, Ticket, Undelivered, flags};
 
 /// A message has come back, or the port of a call has ended: an outcome of the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,5 +89,65 @@ impl Closed {
         let (owner, why) = (raw.addr()?, PortEnd::of(raw.byte()?));
         let response = header.flags & flags::MORE != 0;
         Some(Self { port: PortAddr { owner, id: header.actor, place: header.index, response }, why })
+    }
+}
+
+/// What a caller is told of who holds the port of its call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holding {
+    /// It has gone where nobody can follow it.
+    Loose,
+    /// It was sent to these, who hold it under this ticket.
+    Given {
+        /// The ticket, which travels with the port.
+        ticket: Ticket,
+        /// To whom.
+        to: Vec<ProcAddr>,
+        /// What people call them.
+        name: String,
+    },
+    /// The sender has let go of what came to it under these tickets.
+    LetGo(Vec<Ticket>),
+}
+
+/// Who holds the port of a call, for its caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The caller's number of the call.
+    pub call: CallId,
+    /// The place of the call that the port answers for.
+    pub place: u32,
+    /// What there is to tell.
+    pub news: Holding,
+}
+
+impl Held {
+    /// As a frame to the caller.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
+        let mut header = Header::new(Kind::Held, from, to);
+        (header.call, header.index) = (self.call, self.place);
+        let out = match &self.news {
+            Holding::Loose => Writer::default().byte(0),
+            Holding::Given { ticket, to, name } => {
+                Writer::default().byte(1).number(*ticket).list(to, |out, addr| out.addr(*addr)).text(name)
+            }
+            Holding::LetGo(tickets) => Writer::default().byte(2).list(tickets, |out, ticket| out.number(*ticket)),
+        };
+        Frame::build_plain(header, None, b"", &out.done())
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        let raw = body(frame)?;
+        let mut raw = Reader::new(&raw);
+        let news = match raw.byte()? {
+            0 => Holding::Loose,
+            1 => Holding::Given { ticket: raw.number()?, to: raw.list(Reader::addr)?, name: raw.text()? },
+            2 => Holding::LetGo(raw.list(Reader::number)?),
+            _ => return None,
+        };
+        Some(Self { call: frame.header.call, place: frame.header.index, news })
     }
 }

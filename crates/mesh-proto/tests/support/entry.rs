@@ -1,8 +1,8 @@
 //! Where hostile bytes go in: used by the fuzzer and by the mutation test on a stable compiler.
 
 use mesh_proto::control::{
-    Attachment, Closed, Down, Goodbye, HostDown, HostLost, HostStanding, Introduction, Revoked, Undeliverable,
-    Whereabouts,
+    Attachment, Closed, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines, Revoked,
+    SpawnProcs, StopProcs, Undeliverable, Whereabouts, ranks_of,
 };
 use mesh_proto::{Decoder, Frame, ProcAddr, READ_CHUNK, Target};
 
@@ -103,6 +103,22 @@ fn read_as_control(frame: &Frame) {
     }
     if let Some(revoked) = Revoked::read(frame) {
         assert_eq!(Revoked::read(&revoked.frame(from, to, None)), Some(revoked));
+    }
+    if let Some(held) = Held::read(frame) {
+        assert_eq!(Held::read(&held.frame(from, to)), Some(held));
+    }
+    if let Some(spawn) = SpawnProcs::read(frame) {
+        assert_eq!(SpawnProcs::read(&spawn.frame(from, &Target::One(to))), Some(spawn));
+    }
+    if let Some(stop) = StopProcs::read(frame) {
+        assert_eq!(StopProcs::read(&stop.frame(from, &Target::One(to))), Some(stop));
+    }
+    assert!(ranks_of(frame, 10).is_none_or(|ranks| ranks.len() <= 10));
+    if let Some(lines) = Lines::read(frame) {
+        assert_eq!(Lines::read(&lines.frame(from, to, None)), Some(lines));
+    }
+    if let Some(inspect) = Inspect::read(frame) {
+        assert_eq!(Inspect::read(&inspect.frame(from, to, None)), Some(inspect));
     }
     if let Some(told) = Attachment::decode(frame.name()) {
         assert_eq!(Attachment::decode(&told.encode()), Some(told));

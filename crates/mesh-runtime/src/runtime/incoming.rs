@@ -1,14 +1,14 @@
 //! Messages in: from a link or from this very process, to whoever they are for.
 
 use super::{Runtime, lock, read, write};
-use crate::agent;
+use crate::agent::SpawnSpec;
 use crate::calls::Outcome;
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
 use crate::meter::Mailbox;
-use mesh_proto::control::{Down, Goodbye};
+use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Watch, ranks_of};
 use mesh_proto::{
     ActorId, Credit, EndReason, Ended, Event, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Undelivered, flags,
 };
@@ -100,7 +100,9 @@ impl Runtime {
                 }
             }
             Kind::SpawnProcs => {
-                let Some((mesh, ranks, mut spec)) = agent::request::decode(&frame) else { return };
+                let (Some(order), Some(ranks)) = (SpawnProcs::read(&frame), ranks_of(&frame, u32::MAX)) else { return };
+                let mesh = order.mesh;
+                let mut spec = SpawnSpec::ordered(order);
                 // Where no interpreter is named, it is that of whatever host the procs are on.
                 if spec.nursery.argv.first().is_some_and(|program| program.is_empty()) {
                     self.settle_in(&mut spec.nursery);
@@ -115,14 +117,14 @@ impl Runtime {
                 }
             }
             Kind::StopProcs => {
-                lock(&self.agent).family.asked(header.src, header.actor);
-                let Some((per_host, within)) = agent::request::read_stop(&frame) else { return };
-                if let Some(ranks) = agent::request::ranks(header.index, per_host.min(MOST_PROCS)) {
-                    self.tell_ended(header.src, header.actor, ranks);
+                let Some(StopProcs { mesh, within, .. }) = StopProcs::read(&frame) else { return };
+                lock(&self.agent).family.asked(header.src, mesh);
+                if let Some(ranks) = ranks_of(&frame, MOST_PROCS) {
+                    self.tell_ended(header.src, mesh, ranks);
                 }
-                self.end_procs(header.actor, within);
+                self.end_procs(mesh, within);
             }
-            Kind::Hello => self.on_hello(header.src, header.index),
+            Kind::Hello => self.on_hello(header.src, Hello::read(&header).pid),
             Kind::Goodbye => {
                 let Goodbye { reason } = Goodbye::read(&frame).unwrap_or_default();
                 self.on_proc(header.src, Event::Goodbye(reason));
@@ -131,7 +133,8 @@ impl Runtime {
                 }
             }
             Kind::Watch if self.me.is_agent() => {
-                let whom = ProcAddr { mesh: header.actor, rank: header.index, host: self.me.host };
+                let Watch { mesh, rank } = Watch::read(&header);
+                let whom = ProcAddr { mesh, rank, host: self.me.host };
                 lock(&self.agent).family.asked(header.src, whom.mesh);
                 let route = read(&self.router).route(whom);
                 let gone = match route {

@@ -36,10 +36,9 @@ use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
 use crate::unseen::Unseen;
 use crate::wait::Waiter;
-use mesh_proto::control::Goodbye;
+use mesh_proto::control::{Goodbye, Hello, StopProcs};
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, Frame, Header, HostNo, IdMaker, Kind, LinkId, MeshId, Placement, ProcAddr,
-    Route, Router, Target,
+    ActorId, CallId, EndReason, Ended, HostNo, IdMaker, LinkId, MeshId, Placement, ProcAddr, Route, Router, Target,
 };
 use mesh_topology::Region;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -266,9 +265,7 @@ impl Runtime {
         let agent = ProcAddr::agent(me.host);
         let up = Arc::new(Link::new(UP, agent, link));
         write(&runtime.links).insert(UP, Arc::clone(&up));
-        let mut hello = Header::new(Kind::Hello, me, agent);
-        hello.index = runtime.pid;
-        up.send(&runtime.reactor, &Frame::build(hello, None, b"", &[]));
+        up.send(&runtime.reactor, &Hello { pid: runtime.pid }.frame(me, agent));
         up.register(&runtime.reactor)?;
         Ok(runtime)
     }
@@ -442,7 +439,7 @@ impl Runtime {
             }
         } else if let Some(agents) = placement.agents() {
             lock(&self.afar).insert(mesh, (whole.clone(), placement.clone()));
-            self.dispatch(agent::request::encode(self.me, mesh, per_host, call.id, &agents, spec), None);
+            self.dispatch(spec.order(mesh, per_host, call.id).frame(self.me, &agents), None);
         }
         Ok(call)
     }
@@ -479,7 +476,8 @@ impl Runtime {
             lock(&self.afar).remove(&mesh);
             lock(&self.known_afar).forget(mesh);
             let per_host = placement.per_host(whole.len());
-            self.dispatch(agent::request::stop(self.me, mesh, per_host, call.id, &agents, within), None);
+            let order = StopProcs { mesh, call: call.id, per_host, within };
+            self.dispatch(order.frame(self.me, &agents), None);
         }
         Ok(call)
     }

@@ -3,12 +3,11 @@
 use super::incoming::MOST_PROCS;
 use super::ports::is_for_port;
 use super::{Runtime, lock, read};
-use crate::agent;
 use crate::calls::{Call, Outcome};
 use crate::error::RuntimeError;
 use crate::gateway::GATEWAY;
 use bytes::Bytes;
-use mesh_proto::control::{Down, Undeliverable};
+use mesh_proto::control::{Down, Undeliverable, Watch, ranks_of};
 use mesh_proto::hosts::HostSet;
 use mesh_proto::{
     ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, PortEnd, ProcAddr, Route, Target,
@@ -363,9 +362,7 @@ impl Runtime {
     /// Has the agents of owners on other hosts tell of their ends.
     pub(crate) fn watch_owners(&self, owners: Vec<ProcAddr>) {
         for owner in owners {
-            let mut header = Header::new(Kind::Watch, self.me, ProcAddr::agent(owner.host));
-            (header.actor, header.index) = (owner.mesh, owner.rank);
-            self.dispatch(Frame::build(header, None, b"", &[]), None);
+            self.dispatch(Watch::of(owner).frame(self.me, ProcAddr::agent(owner.host)), None);
         }
     }
 
@@ -414,8 +411,7 @@ impl Runtime {
     /// An order cannot reach the agent that it is for: each of the procs that it is about is lost to whoever gave it.
     fn agent_lost(&self, order: &Frame, ended: &Ended) {
         let header = order.header;
-        let per_host = order.name().first_chunk::<4>().map_or(0, |raw| u32::from_le_bytes(*raw));
-        let ranks = agent::request::ranks(header.index, per_host.min(MOST_PROCS)).unwrap_or_default();
+        let ranks = ranks_of(order, MOST_PROCS).unwrap_or_default();
         for rank in ranks {
             let addr = ProcAddr { mesh: header.actor, rank, host: header.dst.host };
             let down = Down::answer(addr, ended);

@@ -6,13 +6,11 @@ use crate::error::RuntimeError;
 use crate::message::Message;
 use crate::ports::{Inlet, Mailbox, Outlet, Taken, Way};
 use crate::runtime::Outgoing;
-use mesh_proto::control::{Closed, PortAddr, Undeliverable};
-use mesh_proto::{Frame, Header, Holders, Kind, Part, PortEnd, ProcAddr, Target, Ticket, Undelivered, flags};
+use mesh_proto::control::{Closed, Held, Holding, PortAddr, Undeliverable, Watch};
+use mesh_proto::{Frame, Header, Holders, Kind, PortEnd, ProcAddr, Target, Ticket, Undelivered, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes of an address in a list.
-const ADDR_LEN: usize = 16;
 /// A port that is sent to more at once is nobody's in particular.
 const MOST_HOLDERS: usize = 1024;
 
@@ -29,20 +27,6 @@ fn address_of(header: &Header) -> PortAddr {
         place: if response { header.index } else { 0 },
         response,
     }
-}
-
-fn write_addr(out: &mut Vec<u8>, addr: ProcAddr) {
-    out.extend_from_slice(&addr.mesh.to_le_bytes());
-    out.extend_from_slice(&addr.rank.to_le_bytes());
-    out.extend_from_slice(&addr.host.to_le_bytes());
-}
-
-fn read_addr(raw: &[u8]) -> Option<ProcAddr> {
-    let (mesh, rest) = raw.split_first_chunk::<8>()?;
-    let (rank, host) = rest.split_first_chunk::<4>()?;
-    let host = <[u8; 4]>::try_from(host).ok()?;
-    let [rank, host] = [*rank, host].map(u32::from_le_bytes);
-    Some(ProcAddr { mesh: u64::from_le_bytes(*mesh), rank, host })
 }
 
 impl Runtime {
@@ -88,78 +72,55 @@ impl Runtime {
         outlet
     }
 
-    /// Something about who holds the port of a call, for its caller. `None` where there is none.
-    fn held(&self, owner: ProcAddr, way: Way) -> Option<Header> {
-        let Way::Response { call, index, .. } = way else { return None };
-        if call == 0 || self.usable().is_err() {
-            return None;
+    /// Tells the caller who holds the port of its call, if there is one.
+    fn tell_held(&self, outlet: &Outlet, news: Holding) {
+        let Way::Response { call, index, .. } = outlet.way else { return };
+        if call != 0 && self.usable().is_ok() {
+            self.dispatch(Held { call, place: index, news }.frame(self.me, outlet.owner), None);
         }
-        let mut header = Header::new(Kind::Held, self.me, owner);
-        (header.call, header.index) = (call, index);
-        Some(header)
     }
 
     /// The port of a call has gone where nobody can follow it.
     pub(crate) fn tell_loose(&self, outlet: &Outlet) {
-        if let Some(header) = self.held(outlet.owner, outlet.way) {
-            self.dispatch(Frame::build_plain(header, None, b"", b""), None);
-        }
+        self.tell_held(outlet, Holding::Loose);
     }
 
     /// The port of a call was sent to these.
     pub(crate) fn tell_given(&self, outlet: &Outlet, ticket: Ticket, to: &Target, who: &str) {
-        let Some(mut header) = self.held(outlet.owner, outlet.way) else { return };
-        let mut list = Vec::new();
-        if to.len() <= MOST_HOLDERS {
-            header.flags = flags::MORE;
-            header.actor = ticket;
-            for addr in to.procs() {
-                write_addr(&mut list, addr);
-            }
+        if to.len() > MOST_HOLDERS {
+            return self.tell_loose(outlet);
         }
-        let who = if who.len() <= usize::from(u16::MAX) { who } else { "" };
-        self.dispatch(Frame::build_plain(header, None, who.as_bytes(), &list), None);
+        self.tell_held(outlet, Holding::Given { ticket, to: to.procs().collect(), name: who.to_owned() });
     }
 
     /// Nothing in this process holds the port of a call any more that came under these.
     pub(crate) fn tell_let_go(&self, outlet: &Outlet, tickets: &[Ticket]) {
-        let Some(mut header) = self.held(outlet.owner, outlet.way) else { return };
-        header.flags = flags::END;
-        let list: Vec<u8> = tickets.iter().flat_map(|ticket| ticket.to_le_bytes()).collect();
-        self.dispatch(Frame::build_plain(header, None, b"", &list), None);
+        self.tell_held(outlet, Holding::LetGo(tickets.to_vec()));
     }
 
     /// Somebody tells who holds the port of a call of this process.
     pub(super) fn on_held(&self, frame: &Frame) {
-        let header = frame.header;
-        let Ok(parts) = frame.parts() else { return };
-        let Some(Part::Inline(list)) = parts.first() else { return };
-        let index = header.index as usize;
+        let Some(Held { call, place, news }) = Held::read(frame) else { return };
+        let src = frame.header.src;
         let change = |change: &mut dyn FnMut(&mut Holders)| {
-            self.calls.on_held(&self.reactor, header.call, index, change);
+            self.calls.on_held(&self.reactor, call, place as usize, change);
         };
-        if header.flags & flags::END != 0 {
-            let tickets =
-                list.chunks_exact(8).map(|raw| raw.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)));
-            change(&mut |holders| tickets.clone().for_each(|ticket| holders.let_go(header.src, ticket)));
-            return;
-        }
-        if header.flags & flags::MORE == 0 {
-            change(&mut Holders::loosen);
-            return;
-        }
-        let name: Arc<str> = String::from_utf8_lossy(frame.name()).into();
+        let (ticket, to, name) = match news {
+            Holding::Loose => return change(&mut Holders::loosen),
+            Holding::LetGo(tickets) => {
+                return change(&mut |holders| tickets.iter().for_each(|ticket| holders.let_go(src, *ticket)));
+            }
+            Holding::Given { ticket, to, name } => (ticket, to, Arc::<str>::from(name)),
+        };
         let mut news = Vec::new();
         change(&mut |holders| {
-            let given = list.chunks_exact(ADDR_LEN).take(MOST_HOLDERS).filter_map(read_addr);
-            news.extend(given.filter(|addr| holders.given(*addr, header.actor, &name)));
+            let given = to.iter().take(MOST_HOLDERS).copied();
+            news.extend(given.filter(|addr| holders.given(*addr, ticket, &name)));
         });
         for holder in news {
             // This process's own end, or that of a whole host, is heard of anyway.
             if holder != self.me && !holder.is_agent() {
-                let mut header = Header::new(Kind::Watch, self.me, holder);
-                (header.actor, header.index) = (holder.mesh, holder.rank);
-                self.dispatch(Frame::build_plain(header, None, b"", b""), None);
+                self.dispatch(Watch::of(holder).frame(self.me, holder), None);
             }
         }
     }

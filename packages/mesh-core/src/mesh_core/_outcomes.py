@@ -160,7 +160,9 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     from mesh_core._failure import error_of as raised_for
 
     key = (who.mesh._procs_id, who.view.rank_at(index), 0)
-    failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank, key=key)
+    failure = of_loss(
+        lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank, key=key
+    )
     died = raised_for(failure)
     if failure.kind is FailureKind.BOOTSTRAP_FAILED:
         died.__cause__ = _bootstrap_error(who.mesh)
