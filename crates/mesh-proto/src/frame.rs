@@ -20,7 +20,7 @@ pub const MESSAGE_COST: u64 = 256;
 pub const MAX_BODY: u64 = 1 << 40;
 
 const MAGIC: u16 = 0x4d68;
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const SHARED: u64 = 1 << 63;
 const SHARED_LEN: usize = 32;
 
@@ -52,11 +52,11 @@ pub mod flags {
     pub const QUESTION: u16 = 1 << 13;
 }
 
-/// What a frame is for.
+/// What a frame is for. Kinds that have a type in [`crate::control`] are made and read by that alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// First frame of a proc: here I am.
+    /// First frame of a proc: [`crate::control::Hello`].
     Hello = 1,
     /// Make an actor.
     Spawn = 2,
@@ -68,54 +68,51 @@ pub enum Kind {
     Reply = 5,
     /// Stop an actor, after what was sent before.
     StopActor = 6,
-    /// Stop the proc, after what was sent before.
+    /// Stop the proc, after what was sent before: [`crate::control::StopProc`].
     StopProc = 7,
-    /// Last frame of a proc that ends in order.
+    /// Last frame of a proc that ends by itself: [`crate::control::Goodbye`].
     Goodbye = 8,
-    /// A proc has died: index is its rank, part 0 the reason.
+    /// A proc has ended: [`crate::control::Down`].
     Down = 9,
-    /// A proc asks its agent to spawn a mesh of procs.
+    /// Asks agents to make procs: [`crate::control::SpawnProcs`].
     SpawnProcs = 10,
-    /// The message could not be delivered; it comes back to its sender.
+    /// The message could not be delivered: [`crate::control::Undeliverable`], for its sender.
     Undeliverable = 11,
     /// The caller no longer waits for this call.
     Cancel = 12,
     /// Several replies of one call, merged on the way up.
     Gathered = 13,
-    /// An owner lets go of a mesh of procs: stop them all by a deadline.
+    /// An owner lets go of a mesh of procs: [`crate::control::StopProcs`].
     StopProcs = 14,
     /// A value for a port: actor is the port's id.
     Post = 15,
-    /// Nobody listens at a port any more: actor is its id, part 0 says whose it was.
+    /// Nobody listens at a port any more: [`crate::control::Closed`].
     Closed = 16,
     /// A mailbox gives bytes back to a sender, or is asked to.
     Credit = 17,
-    /// Asks a proc about itself, or tells the controller of an event; the name says which.
+    /// Asks a proc about itself, or tells the controller of an event: [`crate::control::Inspect`].
     Inspect = 18,
     /// An actor has failed while its proc lives on: for its owner, whose actor is named; part 0 is opaque here.
     Failure = 19,
     /// A rank's share of a combined reply, for the rank above it.
     Partial = 20,
-    /// An agent asks another to tell it of the end of a proc there: actor is its mesh, index its rank. Sent to the proc
-    /// itself it does nothing there: its agent, which sees it pass, tells whoever sent it of that end.
+    /// Asks for the notice of a proc's end: [`crate::control::Watch`].
     Watch = 21,
-    /// A whole host is dead: actor is its number, the name the reason. From the controller to every agent, and from
-    /// these to their procs.
+    /// A whole host is dead: [`crate::control::HostDown`].
     HostDown = 22,
-    /// To the controller: a host cannot be reached, or relays no more; actor is its number, the name the reason.
+    /// To the controller, what was seen of a host: [`crate::control::HostLost`].
     HostLost = 23,
-    /// Where a host can be reached (actor is its number): a question to the controller, or, with a name, its answer.
+    /// Where a host can be reached: [`crate::control::Whereabouts`].
     Whereabouts = 24,
-    /// From the controller to agents: the job is over.
+    /// From the controller to agents, the job is over: [`crate::control::EndJob`].
     EndJob = 25,
-    /// What procs of another host print, and how it is to be shown.
+    /// What procs of another host print, and how it is to be shown: [`crate::control::Lines`].
     Lines = 26,
-    /// From the controller to every agent: how a host stands; actor is its number, the name a word.
+    /// From the controller to every agent, how a host stands: [`crate::control::HostStanding`].
     Standing = 27,
-    /// From the controller to every agent: certificates that hold no more; part 0 is the signed list.
+    /// From the controller to every agent, certificates that hold no more: [`crate::control::Revoked`].
     Revoked = 28,
-    /// Who holds the port of a call, for the caller: actor is the ticket, the name what people call those that are given
-    /// it; part 0 lists them (`MORE`), or the tickets of what the sender has let go of (`END`).
+    /// Who holds the port of a call, for the caller: [`crate::control::Held`].
     Held = 29,
     /// A message for an extension of the process itself; the name says for which.
     Extend = 30,

@@ -1,6 +1,8 @@
 //! What Mesh processes say to each other, as data and state machines without clock or I/O.
 //!
 //! - [`Header`], [`Frame`], [`Decoder`]: the bytes on a link.
+//! - [`control`]: what processes tell each other beside messages, as types.
+//! - [`EndReason`], [`Undelivered`], [`PortEnd`]: why something ended, as types.
 //! - [`Placement`]: on which host each rank of a mesh lives.
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
 //! - [`Early`]: messages that are quicker than the spawn that they depend on.
@@ -15,6 +17,8 @@
 //! Nothing here reads a clock, a socket or the environment; time is passed in where it matters.
 #![forbid(unsafe_code)]
 
+mod codec;
+pub mod control;
 mod decode;
 mod early;
 mod error;
@@ -28,6 +32,7 @@ mod ids;
 mod lifecycle;
 pub mod logs;
 mod placement;
+mod reason;
 mod router;
 
 pub use decode::{Decoder, READ_CHUNK};
@@ -41,4 +46,5 @@ pub use holders::{Deserter, Holders, Ticket, Verdict};
 pub use ids::{ActorId, CallId, HostNo, IdMaker, MeshId, ProcAddr};
 pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};
 pub use placement::{Placement, Spread};
+pub use reason::{EndKind, EndReason, HostEnd, PortEnd, Undelivered};
 pub use router::{LinkId, Route, Router};

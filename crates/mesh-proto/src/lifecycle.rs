@@ -4,6 +4,7 @@
 //! the second one a short while, so that the notice can name the exit status, and gives it exactly once (LIF-1).
 
 use crate::hosts::Fate;
+use crate::{EndKind, EndReason};
 use std::time::Duration;
 
 /// How long the notice of an end waits for the exit status after the link has closed. Who reaps the proc reports it
@@ -25,8 +26,6 @@ pub enum Exit {
     OutOfMemory,
     /// Nobody can tell: the process that would have reaped it is gone.
     Unknown,
-    /// With its whole host.
-    Host(Fate),
 }
 
 /// The end of a proc, as everyone who waits for it hears of it.
@@ -38,10 +37,66 @@ pub struct Ended {
     pub exit: Exit,
     /// Whether it was asked to stop: no failure.
     pub orderly: bool,
-    /// What is known beyond the status, for people.
-    pub reason: String,
+    /// What is known beyond the status.
+    pub reason: EndReason,
     /// The last lines of its stderr; whoever tells of the end adds them.
     pub stderr_tail: Vec<String>,
+}
+
+impl Ended {
+    /// The end of a proc of which nobody knows a process.
+    #[must_use]
+    pub fn unmade(reason: EndReason) -> Self {
+        Self { pid: None, exit: Exit::Unknown, orderly: false, reason, stderr_tail: Vec::new() }
+    }
+
+    /// What became of its host, if it ended with that.
+    #[must_use]
+    pub fn fate(&self) -> Option<Fate> {
+        match &self.reason {
+            EndReason::Host(end) => Some(end.fate),
+            _ => None,
+        }
+    }
+
+    /// What kind of end it is, asked for or not.
+    #[must_use]
+    pub fn kind(&self) -> EndKind {
+        match (&self.reason, self.exit) {
+            (EndReason::Host(end), _) => end.fate.into(),
+            // Its status is a consequence of that.
+            (EndReason::Bootstrap(_), _) => EndKind::BootstrapFailed,
+            (_, Exit::Code(_)) => EndKind::Exited,
+            (_, Exit::Signal(_)) => EndKind::Killed,
+            (_, Exit::OutOfMemory) => EndKind::OutOfMemory,
+            (EndReason::NotMade(_), _) => EndKind::SpawnFailed,
+            (EndReason::Late(_), _) => EndKind::SpawnTimeout,
+            (EndReason::ForkServerEnded(_), _) => EndKind::ForkServerDied,
+            (EndReason::ConnectionClosed(_) | EndReason::ConnectionBroke(_) | EndReason::Protocol(_), _) => {
+                EndKind::ConnectionLost
+            }
+            (
+                EndReason::Unstated
+                | EndReason::Unreaped
+                | EndReason::LongAgo
+                | EndReason::NeverKnown
+                | EndReason::NoSuchProc(_)
+                | EndReason::Shutdown
+                | EndReason::Unknown(_),
+                Exit::Unknown,
+            ) => EndKind::Unknown,
+        }
+    }
+
+    /// Whether its process was never made, as far as anybody knows, though nobody asked it to stop.
+    #[must_use]
+    pub fn never_ran(&self) -> bool {
+        let in_spawn = matches!(
+            self.kind(),
+            EndKind::SpawnFailed | EndKind::SpawnTimeout | EndKind::ForkServerDied | EndKind::ConnectionLost
+        );
+        self.pid.is_none() && in_spawn && !self.orderly
+    }
 }
 
 /// What happens to a proc, as seen by its host agent.
@@ -62,13 +117,13 @@ pub enum Event {
         within: Duration,
     },
     /// It said goodbye: what follows is no failure, unless its exit status says so. Then this is why, if it has told.
-    Goodbye(String),
+    Goodbye(EndReason),
     /// Its link has closed or broke.
-    LinkClosed(String),
+    LinkClosed(EndReason),
     /// It was reaped.
     Exited(Exit),
     /// It could not be made.
-    SpawnFailed(String),
+    SpawnFailed(EndReason),
     /// Time has passed.
     Tick,
 }
@@ -103,8 +158,8 @@ pub struct Lifecycle {
     stage: Stage,
     pid: Option<u32>,
     orderly: bool,
-    link_closed: Option<String>,
-    last_words: Option<String>,
+    link_closed: Option<EndReason>,
+    last_words: Option<EndReason>,
     exit: Option<Exit>,
     deadline: Option<Duration>,
     killed: bool,
@@ -178,7 +233,7 @@ impl Lifecycle {
             }
             Event::Goodbye(why) => {
                 self.orderly = true;
-                self.last_words = Some(why).filter(|why| !why.is_empty());
+                self.last_words = Some(why).filter(|why| !why.is_unstated());
             }
             Event::LinkClosed(why) => {
                 if self.link_closed.is_none() {
@@ -201,9 +256,9 @@ impl Lifecycle {
                     let starting = self.stage == Stage::Starting;
                     let kill = !std::mem::replace(&mut self.killed, true);
                     let why = if starting {
-                        Some(format!("it has not reported within {} s of its spawn", self.allowed.as_secs_f64()))
+                        Some(EndReason::Late(self.allowed))
                     } else if !kill && self.link_closed.is_none() {
-                        Some("it was killed, and nobody has reported its end".to_owned())
+                        Some(EndReason::Unreaped)
                     } else {
                         None
                     };
@@ -220,7 +275,7 @@ impl Lifecycle {
         Actions::default()
     }
 
-    fn end(&mut self, why: Option<String>) -> Actions {
+    fn end(&mut self, why: Option<EndReason>) -> Actions {
         self.stage = Stage::Ended;
         self.deadline = None;
         let exit = self.exit.unwrap_or(Exit::Unknown);

@@ -1,6 +1,6 @@
 //! Who may still answer a call by its port (HLD-1).
 
-use mesh_proto::{Deserter, Ended, Exit, Holders, ProcAddr, Verdict};
+use mesh_proto::{Deserter, EndReason, Ended, Exit, Holders, ProcAddr, Verdict};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn ended(reason: &str) -> Arc<Ended> {
         pid: Some(1),
         exit: Exit::Signal(9),
         orderly: false,
-        reason: reason.to_owned(),
+        reason: EndReason::NotMade(reason.to_owned()),
         stderr_tail: Vec::new(),
     })
 }
@@ -40,7 +40,7 @@ fn the_last_holders_death_ends_it_and_is_told() {
     assert!(holders.verdict().is_none());
     holders.died(at(1, 2), &ended("killed"));
     let lost = lost(&holders);
-    assert_eq!((lost.addr, &*lost.name, &*lost.ended.reason), (at(1, 2), "worker", "killed"));
+    assert_eq!((lost.addr, &*lost.name, lost.ended.reason.to_string().as_str()), (at(1, 2), "worker", "killed"));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_death_ends_nothing_while_somebody_else_holds_it() {
     holders.let_go(CALLEE, Holders::FIRST);
     assert!(holders.verdict().is_none(), "another has it");
     holders.host_died(3, &ended("host"));
-    assert_eq!(lost(&holders).ended.reason, "host");
+    assert_eq!(lost(&holders).ended.reason.to_string(), "host");
 }
 
 #[test]

@@ -5,7 +5,8 @@
 mod support;
 
 use mesh_proto::{
-    Ended, Event, Exit, Gather, IdMaker, Lifecycle, Outcome, Placement, ProcAddr, Route, Router, Stage, Target,
+    EndReason, Ended, Event, Exit, Gather, IdMaker, Lifecycle, Outcome, Placement, ProcAddr, Route, Router, Stage,
+    Target,
 };
 use mesh_topology::Region;
 use proptest::prelude::*;
@@ -19,7 +20,7 @@ fn ended(reason: &str) -> Arc<Ended> {
         pid: None,
         exit: Exit::Unknown,
         orderly: false,
-        reason: reason.to_owned(),
+        reason: EndReason::NotMade(reason.to_owned()),
         stderr_tail: Vec::new(),
     })
 }
@@ -117,10 +118,10 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (0_u64..200).prop_map(|ms| Event::Asked { within: Duration::from_millis(ms) }),
         2 => Just(Event::Hello),
         2 => (0_u64..200).prop_map(|ms| Event::StopAsked { within: Duration::from_millis(ms) }),
-        1 => Just(Event::Goodbye(String::new())),
-        1 => Just(Event::LinkClosed("its connection closed".to_owned())),
+        1 => Just(Event::Goodbye(EndReason::Unstated)),
+        1 => Just(Event::LinkClosed(EndReason::ConnectionClosed(0))),
         1 => exit.prop_map(Event::Exited),
-        1 => Just(Event::SpawnFailed("no".to_owned())),
+        1 => Just(Event::SpawnFailed(EndReason::NotMade("no".to_owned()))),
         6 => Just(Event::Tick),
     ]
 }
@@ -184,7 +185,7 @@ proptest! {
         // LIF-1: its end is told exactly once, however it comes about.
         if life.stage() != Stage::Ended {
             prop_assert_eq!(notices, 0);
-            life.on(Event::LinkClosed("at last".to_owned()), now);
+            life.on(Event::LinkClosed(EndReason::ConnectionClosed(3)), now);
             let by = life.deadline().unwrap();
             let early = life.on(Event::Tick, by.checked_sub(Duration::from_nanos(1)).unwrap());
             prop_assert!(early.notice.is_none());
@@ -229,7 +230,7 @@ fn a_proc_that_never_reports_is_killed_and_told_of() {
     assert_eq!(life.on(Event::Tick, Duration::from_millis(1999)), mesh_proto::Actions::default());
     let late = life.on(Event::Tick, Duration::from_secs(2));
     assert!(late.kill);
-    assert!(late.notice.unwrap().reason.contains("within 2 s of its spawn"));
+    assert!(late.notice.unwrap().reason.to_string().contains("within 2 s of its spawn"));
 }
 
 #[test]
@@ -309,7 +310,7 @@ proptest! {
                     let expected = model.get(&mesh).and_then(|doors| doors.get(rank as usize));
                     match (router.route(ProcAddr { mesh, rank: rank + 2, host: 0 }), expected) {
                         (Route::Via(link), Some(Some(model))) => prop_assert_eq!(link, *model),
-                        (Route::Gone(ended), Some(None)) => prop_assert_eq!(&ended.reason, "closed"),
+                        (Route::Gone(ended), Some(None)) => prop_assert_eq!(&ended.reason.to_string(), "closed"),
                         (Route::Unknown, None) => {}
                         (route, expected) => prop_assert!(false, "{route:?} where {expected:?} was due"),
                     }
@@ -358,7 +359,7 @@ fn ended_meshes_are_remembered_but_not_for_ever() {
         pid: None,
         exit: Exit::Unknown,
         orderly: true,
-        reason: "closed".to_owned(),
+        reason: mesh_proto::EndReason::NotMade("closed".to_owned()),
         stderr_tail: Vec::new(),
     });
     for mesh in 1..=5000 {
@@ -389,7 +390,7 @@ fn a_status_that_comes_late_after_the_link_has_closed_is_still_told() {
     let ms = Duration::from_millis;
     let mut life = Lifecycle::default();
     let _ = life.on(Event::Hello, ms(0));
-    let _ = life.on(Event::LinkClosed("its connection closed".to_owned()), ms(10));
+    let _ = life.on(Event::LinkClosed(EndReason::ConnectionClosed(0)), ms(10));
     // The reaper waits for a core meanwhile.
     assert!(life.on(Event::Tick, ms(410)).notice.is_none());
     let told = life.on(Event::Exited(Exit::Signal(9)), ms(411)).notice.map(|ended| ended.exit);

@@ -213,7 +213,7 @@ fn refused(change: impl FnOnce(&mut Vec<u8>)) -> String {
 #[test]
 fn what_is_not_ours_is_refused_with_its_reason() {
     assert!(refused(|bytes| bytes[0] = 0x16).contains("not a mesh packet"));
-    assert!(refused(|bytes| bytes[2] = 9).contains("packet version 9, this side 1"));
+    assert!(refused(|bytes| bytes[2] = 9).contains("packet version 9, this side 2"));
     assert!(refused(|bytes| bytes[3] = 99).contains("kind 99"));
     assert!(refused(|bytes| bytes[43] = 1).contains("above the limit of 524288"));
     assert!(refused(|bytes| bytes[5] = 200).contains("destinations"));

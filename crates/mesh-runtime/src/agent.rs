@@ -11,14 +11,16 @@ use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds, told};
 use crate::oom::OomKills;
 use crate::runtime::{Runtime, lock, relate};
 use bytes::Bytes;
-use mesh_proto::hosts::Fate;
+use mesh_proto::control::{Down, SpawnProcs, StopProc};
 use mesh_proto::{
-    ActorId, CallId, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId, Owned, Part,
-    ProcAddr, Target,
+    ActorId, CallId, EndReason, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId,
+    Owned, ProcAddr,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::ops::Range;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -225,9 +227,7 @@ impl Runtime {
         let addrs: Vec<ProcAddr> = lock(&self.agent).procs.keys().filter(|a| a.mesh == mesh).copied().collect();
         for addr in addrs {
             self.on_proc(addr, Event::StopAsked { within });
-            let mut header = Header::new(Kind::StopProc, self.me, addr);
-            header.index = millis(within);
-            self.dispatch(Frame::build(header, None, b"", &[]), None);
+            self.dispatch(StopProc { within }.frame(self.me, addr), None);
         }
         self.reactor.ring_io();
     }
@@ -302,7 +302,7 @@ impl Runtime {
         // Before anybody hears of the death: what they send then comes behind these stops (FAM-4).
         self.end_orphans(aftermath.end);
         for listener in aftermath.tell {
-            self.dispatch(down_frame(self.me, listener, addr, &ended), None);
+            self.dispatch(Down::notice(addr, &ended).frame(self.me, listener), None);
         }
         let lost = self.calls.on_down(&self.reactor, addr, &ended);
         self.forget_fallen();
@@ -340,12 +340,10 @@ impl Runtime {
         nursery.read(|report| match report {
             Report::Forked(addr, pid) => self.on_proc(addr, Event::Forked(pid)),
             Report::Exited(addr, exit) => self.on_proc_exit(addr, exit),
-            Report::Failed(addr, why) => self.on_proc(addr, Event::SpawnFailed(why)),
-            Report::Refused(why) => over = Some(why),
+            Report::Failed(addr, why) => self.on_proc(addr, Event::SpawnFailed(EndReason::NotMade(why))),
+            Report::Refused(why) => over = Some(EndReason::NotMade(why)),
             Report::Closed => {
-                over.get_or_insert_with(|| {
-                    format!("the process that forks workers (pid {}) has ended, and with it its workers", nursery.pid())
-                });
+                over.get_or_insert_with(|| EndReason::ForkServerEnded(nursery.pid()));
             }
         });
         if let Some(why) = over {
@@ -361,7 +359,7 @@ impl Runtime {
         self.on_proc(addr, Event::Exited(exit));
     }
 
-    fn bury(&self, token: u64, nursery: &Nursery, why: &str) {
+    fn bury(&self, token: u64, nursery: &Nursery, why: &EndReason) {
         nursery.close(&self.reactor);
         let orphans: Vec<ProcAddr> = {
             let mut agent = lock(&self.agent);
@@ -372,7 +370,7 @@ impl Runtime {
         // From here on a spawn starts another one.
         nursery.reap(Duration::from_millis(200));
         for addr in orphans {
-            self.on_proc(addr, Event::SpawnFailed(why.to_owned()));
+            self.on_proc(addr, Event::SpawnFailed(why.clone()));
         }
     }
 
@@ -438,7 +436,7 @@ impl Runtime {
                     }
                 };
                 for order in waiting {
-                    self.on_proc(order.addr, Event::SpawnFailed(error.to_string()));
+                    self.on_proc(order.addr, Event::SpawnFailed(EndReason::NotMade(error.to_string())));
                 }
             }
         }
@@ -472,190 +470,35 @@ impl Runtime {
     }
 }
 
-/// Milliseconds, as a header's index carries them.
-pub(crate) fn millis(within: Duration) -> u32 {
-    u32::try_from(within.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// The notice of a proc's end, for another proc.
-pub(crate) fn down_frame(me: ProcAddr, to: ProcAddr, addr: ProcAddr, ended: &Ended) -> Frame {
-    let mut header = Header::new(Kind::Down, me, to);
-    header.index = addr.rank;
-    header.actor = addr.mesh;
-    let (tag, value) = match ended.exit {
-        Exit::Code(code) => (0_u8, code),
-        Exit::Signal(signal) => (1, signal),
-        Exit::Unknown => (2, 0),
-        Exit::Host(fate) => (3, i32::from(fate.code())),
-        Exit::OutOfMemory => (4, 0),
-    };
-    let mut fixed = Vec::with_capacity(10 + ended.reason.len());
-    fixed.push(tag);
-    fixed.push(u8::from(ended.orderly));
-    fixed.extend_from_slice(&value.to_le_bytes());
-    fixed.extend_from_slice(&ended.pid.unwrap_or(0).to_le_bytes());
-    fixed.extend_from_slice(ended.reason.as_bytes());
-    let tail = Part::Inline(ended.stderr_tail.join("\n").into());
-    Frame::build(header, None, b"", &[Part::Inline(fixed.into()), tail])
-}
-
-/// What `down_frame` says.
-pub(crate) fn read_down(frame: &Frame) -> Option<(ProcAddr, Ended)> {
-    // Only the agent of its host tells of a proc's end.
-    let host = frame.header.src.host;
-    let parts = frame.parts().ok()?;
-    let Some(Part::Inline(raw)) = parts.first() else { return None };
-    let fixed = raw.get(..10)?;
-    let value = i32::from_le_bytes(fixed[2..6].try_into().ok()?);
-    let pid = u32::from_le_bytes(fixed[6..10].try_into().ok()?);
-    let exit = match fixed[0] {
-        0 => Exit::Code(value),
-        1 => Exit::Signal(value),
-        3 => Exit::Host(Fate::of(value.unsigned_abs())),
-        4 => Exit::OutOfMemory,
-        _ => Exit::Unknown,
-    };
-    let ended = Ended {
-        pid: (pid != 0).then_some(pid),
-        exit,
-        orderly: fixed[1] != 0,
-        reason: String::from_utf8_lossy(&raw[10..]).into_owned(),
-        stderr_tail: match parts.get(1) {
-            Some(Part::Inline(tail)) => String::from_utf8_lossy(tail).lines().map(str::to_owned).collect(),
-            _ => Vec::new(),
-        },
-    };
-    Some((ProcAddr { mesh: frame.header.actor, rank: frame.header.index, host }, ended))
-}
-
-/// Spawn requests of procs, which have no agent of their own, as frames to theirs.
-pub(crate) mod request {
-    use super::{Bytes, Duration, Frame, Header, Kind, MeshId, NurserySpec, Part, ProcAddr, SpawnSpec, Target};
-    use std::ffi::{OsStr, OsString};
-    use std::ops::Range;
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-
-    fn millis(d: Duration) -> u64 {
-        u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
-    }
-
-    /// The ranks of the host that is at `place` among those of a mesh.
-    pub(crate) fn ranks(place: u32, per_host: u32) -> Option<Range<u32>> {
-        let first = place.checked_mul(per_host)?;
-        Some(first..first.checked_add(per_host)?)
-    }
-
-    fn join<'a>(items: impl Iterator<Item = &'a OsStr>) -> Part {
-        let mut out = Vec::new();
-        for item in items {
-            out.extend_from_slice(item.as_bytes());
-            out.push(0);
+impl SpawnSpec {
+    /// The order to make such procs, for agents.
+    pub(crate) fn order(&self, mesh: MeshId, per_host: u32, call: CallId) -> SpawnProcs {
+        let raw = |text: &OsString| Bytes::copy_from_slice(text.as_bytes());
+        SpawnProcs {
+            mesh,
+            call,
+            per_host,
+            exec: self.exec,
+            within: self.within,
+            argv: self.nursery.argv.iter().map(raw).collect(),
+            env: self.nursery.env.iter().map(|(key, value)| (raw(key), raw(value))).collect(),
+            plan: self.nursery.plan.clone(),
+            config: self.config.clone(),
+            title: self.title.to_string(),
         }
-        Part::Inline(out.into())
     }
 
-    fn split(raw: &Bytes) -> Vec<OsString> {
-        let mut items: Vec<OsString> =
-            raw.split(|byte| *byte == 0).map(|item| OsString::from_vec(item.to_vec())).collect();
-        items.pop();
-        items
-    }
-
-    /// An order to agents, of which each finds its place among them in the header's index.
-    fn order(kind: Kind, me: ProcAddr, mesh: MeshId, call: u64, agents: &Target) -> Header {
-        let dst = match agents {
-            Target::One(agent) => *agent,
-            Target::Many(..) => ProcAddr::CONTROLLER,
-        };
-        let mut header = Header::new(kind, me, dst);
-        header.actor = mesh;
-        header.call = call;
-        header
-    }
-
-    fn cast(agents: &Target) -> Option<&Target> {
-        matches!(agents, Target::Many(..)).then_some(agents)
-    }
-
-    /// `per_host` ranks are to end by a deadline.
-    pub(crate) fn stop(
-        me: ProcAddr,
-        mesh: MeshId,
-        per_host: u32,
-        call: u64,
-        agents: &Target,
-        within: Duration,
-    ) -> Frame {
-        let header = order(Kind::StopProcs, me, mesh, call, agents);
-        let mut name = per_host.to_le_bytes().to_vec();
-        name.extend_from_slice(&super::millis(within).to_le_bytes());
-        Frame::build(header, cast(agents), &name, &[])
-    }
-
-    /// What [`stop`] says: how many ranks are on each host, and the time they have.
-    pub(crate) fn read_stop(frame: &Frame) -> Option<(u32, Duration)> {
-        let (n, within) = frame.name().split_first_chunk::<4>()?;
-        let within = u32::from_le_bytes(within.try_into().ok()?);
-        Some((u32::from_le_bytes(*n), Duration::from_millis(u64::from(within))))
-    }
-
-    /// `per_host` ranks are to be made on each host.
-    pub(crate) fn encode(
-        me: ProcAddr,
-        mesh: MeshId,
-        per_host: u32,
-        call: u64,
-        agents: &Target,
-        spec: &SpawnSpec,
-    ) -> Frame {
-        let mut header = order(Kind::SpawnProcs, me, mesh, call, agents);
-        header.flags = u16::from(spec.exec);
-        let parts = [
-            join(spec.nursery.argv.iter().map(OsString::as_os_str)),
-            join(spec.nursery.env.iter().flat_map(|(k, v)| [k.as_os_str(), v.as_os_str()])),
-            Part::Inline(spec.config.clone()),
-            Part::Inline(Bytes::copy_from_slice(&millis(spec.within).to_le_bytes())),
-            Part::Inline(Bytes::copy_from_slice(spec.title.as_bytes())),
-            Part::Inline(spec.nursery.plan.clone()),
-        ];
-        Frame::build(header, cast(agents), &per_host.to_le_bytes(), &parts)
-    }
-
-    /// What [`encode`] says to an agent: the mesh, and which of its ranks are to be made there.
-    pub(crate) fn decode(frame: &Frame) -> Option<(MeshId, Range<u32>, SpawnSpec)> {
-        let parts = frame.parts().ok()?;
-        let [
-            Part::Inline(argv),
-            Part::Inline(env),
-            Part::Inline(config),
-            Part::Inline(within),
-            Part::Inline(title),
-            Part::Inline(plan),
-        ] = parts.as_slice()
-        else {
-            return None;
-        };
-        let mut words = split(env).into_iter();
-        let mut env = Vec::new();
-        while let (Some(key), Some(value)) = (words.next(), words.next()) {
-            env.push((key, value));
-        }
-        let spec = SpawnSpec {
-            nursery: NurserySpec { argv: split(argv), env, plan: plan.clone() },
-            exec: frame.header.flags & 1 != 0,
-            config: config.clone(),
-            within: Duration::from_millis(u64::from_le_bytes(within.as_ref().try_into().ok()?)),
-            title: String::from_utf8_lossy(title).into(),
-        };
-        Some((frame.header.actor, ranks(frame.header.index, u32::from_le_bytes(frame.name().try_into().ok()?))?, spec))
+    /// What an order says of the procs.
+    pub(crate) fn ordered(order: SpawnProcs) -> Self {
+        let text = |raw: Bytes| OsString::from_vec(raw.into());
+        let SpawnProcs { exec, within, argv, env, plan, config, title, .. } = order;
+        let argv = argv.into_iter().map(text).collect();
+        let env = env.into_iter().map(|(key, value)| (text(key), text(value))).collect();
+        Self { nursery: NurserySpec { argv, env, plan }, exec, config, within, title: title.into() }
     }
 }
 
-pub(crate) fn lost(reason: String) -> Outcome {
-    Outcome::Lost(Arc::new(Ended { orderly: true, ..unmade(reason) }))
-}
-
-/// The end of a proc that never was.
-pub(crate) fn unmade(reason: String) -> Ended {
-    Ended { pid: None, exit: Exit::Unknown, orderly: false, reason, stderr_tail: Vec::new() }
+/// What becomes of a call to a proc that is not there any more, or never was.
+pub(crate) fn lost(reason: EndReason) -> Outcome {
+    Outcome::Lost(Arc::new(Ended { orderly: true, ..Ended::unmade(reason) }))
 }

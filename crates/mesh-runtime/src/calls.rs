@@ -6,8 +6,9 @@ use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::unseen::{Callee, Unseen, is_failure};
 use crate::wait::Waiter;
+use mesh_proto::control::Undeliverable;
 use mesh_proto::{
-    ActorId, CallId, Ended, Frame, Gather, Header, Holders, HostNo, Kind, ProcAddr, Target, Verdict, flags,
+    ActorId, CallId, Ended, Gather, Holders, HostNo, Kind, ProcAddr, Target, Undelivered, Verdict, flags,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -51,10 +52,8 @@ fn is_value(reply: &Message) -> bool {
 
 /// What the callee would have said, had it been the last to let go of the port.
 fn end_of_port(callee: ProcAddr, id: CallId) -> Message {
-    let mut header = Header::new(Kind::Undeliverable, callee, callee);
-    header.call = id;
-    header.flags = flags::END;
-    Message::plain(Frame::build_plain(header, None, b"handed on", b""))
+    let end = Undeliverable { call: id, place: 0, actor: 0, why: Undelivered::PortHandedOn };
+    Message::plain(end.frame(callee, callee))
 }
 
 /// One call, from its sending until its last reply.

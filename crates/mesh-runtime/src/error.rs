@@ -1,6 +1,6 @@
 //! What can go wrong around the protocol.
 
-use mesh_proto::{FrameError, ProcAddr};
+use mesh_proto::{FrameError, PortEnd, ProcAddr};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -27,7 +27,7 @@ pub enum RuntimeError {
     NoSuchProc(ProcAddr),
     /// A port's receiver is gone, or has what it takes.
     #[error("nothing can be sent to this port any more: {0}")]
-    PortClosed(String),
+    PortClosed(PortEnd),
     /// The queue towards a process is full, and the sender asked not to wait.
     #[error("{queued} bytes are queued towards process {addr}, above its budget of {budget}")]
     Full {
@@ -109,7 +109,88 @@ pub enum RuntimeError {
     },
 }
 
+/// What an error is, for programs: each becomes a class of exceptions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// [`RuntimeError::Closed`].
+    Closed,
+    /// [`RuntimeError::Forked`].
+    Forked,
+    /// [`RuntimeError::NoSuchProc`].
+    NoSuchProc,
+    /// [`RuntimeError::PortClosed`].
+    PortClosed,
+    /// [`RuntimeError::Full`].
+    Full,
+    /// [`RuntimeError::Frame`].
+    Frame,
+    /// [`RuntimeError::Os`], or [`RuntimeError::Files`] where no process was to be made.
+    Os,
+    /// Processes cannot be made: [`RuntimeError::NoMemfd`], [`RuntimeError::Descriptors`], [`RuntimeError::Nursery`], or
+    /// [`RuntimeError::Files`] where processes were to be made.
+    Spawn,
+    /// [`RuntimeError::NotController`].
+    NotController,
+    /// [`RuntimeError::Credentials`] or [`RuntimeError::OtherCredentials`].
+    Credentials,
+    /// [`RuntimeError::Address`].
+    Address,
+}
+
+impl ErrorKind {
+    /// Every kind.
+    pub const ALL: [Self; 11] = [
+        Self::Closed,
+        Self::Forked,
+        Self::NoSuchProc,
+        Self::PortClosed,
+        Self::Full,
+        Self::Frame,
+        Self::Os,
+        Self::Spawn,
+        Self::NotController,
+        Self::Credentials,
+        Self::Address,
+    ];
+
+    /// In one word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Forked => "forked",
+            Self::NoSuchProc => "no_such_proc",
+            Self::PortClosed => "port_closed",
+            Self::Full => "full",
+            Self::Frame => "frame",
+            Self::Os => "os",
+            Self::Spawn => "spawn",
+            Self::NotController => "not_controller",
+            Self::Credentials => "credentials",
+            Self::Address => "address",
+        }
+    }
+}
+
 impl RuntimeError {
+    /// What it is, for programs.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Closed => ErrorKind::Closed,
+            Self::Forked { .. } => ErrorKind::Forked,
+            Self::NoSuchProc(_) => ErrorKind::NoSuchProc,
+            Self::PortClosed(_) => ErrorKind::PortClosed,
+            Self::Full { .. } => ErrorKind::Full,
+            Self::Frame(_) => ErrorKind::Frame,
+            Self::Nursery { .. } | Self::NoMemfd(_) | Self::Descriptors { .. } | Self::Files { spawning: true, .. } => {
+                ErrorKind::Spawn
+            }
+            Self::Os { .. } | Self::Files { spawning: false, .. } => ErrorKind::Os,
+            Self::NotController => ErrorKind::NotController,
+            Self::OtherCredentials { .. } | Self::Credentials(_) => ErrorKind::Credentials,
+            Self::Address(_) => ErrorKind::Address,
+        }
+    }
+
     pub(crate) fn os(what: &'static str) -> impl FnOnce(Errno) -> Self {
         move |errno| match errno {
             Errno::MFILE | Errno::NFILE => Self::files(what, errno),

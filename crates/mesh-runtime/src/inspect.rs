@@ -1,18 +1,7 @@
 //! Answers about this process, given without the interpreter: they come while an actor, the event loop or whoever holds
 //! the GIL is stuck.
 //!
-//! One frame kind asks and tells; its name says what:
-//!
-//! | name | to | is |
-//! | --- | --- | --- |
-//! | `state` | a proc | asks what its actors have done and do now |
-//! | `stacks` | a proc | asks its event loop for the stacks of its Python threads |
-//! | `dump` | a proc | asks for them without the loop, which has not answered |
-//! | `threads` | a proc | asks which thread works for which actor, and on what |
-//! | `tree` | an agent | asks which procs there are on its host; of the controller also: which hosts, and what failed lately |
-//! | `usage`, `shares` | an agent | asks what its host and its procs use; with shares of memory, which takes the kernel time |
-//! | `watch`, `rest` | a proc, an agent | somebody follows events, or nobody does any more; an agent tells its procs |
-//! | `event` | the controller | tells of an event |
+//! [`Inspect`] says what can be asked and told.
 //!
 //! Answers are JSON: they are made for people and read seldom.
 
@@ -26,8 +15,8 @@ use crate::runtime::{Runtime, lock};
 use crate::usage::{self, Used, stage_name};
 use crate::wait::Waiter;
 use crate::{Waited, dump::Dumper};
-use bytes::Bytes;
-use mesh_proto::{ActorId, Ended, Exit, Frame, Header, Kind, MeshId, Part, ProcAddr, Stage};
+use mesh_proto::control::{Inspect, Question};
+use mesh_proto::{ActorId, Ended, Exit, Frame, Header, MeshId, ProcAddr, Stage, Undelivered};
 use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -119,28 +108,25 @@ impl Runtime {
 
     pub(crate) fn on_inspect(&self, frame: &Frame) {
         let header = frame.header;
-        let answer = match frame.name().split(|byte| *byte == 0).next().unwrap_or_default() {
-            b"state" => self.state(),
-            b"threads" => self.threads(),
-            b"dump" => self.dump(),
-            b"stacks" => {
+        let answer = match Inspect::read(frame) {
+            Some(Inspect::Ask(Question::State)) => self.state(),
+            Some(Inspect::Ask(Question::Threads)) => self.threads(),
+            Some(Inspect::Ask(Question::Dump)) => self.dump(),
+            Some(Inspect::Ask(Question::Stacks)) => {
                 self.system_inbox().push(&self.reactor, Message::new(frame.clone(), &self.memory));
                 return;
             }
-            b"tree" if self.me.is_agent() => self.tree(),
-            name @ (b"usage" | b"shares") if self.me.is_agent() => return self.tell_usage(header, name == b"shares"),
-            name @ (b"watch" | b"rest") => return self.on_watch(name == b"watch"),
-            b"event" if self.me == ProcAddr::CONTROLLER => {
-                if let Ok(parts) = frame.parts()
-                    && let Some(Part::Inline(text)) = parts.first()
-                    && let Ok(text) = std::str::from_utf8(text)
-                {
-                    let failure = header.index != 0;
+            Some(Inspect::Ask(Question::Tree)) if self.me.is_agent() => self.tree(),
+            Some(Inspect::Ask(Question::Usage)) if self.me.is_agent() => return self.tell_usage(header, false),
+            Some(Inspect::Ask(Question::Shares)) if self.me.is_agent() => return self.tell_usage(header, true),
+            Some(Inspect::Watch(begin)) => return self.on_watch(begin),
+            Some(Inspect::Event { text, failure }) if self.me == ProcAddr::CONTROLLER => {
+                if let Ok(text) = std::str::from_utf8(&text) {
                     self.inspection.journal.push(&self.reactor, text.into(), failure);
                 }
                 return;
             }
-            _ => return self.undeliverable(&header, "it does not know this question"),
+            Some(_) | None => return self.undeliverable(&header, Undelivered::UnknownQuestion),
         };
         self.reply(&header, 0, answer.as_bytes(), &[]);
     }
@@ -271,7 +257,7 @@ impl Runtime {
             }
         });
         if made.is_err() {
-            self.undeliverable(&to, "no thread could be started to look");
+            self.undeliverable(&to, Undelivered::NoThread);
         }
     }
 
@@ -321,9 +307,8 @@ impl Runtime {
             self.inspection.journal.push(&self.reactor, text.into(), failure);
             return;
         }
-        let mut header = Header::new(Kind::Inspect, self.me, ProcAddr::CONTROLLER);
-        header.index = u32::from(failure);
-        self.dispatch(Frame::build(header, None, b"event", &[Part::Inline(Bytes::from(text))]), None);
+        let event = Inspect::Event { text: text.into(), failure };
+        self.dispatch(event.frame(self.me, ProcAddr::CONTROLLER, None), None);
     }
 
     /// Procs of this host are being made. Called with the agent's lock held, before anything is sent to them.
@@ -342,7 +327,7 @@ impl Runtime {
     /// A proc of this host has ended.
     pub(crate) fn note_end(&self, who: ProcAddr, ended: &Ended, title: &str) {
         let kind = if ended.orderly { "proc_stopped" } else { "proc_died" };
-        let mut note = Note::new(kind, who).text("title", title).text("text", &ended.reason);
+        let mut note = Note::new(kind, who).text("title", title).text("text", &ended.reason.to_string());
         if let Some(pid) = ended.pid {
             note = note.number("pid", pid);
         }
@@ -350,7 +335,7 @@ impl Runtime {
             Exit::Code(code) => note.number("exitcode", code),
             Exit::Signal(signal) => note.number("signal", signal),
             Exit::OutOfMemory => note.number("signal", rustix::process::Signal::KILL.as_raw()),
-            Exit::Unknown | Exit::Host(_) => note,
+            Exit::Unknown => note,
         };
         self.note(note, !ended.orderly);
     }
@@ -380,8 +365,7 @@ impl Runtime {
 
     /// What a new proc is told first, if somebody watches.
     pub(crate) fn watch_frame(&self, who: ProcAddr) -> Option<Frame> {
-        (self.inspection.watchers.load(Ordering::SeqCst) > 0)
-            .then(|| Frame::build(Header::new(Kind::Inspect, self.me, who), None, b"watch", &[]))
+        (self.inspection.watchers.load(Ordering::SeqCst) > 0).then(|| Inspect::Watch(true).frame(self.me, who, None))
     }
 
     /// A reader of events begins to follow, or ends.
@@ -394,8 +378,7 @@ impl Runtime {
         }
         self.on_watch(begin);
         if let Some(agents) = self.other_agents() {
-            let header = Header::new(Kind::Inspect, self.me, ProcAddr::CONTROLLER);
-            self.dispatch(Frame::build(header, Some(&agents), watch_name(begin), &[]), None);
+            self.dispatch(Inspect::Watch(begin).frame(self.me, ProcAddr::CONTROLLER, Some(&agents)), None);
         }
     }
 
@@ -410,7 +393,7 @@ impl Runtime {
         }
         let (procs, _) = lock(&self.agent).overview();
         for (who, ..) in procs {
-            self.dispatch(Frame::build(Header::new(Kind::Inspect, self.me, who), None, watch_name(begin), &[]), None);
+            self.dispatch(Inspect::Watch(begin).frame(self.me, who, None), None);
         }
     }
 
@@ -468,10 +451,6 @@ impl Runtime {
             Waited::NotYet
         }
     }
-}
-
-fn watch_name(begin: bool) -> &'static [u8] {
-    if begin { b"watch" } else { b"rest" }
 }
 
 /// What [`crate::agent::Agent::overview`] tells of a proc: its address, stage, pid and owner.

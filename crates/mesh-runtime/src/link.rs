@@ -3,7 +3,7 @@
 use crate::error::RuntimeError;
 use crate::reactor::{Reactor, would_block};
 use bytes::Bytes;
-use mesh_proto::{Decoder, Frame, HEADER_LEN, LinkId, ProcAddr};
+use mesh_proto::{Decoder, EndReason, Frame, HEADER_LEN, LinkId, ProcAddr};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -25,7 +25,7 @@ pub(crate) enum ReadEnd {
     /// Everything that had arrived was read, or so much that others go first.
     Drained,
     /// The peer has closed, or broke the protocol; nothing more will come.
-    Closed(String),
+    Closed(EndReason),
 }
 
 #[derive(Debug, Default)]
@@ -217,21 +217,18 @@ impl Link {
             let asked = room.len();
             let n = match recv(&self.fd, room, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => {
-                    return ReadEnd::Closed(match rx.pending() {
-                        0 => "its connection closed".to_owned(),
-                        n => format!("its connection closed within a message ({n} bytes of it had arrived)"),
-                    });
+                    return ReadEnd::Closed(EndReason::ConnectionClosed(rx.pending() as u64));
                 }
                 Ok((n, _)) => n,
                 Err(errno) if would_block(errno) => return ReadEnd::Drained,
-                Err(errno) => return ReadEnd::Closed(format!("its connection broke: {errno}")),
+                Err(errno) => return ReadEnd::Closed(EndReason::ConnectionBroke(errno.raw_os_error())),
             };
             rx.filled(n);
             loop {
                 match rx.next_frame() {
                     Ok(Some(frame)) => take(frame),
                     Ok(None) => break,
-                    Err(error) => return ReadEnd::Closed(format!("it broke the protocol: {error}")),
+                    Err(error) => return ReadEnd::Closed(EndReason::Protocol(error.to_string())),
                 }
             }
             total += n;

@@ -25,10 +25,10 @@ mod words;
 
 use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
-use bytes::Bytes;
 use desk::{Desk, MOST_READS, MOST_WAITING, Pipes};
+use mesh_proto::control::Lines;
 use mesh_proto::logs::{Chunk, LogOptions, Stream, Tap};
-use mesh_proto::{MeshId, Part, ProcAddr};
+use mesh_proto::{MeshId, ProcAddr};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -224,7 +224,7 @@ impl Logs {
             desk.asked_away += 1;
             desk.asked_away
         };
-        runtime.cast_lines(b"flush", ticket, &[]);
+        runtime.cast_lines(&Lines::Flush(ticket));
         let mut desk = lock(&self.desk);
         loop {
             hosts
@@ -254,12 +254,9 @@ impl Logs {
         let Some(runtime) = self.runtime.upgrade().filter(|runtime| !runtime.is_closed()) else { return };
         for one in mail {
             match one {
-                Mail::Found(batch) => runtime.send_lines(0, b"found", &[Part::Inline(batch.into())]),
-                Mail::More(host) => runtime.send_lines(host, b"more", &[]),
-                Mail::Set(mesh, options) => {
-                    let told = Part::Inline(Bytes::copy_from_slice(&options.encode()));
-                    runtime.cast_lines(b"set", mesh, &[told]);
-                }
+                Mail::Found(batch) => runtime.send_lines(0, &Lines::Found(batch.into())),
+                Mail::More(host) => runtime.send_lines(host, &Lines::More),
+                Mail::Set(mesh, options) => runtime.cast_lines(&Lines::Set(mesh, options)),
             }
         }
     }

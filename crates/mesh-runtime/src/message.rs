@@ -1,12 +1,12 @@
 //! A frame that has reached its receiver.
 
-use crate::agent::read_down;
 use crate::error::RuntimeError;
 use crate::meter::{Charge, Mailbox};
 use crate::shm::{Memory, PartData, SharedPart};
 use bytes::Bytes;
+use mesh_proto::control::{Down, Undeliverable};
 use mesh_proto::hosts::Few;
-use mesh_proto::{Ended, Frame, HEADER_LEN, Header, Part, ProcAddr, flags};
+use mesh_proto::{Frame, HEADER_LEN, Header, Kind, Part, Undelivered, flags};
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -136,14 +136,19 @@ impl Message {
         &self.frame.header
     }
 
-    /// The endpoint, or the reason that comes with an error.
+    /// The endpoint, with what else is said of the message.
     pub fn name(&self) -> &[u8] {
         self.frame.name()
     }
 
     /// What a notice of a proc's end says.
-    pub fn down(&self) -> Option<(ProcAddr, Ended)> {
-        read_down(&self.frame)
+    pub fn down(&self) -> Option<Down> {
+        Down::read(&self.frame)
+    }
+
+    /// Why a message, or the port of a call, has come to nothing.
+    pub fn undelivered(&self) -> Option<Undelivered> {
+        (self.frame.header.kind == Kind::Undeliverable).then(|| Undeliverable::read_why(&self.envelope())).flatten()
     }
 
     /// The name without a copy: it keeps the message's bytes alive.

@@ -9,10 +9,11 @@ use crate::calls::{Call, Calls, Outcome};
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::runtime::Runtime;
-use mesh_proto::{ActorId, CallId, HostNo, ProcAddr, Target, Ticket};
+use mesh_proto::control::{Closed, PortAddr};
+use mesh_proto::{ActorId, CallId, HostNo, PortEnd, ProcAddr, Target, Ticket};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -135,22 +136,10 @@ fn match_up(queue: &mut Queue, reactor: &Reactor, calls: &Calls) {
     }
 }
 
-/// What a sender knows of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Address {
-    pub(crate) owner: ProcAddr,
-    /// The port's id, or the caller's number of the call.
-    pub(crate) id: u64,
-    /// For a call, which of its receivers answers.
-    pub(crate) index: u32,
-    pub(crate) response: bool,
-}
-
 /// One port, for all who send to it in this process.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    closed: AtomicBool,
-    why: Mutex<String>,
+    closed: OnceLock<PortEnd>,
     /// A port for one message has had it.
     pub(crate) used: AtomicBool,
     /// How often it was sent on: somebody else may answer too.
@@ -169,16 +158,13 @@ impl Known {
         }
     }
 
-    fn close(&self, why: &str) {
-        let mut text = lock(&self.why);
-        if text.is_empty() {
-            why.clone_into(&mut text);
-        }
-        self.closed.store(true, Ordering::SeqCst);
+    fn close(&self, why: PortEnd) {
+        // The first reason counts.
+        let _ = self.closed.set(why);
     }
 
-    pub(crate) fn closed(&self) -> Option<String> {
-        self.closed.load(Ordering::SeqCst).then(|| lock(&self.why).clone())
+    pub(crate) fn closed(&self) -> Option<PortEnd> {
+        self.closed.get().copied()
     }
 }
 
@@ -186,7 +172,7 @@ impl Known {
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     inlets: Mutex<HashMap<u64, Arc<Inlet>>>,
-    outlets: Mutex<HashMap<Address, Weak<Known>>>,
+    outlets: Mutex<HashMap<PortAddr, Weak<Known>>>,
 }
 
 impl Ports {
@@ -207,7 +193,7 @@ impl Ports {
         lock(&self.inlets).remove(&id);
     }
 
-    pub(crate) fn known(&self, address: Address) -> Arc<Known> {
+    pub(crate) fn known(&self, address: PortAddr) -> Arc<Known> {
         let mut outlets = lock(&self.outlets);
         if let Some(known) = outlets.get(&address).and_then(Weak::upgrade) {
             return known;
@@ -218,7 +204,7 @@ impl Ports {
     }
 
     /// One sender lets go of a port. If it was the last here: under what it had come.
-    fn let_go(&self, address: &Address, known: &Arc<Known>) -> Vec<Ticket> {
+    fn let_go(&self, address: &PortAddr, known: &Arc<Known>) -> Vec<Ticket> {
         let mut outlets = lock(&self.outlets);
         // Under the lock nobody else can get hold of it meanwhile.
         if Arc::strong_count(known) > 1 {
@@ -228,10 +214,10 @@ impl Ports {
         std::mem::take(&mut *lock(&known.tickets))
     }
 
-    pub(crate) fn on_closed(&self, address: &Address, why: &str) {
-        let known = lock(&self.outlets).get(address).and_then(Weak::upgrade);
+    pub(crate) fn on_closed(&self, closed: Closed) {
+        let known = lock(&self.outlets).get(&closed.port).and_then(Weak::upgrade);
         if let Some(known) = known {
-            known.close(why);
+            known.close(closed.why);
         }
     }
 
@@ -252,7 +238,7 @@ impl Ports {
             .filter_map(|(_, known)| known.upgrade())
             .collect();
         for known in hit {
-            known.close("the process that received there has ended");
+            known.close(PortEnd::ReceiverEnded);
         }
     }
 }
@@ -371,10 +357,10 @@ impl Outlet {
         }
     }
 
-    pub(crate) fn address(&self) -> Address {
+    pub(crate) fn address(&self) -> PortAddr {
         match self.way {
-            Way::Channel { id, .. } => Address { owner: self.owner, id, index: 0, response: false },
-            Way::Response { call, index, .. } => Address { owner: self.owner, id: call, index, response: true },
+            Way::Channel { id, .. } => PortAddr { owner: self.owner, id, place: 0, response: false },
+            Way::Response { call, index, .. } => PortAddr { owner: self.owner, id: call, place: index, response: true },
         }
     }
 

@@ -108,11 +108,7 @@ fn notice(call: &Call, state: &mut State) -> Option<Message> {
     let mut name = shortened(&callee.endpoint).to_vec();
     name.push(0);
     name.extend_from_slice(shortened(&callee.actor));
-    let said = match header.kind {
-        Kind::Reply => first.envelope(),
-        _ => first.name_bytes(),
-    };
-    Some(Message::plain(Frame::build_plain(header, None, &name, &said)))
+    Some(Message::plain(Frame::build_plain(header, None, &name, &first.envelope())))
 }
 
 fn shortened(name: &str) -> &[u8] {

@@ -18,7 +18,7 @@ from core_policies import Told as Telling
 from core_policies import Tolerate
 from core_processes import Watch
 
-from mesh_core import Actor, MeshFailure, PluginError, ProcMesh, endpoint, this_host, this_proc
+from mesh_core import Actor, FailureKind, MeshFailure, PluginError, ProcMesh, endpoint, this_host, this_proc
 from mesh_core.plugins import PolicyPlugin, ProbeResult
 from mesh_core.policies import Action, Due, Ended, Escalate, Event, Failed, Ignore, Later, Policy, Stop
 from mesh_core.testing import installed_plugins
@@ -73,10 +73,10 @@ def test_what_a_policy_ignores_nobody_else_hears(own: ProcMesh, told: Told) -> N
     pids = actors.pid.call().get(WITHIN).values()
     fail(actors, 2)
     event = policy.next()
-    assert event == Failed("workers", 2, "raised")
+    assert event == Failed("workers", 2, FailureKind.ACTOR_FAILED)
     assert isinstance(event, Failed) and isinstance(event.failure.exception, ValueError)
     slay_pid(pids[3])
-    assert policy.next() == Failed("workers", 3, "killed")
+    assert policy.next() == Failed("workers", 3, FailureKind.KILLED)
     # A death strikes the mesh of processes as well, which has no policy; one told of its actors is told of all.
     assert fence(told, own) == []
     assert actors.slice(gpus=1).pid.call_one().get(WITHIN) == pids[1]
@@ -99,7 +99,7 @@ def test_a_policy_stops_its_mesh(runtime: None, told: Told, tmp_path: Path) -> N
     pids = [pid for pid in procs.pids if pid is not None]
     watch = Watch(pids[1:])
     slay_pid(pids[0])
-    assert policy.next() == Failed("ruled", 0, "killed")
+    assert policy.next() == Failed("ruled", 0, FailureKind.KILLED)
     assert watch.wait() == []
     # In order: the living cleaned up. The mesh of actors has no policy, so that its loss came to the script.
     assert lines(log) == ["leaf None"] * 2
@@ -125,7 +125,7 @@ def test_a_timer_brings_its_event_and_what_was_put_off_is_decided_then(own: Proc
     policy = Asked([Later(0.01, Due("look"))], [Escalate("nobody came")])
     actors: Any = own.spawn("workers", Leaf, supervise=policy)
     fail(actors, 1)
-    assert policy.next() == Failed("workers", 1, "raised")
+    assert policy.next() == Failed("workers", 1, FailureKind.ACTOR_FAILED)
     assert policy.next() == Due("look")
     failure = told.next()
     assert (failure.rank, failure.chain) == (1, ("the policy of 'workers': nobody came",))
@@ -397,9 +397,9 @@ def test_the_policy_of_an_actor_is_asked_in_its_process(own: ProcMesh, told: Tol
     failure = told.next()
     assert failure.chain == ("the policy of 'hired': again", "actor 'ruler' in mortal[0]")
     assert lines(log) == [
-        "asked Failed(mesh='hired', rank=0, reason='killed')",
+        "asked Failed(mesh='hired', rank=0, kind=<FailureKind.KILLED: 'killed'>)",
         "asked Due(name='now')",
-        "asked Failed(mesh='hired', rank=2, reason='killed')",
+        "asked Failed(mesh='hired', rank=2, kind=<FailureKind.KILLED: 'killed'>)",
         "supervise 2 (\"the policy of 'hired': again\",)",
     ]
 

@@ -131,7 +131,7 @@ def test_failures_say_what_died_in_one_line() -> None:
         mesh_name="trainers", rank=3, point={"gpus": 3}, host="b7", pid=4242, signal=9, since=0.0
     )
     told = "rank 3 (gpus=3) of mesh 'trainers' died on host b7, pid 4242: killed by signal 9 (SIGKILL)"
-    assert repr(failure) == f"<MeshFailure: {told}>"
+    assert repr(failure) == f"<MeshFailure killed: {told}>"
     assert told in repr(SupervisionError(failure=failure))
     assert "\n" not in repr(SupervisionError(failure=failure))
     assert told in html(failure).words

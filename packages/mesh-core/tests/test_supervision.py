@@ -471,7 +471,7 @@ def test_the_error_of_a_failed_actor_tells_its_story_once(own: ProcMesh, told: T
         actor.pid.call_one().get(WITHIN)
     said = str(caught.value).splitlines()
     assert said[0].endswith(f"pid {own.pids[0]}: actor 'actor' in mortal[0] was killed: because")
-    assert [line.split()[0] for line in said[1:]] == ["since:"]
+    assert [line.split()[0] for line in said[1:]] == ["since:", "failure:"]
     failed: Any = one(own).spawn("failed", Leaf)
     failed.fail.broadcast(ValueError("so it is"))
     told.next()

@@ -22,7 +22,7 @@ pub const MAX_RUNS: usize = 8192;
 pub const MAX_HOSTS: u32 = 1 << 20;
 
 const MAGIC: u16 = 0x4d74;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const DEST_LEN: usize = 16;
 const SHARE_LEN: usize = 24;
 const GAP_LEN: usize = 16;

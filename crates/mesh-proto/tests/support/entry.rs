@@ -1,5 +1,9 @@
 //! Where hostile bytes go in: used by the fuzzer and by the mutation test on a stable compiler.
 
+use mesh_proto::control::{
+    Attachment, Closed, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines, Revoked,
+    SpawnProcs, StopProcs, Undeliverable, Whereabouts, ranks_of,
+};
 use mesh_proto::{Decoder, Frame, ProcAddr, READ_CHUNK, Target};
 
 /// Everything that a receiver does with bytes it knows nothing about. Panics if a promise is broken.
@@ -57,9 +61,69 @@ pub(crate) fn look_into(frame: &Frame) {
             let _ = (placement.only(), placement.agents(), placement.per_host(region.len()));
         }
     }
+    read_as_control(frame);
     let one = frame.for_one(ProcAddr { mesh: frame.header.dst.mesh, rank: 7, host: 0 }, 3);
     assert_eq!(one.target(), Ok(Target::One(ProcAddr { mesh: frame.header.dst.mesh, rank: 7, host: 0 })));
     assert_eq!(one.name(), frame.name());
     assert_eq!(one.parts(), frame.parts());
     assert_eq!(one.header.body_len, one.body.len() as u64);
+}
+
+/// Reads it as every control frame, whatever its kind says: what is read can be shown, and reads the same again.
+fn read_as_control(frame: &Frame) {
+    let (from, to) = (frame.header.src, frame.header.dst);
+    if let Some(goodbye) = Goodbye::read(frame) {
+        let _ = goodbye.reason.to_string();
+        assert_eq!(Goodbye::read(&goodbye.frame(from, to)), Some(goodbye));
+    }
+    if let Some(down) = Down::read(frame) {
+        let _ = (down.ended.reason.to_string(), down.ended.kind().word(), down.ended.never_ran());
+        assert_eq!(Down::read(&down.frame(from, to)), Some(down));
+    }
+    if let Some(back) = Undeliverable::read(frame) {
+        let _ = (back.why.to_string(), back.why.word());
+        assert_eq!(Undeliverable::read(&back.frame(from, to)), Some(back));
+    }
+    if let Some(closed) = Closed::read(frame) {
+        let _ = (closed.why.to_string(), closed.why.word());
+        assert_eq!(Closed::read(&closed.frame(from, to)), Some(closed));
+    }
+    if let Some(down) = HostDown::read(frame) {
+        assert!(!down.end.fate.word().is_empty());
+        assert_eq!(HostDown::read(&down.frame(from, to, None)), Some(down));
+    }
+    if let Some(lost) = HostLost::read(frame) {
+        assert_eq!(HostLost::read(&lost.frame(from)), Some(lost));
+    }
+    if let Some(standing) = HostStanding::read(frame) {
+        assert_eq!(HostStanding::read(&standing.frame(from, to, None)), Some(standing));
+    }
+    if let Some(whereabouts) = Whereabouts::read(frame) {
+        assert_eq!(Whereabouts::read(&whereabouts.frame(from, to)), Some(whereabouts));
+    }
+    if let Some(revoked) = Revoked::read(frame) {
+        assert_eq!(Revoked::read(&revoked.frame(from, to, None)), Some(revoked));
+    }
+    if let Some(held) = Held::read(frame) {
+        assert_eq!(Held::read(&held.frame(from, to)), Some(held));
+    }
+    if let Some(spawn) = SpawnProcs::read(frame) {
+        assert_eq!(SpawnProcs::read(&spawn.frame(from, &Target::One(to))), Some(spawn));
+    }
+    if let Some(stop) = StopProcs::read(frame) {
+        assert_eq!(StopProcs::read(&stop.frame(from, &Target::One(to))), Some(stop));
+    }
+    assert!(ranks_of(frame, 10).is_none_or(|ranks| ranks.len() <= 10));
+    if let Some(lines) = Lines::read(frame) {
+        assert_eq!(Lines::read(&lines.frame(from, to, None)), Some(lines));
+    }
+    if let Some(inspect) = Inspect::read(frame) {
+        assert_eq!(Inspect::read(&inspect.frame(from, to, None)), Some(inspect));
+    }
+    if let Some(told) = Attachment::decode(frame.name()) {
+        assert_eq!(Attachment::decode(&told.encode()), Some(told));
+    }
+    if let Some(said) = Introduction::decode(frame.name()) {
+        assert_eq!(Introduction::decode(&said.encode()), Some(said));
+    }
 }

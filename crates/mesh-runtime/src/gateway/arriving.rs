@@ -1,11 +1,11 @@
 //! Packets in, and what gateways tell each other in frames.
 
 use super::trunk::{Trunk, TrunkEnd};
-use super::verdict::{Report, Verdict, standing_in};
 use super::{GATEWAY, State};
 use crate::runtime::{Runtime, lock};
+use mesh_proto::control::{HostDown, HostLost, HostStanding, Revoked, Whereabouts, host_of};
 use mesh_proto::hosts::{Arrival, Farewell, HostSet, Packet, PacketKind, Parting, Standing, unmerge};
-use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
+use mesh_proto::{Frame, Header, HostNo, Kind, ProcAddr};
 use std::sync::Arc;
 
 /// More replies than this no merged frame is taken apart into.
@@ -147,8 +147,10 @@ impl Runtime {
             return;
         };
         let well = header.kind == Kind::Standing
-            && super::away::frame_of(&packet.body).is_some_and(|frame| standing_in(&frame) == Standing::Live);
-        if let Ok(host) = HostNo::try_from(header.actor)
+            && super::away::frame_of(&packet.body)
+                .and_then(|frame| HostStanding::read(&frame))
+                .is_none_or(|told| told.live);
+        if let Some(host) = host_of(&header)
             && host != self.me.host
             && !well
             && state.topology.standing(host) == Standing::Live
@@ -265,40 +267,42 @@ impl Runtime {
 
     pub(crate) fn on_gateway_frame(&self, frame: Frame) {
         let header = frame.header;
-        let host = HostNo::try_from(header.actor).unwrap_or(HostNo::MAX);
         // What ends or reroutes the work of others counts from the controller alone, and a report on a host from those above it.
         let ordered = header.src == ProcAddr::CONTROLLER;
         match header.kind {
-            Kind::HostDown if self.me.is_agent() && ordered => self.host_down(host, Verdict::read(&frame)),
-            Kind::HostDown if !self.me.is_agent() => self.ranks_lost_with(host, &Verdict::read(&frame)),
+            Kind::HostDown if ordered || !self.me.is_agent() => match HostDown::read(&frame) {
+                Some(HostDown { host, end }) if self.me.is_agent() => self.host_down(host, end),
+                Some(HostDown { host, end }) => self.ranks_lost_with(host, &end),
+                None => {}
+            },
             Kind::HostLost if self.me == ProcAddr::CONTROLLER => {
+                let Some(HostLost { host, report }) = HostLost::read(&frame) else { return };
                 let reporter = header.src.host;
                 if header.src.is_agent() && lock(&self.gateway.state).topology.is_above(reporter, host) {
-                    self.on_host_lost(host, Report::read(&frame));
+                    self.on_host_lost(host, report);
                 }
             }
             Kind::Revoked if self.me.is_agent() => {
-                if let (Some(identity), Ok([Part::Inline(list)])) =
-                    (self.gateway.identity.get(), frame.parts().as_deref())
-                {
-                    match identity.adopt_revocations(list) {
+                if let (Some(identity), Some(Revoked { list })) = (self.gateway.identity.get(), Revoked::read(&frame)) {
+                    match identity.adopt_revocations(&list) {
                         Ok(true) => lock(&self.gateway.state).recheck_at = std::time::Duration::ZERO,
                         Ok(false) => {}
                         Err(error) => self.gateway.tell(format!("a list of revocations was not taken: {error}")),
                     }
                 }
             }
-            Kind::Standing if self.me.is_agent() && ordered => self.set_standing(host, standing_in(&frame)),
-            Kind::Whereabouts if self.me == ProcAddr::CONTROLLER && frame.name().is_empty() => {
-                self.tell_whereabouts(header.src, host);
+            Kind::Standing if self.me.is_agent() && ordered => {
+                if let Some(told) = HostStanding::read(&frame) {
+                    self.set_standing(told.host, told.standing());
+                }
             }
-            Kind::Whereabouts if self.me.is_agent() => {
-                let address = match frame.parts().as_deref() {
-                    Ok([Part::Inline(address)]) => String::from_utf8_lossy(address).into_owned(),
-                    _ => return,
-                };
-                self.on_whereabouts(host, address);
-            }
+            Kind::Whereabouts if self.me.is_agent() => match Whereabouts::read(&frame) {
+                Some(Whereabouts { host, address: Some(address) }) => self.on_whereabouts(host, address),
+                Some(Whereabouts { host, address: None }) if self.me == ProcAddr::CONTROLLER => {
+                    self.tell_whereabouts(header.src, host);
+                }
+                Some(_) | None => {}
+            },
             Kind::EndJob if self.me.is_agent() && ordered => {
                 self.end_job(Parting::JobOver, "the controller has ended the job");
             }

@@ -1,14 +1,14 @@
 //! Messages out: to the hosts that they are for, and on behalf of others.
 
 use super::trunk::Trunk;
-use super::verdict::Verdict;
 use super::{MOST_KEPT, Peer, State};
 use crate::calls::Outcome;
 use crate::message::pieces;
 use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
+use mesh_proto::control::HostDown;
 use mesh_proto::hosts::{Cargo, Few, HostSet, Lane, Lost, Packet, Standing};
-use mesh_proto::{Frame, HEADER_LEN, Header, HostNo, Kind, ProcAddr, flags};
+use mesh_proto::{Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcAddr, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -227,12 +227,12 @@ impl Runtime {
         for (index, addr) in (0..).zip(target.procs()).filter(|(_, addr)| hosts.contains(addr.host)) {
             let one = if frame.header.target_len == 0 { frame.clone() } else { frame.for_one(addr, index) };
             let ended = Arc::new(self.verdict_on(addr.host).ended());
-            self.bounce(&one, Outcome::Lost(Arc::clone(&ended)), &ended.reason);
+            self.bounce(&one, Outcome::Lost(ended));
         }
     }
 
     /// Whoever has given an order to a host's agent learns that the host is dead, and with it all procs there.
-    fn order_lost(&self, order: &Header, host: HostNo, verdict: &Verdict) {
+    fn order_lost(&self, order: &Header, host: HostNo, verdict: &HostEnd) {
         if order.src == self.me {
             let ended = Arc::new(verdict.ended());
             if lock(&self.gateway.state).topology.knows(host) {
@@ -243,16 +243,17 @@ impl Runtime {
             }
             return;
         }
-        self.dispatch(verdict.frame(self.me, order.src, None, host), None);
+        let down = HostDown { host, end: verdict.clone() };
+        self.dispatch(down.frame(self.me, order.src, None), None);
     }
 
     /// Why nothing goes to a host.
-    pub(super) fn verdict_on(&self, host: HostNo) -> Arc<Verdict> {
+    pub(super) fn verdict_on(&self, host: HostNo) -> Arc<HostEnd> {
         let state = lock(&self.gateway.state);
         if let Some(verdict) = state.peers.get(&host).and_then(|peer| peer.verdict.clone()) {
             return verdict;
         }
-        Arc::new(Verdict::absent(if host < state.next_host && !state.topology.knows(host) {
+        Arc::new(HostEnd::absent(if host < state.next_host && !state.topology.knows(host) {
             format!("host {host} has not dialed this script yet; wait for the `initialized` of its mesh of hosts first")
         } else {
             format!("host {host} is not, or not any more, part of this job")

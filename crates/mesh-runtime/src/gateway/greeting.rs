@@ -6,8 +6,7 @@
 //! that very connection.
 
 use super::trunk::Trunk;
-use super::verdict::{Missed, Report};
-use super::words::{Attachment, Reader};
+use super::verdict::Missed;
 use super::{Peer, State};
 use crate::error::RuntimeError;
 use crate::reactor::timespec;
@@ -15,6 +14,7 @@ use crate::runtime::{Runtime, lock};
 use crate::tls::{
     DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial, resolve,
 };
+use mesh_proto::control::{Attachment, Report};
 use mesh_proto::hosts::{
     Fate, Join, Packet, PacketDecoder, PacketKind, Parting, Pulse, Refusal, Refuse, Standing, Welcome,
 };
@@ -357,7 +357,7 @@ impl Runtime {
         header.call = told.call;
         header.index = self.me.host - told.base;
         let said = Self::introduction(&self.host_name());
-        self.dispatch(Frame::build(header, None, b"", &[Part::Inline(said.into())]), None);
+        self.dispatch(Frame::build(header, None, b"", &[Part::Inline(said.encode())]), None);
         self.reactor.ring_io();
     }
 
@@ -467,10 +467,4 @@ impl Runtime {
             Err(missed) => self.on_host_lost(host, Report::dead(missed.fate, missed.why)),
         }
     }
-}
-
-/// What an agent has said of itself when it was attached: its name, pid and number of CPUs.
-pub fn read_introduction(raw: &[u8]) -> Option<(String, u64, u64)> {
-    let mut reader = Reader(raw);
-    Some((reader.text()?, reader.number()?, reader.number()?))
 }

@@ -6,14 +6,13 @@
 
 use super::State;
 use super::trunk::Trunk;
-use super::verdict::{Missed, Report, Verdict, standing_frame};
-use super::words::Writer;
-use crate::agent::down_frame;
+use super::verdict::Missed;
 use crate::calls::Call;
 use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
+use mesh_proto::control::{Down, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Whereabouts};
 use mesh_proto::hosts::{Beat, Farewell, Fate, HostSet, Parting, Standing};
-use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
+use mesh_proto::{Frame, HostEnd, HostNo, ProcAddr, Target};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -104,15 +103,15 @@ impl Runtime {
             }
         }
         for host in due.ask {
-            let mut header = Header::new(Kind::Whereabouts, self.me, ProcAddr::CONTROLLER);
-            header.actor = u64::from(host);
-            self.dispatch(Frame::build(header, None, b"", &[]), None);
+            let question = Whereabouts { host, address: None };
+            self.dispatch(question.frame(self.me, ProcAddr::CONTROLLER), None);
         }
         for host in due.dial {
             self.dial(host);
         }
         if let Some(list) = due.revoked {
-            self.cast_to_agents(Kind::Revoked, &[Part::Inline(list.into())]);
+            let revoked = Revoked { list: list.into() };
+            self.cast_to_agents(|agents| revoked.frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
         }
         for (host, report) in due.lost {
             self.report_lost(host, report);
@@ -375,7 +374,7 @@ impl Runtime {
         if self.me == ProcAddr::CONTROLLER {
             self.on_host_lost(host, report);
         } else {
-            self.dispatch(report.frame(self.me, host), None);
+            self.dispatch(HostLost { host, report }.frame(self.me), None);
         }
     }
 
@@ -403,23 +402,19 @@ impl Runtime {
                 (Fate::NotAuthenticated, false) | (_, true) => fate,
                 (_, false) => Fate::NotAttached,
             };
-            let verdict = Verdict { fate, label, why };
+            let verdict = HostEnd { fate, label, why };
             peer.verdict = Some(Arc::new(verdict.clone()));
             verdict
         };
         // Before anybody learns of it from somewhere else.
-        if let Some(target) = self.other_agents() {
-            self.dispatch(verdict.frame(self.me, ProcAddr::CONTROLLER, Some(&target), host), None);
-        }
+        let down = HostDown { host, end: verdict.clone() };
+        self.cast_to_agents(|agents| down.frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
         self.host_down(host, verdict);
     }
 
     fn tell_standing(&self, host: HostNo, standing: Standing) {
-        if let Some(target) = self.other_agents() {
-            let mut header = Header::new(Kind::Standing, self.me, ProcAddr::CONTROLLER);
-            header.actor = u64::from(host);
-            self.dispatch(standing_frame(standing, header, Some(&target)), None);
-        }
+        let told = HostStanding { host, live: standing == Standing::Live };
+        self.cast_to_agents(|agents| told.frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
         self.set_standing(host, standing);
     }
 
@@ -471,10 +466,10 @@ impl Runtime {
     }
 
     /// From the controller to every other agent.
-    fn cast_to_agents(&self, kind: Kind, parts: &[Part]) {
-        let Some(target) = self.other_agents() else { return };
-        let header = Header::new(kind, self.me, ProcAddr::CONTROLLER);
-        self.dispatch(Frame::build(header, Some(&target), b"", parts), None);
+    fn cast_to_agents(&self, frame: impl FnOnce(&Target) -> Frame) {
+        if let Some(agents) = self.other_agents() {
+            self.dispatch(frame(&agents), None);
+        }
     }
 
     /// A host's standing has changed: what went by it takes another way.
@@ -502,7 +497,7 @@ impl Runtime {
     }
 
     /// A host is dead, by the controller's word.
-    pub(super) fn host_down(&self, host: HostNo, verdict: Verdict) {
+    pub(super) fn host_down(&self, host: HostNo, verdict: HostEnd) {
         let verdict = Arc::new(verdict);
         let (lost, trunk, above) = {
             let mut state = lock(&self.gateway.state);
@@ -547,18 +542,19 @@ impl Runtime {
         let aftermath = lock(&self.agent).family.host_died(host);
         self.end_orphans(aftermath.end);
         self.bounce_lost(host, lost);
+        let down = HostDown { host, end: (*verdict).clone() };
         for link in self.links() {
-            link.send(&self.reactor, &verdict.frame(self.me, link.peer, None, host));
+            link.send(&self.reactor, &down.frame(self.me, link.peer, None));
         }
         self.ranks_lost_with(host, &verdict);
     }
 
     /// What this process has to do with a host that is dead: its calls there are lost, its meshes have lost ranks.
-    pub(super) fn ranks_lost_with(&self, host: HostNo, verdict: &Verdict) {
+    pub(super) fn ranks_lost_with(&self, host: HostNo, verdict: &HostEnd) {
         let ended = verdict.ended();
         let known = lock(&self.known_afar).on(host);
         for addr in known {
-            self.deliver(down_frame(ProcAddr::agent(host), self.me, addr, &ended));
+            self.deliver(Down::notice(addr, &ended).frame(ProcAddr::agent(host), self.me));
         }
         self.calls.on_host_down(&self.reactor, host, &Arc::new(ended));
         self.forget_lines_of(host);
@@ -571,10 +567,8 @@ impl Runtime {
 
     pub(super) fn tell_whereabouts(&self, asker: ProcAddr, host: HostNo) {
         let address = lock(&self.gateway.state).peers.get(&host).and_then(|peer| peer.address.clone());
-        let mut header = Header::new(Kind::Whereabouts, self.me, asker);
-        header.actor = u64::from(host);
-        let part = Part::Inline(address.unwrap_or_default().into());
-        self.dispatch(Frame::build(header, None, b"at", &[part]), None);
+        let answer = Whereabouts { host, address: Some(address.unwrap_or_default()) };
+        self.dispatch(answer.frame(self.me, asker), None);
     }
 
     pub(super) fn on_whereabouts(&self, host: HostNo, address: String) {
@@ -652,7 +646,7 @@ impl Runtime {
         drop(listeners);
         if self.me == ProcAddr::CONTROLLER {
             lock(&self.gateway.state).closing = true;
-            self.cast_to_agents(Kind::EndJob, &[]);
+            self.cast_to_agents(|agents| EndJob::frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
             // What was said before the end is to arrive; a host that does not answer holds up nobody for long.
             let mut state = lock(&self.gateway.state);
             while !state.strands.is_idle() && Instant::now() < until {
@@ -677,9 +671,8 @@ impl Runtime {
     }
 
     /// What an agent says of itself when it is attached.
-    pub(super) fn introduction(name: &str) -> Vec<u8> {
+    pub(super) fn introduction(name: &str) -> Introduction {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
-        let said = Writer::default().text(name).number(u64::from(std::process::id())).number(cpus).done();
-        said.to_vec()
+        Introduction { name: name.to_owned(), pid: u64::from(std::process::id()), cpus }
     }
 }

@@ -1,13 +1,13 @@
 //! A host that serves jobs: whoever has proved to be a member begins one there, or joins it.
 
 use super::greeting::{AGAIN, GREETING, hear, refuse, say};
-use super::words::{Attachment, Writer};
 use crate::error::RuntimeError;
 use crate::runtime::{Options, Runtime, lock};
 use crate::tls::{
     DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial, resolve,
 };
 use mesh_proto::HostNo;
+use mesh_proto::control::Attachment;
 use mesh_proto::hosts::{Join, PacketDecoder, PacketKind, Parting, Refusal};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -300,7 +300,7 @@ impl Host {
                 }
                 Err(error) => return Err(error.to_string()),
             };
-        let body = Writer::default().text(&self.options.name).done();
+        let body = Runtime::introduction(&self.options.name).encode();
         let offer = Join { job: 0, from: 0, to: 0, incarnation: 0, expected: 0, body };
         let failed = |error: io::Error| format!("{address} did not take this host: {error}");
         let mut decoder = PacketDecoder::default();

@@ -8,7 +8,7 @@
 //! - `arriving`: packets in, and what gateways tell each other;
 //! - `roll`: which hosts there are, for people;
 //! - `health`: whether the others live, and what follows if not;
-//! - `verdict`: what is reported and decided of a host;
+//! - `verdict`: what became of an attempt to reach a host;
 //! - `assembly`: frames out of segments, large parts straight into shared memory.
 //!
 //! All state is behind one lock, which is never held while a frame is dispatched or an agent's lock is taken. The order
@@ -26,9 +26,7 @@ mod host;
 mod roll;
 mod trunk;
 mod verdict;
-mod words;
 
-pub use greeting::read_introduction;
 pub use host::{Host, HostOptions, HostTold};
 pub use roll::HostView;
 
@@ -37,8 +35,9 @@ use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
 use crate::tls::{Identity, Listener};
 use assembly::Assembly;
+use mesh_proto::control::{Attachment, Introduction};
 use mesh_proto::hosts::{Fate, HostMerge, Packet, Pulse, RelayMerge, Strands, Topology};
-use mesh_proto::{HostNo, LinkId, MeshId, Placement, ProcAddr, Target};
+use mesh_proto::{HostEnd, HostNo, LinkId, MeshId, Placement, ProcAddr, Target};
 use mesh_topology::{Region, Slice};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::Write;
@@ -47,8 +46,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 use trunk::Trunk;
-use verdict::Verdict;
-use words::Attachment;
 
 /// What a frame came by that another host has sent.
 pub(crate) const GATEWAY: LinkId = LinkId::MAX;
@@ -85,9 +82,9 @@ struct Peer {
     lost_since: Option<Duration>,
     why: String,
     /// Why it is dead, once it is.
-    verdict: Option<Arc<Verdict>>,
+    verdict: Option<Arc<HostEnd>>,
     /// What it has said of itself; at the controller.
-    introduction: Option<(String, u64, u64)>,
+    introduction: Option<Introduction>,
     /// Which run of that host's runtime this side knows; 0 for none.
     incarnation: u64,
     /// What it is told when it is connected to for the first time.

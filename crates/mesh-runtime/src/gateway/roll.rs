@@ -1,12 +1,11 @@
 //! Which hosts there are, as the controller knows them: for people, and for whoever has to ask all of them something.
 
-use super::greeting::read_introduction;
-use super::verdict::Verdict;
 use super::{Peer, agents};
 use crate::inspect::Note;
 use crate::runtime::{Runtime, lock};
+use mesh_proto::control::Introduction;
 use mesh_proto::hosts::{Fate, Standing};
-use mesh_proto::{Frame, HostNo, Part, ProcAddr, Target};
+use mesh_proto::{Frame, HostEnd, HostNo, Part, ProcAddr, Target};
 
 /// A host, as the controller knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,9 +56,9 @@ impl Runtime {
             };
             HostView {
                 host,
-                name: said.map_or_else(|| address.clone(), |said| said.0.clone()),
+                name: said.map_or_else(|| address.clone(), |said| said.name.clone()),
                 address,
-                pid: said.map_or(0, |said| said.1),
+                pid: said.map_or(0, |said| said.pid),
                 state: how,
                 fate: peer.and_then(|peer| peer.verdict.as_ref()).map_or("", |verdict| verdict.fate.word()),
                 why: peer.filter(|_| how != "running").map(why_of).unwrap_or_default(),
@@ -81,7 +80,7 @@ impl Runtime {
     pub fn host_called(&self, host: HostNo) -> Option<String> {
         let state = lock(&self.gateway.state);
         let peer = state.peers.get(&host)?;
-        let said = peer.introduction.as_ref().map(|said| said.0.clone());
+        let said = peer.introduction.as_ref().map(|said| said.name.clone());
         said.or_else(|| peer.address.clone()).filter(|name| !name.is_empty())
     }
 
@@ -97,8 +96,8 @@ impl Runtime {
             }
             let Ok(parts) = frame.parts() else { return };
             let Some(Part::Inline(raw)) = parts.first() else { return };
-            peer.introduction = read_introduction(raw);
-            peer.introduction.as_ref().map(|said| said.0.clone())
+            peer.introduction = Introduction::decode(raw);
+            peer.introduction.as_ref().map(|said| said.name.clone())
         };
         let Some(name) = name else { return };
         self.note(Note::new("host_attached", ProcAddr::agent(host)).text("host", &name), false);
@@ -108,7 +107,7 @@ impl Runtime {
     }
 
     /// A host is dead from now on: an event, at the controller.
-    pub(super) fn note_host_died(&self, host: HostNo, verdict: &Verdict) {
+    pub(super) fn note_host_died(&self, host: HostNo, verdict: &HostEnd) {
         if self.me != ProcAddr::CONTROLLER {
             return;
         }

@@ -1,9 +1,10 @@
-//! What hosts tell each other of lines, in frames.
+//! Who says what of lines to whom; the frames are [`Lines`].
 
 use crate::runtime::Runtime;
 use bytes::Bytes;
+use mesh_proto::control::Lines;
 use mesh_proto::logs::LogOptions;
-use mesh_proto::{Frame, Header, HostNo, Kind, MeshId, Part, ProcAddr};
+use mesh_proto::{Frame, HostNo, MeshId, ProcAddr};
 use std::time::{Duration, Instant};
 
 /// How long the end of a job waits for what other hosts have still to tell.
@@ -34,17 +35,12 @@ impl Runtime {
         if !header.src.is_agent() || !self.me.is_agent() || header.src == self.me {
             return;
         }
-        let part = || match frame.parts().ok()?.into_iter().next()? {
-            Part::Inline(bytes) => Some(bytes),
-            Part::Shared { .. } => None,
-        };
-        let order = match frame.name() {
-            b"found" if self.me == ProcAddr::CONTROLLER => part().map(|raw| Order::Found(header.src.host, raw)),
-            b"more" if header.src == ProcAddr::CONTROLLER => Some(Order::More),
-            b"flush" if header.src == ProcAddr::CONTROLLER => Some(Order::Flush(header.actor)),
-            b"set" if header.src == ProcAddr::CONTROLLER => {
-                part().and_then(|raw| LogOptions::decode(&raw)).map(|options| Order::Set(header.actor, options))
-            }
+        let by_controller = header.src == ProcAddr::CONTROLLER;
+        let order = match Lines::read(frame) {
+            Some(Lines::Found(batch)) if self.me == ProcAddr::CONTROLLER => Some(Order::Found(header.src.host, batch)),
+            Some(Lines::More) if by_controller => Some(Order::More),
+            Some(Lines::Flush(ticket)) if by_controller => Some(Order::Flush(ticket)),
+            Some(Lines::Set(mesh, options)) if by_controller => Some(Order::Set(mesh, options)),
             _ => None,
         };
         if let Some(order) = order
@@ -68,15 +64,13 @@ impl Runtime {
         }
     }
 
-    pub(super) fn send_lines(&self, host: HostNo, name: &[u8], parts: &[Part]) {
-        let header = Header::new(Kind::Lines, self.me, ProcAddr::agent(host));
-        self.dispatch(Frame::build(header, None, name, parts), None);
+    pub(super) fn send_lines(&self, host: HostNo, said: &Lines) {
+        self.dispatch(said.frame(self.me, ProcAddr::agent(host), None), None);
     }
 
-    pub(super) fn cast_lines(&self, name: &[u8], about: u64, parts: &[Part]) {
-        let Some(target) = self.other_agents().filter(|_| self.me == ProcAddr::CONTROLLER) else { return };
-        let mut header = Header::new(Kind::Lines, self.me, ProcAddr::CONTROLLER);
-        header.actor = about;
-        self.dispatch(Frame::build(header, Some(&target), name, parts), None);
+    pub(super) fn cast_lines(&self, said: &Lines) {
+        if let Some(agents) = self.other_agents().filter(|_| self.me == ProcAddr::CONTROLLER) {
+            self.dispatch(said.frame(self.me, ProcAddr::CONTROLLER, Some(&agents)), None);
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::Link;
 use crate::message::Message;
-use mesh_proto::{ActorId, Early, Ended, Frame, Header, LinkId, MeshId, flags};
+use mesh_proto::{ActorId, Early, EndReason, Ended, Frame, Header, LinkId, MeshId, Undelivered, flags};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -147,7 +147,7 @@ impl Runtime {
         frames.iter().for_each(|frame| self.refuse_unknown(frame));
         for message in messages {
             self.refuse(message.header());
-            self.undeliverable(message.header(), "the actor was never spawned there");
+            self.undeliverable(message.header(), Undelivered::NeverSpawned);
         }
         [first, second].into_iter().flatten().min().map(|at| self.started + at)
     }
@@ -156,9 +156,8 @@ impl Runtime {
         let mesh = frame.header.dst.mesh;
         let failed = lock(&self.waiting.failed).iter().find(|one| one.0 == mesh).map(|one| Arc::clone(&one.1));
         if let Some(ended) = failed {
-            return self.bounce(frame, Outcome::Lost(Arc::clone(&ended)), &ended.reason);
+            return self.bounce(frame, Outcome::Lost(ended));
         }
-        let why = format!("no process {} is known on this host", frame.header.dst);
-        self.bounce(frame, agent::lost(why.clone()), &why);
+        self.bounce(frame, agent::lost(EndReason::NoSuchProc(frame.header.dst)));
     }
 }

@@ -1,14 +1,17 @@
 //! Messages in: from a link or from this very process, to whoever they are for.
 
 use super::{Runtime, lock, read, write};
-use crate::agent;
+use crate::agent::SpawnSpec;
 use crate::calls::Outcome;
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
 use crate::meter::Mailbox;
-use mesh_proto::{ActorId, Credit, Ended, Event, Frame, Header, Kind, MeshId, ProcAddr, Route, flags};
+use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Watch, ranks_of};
+use mesh_proto::{
+    ActorId, Credit, EndReason, Ended, Event, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Undelivered, flags,
+};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -34,7 +37,7 @@ impl Runtime {
                 let failed = header.kind == Kind::Undeliverable || header.flags & flags::ERROR != 0;
                 if !self.calls.offer(&self.reactor, header.call, index, Outcome::Replied(reply)) {
                     if header.flags & flags::MORE != 0 {
-                        self.refuse_post(&header, "the caller no longer waits for this call");
+                        self.refuse_post(&header, PortEnd::CallerGone);
                     }
                 } else if failed {
                     self.forget_fallen();
@@ -56,7 +59,7 @@ impl Runtime {
                 }
                 if refused {
                     self.refuse(&header);
-                    self.undeliverable(&header, "the actor has stopped, or was never spawned there");
+                    self.undeliverable(&header, Undelivered::NoActor);
                 }
             }
             Kind::Spawn => {
@@ -78,7 +81,7 @@ impl Runtime {
                 }
             }
             Kind::Down => {
-                if let Some((addr, ended)) = agent::read_down(&frame) {
+                if let Some(Down { who: addr, ended, answer, .. }) = Down::read(&frame) {
                     if self.me.is_agent() {
                         let aftermath = lock(&self.agent).family.died(addr);
                         self.end_orphans(aftermath.end);
@@ -90,58 +93,60 @@ impl Runtime {
                     let lost = self.calls.on_down(&self.reactor, addr, &ended);
                     self.forget_fallen();
                     self.ports.on_down(addr);
-                    if header.flags & flags::DEAD == 0 {
+                    if !answer {
                         lock(&self.known_afar).ended(addr);
                         self.notice_down(addr, &ended, lost);
                     }
                 }
             }
             Kind::SpawnProcs => {
-                let Some((mesh, ranks, mut spec)) = agent::request::decode(&frame) else { return };
+                let (Some(order), Some(ranks)) = (SpawnProcs::read(&frame), ranks_of(&frame, u32::MAX)) else { return };
+                let mesh = order.mesh;
+                let mut spec = SpawnSpec::ordered(order);
                 // Where no interpreter is named, it is that of whatever host the procs are on.
                 if spec.nursery.argv.first().is_some_and(|program| program.is_empty()) {
                     self.settle_in(&mut spec.nursery);
                 }
                 if let Err(error) = self.make_procs(mesh, ranks.clone(), &spec, (header.src, header.call)) {
-                    let ended = Arc::new(agent::unmade(error.to_string()));
+                    let ended = Arc::new(Ended::unmade(EndReason::NotMade(error.to_string())));
                     for rank in ranks {
-                        let frame =
-                            agent::down_frame(self.me, header.src, ProcAddr { mesh, rank, host: self.me.host }, &ended);
-                        self.dispatch(frame, None);
+                        let who = ProcAddr { mesh, rank, host: self.me.host };
+                        self.dispatch(Down::notice(who, &ended).frame(self.me, header.src), None);
                     }
                     self.procs_failed(mesh, &ended);
                 }
             }
             Kind::StopProcs => {
-                lock(&self.agent).family.asked(header.src, header.actor);
-                let Some((per_host, within)) = agent::request::read_stop(&frame) else { return };
-                if let Some(ranks) = agent::request::ranks(header.index, per_host.min(MOST_PROCS)) {
-                    self.tell_ended(header.src, header.actor, ranks);
+                let Some(StopProcs { mesh, within, .. }) = StopProcs::read(&frame) else { return };
+                lock(&self.agent).family.asked(header.src, mesh);
+                if let Some(ranks) = ranks_of(&frame, MOST_PROCS) {
+                    self.tell_ended(header.src, mesh, ranks);
                 }
-                self.end_procs(header.actor, within);
+                self.end_procs(mesh, within);
             }
-            Kind::Hello => self.on_hello(header.src, header.index),
+            Kind::Hello => self.on_hello(header.src, Hello::read(&header).pid),
             Kind::Goodbye => {
-                let why = String::from_utf8_lossy(frame.name()).into_owned();
-                self.on_proc(header.src, Event::Goodbye(why));
+                let Goodbye { reason } = Goodbye::read(&frame).unwrap_or_default();
+                self.on_proc(header.src, Event::Goodbye(reason));
                 if let Some(link) = self.link_of(header.src) {
                     link.hang_up();
                 }
             }
             Kind::Watch if self.me.is_agent() => {
-                let whom = ProcAddr { mesh: header.actor, rank: header.index, host: self.me.host };
+                let Watch { mesh, rank } = Watch::read(&header);
+                let whom = ProcAddr { mesh, rank, host: self.me.host };
                 lock(&self.agent).family.asked(header.src, whom.mesh);
                 let route = read(&self.router).route(whom);
                 let gone = match route {
                     Route::Gone(ended) => ended,
-                    Route::Unknown => Arc::new(agent::unmade("it ended long ago".to_owned())),
+                    Route::Unknown => Arc::new(Ended::unmade(EndReason::LongAgo)),
                     Route::Here | Route::Via(_) | Route::Away(_) => return,
                 };
-                self.dispatch(agent::down_frame(self.me, header.src, whom, &gone), None);
+                self.dispatch(Down::notice(whom, &gone).frame(self.me, header.src), None);
             }
             Kind::Watch => {} // For its agent, which has seen it.
             Kind::Extend if self.me.is_agent() && self.me != ProcAddr::CONTROLLER => {
-                self.undeliverable(&header, "the agent of a host runs no extensions");
+                self.undeliverable(&header, Undelivered::NoExtensions);
             }
             Kind::Failure | Kind::Extend => self.notice(Message::new(frame, &self.memory)),
             Kind::Inspect => self.on_inspect(&frame),
@@ -210,7 +215,7 @@ impl Runtime {
 
     /// Tells a proc which of these ranks of a mesh have ended already: it waits for the end of all.
     fn tell_ended(&self, to: ProcAddr, mesh: MeshId, ranks: Range<u32>) {
-        let long_ago = || Ended { orderly: true, ..agent::unmade("it ended long ago".to_owned()) };
+        let long_ago = || Ended { orderly: true, ..Ended::unmade(EndReason::LongAgo) };
         for rank in ranks {
             let addr = ProcAddr { mesh, rank, host: self.me.host };
             let route = read(&self.router).route(addr);
@@ -220,9 +225,7 @@ impl Runtime {
                 Route::Here | Route::Via(_) | Route::Away(_) => None,
             };
             if let Some(ended) = ended {
-                let mut down = agent::down_frame(self.me, to, addr, &ended);
-                down.header.flags |= flags::DEAD;
-                self.dispatch(down, None);
+                self.dispatch(Down::answer(addr, &ended).frame(self.me, to), None);
             }
         }
     }
@@ -231,9 +234,8 @@ impl Runtime {
 
     /// A proc that somebody here may own has ended, and with it `lost` calls of this process.
     pub(crate) fn notice_down(&self, addr: ProcAddr, ended: &Ended, lost: usize) {
-        let mut frame = agent::down_frame(self.me, self.me, addr, ended);
-        frame.header.call = lost as u64;
-        self.notice(Message::new(frame, &self.memory));
+        let down = Down { calls: lost as u64, ..Down::notice(addr, ended) };
+        self.notice(Message::new(down.frame(self.me, self.me), &self.memory));
     }
 
     /// For the process itself: a worker's event loop hears of it, or whoever takes a controller's notices.
@@ -267,7 +269,7 @@ impl Runtime {
         let Some(inbox) = write(&self.inboxes).remove(&actor) else { return };
         self.note_actor("actor_stopped", &inbox, false);
         for message in inbox.close(&self.reactor) {
-            self.undeliverable(message.header(), "the actor stopped before it came to this message");
+            self.undeliverable(message.header(), Undelivered::ActorStopped);
         }
     }
 

@@ -36,9 +36,9 @@ use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
 use crate::unseen::Unseen;
 use crate::wait::Waiter;
+use mesh_proto::control::{Goodbye, Hello, StopProcs};
 use mesh_proto::{
-    ActorId, CallId, Ended, Exit, Frame, Header, HostNo, IdMaker, Kind, LinkId, MeshId, Placement, ProcAddr, Route,
-    Router, Target,
+    ActorId, CallId, EndReason, Ended, HostNo, IdMaker, LinkId, MeshId, Placement, ProcAddr, Route, Router, Target,
 };
 use mesh_topology::Region;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -60,8 +60,6 @@ const HOST_NAME: &str = "_MESH_HOST";
 const SCRATCH: &str = "MESH_HOST_SCRATCH";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
-/// So many bytes of why it ends a worker tells.
-const LONGEST_WHY: usize = 2048;
 
 /// What can be set.
 #[derive(Clone, Copy, Debug)]
@@ -269,9 +267,7 @@ impl Runtime {
         let agent = ProcAddr::agent(me.host);
         let up = Arc::new(Link::new(UP, agent, link));
         write(&runtime.links).insert(UP, Arc::clone(&up));
-        let mut hello = Header::new(Kind::Hello, me, agent);
-        hello.index = runtime.pid;
-        up.send(&runtime.reactor, &Frame::build(hello, None, b"", &[]));
+        up.send(&runtime.reactor, &Hello { pid: runtime.pid }.frame(me, agent));
         up.register(&runtime.reactor)?;
         Ok(runtime)
     }
@@ -451,7 +447,7 @@ impl Runtime {
             }
         } else if let Some(agents) = placement.agents() {
             lock(&self.afar).insert(mesh, (whole.clone(), placement.clone()));
-            self.dispatch(agent::request::encode(self.me, mesh, per_host, call.id, &agents, spec), None);
+            self.dispatch(spec.order(mesh, per_host, call.id).frame(self.me, &agents), None);
         }
         Ok(call)
     }
@@ -477,7 +473,7 @@ impl Runtime {
                 match route {
                     Route::Gone(ended) => self.calls.on_outcome(&self.reactor, call.id, index, Outcome::Lost(ended)),
                     Route::Unknown => {
-                        let gone = agent::lost("it was never known here".to_owned());
+                        let gone = agent::lost(EndReason::NeverKnown);
                         self.calls.on_outcome(&self.reactor, call.id, index, gone);
                     }
                     Route::Here | Route::Via(_) | Route::Away(_) => {}
@@ -488,7 +484,8 @@ impl Runtime {
             lock(&self.afar).remove(&mesh);
             lock(&self.known_afar).forget(mesh);
             let per_host = placement.per_host(whole.len());
-            self.dispatch(agent::request::stop(self.me, mesh, per_host, call.id, &agents, within), None);
+            let order = StopProcs { mesh, call: call.id, per_host, within };
+            self.dispatch(order.frame(self.me, &agents), None);
         }
         Ok(call)
     }
@@ -560,12 +557,11 @@ impl Runtime {
     // The end.
 
     /// Says that what follows is no failure (a worker's last message), or why it is one, and writes out what still waits.
-    pub fn goodbye(&self, limit: Duration, why: &str) {
+    pub fn goodbye(&self, limit: Duration, reason: EndReason) {
         if let Some(up) = self.link(UP).filter(|_| !self.me.is_agent()) {
             // First: the agent may hang up before the next line runs, and that is no reason to die of.
             self.closed.store(true, Ordering::SeqCst);
-            let why = &why.as_bytes()[..why.len().min(LONGEST_WHY)];
-            up.send(&self.reactor, &Frame::build(Header::new(Kind::Goodbye, self.me, up.peer), None, why, &[]));
+            up.send(&self.reactor, &Goodbye { reason }.frame(self.me, up.peer));
             up.drain(&self.reactor, limit);
             // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
             up.wait_end(limit);
@@ -610,8 +606,7 @@ impl Runtime {
             waiter.notify(&self.reactor);
         }
         self.close_nurseries(within);
-        let reason = "the runtime has been shut down".to_owned();
-        let ended = Arc::new(Ended { pid: None, exit: Exit::Unknown, orderly: true, reason, stderr_tail: Vec::new() });
+        let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
         self.inspection.journal.close(&self.reactor);
         self.meters.end(&self.reactor, None);

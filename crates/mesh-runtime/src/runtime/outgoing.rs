@@ -3,15 +3,15 @@
 use super::incoming::MOST_PROCS;
 use super::ports::is_for_port;
 use super::{Runtime, lock, read};
-use crate::agent;
 use crate::calls::{Call, Outcome};
 use crate::error::RuntimeError;
 use crate::gateway::GATEWAY;
 use bytes::Bytes;
+use mesh_proto::control::{Down, Undeliverable, Watch, ranks_of};
 use mesh_proto::hosts::HostSet;
 use mesh_proto::{
-    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Placement, ProcAddr, Route,
-    Target, flags,
+    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Placement, PortEnd, ProcAddr,
+    Route, Target, Undelivered, flags,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -337,7 +337,7 @@ impl Runtime {
                 0
             }
             Route::Gone(ended) => {
-                self.bounce(&frame, Outcome::Lost(Arc::clone(&ended)), &ended.reason);
+                self.bounce(&frame, Outcome::Lost(ended));
                 0
             }
             Route::Unknown => {
@@ -379,21 +379,19 @@ impl Runtime {
     /// Has the agents of owners on other hosts tell of their ends.
     pub(crate) fn watch_owners(&self, owners: Vec<ProcAddr>) {
         for owner in owners {
-            let mut header = Header::new(Kind::Watch, self.me, ProcAddr::agent(owner.host));
-            (header.actor, header.index) = (owner.mesh, owner.rank);
-            self.dispatch(Frame::build(header, None, b"", &[]), None);
+            self.dispatch(Watch::of(owner).frame(self.me, ProcAddr::agent(owner.host)), None);
         }
     }
 
     /// A message cannot reach its receiver: whoever waits for an answer gets one at once.
-    pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome, why: &str) {
+    pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome) {
         let header = frame.header;
         if header.flags & flags::SHARED != 0 {
             self.memory.let_go(frame);
         }
         self.refuse(&frame.header);
         if is_for_port(&header) {
-            self.refuse_post(&header, "the process that received there has ended");
+            self.refuse_post(&header, PortEnd::ReceiverEnded);
             return;
         }
         if matches!(header.kind, Kind::SpawnProcs | Kind::StopProcs) {
@@ -420,16 +418,13 @@ impl Runtime {
         }
         if let Outcome::Lost(ended) = &outcome {
             self.tell_lost(&header, ended);
-            return;
         }
-        self.undeliverable(&header, why);
     }
 
     /// Tells a sender that its receiver has ended: an answer to this message, not the one notice of that end.
     fn tell_lost(&self, header: &Header, ended: &Ended) {
-        let mut down = agent::down_frame(ProcAddr::agent(header.dst.host), header.src, header.dst, ended);
-        down.header.flags |= flags::DEAD;
-        self.dispatch(down, None);
+        let down = Down::answer(header.dst, ended);
+        self.dispatch(down.frame(ProcAddr::agent(header.dst.host), header.src), None);
     }
 
     /// A process cannot be watched any more. An agent that asks for its own sake hears of the end of a host anyway.
@@ -438,33 +433,26 @@ impl Runtime {
             self.tell_lost(header, ended);
         } else if !header.src.is_agent() || header.src == ProcAddr::CONTROLLER {
             let whom = ProcAddr { mesh: header.actor, rank: header.index, host: header.dst.host };
-            self.dispatch(agent::down_frame(header.dst, header.src, whom, ended), None);
+            self.dispatch(Down::notice(whom, ended).frame(header.dst, header.src), None);
         }
     }
 
     /// An order cannot reach the agent that it is for: each of the procs that it is about is lost to whoever gave it.
     fn agent_lost(&self, order: &Frame, ended: &Ended) {
         let header = order.header;
-        let per_host = order.name().first_chunk::<4>().map_or(0, |raw| u32::from_le_bytes(*raw));
-        let ranks = agent::request::ranks(header.index, per_host.min(MOST_PROCS)).unwrap_or_default();
+        let ranks = ranks_of(order, MOST_PROCS).unwrap_or_default();
         for rank in ranks {
             let addr = ProcAddr { mesh: header.actor, rank, host: header.dst.host };
-            let mut down = agent::down_frame(ProcAddr::agent(header.dst.host), header.src, addr, ended);
-            // An answer to this order, not the one notice of that end.
-            down.header.flags |= flags::DEAD;
-            self.dispatch(down, None);
+            let down = Down::answer(addr, ended);
+            self.dispatch(down.frame(ProcAddr::agent(header.dst.host), header.src), None);
         }
     }
 
     /// Tells a sender that the actor it meant is not (or no longer) there.
-    pub(crate) fn undeliverable(&self, header: &Header, why: &str) {
+    pub(crate) fn undeliverable(&self, header: &Header, why: Undelivered) {
         if header.call == 0 {
             return;
         }
-        let mut back = Header::new(Kind::Undeliverable, self.me, header.src);
-        back.call = header.call;
-        back.index = header.index;
-        back.actor = header.actor;
-        self.dispatch(Frame::build(back, None, why.as_bytes(), &[]), None);
+        self.dispatch(Undeliverable::answer(header, why).frame(self.me, header.src), None);
     }
 }

@@ -4,14 +4,13 @@ use super::Runtime;
 use crate::calls::Call;
 use crate::error::RuntimeError;
 use crate::message::Message;
-use crate::ports::{Address, Inlet, Mailbox, Outlet, Taken, Way};
+use crate::ports::{Inlet, Mailbox, Outlet, Taken, Way};
 use crate::runtime::Outgoing;
-use mesh_proto::{Frame, Header, Holders, Kind, Part, ProcAddr, Target, Ticket, flags};
+use mesh_proto::control::{Closed, Held, Holding, PortAddr, Undeliverable, Watch};
+use mesh_proto::{Frame, Header, Holders, Kind, PortEnd, ProcAddr, Target, Ticket, Undelivered, flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes of an address in a list.
-const ADDR_LEN: usize = 16;
 /// A port that is sent to more at once is nobody's in particular.
 const MOST_HOLDERS: usize = 1024;
 
@@ -20,28 +19,14 @@ pub(super) fn is_for_port(header: &Header) -> bool {
     header.kind == Kind::Post || header.kind == Kind::Reply && header.flags & flags::MORE != 0
 }
 
-fn address_of(header: &Header) -> Address {
+fn address_of(header: &Header) -> PortAddr {
     let response = header.kind != Kind::Post;
-    Address {
+    PortAddr {
         owner: header.dst,
         id: if response { header.call } else { header.actor },
-        index: if response { header.index } else { 0 },
+        place: if response { header.index } else { 0 },
         response,
     }
-}
-
-fn write_addr(out: &mut Vec<u8>, addr: ProcAddr) {
-    out.extend_from_slice(&addr.mesh.to_le_bytes());
-    out.extend_from_slice(&addr.rank.to_le_bytes());
-    out.extend_from_slice(&addr.host.to_le_bytes());
-}
-
-fn read_addr(raw: &[u8]) -> Option<ProcAddr> {
-    let (mesh, rest) = raw.split_first_chunk::<8>()?;
-    let (rank, host) = rest.split_first_chunk::<4>()?;
-    let host = <[u8; 4]>::try_from(host).ok()?;
-    let [rank, host] = [*rank, host].map(u32::from_le_bytes);
-    Some(ProcAddr { mesh: u64::from_le_bytes(*mesh), rank, host })
 }
 
 impl Runtime {
@@ -65,7 +50,7 @@ impl Runtime {
         let left = inlet.close(&self.reactor, &self.calls);
         if self.usable().is_ok() {
             for message in left {
-                self.refuse_post(message.header(), "its receiver was closed before it came to a message");
+                self.refuse_post(message.header(), PortEnd::ClosedBefore);
             }
         }
     }
@@ -87,78 +72,55 @@ impl Runtime {
         outlet
     }
 
-    /// Something about who holds the port of a call, for its caller. `None` where there is none.
-    fn held(&self, owner: ProcAddr, way: Way) -> Option<Header> {
-        let Way::Response { call, index, .. } = way else { return None };
-        if call == 0 || self.usable().is_err() {
-            return None;
+    /// Tells the caller who holds the port of its call, if there is one.
+    fn tell_held(&self, outlet: &Outlet, news: Holding) {
+        let Way::Response { call, index, .. } = outlet.way else { return };
+        if call != 0 && self.usable().is_ok() {
+            self.dispatch(Held { call, place: index, news }.frame(self.me, outlet.owner), None);
         }
-        let mut header = Header::new(Kind::Held, self.me, owner);
-        (header.call, header.index) = (call, index);
-        Some(header)
     }
 
     /// The port of a call has gone where nobody can follow it.
     pub(crate) fn tell_loose(&self, outlet: &Outlet) {
-        if let Some(header) = self.held(outlet.owner, outlet.way) {
-            self.dispatch(Frame::build_plain(header, None, b"", b""), None);
-        }
+        self.tell_held(outlet, Holding::Loose);
     }
 
     /// The port of a call was sent to these.
     pub(crate) fn tell_given(&self, outlet: &Outlet, ticket: Ticket, to: &Target, who: &str) {
-        let Some(mut header) = self.held(outlet.owner, outlet.way) else { return };
-        let mut list = Vec::new();
-        if to.len() <= MOST_HOLDERS {
-            header.flags = flags::MORE;
-            header.actor = ticket;
-            for addr in to.procs() {
-                write_addr(&mut list, addr);
-            }
+        if to.len() > MOST_HOLDERS {
+            return self.tell_loose(outlet);
         }
-        let who = if who.len() <= usize::from(u16::MAX) { who } else { "" };
-        self.dispatch(Frame::build_plain(header, None, who.as_bytes(), &list), None);
+        self.tell_held(outlet, Holding::Given { ticket, to: to.procs().collect(), name: who.to_owned() });
     }
 
     /// Nothing in this process holds the port of a call any more that came under these.
     pub(crate) fn tell_let_go(&self, outlet: &Outlet, tickets: &[Ticket]) {
-        let Some(mut header) = self.held(outlet.owner, outlet.way) else { return };
-        header.flags = flags::END;
-        let list: Vec<u8> = tickets.iter().flat_map(|ticket| ticket.to_le_bytes()).collect();
-        self.dispatch(Frame::build_plain(header, None, b"", &list), None);
+        self.tell_held(outlet, Holding::LetGo(tickets.to_vec()));
     }
 
     /// Somebody tells who holds the port of a call of this process.
     pub(super) fn on_held(&self, frame: &Frame) {
-        let header = frame.header;
-        let Ok(parts) = frame.parts() else { return };
-        let Some(Part::Inline(list)) = parts.first() else { return };
-        let index = header.index as usize;
+        let Some(Held { call, place, news }) = Held::read(frame) else { return };
+        let src = frame.header.src;
         let change = |change: &mut dyn FnMut(&mut Holders)| {
-            self.calls.on_held(&self.reactor, header.call, index, change);
+            self.calls.on_held(&self.reactor, call, place as usize, change);
         };
-        if header.flags & flags::END != 0 {
-            let tickets =
-                list.chunks_exact(8).map(|raw| raw.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)));
-            change(&mut |holders| tickets.clone().for_each(|ticket| holders.let_go(header.src, ticket)));
-            return;
-        }
-        if header.flags & flags::MORE == 0 {
-            change(&mut Holders::loosen);
-            return;
-        }
-        let name: Arc<str> = String::from_utf8_lossy(frame.name()).into();
+        let (ticket, to, name) = match news {
+            Holding::Loose => return change(&mut Holders::loosen),
+            Holding::LetGo(tickets) => {
+                return change(&mut |holders| tickets.iter().for_each(|ticket| holders.let_go(src, *ticket)));
+            }
+            Holding::Given { ticket, to, name } => (ticket, to, Arc::<str>::from(name)),
+        };
         let mut news = Vec::new();
         change(&mut |holders| {
-            let given = list.chunks_exact(ADDR_LEN).take(MOST_HOLDERS).filter_map(read_addr);
-            news.extend(given.filter(|addr| holders.given(*addr, header.actor, &name)));
+            let given = to.iter().take(MOST_HOLDERS).copied();
+            news.extend(given.filter(|addr| holders.given(*addr, ticket, &name)));
         });
         for holder in news {
             // This process's own end, or that of a whole host, is heard of anyway.
             if holder != self.me && !holder.is_agent() {
-                let mut header = Header::new(Kind::Watch, self.me, holder);
-                (header.actor, header.index) = (holder.mesh, holder.rank);
-                self.dispatch(Frame::build_plain(header, None, b"", b""), None);
+                self.dispatch(Watch::of(holder).frame(self.me, holder), None);
             }
         }
     }
@@ -173,34 +135,24 @@ impl Runtime {
         match inlet.map_or(Taken::Refused, |inlet| inlet.push(&self.reactor, &self.calls, message)) {
             Taken::In => {}
             Taken::Last => self.ports.shut(header.actor),
-            Taken::Refused => self.refuse_post(&header, "its receiver is closed"),
+            Taken::Refused => self.refuse_post(&header, PortEnd::Closed),
         }
     }
 
     /// Tells a port's sender that nobody listens there any more.
-    pub(super) fn refuse_post(&self, header: &Header, why: &str) {
-        let address = address_of(header);
+    pub(super) fn refuse_post(&self, header: &Header, why: PortEnd) {
+        let closed = Closed { port: address_of(header), why };
         if header.src == self.me {
-            self.ports.on_closed(&address, why);
-            return;
+            self.ports.on_closed(closed);
+        } else {
+            self.dispatch(closed.frame(self.me, header.src), None);
         }
-        let mut back = Header::new(Kind::Closed, self.me, header.src);
-        back.actor = address.id;
-        back.index = address.index;
-        back.flags = if address.response { flags::MORE } else { 0 };
-        let mut owner = Vec::with_capacity(ADDR_LEN);
-        write_addr(&mut owner, address.owner);
-        self.dispatch(Frame::build_plain(back, None, why.as_bytes(), &owner), None);
     }
 
     pub(super) fn on_closed(&self, frame: &Frame) {
-        let Ok(parts) = frame.parts() else { return };
-        let Some(Part::Inline(raw)) = parts.first() else { return };
-        let Some(owner) = read_addr(raw) else { return };
-        let header = &frame.header;
-        let response = header.flags & flags::MORE != 0;
-        let address = Address { owner, id: header.actor, index: header.index, response };
-        self.ports.on_closed(&address, &String::from_utf8_lossy(frame.name()));
+        if let Some(closed) = Closed::read(frame) {
+            self.ports.on_closed(closed);
+        }
     }
 
     /// Calls with combined replies have failed: their receivers drop what they have gathered for them.
@@ -270,10 +222,10 @@ impl Outlet {
         }
         if self.is_single() && self.known.used.swap(true, Ordering::SeqCst) {
             let why = match self.way {
-                Way::Channel { .. } => "it takes one message, and has had it",
-                Way::Response { .. } => "the call has been answered already",
+                Way::Channel { .. } => PortEnd::Used,
+                Way::Response { .. } => PortEnd::Answered,
             };
-            return Err(RuntimeError::PortClosed(why.to_owned()));
+            return Err(RuntimeError::PortClosed(why));
         }
         let target = Target::One(self.owner);
         let out = Outgoing { kind: Kind::Post, target: &target, actor: 0, name: b"", payload, buffers };
@@ -315,11 +267,7 @@ impl Outlet {
         if call == 0 || answered || self.runtime.usable().is_err() || self.known.ended.swap(true, Ordering::SeqCst) {
             return;
         }
-        let mut header = Header::new(Kind::Undeliverable, self.runtime.me, self.owner);
-        header.call = call;
-        header.actor = actor;
-        header.index = index;
-        header.flags = flags::END;
-        self.runtime.dispatch(Frame::build(header, None, b"", &[]), None);
+        let end = Undeliverable { call, place: index, actor, why: Undelivered::PortDropped };
+        self.runtime.dispatch(end.frame(self.runtime.me, self.owner), None);
     }
 }

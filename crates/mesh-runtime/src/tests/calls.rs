@@ -26,7 +26,7 @@ fn ended() -> Arc<Ended> {
         pid: None,
         exit: Exit::Unknown,
         orderly: true,
-        reason: "closed".to_owned(),
+        reason: mesh_proto::EndReason::NotMade("closed".to_owned()),
         stderr_tail: Vec::new(),
     })
 }

@@ -180,7 +180,7 @@ fn whoever_waits_for_a_call_is_woken_whatever_ends_it() {
         pid: None,
         exit: Exit::Unknown,
         orderly: false,
-        reason: "gone".to_owned(),
+        reason: mesh_proto::EndReason::NotMade("gone".to_owned()),
         stderr_tail: Vec::new(),
     });
     for seed in 0..3000 {

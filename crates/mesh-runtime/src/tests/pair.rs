@@ -308,7 +308,7 @@ fn procs_that_cannot_be_made_are_lost_with_the_reason() {
             assert_eq!(controller.wait_call(&call, None, soon(), false, false), Waited::Ready);
             for outcome in call.take_outcomes().unwrap() {
                 let Outcome::Lost(ended) = outcome else { panic!("{outcome:?}") };
-                assert!(!ended.reason.is_empty());
+                assert!(!ended.reason.is_unstated());
             }
         }
     }

@@ -146,7 +146,7 @@ fn one_reply_or_one_failure_speaks_for_all_of_a_combined_call() {
         pid: None,
         exit: Exit::Unknown,
         orderly: false,
-        reason: "died".to_owned(),
+        reason: mesh_proto::EndReason::NotMade("died".to_owned()),
         stderr_tail: Vec::new(),
     });
     let open = || {

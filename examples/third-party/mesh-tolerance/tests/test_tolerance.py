@@ -2,7 +2,7 @@
 
 from mesh_tolerance import TOLERATE, Tolerate
 
-from mesh_core import Actor, MeshFailure, endpoint, set_fault_handler, this_host
+from mesh_core import Actor, FailureKind, MeshFailure, endpoint, set_fault_handler, this_host
 from mesh_core.policies import Escalate, Failed, Ignore, Stop
 from mesh_core.testing import PolicyPluginConformance
 
@@ -15,21 +15,21 @@ class TestTolerance(PolicyPluginConformance):
 def test_one_more_than_is_tolerated_stops_and_escalates() -> None:
     policy = Tolerate(most=2, period=30.0)
     for now in (0.0, 1.0):
-        policy, actions = policy.on(Failed("a", 0, "exited"), now)
+        policy, actions = policy.on(Failed("a", 0, FailureKind.EXITED), now)
         assert actions == [Ignore()]
-    policy, actions = policy.on(Failed("a", 0, "exited"), now=2.0)
+    policy, actions = policy.on(Failed("a", 0, FailureKind.EXITED), now=2.0)
     assert actions == [Stop(), Escalate("3 failures within 30 s, 2 is tolerated")]
 
 
 def test_failures_are_forgotten_after_the_period() -> None:
     policy = Tolerate(most=1, period=30.0)
     for now in (0.0, 30.0, 60.0):
-        policy, actions = policy.on(Failed("a", 0, "exited"), now)
+        policy, actions = policy.on(Failed("a", 0, FailureKind.EXITED), now)
         assert actions == [Ignore()]
 
 
 def test_want_of_memory_counts_double() -> None:
-    _, actions = Tolerate(most=1, period=30.0).on(Failed("a", 0, "out_of_memory"), now=0.0)
+    _, actions = Tolerate(most=1, period=30.0).on(Failed("a", 0, FailureKind.OUT_OF_MEMORY), now=0.0)
     assert actions[0] == Stop()
 
 

@@ -3,6 +3,7 @@
 use crate::completion::PyCompletion;
 use crate::door;
 use crate::inbox::{PyMessage, PyWaker};
+use mesh_proto::hosts::Fate;
 use mesh_proto::{ActorId, Deserter, Ended, Exit, Kind, ProcAddr, Target, flags};
 use mesh_runtime::{Call, Mailbox, Outcome, Receive, Runtime, Waited};
 use pyo3::prelude::*;
@@ -35,19 +36,22 @@ const SIGKILL: i32 = 9;
 
 #[pymethods]
 impl PyLost {
-    /// Whether it ended with its whole host.
+    /// What kind of end it came to, in one word; a value of `FailureKind`.
     #[getter]
-    fn with_host(&self) -> bool {
-        matches!(self.ended.exit, Exit::Host(_))
+    fn kind(&self) -> &'static str {
+        self.ended.kind().word()
+    }
+
+    /// Whether its process was never made, as far as anybody knows.
+    #[getter]
+    fn never_ran(&self) -> bool {
+        self.ended.never_ran()
     }
 
     /// Why its host is dead, in one word; empty if it did not end with its host.
     #[getter]
     fn fate(&self) -> &'static str {
-        match self.ended.exit {
-            Exit::Host(fate) => fate.word(),
-            _ => "",
-        }
+        self.ended.fate().map_or("", Fate::word)
     }
 
     #[getter]
@@ -83,9 +87,10 @@ impl PyLost {
         self.ended.orderly
     }
 
+    /// What is known beyond the status, in words.
     #[getter]
-    fn reason(&self) -> &str {
-        &self.ended.reason
+    fn reason(&self) -> String {
+        self.ended.reason.to_string()
     }
 
     /// Where it had the port of the call, rather than being called: its mesh, rank and host, and what the actor there is

@@ -1,36 +1,47 @@
 //! The ways in and out of the interpreter, and how errors cross it.
 
-use mesh_runtime::{Runtime, RuntimeError, Waited};
+use mesh_proto::EndKind;
+use mesh_runtime::{ErrorKind, Runtime, RuntimeError, Waited};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-/// The Python class that stands for an error: its name in `mesh_core._errors`.
-fn class_of(error: &RuntimeError) -> &'static str {
+/// The fields of an error, as the exception that stands for it has them.
+fn fields<'py>(py: Python<'py>, error: &RuntimeError) -> PyResult<Bound<'py, PyDict>> {
+    let fields = PyDict::new(py);
     match error {
-        RuntimeError::Full { .. } => "MailboxFull",
-        RuntimeError::NoSuchProc(_) | RuntimeError::PortClosed(_) => "Undeliverable",
-        RuntimeError::Nursery { .. } | RuntimeError::NoMemfd(_) | RuntimeError::Descriptors { .. } => "SpawnError",
-        RuntimeError::Files { spawning: true, .. } => "SpawnError",
-        RuntimeError::Credentials(_) | RuntimeError::OtherCredentials { .. } => "AuthenticationError",
-        _ => "MeshError",
+        RuntimeError::Full { addr, budget, .. } => {
+            fields.set_item("rank", addr.rank)?;
+            fields.set_item("budget", *budget)?;
+        }
+        RuntimeError::NoSuchProc(addr) => fields.set_item("rank", addr.rank)?,
+        RuntimeError::PortClosed(why) => fields.set_item("reason", why.to_string())?,
+        _ => {}
     }
+    Ok(fields)
 }
 
-/// A runtime error as the Python exception that stands for it.
+/// A runtime error as the Python exception that stands for it. Python knows the class by the error's kind.
 pub(crate) fn raise(py: Python<'_>, error: &RuntimeError) -> PyErr {
-    let made = py
-        .import("mesh_core._errors")
-        .and_then(|module| module.getattr(class_of(error)))
-        .and_then(|class| class.call1((error.to_string(),)));
+    let made = fields(py, error).and_then(|fields| {
+        let of_native = py.import("mesh_core._errors")?.getattr("of_native")?;
+        of_native.call1((error.kind().word(), error.to_string(), fields))
+    });
     match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(failed) => failed,
     }
+}
+
+/// The words that errors and ends of processes go by: Python has an answer to each.
+#[pyfunction]
+pub(crate) fn words() -> (Vec<&'static str>, Vec<&'static str>) {
+    (ErrorKind::ALL.map(ErrorKind::word).to_vec(), EndKind::ALL.map(EndKind::word).to_vec())
 }
 
 /// Leaves the interpreter for `body`; the one way out.

@@ -122,7 +122,7 @@ impl PyMessage {
         PyString::intern(py, kind_name(self.message().header().kind)).unbind()
     }
 
-    /// The endpoint, or what an error says.
+    /// The endpoint.
     #[getter]
     fn name<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
         let name = self.message().name();
@@ -186,8 +186,14 @@ impl PyMessage {
 
     /// Of a notice that a process has ended: its mesh and rank, how it ended, and how many calls of ours it has cost.
     fn down(&self) -> Option<(u64, u32, PyLost, u64)> {
-        let (addr, ended) = self.message().down()?;
-        Some((addr.mesh, addr.rank, PyLost::called(Arc::new(ended)), self.message().header().call))
+        let down = self.message().down()?;
+        Some((down.who.mesh, down.who.rank, PyLost::called(Arc::new(down.ended)), down.calls))
+    }
+
+    /// Why the message that this answers, or the port of its call, has come to nothing: a word for programs, and one line
+    /// for people.
+    fn undelivered(&self) -> Option<(&'static str, String)> {
+        self.message().undelivered().map(|why| (why.word(), why.to_string()))
     }
 
     /// Whether it is the end of a port rather than an answer.

@@ -9,7 +9,7 @@ use crate::logs::PyLogs;
 use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
-use mesh_proto::{ActorId, Kind, Placement, ProcAddr, Target};
+use mesh_proto::{ActorId, EndReason, Kind, Placement, ProcAddr, Target};
 use mesh_runtime::{Callee, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms};
 use mesh_topology::{Region, Wire};
 use pyo3::buffer::PyBuffer;
@@ -649,10 +649,12 @@ impl PyRuntime {
         self.0.live().into_iter().map(|(mesh, n, placement)| (mesh, n, PyPlacement(placement))).collect()
     }
 
-    /// Says that this worker ends in order, or why it does not, and writes out what still waits.
-    fn goodbye(&self, py: Python<'_>, limit: f64, why: &str) -> PyResult<()> {
+    /// Says that this worker ends in order, or what its bootstrap has raised, and writes out what still waits.
+    #[pyo3(signature = (limit, raised=None))]
+    fn goodbye(&self, py: Python<'_>, limit: f64, raised: Option<String>) -> PyResult<()> {
         let limit = duration(limit)?;
-        outside(py, || self.0.goodbye(limit, why));
+        let reason = raised.map_or(EndReason::Unstated, EndReason::Bootstrap);
+        outside(py, || self.0.goodbye(limit, reason));
         Ok(())
     }
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from mesh_core._attach import attach_to_workers
     from mesh_core._controllers import get_or_spawn_controller
     from mesh_core._credentials import Credentials
-    from mesh_core._failure import MeshFailure
+    from mesh_core._failure import FailureKind, MeshFailure
     from mesh_core._ports import Channel, Port, PortReceiver
     from mesh_core._promise import Promise
     from mesh_core._seeds import rank_seed
@@ -86,6 +86,7 @@ __all__ = [
     "Credentials",
     "Endpoint",
     "Extent",
+    "FailureKind",
     "Future",
     "HostMesh",
     "Instance",
@@ -152,6 +153,7 @@ _LATER = {
     "rank_seed": "mesh_core._seeds",
     "Credentials": "mesh_core._credentials",
     "get_or_spawn_controller": "mesh_core._controllers",
+    "FailureKind": "mesh_core._failure",
     "MeshFailure": "mesh_core._failure",
     "Settings": "mesh_core._settings",
     "SettingsError": "mesh_core._settings",

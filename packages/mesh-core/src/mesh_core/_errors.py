@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 BOOTSTRAP_FAILED = 78
-"""Exit status of a process whose bootstrap has raised: told by the spawn, it is no failure apart from that."""
+"""Exit status of a process whose bootstrap has raised, for whoever looks at it from outside; its goodbye tells Mesh."""
 REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
 """What to do where one side does not accept the other's credentials."""
 
@@ -359,6 +359,27 @@ class PluginLoadError(PluginError):
         """The distribution's version."""
         self.cause = cause
         """What went wrong, in words: kept as text, so that this error can always be sent to another process."""
+
+
+_OF_NATIVE: dict[str, type[MeshError]] = {
+    "closed": MeshError,
+    "forked": MeshError,
+    "no_such_proc": Undeliverable,
+    "port_closed": Undeliverable,
+    "full": MailboxFull,
+    "frame": MeshError,
+    "os": MeshError,
+    "spawn": SpawnError,
+    "not_controller": MeshError,
+    "credentials": AuthenticationError,
+    "address": MeshError,
+}
+"""The class of each kind of error of the native layer."""
+
+
+def of_native(kind: str, message: str, fields: dict[str, Any]) -> MeshError:
+    """Make the exception that stands for an error of the native layer."""
+    return _OF_NATIVE[kind](message, **fields)
 
 
 def type_name(kind: type) -> str:

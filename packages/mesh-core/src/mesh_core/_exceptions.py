@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core import _process, _serialize
-from mesh_core._errors import ActorError, MeshError, SupervisionError, type_name
+from mesh_core._errors import ActorError, MeshError, SupervisionError, Undeliverable, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -63,11 +63,26 @@ def encode_exception(
         "pid": pid,
         # Not an actor, but processes that go by that name.
         "bootstrap": bootstrap,
+        # It ends along with its actor or process, in order, rather than having failed.
+        "cut_short": _was_cut_short(exc, passed_on),
         "remote_traceback": format_traceback(exc),
         "cause_name": passed_on.cause_name if passed_on else _name_of(type(exc)),
     }
     carried, buffers = _carry(exc)
     return _c_dumps((told, carried), 5), buffers
+
+
+def _was_cut_short(exc: BaseException, passed_on: ActorError | None) -> bool:
+    from asyncio import CancelledError
+    from concurrent.futures import CancelledError as FutureCancelledError
+
+    kind = type(exc) if passed_on is None else passed_on.cause_type
+    if kind is None:
+        return False
+    if issubclass(kind, (CancelledError, FutureCancelledError)):
+        return True
+    # One that was raised, by a call of the endpoint's own, has a traceback.
+    return passed_on is None and issubclass(kind, Undeliverable) and exc.__traceback__ is None
 
 
 def decode_exception(

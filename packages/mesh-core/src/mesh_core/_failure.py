@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import signal as signals
 import time
 from collections.abc import Mapping
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import (
-    BOOTSTRAP_FAILED,
     REMEDY,
     AuthenticationError,
     MeshError,
@@ -24,6 +24,45 @@ if TYPE_CHECKING:
 
 _LINE = 200
 """So much of an exception's text is part of a line."""
+
+
+class FailureKind(enum.Enum):
+    """What kind of failure it is: what programs decide by, where texts are for people."""
+
+    EXITED = "exited"
+    """The process exited, with the status in ``exitcode``."""
+    KILLED = "killed"
+    """A signal killed the process; ``signal`` says which."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The kernel killed the process for lack of memory, as far as the kernel's counters tell."""
+    SPAWN_FAILED = "spawn_failed"
+    """The process could not be made."""
+    SPAWN_TIMEOUT = "spawn_timeout"
+    """The process did not report in the time that its spawn allowed."""
+    BOOTSTRAP_FAILED = "bootstrap_failed"
+    """The ``bootstrap=`` of the process raised, or an extension as it started."""
+    FORK_SERVER_DIED = "fork_server_died"
+    """The process that had forked it ended, and its workers with it."""
+    CONNECTION_LOST = "connection_lost"
+    """The process's connection ended, and nobody has reported its exit status."""
+    HOST_DEAD = "host_dead"
+    """The whole host is dead; ``host_fate`` says how that was found out."""
+    HOST_UNREACHABLE = "host_unreachable"
+    """The whole host was lost, and could not be connected to again."""
+    HOST_NOT_ATTACHED = "host_not_attached"
+    """The host could never be attached to the job."""
+    HOST_NOT_AUTHENTICATED = "host_not_authenticated"
+    """The host never was part of the job: one side does not accept the other's credentials."""
+    HOST_ABSENT = "host_absent"
+    """The host is not part of the job, or not yet."""
+    ACTOR_FAILED = "actor_failed"
+    """An actor failed, with ``exception``; its process lives on."""
+    UNKNOWN = "unknown"
+    """Nothing else is known."""
+
+
+_HOST_KINDS = frozenset({FailureKind.HOST_DEAD, FailureKind.HOST_UNREACHABLE})
+"""Failures whose headline says no more than that the host is dead."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +100,31 @@ class MeshFailure:
     """Why its whole host is dead, in one word, such as ``"silent"``; empty where the host lives."""
     reason: str = ""
     """What is known beyond the status, signal or exception."""
+    kind: FailureKind = FailureKind.UNKNOWN
+    """What kind of failure it is. Where it is not given it follows from the other fields."""
     _key: tuple[int, int, int] = field(default=(0, 0, 0), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind is FailureKind.UNKNOWN:
+            object.__setattr__(self, "kind", self._kind())
+
+    def _kind(self) -> FailureKind:
+        if self.signal is not None:
+            return FailureKind.OUT_OF_MEMORY if self.out_of_memory else FailureKind.KILLED
+        if self.exitcode is not None:
+            return FailureKind.EXITED
+        return FailureKind.ACTOR_FAILED if self.exception is not None else FailureKind.UNKNOWN
+
+    @property
+    def id(self) -> str:
+        """Identify the failure within its job: the same wherever it is heard of, so that reports can be matched.
+
+        A process dies once, and an actor fails once: it is made of their ids. Empty for a failure that was made by hand.
+        """
+        mesh, rank, actor = self._key
+        if self._key == (0, 0, 0):
+            return ""
+        return f"{mesh:x}.{rank}.{actor:x}" if actor else f"{mesh:x}.{rank}"
 
     def headline(self) -> str:
         """Tell it in one line."""
@@ -75,6 +138,8 @@ class MeshFailure:
             lines.append(f"  {self.reason}")
         if self.since is not None:
             lines.append(f"  since: {time.strftime('%Y-%m-%d %H:%M:%S%z', time.localtime(self.since))}")
+        if self.id:
+            lines.append(f"  failure: {self.id} ({self.kind.value})")
         if self.chain:
             lines.append(f"  arrived by: {' -> '.join(self.chain)}")
         told = _traceback(self.exception)
@@ -88,10 +153,10 @@ class MeshFailure:
 
     def _lives(self) -> bool:
         """Say whether it is an actor that has failed in a process that lives on."""
-        return self.exception is not None and self.signal is None and self.exitcode is None
+        return self.kind is FailureKind.ACTOR_FAILED
 
     def __repr__(self) -> str:
-        return f"<MeshFailure: {self.headline()}>"
+        return f"<MeshFailure{f' {self.id}' if self.id else ''} {self.kind.value}: {self.headline()}>"
 
     def _repr_html_(self) -> str:
         from mesh_core._show import block
@@ -113,24 +178,31 @@ class MeshFailure:
             why = ", probably by the kernel as memory ran out" if self.out_of_memory else ""
             return f"killed by signal {self.signal} ({_signal_name(self.signal)}){why}"
         if self.exception is not None:
-            return _raised(self.exception)
-        if self.exitcode == BOOTSTRAP_FAILED and self.reason:
-            return self.reason
+            return raised_in_words(self.exception)
+        if self.kind is FailureKind.BOOTSTRAP_FAILED:
+            return self.reason or "its bootstrap raised"
         if self.exitcode is not None:
             return f"exited with status {self.exitcode}"
-        if self.host_fate not in ("", "absent"):
+        if self.kind in _HOST_KINDS:
             return "its host is dead"
         return self.reason or "no reason is known"
 
 
 def of_loss(
-    lost: Lost, mesh: Any, *, name: str, host: str, point: Point, key: tuple[int, int, int]
+    lost: Lost,
+    mesh: Any,
+    *,
+    name: str,
+    host: str,
+    point: Point | None,
+    rank: int,
+    key: tuple[int, int, int],
 ) -> MeshFailure:
     """What a process's end means for one place of a mesh; ``key`` is the process, whatever mesh it is seen from."""
     return MeshFailure(
         mesh=mesh,
         mesh_name=name,
-        rank=point.rank,
+        rank=rank,
         point=point,
         host=host,
         pid=lost.pid,
@@ -141,6 +213,7 @@ def of_loss(
         host_fate=lost.fate,
         reason=_reason(lost),
         since=time.time(),
+        kind=FailureKind(lost.kind),
         _key=key,
     )
 
@@ -156,9 +229,9 @@ class NotAuthenticated(SupervisionError, AuthenticationError):
 def error_of(failure: MeshFailure) -> SupervisionError:
     """What is raised for a failure: of a host that could not be attached, what is wrong with that."""
     told = f"{failure._who()} was never started: {failure.reason}"
-    if failure.host_fate == "not_attached":
+    if failure.kind is FailureKind.HOST_NOT_ATTACHED:
         error: SupervisionError = NotAttached(told, failure=failure)
-    elif failure.host_fate == "not_authenticated":
+    elif failure.kind is FailureKind.HOST_NOT_AUTHENTICATED:
         refused = NotAuthenticated(told, failure=failure)
         refused.remedy = REMEDY
         error = refused
@@ -169,13 +242,10 @@ def error_of(failure: MeshFailure) -> SupervisionError:
 
 def _reason(lost: Lost) -> str:
     # Beside another status, or a signal, it says only how the end was noticed.
-    told = lost.exitcode == BOOTSTRAP_FAILED or (lost.exitcode is None and lost.signal is None)
-    return lost.reason if told else ""
+    return "" if FailureKind(lost.kind) in _BY_STATUS else lost.reason
 
 
-def bootstrap_raised(error: BaseException) -> str:
-    """Say why a process ends whose bootstrap has raised."""
-    return f"its bootstrap {_raised(error)}"
+_BY_STATUS = frozenset({FailureKind.EXITED, FailureKind.KILLED, FailureKind.OUT_OF_MEMORY})
 
 
 def _signal_name(number: int) -> str:
@@ -185,18 +255,19 @@ def _signal_name(number: int) -> str:
         return "unnamed"
 
 
-def _raised(exception: BaseException) -> str:
+def raised_in_words(exception: BaseException) -> str:
     """What was raised, in one line."""
     from mesh_core._exceptions import actor_error, text_of
 
     told = actor_error(exception)
-    name = type_name(type(exception)) if told is None else told.cause_name
+    kind = type(exception) if told is None else told.cause_type
     text = text_of(exception) if told is None else told.message
     first, _, more = text.strip().partition("\n")
     first = f"{first[:_LINE]}{' ...' if more or len(first) > _LINE else ''}"
-    if name == type_name(MeshError):
+    if kind is MeshError:
         # Of Mesh's own making, such as a kill: the text says it all.
         return first
+    name = type_name(type(exception)) if told is None else told.cause_name
     return f"raised {name}{f': {first}' if first else ''}"
 
 

@@ -24,7 +24,7 @@ from mesh_core import _context, _ending
 from mesh_core._context import Context, Instance
 from mesh_core._endpoint import EndpointProperty
 from mesh_core._errors import ActorTimeout, MeshError, SpawnError, SupervisionError, Undeliverable
-from mesh_core._failure import MeshFailure
+from mesh_core._failure import FailureKind, MeshFailure
 from mesh_core._nearest import did_you_mean
 from mesh_core._on_loop import OnLoop
 from mesh_core._on_thread import OnThread
@@ -432,6 +432,7 @@ class Hosted:
             exception=decode_exception(data, buffers, point=rank),
             chain=chain,
             since=time.time(),
+            kind=FailureKind.ACTOR_FAILED,
             _key=(me.mesh_id, me.rank, self.instance.actor_id),
         )
 

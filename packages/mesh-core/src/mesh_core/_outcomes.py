@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._errors import BOOTSTRAP_FAILED, MeshError, SpawnError, SupervisionError, Undeliverable
+from mesh_core._errors import MeshError, SpawnError, SupervisionError, Undeliverable
 from mesh_core._future import not_here
 from mesh_core._native import Lost, Message, Point
 from mesh_core._serialize import explain_load_failure
@@ -53,12 +52,7 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
     if isinstance(outcome, Lost):
         return _lost(outcome, index, who)
     if outcome.kind == "undeliverable":
-        if outcome.is_end:
-            return _unanswered(index, who, handed_on=bool(outcome.name))
-        return Undeliverable(
-            f"the message to actor {who.name!r} on rank {who.point(index).rank} came back: {outcome.name}; "
-            "spawn the actor anew to go on"
-        )
+        return _undelivered(outcome, index, who)
     if outcome.is_error:
         from mesh_core._exceptions import decode_exception
 
@@ -83,6 +77,20 @@ def value_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Any:
     return load(outcome)  # type: ignore[arg-type]  # an outcome without an error is a message
 
 
+def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
+    code, said = outcome.undelivered() or ("unknown", "its report cannot be read")
+    if code in ("port_dropped", "port_handed_on"):
+        return _unanswered(index, who, handed_on=code == "port_handed_on")
+    rank = who.point(index).rank
+    return Undeliverable(
+        f"the message to actor {who.name!r} on rank {rank} came back: {said}; spawn the actor anew to go on",
+        actor=who.name,
+        rank=rank,
+        host=who.host(index),
+        reason=said,
+    )
+
+
 def _unanswered(index: int, who: Addressee, *, handed_on: bool) -> MeshError:
     from mesh_core._errors import ActorError
 
@@ -98,30 +106,21 @@ def _unanswered(index: int, who: Addressee, *, handed_on: bool) -> MeshError:
 
 
 def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: Addressee) -> MeshError:
-    from mesh_core._failure import MeshFailure
+    from mesh_core._failure import of_loss
 
     procs_id, rank, host, name = holder
-    failure = MeshFailure(
-        mesh_name=name,
-        rank=rank,
-        host=_host_name(host, who),
-        pid=lost.pid,
-        exitcode=lost.exitcode,
-        signal=lost.signal,
-        out_of_memory=lost.out_of_memory,
-        stderr_tail=tuple(lost.stderr_tail),
-        host_fate=lost.fate,
-        reason=lost.reason if lost.exitcode is None and lost.signal is None else "",
-        since=time.time(),
-        _key=(procs_id, rank, 0),
-    )
     asked = f"actor {who.name!r} on rank {point.rank} had handed on the port of this call"
+    called = _host_name(host, who)
     if lost.orderly:
         actor = f"actor {name!r}" if name else "an actor"
         return Undeliverable(
-            f"{asked} to {actor} on rank {rank}, host {failure.host}, whose process was stopped before it answered; "
-            "nobody else has the port, so call again"
+            f"{asked} to {actor} on rank {rank}, host {called}, whose process was stopped before it answered; "
+            "nobody else has the port, so call again",
+            actor=who.name,
+            rank=point.rank,
+            reason=lost.reason,
         )
+    failure = of_loss(lost, None, name=name, host=called, point=None, rank=rank, key=(procs_id, rank, 0))
     return SupervisionError(
         f"{asked} to who died before answering: {failure.report()}\nnobody else has the port, so call again",
         failure=failure,
@@ -142,12 +141,7 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     point = who.point(index)
     if lost.holder is not None:
         return _deserted(lost, lost.holder, point, who)
-    if (
-        lost.pid is None
-        and lost.exitcode is None
-        and lost.signal is None
-        and not (lost.orderly or lost.with_host)
-    ):
+    if lost.never_ran:
         return SpawnError(
             f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}",
             stderr_tail="\n".join(lost.stderr_tail),
@@ -156,15 +150,21 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         # A process that was asked to stop closes its link in passing, which is not the reason.
         why = (lost.reason if lost.pid is None else "") or "its process was stopped"
         return Undeliverable(
-            f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on"
+            f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on",
+            actor=who.name,
+            rank=point.rank,
+            host=who.host(index),
+            reason=why,
         )
+    from mesh_core._failure import FailureKind, of_loss
     from mesh_core._failure import error_of as raised_for
-    from mesh_core._failure import of_loss
 
     key = (who.mesh._procs_id, who.view.rank_at(index), 0)
-    failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, key=key)
+    failure = of_loss(
+        lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank, key=key
+    )
     died = raised_for(failure)
-    if lost.exitcode == BOOTSTRAP_FAILED:
+    if failure.kind is FailureKind.BOOTSTRAP_FAILED:
         died.__cause__ = _bootstrap_error(who.mesh)
     return died
 

@@ -23,7 +23,6 @@ from mesh_core.policies import (
     Ignore,
     Later,
     Policy,
-    Reason,
     Stop,
     checked_actions,
 )
@@ -222,19 +221,4 @@ class PolicyRun:
 
 def failed(failure: MeshFailure, mesh: str) -> Failed:
     """The event of a failure, for a policy."""
-    return Failed(mesh, failure.rank, _reason(failure), failure)
-
-
-def _reason(failure: MeshFailure) -> Reason:
-    reason: Reason = "unknown"
-    if failure.host_fate not in ("", "absent"):
-        reason = "host_lost"
-    elif failure.out_of_memory:
-        reason = "out_of_memory"
-    elif failure.signal is not None:
-        reason = "killed"
-    elif failure.exitcode is not None:
-        reason = "exited"
-    elif failure.exception is not None:
-        reason = "raised"
-    return reason
+    return Failed(mesh, failure.rank, failure.kind, failure)

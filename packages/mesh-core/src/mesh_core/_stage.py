@@ -26,7 +26,7 @@ from mesh_core._control import Control
 from mesh_core._debug._hook import Breakpoints
 from mesh_core._dumps import stacks
 from mesh_core._errors import BOOTSTRAP_FAILED
-from mesh_core._failure import bootstrap_raised
+from mesh_core._failure import raised_in_words
 from mesh_core._hosted import Hosted, unreadable
 from mesh_core._loop import ActorSelector
 from mesh_core._native import Extent, Point, Waker
@@ -63,8 +63,8 @@ class Stage:
         self.loop = ActorLoop(ActorSelector(process.runtime, self.waker))
         self.constructors = Constructors(self.loop)
         self._exit_code = 0
-        self.why = ""
-        """Why this process leaves with that status, where it is known."""
+        self.unready: str | None = None
+        """Why this process ends before its first actor, in one line: what its bootstrap or an extension has raised."""
         self.failing = threading.Lock()
         """Held for the moment in which an actor comes to an end, which may be noticed on several threads."""
         self.stop_limit = process.settings.stop_timeout
@@ -313,7 +313,7 @@ class Stage:
         try:
             message.load()()
         except BaseException as error:  # noqa: BLE001 - reported, then the process ends
-            self._decline(message, error, bootstrap_raised(error))
+            self._decline(message, error, f"its bootstrap {raised_in_words(error)}")
         else:
             message.reply(None)
 
@@ -321,7 +321,7 @@ class Stage:
         """End this process, which cannot be what it was spawned to be."""
         self.reply_error(message, error, self.process.identity.mesh_name, bootstrap=True)
         self._exit_code = BOOTSTRAP_FAILED
-        self.why = why
+        self.unready = why
         self.loop.stop()
 
     # Stopping.

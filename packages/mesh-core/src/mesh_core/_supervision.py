@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native, _process, _unseen
 from mesh_core._context import current_instance
-from mesh_core._errors import BOOTSTRAP_FAILED, SupervisionError
-from mesh_core._failure import MeshFailure, error_of, of_loss
+from mesh_core._errors import SupervisionError
+from mesh_core._failure import FailureKind, MeshFailure, error_of, of_loss
 from mesh_core._native import Placement, Target
 
 if TYPE_CHECKING:
@@ -264,7 +264,8 @@ class Faults:
         procs_id, rank, lost, calls = down
         if lost.orderly:
             return []
-        if lost.exitcode == BOOTSTRAP_FAILED and any(
+        # The spawn has told its owner already.
+        if FailureKind(lost.kind) is FailureKind.BOOTSTRAP_FAILED and any(
             e.boots(procs_id) for _, e in self._process.estates.all()
         ):
             return []
@@ -420,6 +421,7 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
         name=mesh.name,
         host=mesh._home.name_of(rank),
         point=point,
+        rank=point.rank,
         key=(holding.procs_id, rank, 0),
     )
 

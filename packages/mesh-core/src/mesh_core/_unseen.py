@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from _pickle import loads as _c_loads
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mesh_core._native import Message
@@ -23,15 +23,12 @@ def report(notice: Message) -> None:
     """Log that a call has failed and that nobody has looked at its future."""
     endpoint, actor, (_, rank, _), others = notice.name.lstrip(".!>+"), notice.shape, notice.src, notice.call
     where = f"on rank {rank}"
-    if notice.kind == "undeliverable":
-        said = notice.raw()[0].decode(errors="replace")
-        if notice.is_end:
-            what = "it let go of the port of the call without an answer"
-        else:
-            what = f"the message came back: {said}"
+    if (undelivered := notice.undelivered()) is not None:
+        said = undelivered[1]
+        what = said if notice.is_end else f"the message came back: {said}"
     else:
         told = _c_loads(notice.raw()[0])[0]
-        if _was_cut_short(told):
+        if told["cut_short"]:
             return
         where = f"on rank {told['rank']}, host {told['host']}, pid {told['pid']}"
         text = told["message"].partition("\n")[0][:_LONGEST]
@@ -45,15 +42,6 @@ def report(notice: Message) -> None:
         more,
         what,
     )
-
-
-def _was_cut_short(told: dict[str, Any]) -> bool:
-    """Whether the call was ended along with its actor or process, in order, rather than having failed."""
-    name = told["cause_name"].rpartition(".")[2]
-    if name == "CancelledError":
-        return True
-    # One that was raised, by a call of the endpoint's own, has a traceback.
-    return name == "Undeliverable" and not told["remote_traceback"].startswith("Traceback")
 
 
 def report_left(process: Process) -> None:

@@ -84,7 +84,7 @@ def run(
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    process.runtime.goodbye(_GOODBYE_S, stage.why)
+    process.runtime.goodbye(_GOODBYE_S, stage.unready)
     return status
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from mesh_core import FailureKind
 from mesh_core.plugins import PolicyPlugin, hookimpl
 from mesh_core.policies import Action, Escalate, Event, Failed, Ignore, Stop
 
@@ -13,11 +14,12 @@ __all__ = ["TOLERATE", "Tolerate"]
 class Tolerate:
     """Ignores ``most`` failures within ``period`` seconds. A process lost for want of memory, or with its host, counts double.
 
+    >>> from mesh_core import FailureKind
     >>> policy = Tolerate(most=1, period=60.0)
-    >>> policy, actions = policy.on(Failed("workers", 0, "raised"), now=0.0)
+    >>> policy, actions = policy.on(Failed("workers", 0, FailureKind.ACTOR_FAILED), now=0.0)
     >>> actions
     [Ignore()]
-    >>> policy, actions = policy.on(Failed("workers", 1, "raised"), now=1.0)
+    >>> policy, actions = policy.on(Failed("workers", 1, FailureKind.ACTOR_FAILED), now=1.0)
     >>> actions
     [Stop(), Escalate(reason='2 failures within 60 s, 1 is tolerated')]
     """
@@ -31,7 +33,7 @@ class Tolerate:
         """Count failures."""
         if not isinstance(event, Failed):
             return self, []
-        weight = 2 if event.reason in ("out_of_memory", "host_lost") else 1
+        weight = 2 if event.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.HOST_DEAD) else 1
         recent = (*(each for each in self.failures if now - each < self.period), *[now] * weight)
         state = replace(self, failures=recent)
         if len(recent) <= self.most:

@@ -46,7 +46,7 @@ class Watch:
             from mesh_core._failure import of_loss
 
             host, key = mesh._home.name_of(rank), (procs_id, rank, 0)
-            failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, key=key)
+            failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, rank=rank, key=key)
         self._callback(ProcEnd(address=address, point=point, mesh=mesh, failure=failure))
 
     @property

@@ -4,6 +4,7 @@ A policy is given to a spawn: ``spawn(..., supervise=policy)``. It touches no pr
 events and carries out the actions that it returns.
 
 >>> from dataclasses import dataclass
+>>> from mesh_core import FailureKind
 >>> from mesh_core.policies import Action, Escalate, Event, Failed, Ignore
 >>> @dataclass(frozen=True)
 ... class Tolerate:
@@ -17,10 +18,10 @@ events and carries out the actions that it returns.
 ...             return Tolerate(self.most, self.failures + 1), [Ignore()]
 ...         return self, [Escalate(f"more than {self.most} failures")]
 >>> policy = Tolerate(most=1)
->>> policy, actions = policy.on(Failed("workers", 2, "killed"), now=0.0)
+>>> policy, actions = policy.on(Failed("workers", 2, FailureKind.KILLED), now=0.0)
 >>> actions
 [Ignore()]
->>> policy, actions = policy.on(Failed("workers", 3, "killed"), now=1.0)
+>>> policy, actions = policy.on(Failed("workers", 3, FailureKind.KILLED), now=1.0)
 >>> actions
 [Escalate(reason='more than 1 failures')]
 """
@@ -35,7 +36,6 @@ from mesh_core.policies._contract import (
     Ignore,
     Later,
     Policy,
-    Reason,
     Stop,
     checked_actions,
 )
@@ -50,7 +50,6 @@ __all__ = [
     "Ignore",
     "Later",
     "Policy",
-    "Reason",
     "Stop",
     "checked_actions",
 ]

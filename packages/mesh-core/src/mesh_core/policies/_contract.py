@@ -5,27 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
-from mesh_core._failure import MeshFailure
-
-Reason: TypeAlias = Literal["raised", "exited", "killed", "out_of_memory", "host_lost", "unknown"]
-"""Why something failed: an actor raised; a process exited, was killed by a signal, or by the kernel for want of memory; its
-host is dead."""
+from mesh_core._failure import FailureKind, MeshFailure
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A rank of the mesh has failed: its process has died, or its actor has failed while the process lives on.
 
-    >>> Failed("workers", 2, "killed")
-    Failed(mesh='workers', rank=2, reason='killed')
+    >>> from mesh_core import FailureKind
+    >>> Failed("workers", 2, FailureKind.KILLED)
+    Failed(mesh='workers', rank=2, kind=<FailureKind.KILLED: 'killed'>)
     """
 
     mesh: str
     """The name of the mesh that the policy was given to."""
     rank: int | None
-    reason: Reason
+    kind: FailureKind
     failure: MeshFailure = field(default_factory=MeshFailure, repr=False, compare=False)
     """Everything that is known about it."""
 

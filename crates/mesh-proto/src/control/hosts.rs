@@ -1,0 +1,294 @@
+//! What agents report of hosts, and what the controller tells all agents.
+
+use super::body;
+use crate::codec::{Reader, Writer};
+use crate::hosts::{Fate, Standing};
+use crate::{CallId, EndReason, Ended, Frame, Header, HostEnd, HostNo, Kind, ProcAddr, Target};
+use bytes::Bytes;
+use std::time::Duration;
+
+/// A header that is about a host, which its `actor` field holds.
+fn about(kind: Kind, from: ProcAddr, to: ProcAddr, host: HostNo) -> Header {
+    let mut header = Header::new(kind, from, to);
+    header.actor = u64::from(host);
+    header
+}
+
+fn host_in(header: &Header) -> Option<HostNo> {
+    HostNo::try_from(header.actor).ok()
+}
+
+/// The host that a frame is about, by its header alone: [`HostDown`], [`HostLost`], [`HostStanding`], [`Whereabouts`].
+#[must_use]
+pub fn host_of(header: &Header) -> Option<HostNo> {
+    let about_one = matches!(header.kind, Kind::HostDown | Kind::HostLost | Kind::Standing | Kind::Whereabouts);
+    if about_one { host_in(header) } else { None }
+}
+
+/// A whole host is dead, by the controller's word: to every agent, and from these to their procs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostDown {
+    /// The host.
+    pub host: HostNo,
+    /// Why.
+    pub end: HostEnd,
+}
+
+impl HostDown {
+    /// As a frame, to one or to many.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
+        let body = self.end.write(Writer::default()).done();
+        Frame::build_plain(about(Kind::HostDown, from, to, self.host), cast, b"", &body)
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        Some(Self { host: host_in(&frame.header)?, end: HostEnd::read(&mut Reader::new(&body(frame)?))? })
+    }
+}
+
+impl HostEnd {
+    /// Of a host that is not part of the job.
+    #[must_use]
+    pub fn absent(why: String) -> Self {
+        Self { fate: Fate::Absent, label: String::new(), why }
+    }
+
+    /// The end of a proc of that host.
+    #[must_use]
+    pub fn ended(&self) -> Ended {
+        Ended { orderly: self.fate == Fate::Released, ..Ended::unmade(EndReason::Host(self.clone())) }
+    }
+}
+
+/// What a host that relays for another has seen of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// It is heard again.
+    Well,
+    /// It is silent.
+    Suspect,
+    /// It will not come back.
+    Dead {
+        /// Why, for the program.
+        fate: Fate,
+        /// Details for people.
+        why: String,
+    },
+}
+
+impl Report {
+    /// Of a host that will not come back.
+    #[must_use]
+    pub fn dead(fate: Fate, why: impl Into<String>) -> Self {
+        Self::Dead { fate, why: why.into() }
+    }
+}
+
+/// An agent's report on a host below it, to the controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostLost {
+    /// The host.
+    pub host: HostNo,
+    /// What was seen of it.
+    pub report: Report,
+}
+
+impl HostLost {
+    /// As a frame to the controller.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr) -> Frame {
+        let out = match &self.report {
+            Report::Well => Writer::default().byte(0),
+            Report::Suspect => Writer::default().byte(1),
+            Report::Dead { fate, why } => Writer::default().byte(2).byte(fate.code()).text(why),
+        };
+        Frame::build_plain(about(Kind::HostLost, from, ProcAddr::CONTROLLER, self.host), None, b"", &out.done())
+    }
+
+    /// What a frame says; `None` if it is malformed, or reports what this side does not know.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        let raw = body(frame)?;
+        let mut raw = Reader::new(&raw);
+        let report = match raw.byte()? {
+            0 => Report::Well,
+            1 => Report::Suspect,
+            2 => Report::Dead { fate: Fate::of(raw.byte()?.into()), why: raw.text()? },
+            _ => return None,
+        };
+        Some(Self { host: host_in(&frame.header)?, report })
+    }
+}
+
+/// How a host stands, from the controller to every agent. Of deaths [`HostDown`] tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostStanding {
+    /// The host.
+    pub host: HostNo,
+    /// Whether it is live, rather than suspect.
+    pub live: bool,
+}
+
+impl HostStanding {
+    /// As a frame, to many.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
+        let body = [u8::from(!self.live)];
+        Frame::build_plain(about(Kind::Standing, from, to, self.host), cast, b"", &body)
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        Some(Self { host: host_in(&frame.header)?, live: Reader::new(&body(frame)?).byte()? == 0 })
+    }
+
+    /// The same as topologies have it.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        if self.live { Standing::Live } else { Standing::Suspect }
+    }
+}
+
+/// Where a host can be reached: a question to the controller, or its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// The host.
+    pub host: HostNo,
+    /// The answer: its address, empty if only the controller can reach it. None for a question.
+    pub address: Option<String>,
+}
+
+impl Whereabouts {
+    /// As a frame.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
+        let out = match &self.address {
+            None => Writer::default().byte(0),
+            Some(address) => Writer::default().byte(1).text(address),
+        };
+        Frame::build_plain(about(Kind::Whereabouts, from, to, self.host), None, b"", &out.done())
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        let raw = body(frame)?;
+        let mut raw = Reader::new(&raw);
+        let address = match raw.byte()? {
+            0 => None,
+            _ => Some(raw.text()?),
+        };
+        Some(Self { host: host_in(&frame.header)?, address })
+    }
+}
+
+/// Certificates that hold no more, from the controller to every agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revoked {
+    /// The signed list, opaque here.
+    pub list: Bytes,
+}
+
+impl Revoked {
+    /// As a frame, to many.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
+        Frame::build_plain(Header::new(Kind::Revoked, from, to), cast, b"", &self.list)
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        Some(Self { list: body(frame)? })
+    }
+}
+
+/// The job is over, from the controller to every agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndJob;
+
+impl EndJob {
+    /// As a frame, to many.
+    #[must_use]
+    pub fn frame(from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
+        Frame::build(Header::new(Kind::EndJob, from, to), cast, b"", &[])
+    }
+}
+
+/// What a host is told when it is attached: the body of a greeting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The controller's call that its reply answers.
+    pub call: CallId,
+    /// Where the group that it is attached with begins.
+    pub base: HostNo,
+    /// How many hosts are in that group.
+    pub count: u32,
+    /// To how many hosts each relays.
+    pub fan_out: u32,
+    /// After how much silence a host is dead.
+    pub window: Duration,
+    /// How long a host that does not listen yet is waited for by the one above it.
+    pub patience: Duration,
+    /// Whether it has dialed the controller itself, and so is its child.
+    pub dialed: bool,
+    /// The hosts below it, and where they can be reached.
+    pub below: Vec<(HostNo, String)>,
+}
+
+impl Attachment {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        let Self { call, base, count, fan_out, window, patience, dialed, below } = self;
+        let out = Writer::default().number(*call).small(*base).small(*count).small(*fan_out);
+        let out = out.time(*window).time(*patience).byte(u8::from(*dialed));
+        out.list(below, |out, (host, address)| out.small(*host).text(address)).done()
+    }
+
+    /// From bytes; `None` if they are something else.
+    #[must_use]
+    pub fn decode(raw: &[u8]) -> Option<Self> {
+        let mut raw = Reader::new(raw);
+        Some(Self {
+            call: raw.number()?,
+            base: raw.small()?,
+            count: raw.small()?,
+            fan_out: raw.small()?,
+            window: raw.time()?,
+            patience: raw.time()?,
+            dialed: raw.byte()? != 0,
+            below: raw.list(|raw| Some((raw.small()?, raw.text()?)))?,
+        })
+    }
+}
+
+/// What an agent says of itself: in its first reply once it is attached, or when it offers itself to a controller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Introduction {
+    /// What the host calls itself.
+    pub name: String,
+    /// The agent's process.
+    pub pid: u64,
+    /// How many CPUs it may use.
+    pub cpus: u64,
+}
+
+impl Introduction {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        Writer::default().text(&self.name).number(self.pid).number(self.cpus).done()
+    }
+
+    /// From bytes; `None` if they are something else.
+    #[must_use]
+    pub fn decode(raw: &[u8]) -> Option<Self> {
+        let mut raw = Reader::new(raw);
+        Some(Self { name: raw.text()?, pid: raw.number()?, cpus: raw.number()? })
+    }
+}

@@ -1,0 +1,89 @@
+//! What processes are asked about themselves, and what they tell of events.
+
+use super::body;
+use crate::{Frame, Header, Kind, ProcAddr, Target};
+use bytes::Bytes;
+
+/// A question to a process about itself. It is asked with a call, whose name is the question's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// To a proc: what its actors have done and do now.
+    State,
+    /// To a proc: the stacks of its Python threads, from its event loop.
+    Stacks,
+    /// To a proc: the same without the loop, which has not answered.
+    Dump,
+    /// To a proc: which thread works for which actor, and on what.
+    Threads,
+    /// To an agent: which procs there are on its host; to the controller also which hosts, and what failed lately.
+    Tree,
+    /// To an agent: what its host and its procs use.
+    Usage,
+    /// To an agent: the same with shares of memory, which takes the kernel time.
+    Shares,
+}
+
+/// What an inspecting frame says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inspect {
+    /// A question, which wants a reply.
+    Ask(Question),
+    /// To a proc or an agent: somebody follows events from now on, or nobody does any more. An agent tells its procs.
+    Watch(bool),
+    /// To the controller: an event.
+    Event {
+        /// As JSON.
+        text: Bytes,
+        /// Whether it is a failure.
+        failure: bool,
+    },
+}
+
+impl Inspect {
+    /// What a frame is called on the wire. What callers add behind a NUL byte is theirs.
+    #[must_use]
+    pub fn word(&self) -> &'static [u8] {
+        match self {
+            Self::Ask(Question::State) => b"state",
+            Self::Ask(Question::Stacks) => b"stacks",
+            Self::Ask(Question::Dump) => b"dump",
+            Self::Ask(Question::Threads) => b"threads",
+            Self::Ask(Question::Tree) => b"tree",
+            Self::Ask(Question::Usage) => b"usage",
+            Self::Ask(Question::Shares) => b"shares",
+            Self::Watch(true) => b"watch",
+            Self::Watch(false) => b"rest",
+            Self::Event { .. } => b"event",
+        }
+    }
+
+    /// As a frame, to one or to many.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
+        let mut header = Header::new(Kind::Inspect, from, to);
+        let Self::Event { text, failure } = self else {
+            return Frame::build(header, cast, self.word(), &[]);
+        };
+        header.index = u32::from(*failure);
+        Frame::build_plain(header, cast, self.word(), text)
+    }
+
+    /// What a frame says; `None` for what this side does not know.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        let word = frame.name().split(|byte| *byte == 0).next()?;
+        Some(match word {
+            b"state" => Self::Ask(Question::State),
+            b"stacks" => Self::Ask(Question::Stacks),
+            b"dump" => Self::Ask(Question::Dump),
+            b"threads" => Self::Ask(Question::Threads),
+            b"tree" => Self::Ask(Question::Tree),
+            b"usage" => Self::Ask(Question::Usage),
+            b"shares" => Self::Ask(Question::Shares),
+            b"watch" => Self::Watch(true),
+            b"rest" => Self::Watch(false),
+            b"event" => Self::Event { text: body(frame)?, failure: frame.header.index != 0 },
+            _ => return None,
+        })
+    }
+}

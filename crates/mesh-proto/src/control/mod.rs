@@ -1,0 +1,31 @@
+//! Frames by which Mesh's processes steer each other: a type each, with the one codec that both ends use.
+//!
+//! A type's `frame` makes the frame; its `read` takes one apart, and gives `None` for bytes that are something else. What
+//! a header's fields mean differs from kind to kind; only these types know it.
+
+mod hosts;
+mod life;
+mod lines;
+mod looks;
+mod orders;
+mod refusal;
+
+pub use hosts::{
+    Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Whereabouts, host_of,
+};
+pub use life::{Down, Goodbye};
+pub use lines::Lines;
+pub use looks::{Inspect, Question};
+pub use orders::{Hello, SpawnProcs, StopProc, StopProcs, Watch, ranks_at, ranks_of};
+pub use refusal::{Closed, Held, Holding, PortAddr, Undeliverable};
+
+use crate::{Frame, Part};
+use bytes::Bytes;
+
+/// The first part, which control frames never share.
+fn body(frame: &Frame) -> Option<Bytes> {
+    match frame.parts().ok()?.into_iter().next()? {
+        Part::Inline(bytes) => Some(bytes),
+        Part::Shared { .. } => None,
+    }
+}

@@ -1,0 +1,207 @@
+//! Orders to agents: procs to make, to end, and whose ends to tell of.
+
+use super::body;
+use crate::codec::{Reader, Writer};
+use crate::{CallId, Frame, Header, Kind, MeshId, ProcAddr, Target};
+use bytes::Bytes;
+use std::ops::Range;
+use std::time::Duration;
+
+/// Which ranks of a mesh an order is about, for the agent at `place` among those that got it.
+#[must_use]
+pub fn ranks_at(place: u32, per_host: u32) -> Option<Range<u32>> {
+    let first = place.checked_mul(per_host)?;
+    Some(first..first.checked_add(per_host)?)
+}
+
+fn order(kind: Kind, from: ProcAddr, agents: &Target, mesh: MeshId, call: CallId) -> Header {
+    let to = match agents {
+        Target::One(agent) => *agent,
+        Target::Many(..) => ProcAddr::CONTROLLER,
+    };
+    let mut header = Header::new(kind, from, to);
+    (header.actor, header.call) = (mesh, call);
+    header
+}
+
+fn build(header: Header, agents: &Target, body: &[u8]) -> Frame {
+    let cast = matches!(agents, Target::Many(..)).then_some(agents);
+    Frame::build_plain(header, cast, b"", body)
+}
+
+/// Make procs of a mesh on each of some hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpawnProcs {
+    /// The mesh.
+    pub mesh: MeshId,
+    /// The call of the spawner that their first replies answer.
+    pub call: CallId,
+    /// How many on each host.
+    pub per_host: u32,
+    /// Whether each gets a fresh interpreter.
+    pub exec: bool,
+    /// How long a proc may take until it says hello.
+    pub within: Duration,
+    /// The command of the fork server, as the operating system's strings.
+    pub argv: Vec<Bytes>,
+    /// Its environment.
+    pub env: Vec<(Bytes, Bytes)>,
+    /// What it is told beside; opaque here.
+    pub plan: Bytes,
+    /// What the procs are told; opaque here.
+    pub config: Bytes,
+    /// What people call the mesh, and its shape; opaque here.
+    pub title: String,
+}
+
+impl SpawnProcs {
+    /// As a frame to agents.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, agents: &Target) -> Frame {
+        let out = Writer::default().small(self.per_host).byte(u8::from(self.exec)).time(self.within);
+        let out = out.list(&self.argv, |out, word| out.bytes(word));
+        let out = out.list(&self.env, |out, (key, value)| out.bytes(key).bytes(value));
+        let out = out.bytes(&self.plan).bytes(&self.config).text(&self.title);
+        build(order(Kind::SpawnProcs, from, agents, self.mesh, self.call), agents, &out.done())
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        let whole = body(frame)?;
+        let mut raw = Reader::new(&whole);
+        // Without a copy: these can be large.
+        let slice = |bytes: &[u8]| whole.slice_ref(bytes);
+        Some(Self {
+            mesh: frame.header.actor,
+            call: frame.header.call,
+            per_host: raw.small()?,
+            exec: raw.byte()? != 0,
+            within: raw.time()?,
+            argv: raw.list(|raw| raw.bytes().map(slice))?,
+            env: raw.list(|raw| Some((slice(raw.bytes()?), slice(raw.bytes()?))))?,
+            plan: slice(raw.bytes()?),
+            config: slice(raw.bytes()?),
+            title: raw.text()?,
+        })
+    }
+}
+
+/// End the procs of a mesh on each of some hosts: its owner lets go of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopProcs {
+    /// The mesh.
+    pub mesh: MeshId,
+    /// The call that waits for their ends.
+    pub call: CallId,
+    /// How many there are on each host.
+    pub per_host: u32,
+    /// How long they may take.
+    pub within: Duration,
+}
+
+impl StopProcs {
+    /// As a frame to agents.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, agents: &Target) -> Frame {
+        let body = Writer::default().small(self.per_host).time(self.within).done();
+        build(order(Kind::StopProcs, from, agents, self.mesh, self.call), agents, &body)
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        let raw = body(frame)?;
+        let mut raw = Reader::new(&raw);
+        let (per_host, within) = (raw.small()?, raw.time()?);
+        Some(Self { mesh: frame.header.actor, call: frame.header.call, per_host, within })
+    }
+}
+
+/// The ranks that an order is about at the agent that it has reached, or was to reach: [`SpawnProcs`], [`StopProcs`].
+#[must_use]
+pub fn ranks_of(order: &Frame, most: u32) -> Option<Range<u32>> {
+    if !matches!(order.header.kind, Kind::SpawnProcs | Kind::StopProcs) {
+        return None;
+    }
+    // Both begin with it.
+    let per_host = Reader::new(&body(order)?).small()?;
+    ranks_at(order.header.index, per_host.min(most))
+}
+
+/// A proc is to end by a deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopProc {
+    /// How long it may take.
+    pub within: Duration,
+}
+
+impl StopProc {
+    /// As a frame to the proc. The time is in the header, in milliseconds.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
+        let mut header = Header::new(Kind::StopProc, from, to);
+        header.index = u32::try_from(self.within.as_millis()).unwrap_or(u32::MAX);
+        Frame::build(header, None, b"", &[])
+    }
+
+    /// What a header says.
+    #[must_use]
+    pub fn read(header: &Header) -> Self {
+        Self { within: Duration::from_millis(u64::from(header.index)) }
+    }
+}
+
+/// Tell the sender of a proc's end. To that proc itself it means nothing; its agent, which sees it pass, remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watch {
+    /// The mesh of the proc.
+    pub mesh: MeshId,
+    /// Its rank there.
+    pub rank: u32,
+}
+
+impl Watch {
+    /// About this proc.
+    #[must_use]
+    pub fn of(who: ProcAddr) -> Self {
+        Self { mesh: who.mesh, rank: who.rank }
+    }
+
+    /// As a frame, to the proc's agent or to itself.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
+        let mut header = Header::new(Kind::Watch, from, to);
+        (header.actor, header.index) = (self.mesh, self.rank);
+        Frame::build(header, None, b"", &[])
+    }
+
+    /// What a header says.
+    #[must_use]
+    pub fn read(header: &Header) -> Self {
+        Self { mesh: header.actor, rank: header.index }
+    }
+}
+
+/// A proc is there: its first frame, to its agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Its process.
+    pub pid: u32,
+}
+
+impl Hello {
+    /// As a frame.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
+        let mut header = Header::new(Kind::Hello, from, to);
+        header.index = self.pid;
+        Frame::build(header, None, b"", &[])
+    }
+
+    /// What a header says.
+    #[must_use]
+    pub fn read(header: &Header) -> Self {
+        Self { pid: header.index }
+    }
+}

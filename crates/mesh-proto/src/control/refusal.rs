@@ -1,0 +1,153 @@
+//! What senders hear of messages and ports that nobody takes, and callers of who may still answer.
+
+use super::body;
+use crate::codec::{Reader, Writer};
+use crate::{ActorId, CallId, Frame, Header, Kind, PortEnd, ProcAddr, Ticket, Undelivered, flags};
+
+/// A message has come back, or the port of a call has ended: an outcome of the call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undeliverable {
+    /// The caller's number of the call.
+    pub call: CallId,
+    /// The place in the call's target that this is the outcome of.
+    pub place: u32,
+    /// The actor that was called.
+    pub actor: ActorId,
+    /// Why.
+    pub why: Undelivered,
+}
+
+impl Undeliverable {
+    /// The answer to a message.
+    #[must_use]
+    pub fn answer(to: &Header, why: Undelivered) -> Self {
+        Self { call: to.call, place: to.index, actor: to.actor, why }
+    }
+
+    /// As a frame to the caller. The end of a port is flagged (`END`), since streams look at nothing else.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
+        let mut header = Header::new(Kind::Undeliverable, from, to);
+        (header.call, header.index, header.actor) = (self.call, self.place, self.actor);
+        header.flags = if self.why.is_end_of_port() { flags::END } else { 0 };
+        Frame::build_plain(header, None, b"", &self.why.write(Writer::default()).done())
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        let header = &frame.header;
+        Some(Self { call: header.call, place: header.index, actor: header.actor, why: Self::read_why(&body(frame)?)? })
+    }
+
+    /// What the body of a frame says.
+    #[must_use]
+    pub fn read_why(body: &[u8]) -> Option<Undelivered> {
+        Undelivered::read(&mut Reader::new(body))
+    }
+}
+
+/// Which port is meant: a channel's, or that of one place of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortAddr {
+    /// The process that receives there.
+    pub owner: ProcAddr,
+    /// The channel's id, or the caller's number of the call.
+    pub id: u64,
+    /// For a call, the place that answers.
+    pub place: u32,
+    /// Whether it is the port of a call.
+    pub response: bool,
+}
+
+/// Nobody listens at a port any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// The port.
+    pub port: PortAddr,
+    /// Why.
+    pub why: PortEnd,
+}
+
+impl Closed {
+    /// As a frame to somebody who has sent there.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
+        let mut header = Header::new(Kind::Closed, from, to);
+        (header.actor, header.index) = (self.port.id, self.port.place);
+        header.flags = if self.port.response { flags::MORE } else { 0 };
+        let body = Writer::default().addr(self.port.owner).byte(self.why.code()).done();
+        Frame::build_plain(header, None, b"", &body)
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        let header = &frame.header;
+        let raw = body(frame)?;
+        let mut raw = Reader::new(&raw);
+        let (owner, why) = (raw.addr()?, PortEnd::of(raw.byte()?));
+        let response = header.flags & flags::MORE != 0;
+        Some(Self { port: PortAddr { owner, id: header.actor, place: header.index, response }, why })
+    }
+}
+
+/// What a caller is told of who holds the port of its call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holding {
+    /// It has gone where nobody can follow it.
+    Loose,
+    /// It was sent to these, who hold it under this ticket.
+    Given {
+        /// The ticket, which travels with the port.
+        ticket: Ticket,
+        /// To whom.
+        to: Vec<ProcAddr>,
+        /// What people call them.
+        name: String,
+    },
+    /// The sender has let go of what came to it under these tickets.
+    LetGo(Vec<Ticket>),
+}
+
+/// Who holds the port of a call, for its caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The caller's number of the call.
+    pub call: CallId,
+    /// The place of the call that the port answers for.
+    pub place: u32,
+    /// What there is to tell.
+    pub news: Holding,
+}
+
+impl Held {
+    /// As a frame to the caller.
+    #[must_use]
+    pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
+        let mut header = Header::new(Kind::Held, from, to);
+        (header.call, header.index) = (self.call, self.place);
+        let out = match &self.news {
+            Holding::Loose => Writer::default().byte(0),
+            Holding::Given { ticket, to, name } => {
+                Writer::default().byte(1).number(*ticket).list(to, |out, addr| out.addr(*addr)).text(name)
+            }
+            Holding::LetGo(tickets) => Writer::default().byte(2).list(tickets, |out, ticket| out.number(*ticket)),
+        };
+        Frame::build_plain(header, None, b"", &out.done())
+    }
+
+    /// What a frame says; `None` if it is malformed.
+    #[must_use]
+    pub fn read(frame: &Frame) -> Option<Self> {
+        let raw = body(frame)?;
+        let mut raw = Reader::new(&raw);
+        let news = match raw.byte()? {
+            0 => Holding::Loose,
+            1 => Holding::Given { ticket: raw.number()?, to: raw.list(Reader::addr)?, name: raw.text()? },
+            2 => Holding::LetGo(raw.list(Reader::number)?),
+            _ => return None,
+        };
+        Some(Self { call: frame.header.call, place: frame.header.index, news })
+    }
+}
