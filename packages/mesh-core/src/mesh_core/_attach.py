@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
 from mesh_core._errors import REMEDY, AuthenticationError, MeshError, SpawnError
+from mesh_core._failure import FailureKind
 from mesh_core._future import Future
 from mesh_core._home import Home, Names
 from mesh_core._hosts import HostMesh
@@ -139,7 +140,8 @@ def _all_attached(process: Process, call: Call, base: int, where: dict[int, str]
     failed = [_failed(where[index], known.get(base + index), outcome) for index, outcome in lost.items()]
     first = "; ".join(failed[:3]) + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
     text = f"{len(failed)} of {len(where)} hosts cannot be used: {first}"
-    if all(outcome is not None and outcome.fate == "not_authenticated" for outcome in lost.values()):
+    refused = FailureKind.HOST_NOT_AUTHENTICATED
+    if all(outcome is not None and FailureKind(outcome.kind) is refused for outcome in lost.values()):
         raise AuthenticationError(text, remedy=REMEDY)
     raise SpawnError(text)
 
