@@ -11,8 +11,9 @@ import pickle
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
+from mesh_core._failure import FailureKind
 from mesh_core.plugins import (
     COMMANDS,
     DOCTOR_CHECKS,
@@ -25,7 +26,7 @@ from mesh_core.plugins import (
     ProbeResult,
     name_problem,
 )
-from mesh_core.policies import Due, Ended, Event, Failed, Policy, Reason, checked_actions
+from mesh_core.policies import Due, Ended, Event, Failed, Policy, checked_actions
 
 
 class KindConformance:
@@ -265,5 +266,5 @@ def _schedule(length: int = 200, seed: int = 2026) -> Iterator[tuple[Event, floa
     for _ in range(length):
         now += chance.choice((0.0, 0.1, 1.0, 30.0, 3600.0))
         rank = chance.randrange(4)
-        reason = chance.choice(get_args(Reason))
-        yield chance.choice((Failed("mesh", rank, reason), Ended("mesh", rank), Due("timer"))), now
+        kind = chance.choice(list(FailureKind))
+        yield chance.choice((Failed("mesh", rank, kind), Ended("mesh", rank), Due("timer"))), now
