@@ -102,7 +102,8 @@ class Constructors:
         for _ in threads:
             self._waiting.put(None)
         for thread, at in threads.items():
-            if at is None and thread is not threading.current_thread():
+            # One that has not started yet finds its end in the queue.
+            if at is None and thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
 
     def _join(self) -> None:

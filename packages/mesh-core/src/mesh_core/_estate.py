@@ -69,10 +69,12 @@ class Holding:
 class Estate:
     """Everything that one owner has spawned: an actor, or the script (and code of a process that no actor runs)."""
 
-    __slots__ = ("_holdings", "_lock")
+    __slots__ = ("_holdings", "_left_alone", "_lock")
 
     def __init__(self) -> None:
         self._holdings: dict[int, Holding] = {}
+        self._left_alone: set[int] = set()
+        """Meshes of actors that had a policy and were stopped: of their failures nobody is told any more."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -88,11 +90,18 @@ class Estate:
         with self._lock:
             dropped = [key for key, each in self._holdings.items() if thing in (key, each.procs_id)]
             for key in dropped:
-                self._holdings.pop(key).end_policy()
+                holding = self._holdings.pop(key)
+                if holding.policy is not None and holding.actor_id:
+                    self._left_alone.add(holding.actor_id)
+                holding.end_policy()
 
     def actors(self, actor_id: int) -> Holding | None:
         """The mesh of these actors."""
         return self._holdings.get(actor_id)
+
+    def leaves_alone(self, actor_id: int) -> bool:
+        """Whether a failure of these actors was on its way when they were stopped, and their policy asked no more."""
+        return actor_id in self._left_alone
 
     def procs(self) -> list[ProcMesh]:
         """The meshes of processes in it."""

@@ -219,8 +219,10 @@ class Stage:
                 self.on_event(owner, holding, event)
         else:
             key, failure = message.load()
-            owned = self.process.estates.of(message.actor).actors(key[2])
-            self.on_failure(message.actor, owned, named(failure, owned))
+            estate = self.process.estates.of(message.actor)
+            owned = estate.actors(key[2])
+            if owned is not None or not estate.leaves_alone(key[2]):
+                self.on_failure(message.actor, owned, named(failure, owned))
 
     # Spawning.
 

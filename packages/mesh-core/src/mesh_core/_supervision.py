@@ -139,8 +139,10 @@ class Faults:
                 return
             key, failure = told
             owner = message.actor
-            owned = self._process.estates.of(owner).actors(key[2])
-            self._at_controller(owner, owned, named(failure, owned), told=False)
+            estate = self._process.estates.of(owner)
+            owned = estate.actors(key[2])
+            if owned is not None or not estate.leaves_alone(key[2]):
+                self._at_controller(owner, owned, named(failure, owned), told=False)
         elif message.kind == "tell":
             from mesh_core._controllers import host_registry
 
