@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from mesh_core._controllers import get_or_spawn_controller
     from mesh_core._credentials import Credentials
     from mesh_core._failure import FailureKind, MeshFailure
+    from mesh_core._host_agent import HostAgent
     from mesh_core._ports import Channel, Port, PortReceiver
     from mesh_core._promise import Promise
     from mesh_core._seeds import rank_seed
@@ -88,6 +89,7 @@ __all__ = [
     "Extent",
     "FailureKind",
     "Future",
+    "HostAgent",
     "HostMesh",
     "Instance",
     "MailboxFull",
@@ -152,6 +154,7 @@ _LATER = {
     "send": "mesh_core._send",
     "rank_seed": "mesh_core._seeds",
     "Credentials": "mesh_core._credentials",
+    "HostAgent": "mesh_core._host_agent",
     "get_or_spawn_controller": "mesh_core._controllers",
     "FailureKind": "mesh_core._failure",
     "MeshFailure": "mesh_core._failure",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mesh_core._errors import MeshError
+from mesh_core._host_agent import HostAgent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,28 +16,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mesh_core import HostMesh
-
-_START_S = 60.0
-_STOP_S = 10.0
-
-# Without a detour through what is installed.
-_SERVE = """
-import os, signal, sys, threading
-from mesh_core import run_worker_loop_forever
-
-def end_with_parent():
-    # It never writes: this returns when it is gone, however it went.
-    os.read(0, 1)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-threading.Thread(target=end_with_parent, daemon=True).start()
-run_worker_loop_forever(
-    sys.argv[1],
-    credentials=sys.argv[2],
-    name=sys.argv[3],
-    ready=lambda address: print("tcp://" + address, flush=True),
-)
-"""
 
 
 class LocalCluster:
@@ -60,10 +34,10 @@ class LocalCluster:
         if hosts < 1:
             raise ValueError(f"a cluster has at least one host, not {hosts}")
         self._count = hosts
-        self._env = {**os.environ, **(env or {})}
+        self._env = dict(env or {})
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._given = credentials
-        self._agents: list[subprocess.Popen[str]] = []
+        self._agents: list[HostAgent] = []
         # Not the mesh: it would keep a runtime that was shut down.
         self._attached = False
         self.addresses: list[str] = []
@@ -94,49 +68,26 @@ class LocalCluster:
             if self._given is None:
                 Credentials.new(self.credentials)
             for number in range(self._count):
-                self._agents.append(self._launch(number, "127.0.0.1:0"))
-            for number in range(self._count):
-                self.addresses.append(self._address(number))
+                self._agents.append(self._agent_of(number))
+                self._agents[number].launch()
+            self.addresses += [agent.wait_until_ready() for agent in self._agents]
         except BaseException:
             self.stop()
             raise
         return self
 
-    def _launch(self, number: int, listen: str) -> subprocess.Popen[str]:
+    def _agent_of(self, number: int) -> HostAgent:
+        from mesh_core._credentials import Credentials
+
         assert self._folder is not None
-        folder = Path(self._folder.name) / f"host-{number}"
-        if not folder.exists():
-            from mesh_core._credentials import Credentials
-
-            Credentials.load(self.credentials).issue_host(folder)
-        command = [sys.executable, "-c", _SERVE, listen, str(folder), f"host-{number}"]
-        with (Path(self._folder.name) / f"host-{number}.log").open("a") as log:
-            return subprocess.Popen(
-                command,
-                env=self._env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-
-    def _address(self, number: int) -> str:
-        import select
-
-        agent = self._agents[number]
-        assert agent.stdout is not None
-        ready, _, _ = select.select([agent.stdout], [], [], _START_S)
-        line = agent.stdout.readline().strip() if ready else ""
-        if not line:
-            raise MeshError(f"agent {number} has not begun to listen:\n{self.log(number)}")
-        return line
+        name = f"host-{number}"
+        folder = Path(self._folder.name) / name
+        Credentials.load(self.credentials).issue_host(folder)
+        return HostAgent(folder, name=name, env=self._env, log=folder.with_suffix(".log"))
 
     def log(self, number: int) -> str:
         """What an agent has written."""
-        self._agent(number)
-        assert self._folder is not None
-        return (Path(self._folder.name) / f"host-{number}.log").read_text()
+        return self._agent(number).log()
 
     def attach(self) -> HostMesh:
         """The agents as a mesh of hosts."""
@@ -151,14 +102,9 @@ class LocalCluster:
 
         Returns once it has ended by SIGKILL, or stands still by SIGSTOP with all its threads.
         """
-        agent = self._agent(number)
-        agent.send_signal(with_signal)
-        if with_signal == signal.SIGKILL:
-            agent.wait()
-        elif with_signal in (signal.SIGSTOP, signal.SIGTSTP):
-            _wait_stopped(agent)
+        self._agent(number).send_signal(with_signal)
 
-    def _agent(self, number: int) -> subprocess.Popen[str]:
+    def _agent(self, number: int) -> HostAgent:
         if self._folder is None:
             raise MeshError("the cluster is not started; use it in a with block")
         if not 0 <= number < len(self._agents):
@@ -167,11 +113,10 @@ class LocalCluster:
 
     def restart(self, number: int) -> None:
         """Start an agent that has ended anew, at its old address."""
-        if self._agent(number).poll() is None:
+        agent = self._agent(number)
+        if agent.is_running:
             self.kill(number)
-        self._close(self._agents[number])
-        self._agents[number] = self._launch(number, self.addresses[number])
-        self._address(number)
+        agent.start()
 
     def stop(self) -> None:
         """End the agents, and all that runs on them."""
@@ -180,30 +125,16 @@ class LocalCluster:
 
             self._attached = False
             shutdown()
+        # All are asked before any is waited for.
         for agent in self._agents:
-            if agent.poll() is None:
-                # Also one that was stopped by a signal.
-                agent.send_signal(signal.SIGCONT)
-                agent.terminate()
+            agent.terminate()
         for agent in self._agents:
-            try:
-                agent.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-                agent.wait()
-            self._close(agent)
+            agent.stop()
         self._agents.clear()
         self.addresses.clear()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
-
-    @staticmethod
-    def _close(agent: subprocess.Popen[str]) -> None:
-        for pipe in (agent.stdin, agent.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -212,22 +143,3 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _wait_stopped(agent: subprocess.Popen[str]) -> None:
-    """Wait until no thread of a process runs any more: a signal is sent long before the last one has heeded it."""
-    until = time.monotonic() + _STOP_S
-    while agent.poll() is None and not _stands_still(agent.pid):
-        if time.monotonic() > until:
-            raise MeshError(f"process {agent.pid} was sent a signal to stop, and goes on after {_STOP_S:g} s")
-        time.sleep(0.001)
-
-
-def _stands_still(pid: int) -> bool:
-    stopped = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if (thread / "stat").read_text().rpartition(") ")[2][:1] not in ("T", "t"):
-                return False
-            stopped += 1
-    return stopped > 0
