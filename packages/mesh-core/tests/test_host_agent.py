@@ -13,7 +13,7 @@ import pytest
 from core_processes import Watch, family
 from hosts_samples import SOON, Member
 
-from mesh_core import Credentials, HostAgent, MeshError, attach_to_workers, shutdown
+from mesh_core import Credentials, HostAgent, MeshError, attach_to_workers, shutdown, this_host
 
 
 @pytest.fixture
@@ -35,7 +35,13 @@ def test_it_serves_a_job(agent: HostAgent, job: Credentials) -> None:
     with hosts.spawn_procs() as procs:
         assert procs.spawn("member", Member).echo.call_one(1).get(timeout=SOON)[1] == 1  # type: ignore[call-overload]
     assert hosts.names == ["first"]
+    assert hosts.addresses == [agent.address]
     assert "job" in agent.log()
+
+
+def test_this_host_has_no_address() -> None:
+    assert this_host().addresses == [""]
+    shutdown()
 
 
 def test_it_ends_in_order_and_starts_again_at_the_same_address(agent: HostAgent, job: Credentials) -> None:

@@ -68,6 +68,17 @@ class HostMesh(Mesh):
         return [self._home.name_of(host) for host in self._view]
 
     @property
+    def addresses(self) -> list[str]:
+        """Where the agent of each host can be reached, as it was attached.
+
+        Empty for this host and for hosts that have dialed in. Only the script knows; elsewhere all are empty.
+        """
+        from mesh_core._native import roll
+
+        known = {host: address for host, _, address, *_ in roll(self._process.runtime)}
+        return [known.get(host, "") for host in self._view]
+
+    @property
     def initialized(self) -> Future[None]:
         """Done when every host is attached.
 
