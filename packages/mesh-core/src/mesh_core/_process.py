@@ -379,8 +379,8 @@ class Process:
         limit = self.settings.stop_timeout
         try:
             with interrupts.raised():
-                if self._stage is not None:
-                    self._stage.stop_actors(limit)
+                if (stage := self._started_stage()) is not None:
+                    stage.stop_actors(limit)
                 self._stop_owned(limit)
                 self.closed = True
                 self._stop_all(limit)
@@ -393,8 +393,8 @@ class Process:
         finally:
             self.end_extensions()
             self.runtime.close(limit)
-            if self._stage is not None:
-                self._stage.end_thread(limit)
+            if (stage := self._started_stage()) is not None:
+                stage.end_thread(limit)
             if self._faults is not None:
                 self._faults.end(_GRACE)
             if self._console is not None:
@@ -408,6 +408,11 @@ class Process:
             # Its descriptors close with the last mesh that refers to it.
             if _HOLDER.process is self:
                 _HOLDER.process = None
+
+    def _started_stage(self) -> Stage | None:
+        # Another thread may be starting it just now.
+        with self._lock:
+            return self._stage
 
     def _stop_owned(self, limit: float) -> None:
         """Stop what the script owns, one mesh after the other, where a signal can end the wait."""

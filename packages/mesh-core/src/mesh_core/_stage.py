@@ -91,8 +91,10 @@ class Stage:
     def start_thread(self) -> None:
         """Run the loop in a thread of its own: this process's main thread belongs to a script."""
         self.breakpoints.install()
-        self._thread = threading.Thread(target=self.run, name="mesh-actors", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self.run, name="mesh-actors", daemon=True)
+        thread.start()
+        # Only now: towards the interpreter's end no thread can be started, and this one is waited for.
+        self._thread = thread
         self.constructors.start()
 
     def end_thread(self, limit: float) -> None:
