@@ -101,7 +101,7 @@ def test_it_ends_with_whoever_has_started_it(job: Credentials, tmp_path: Path) -
     script = f"""
 import os, sys
 from mesh_core import HostAgent
-agent = HostAgent({str(tmp_path / "host")!r}).start()
+agent = HostAgent({str(tmp_path / "host")!r}, log={str(tmp_path / "log")!r}).start()
 print(agent.pid, flush=True)
 sys.stdin.read()
 """
