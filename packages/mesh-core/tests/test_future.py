@@ -141,6 +141,16 @@ def test_a_deadline_cancels_the_remote_coroutine(held: Any) -> None:
         future.get()
 
 
+def test_a_deadline_that_the_receiver_notices_first_is_told_in_the_same_words(held: Any) -> None:
+    future = held.hold.with_options(timeout=0.05).call_one()
+    # Nobody waits for it here, so that the answer is the receiver's.
+    while not future.done():
+        pass
+    with pytest.raises(ActorTimeout, match=r"deadline of 0\.05 s; it was cancelled") as caught:
+        future.get()
+    assert caught.value.timeout == 0.05
+
+
 def test_a_deadline_counts_from_the_call(held: Any) -> None:
     future = held.enter.with_options(timeout=0.05).call_one("x")
     assert not threading.Event().wait(0.1)

@@ -552,6 +552,24 @@ def test_a_policy_that_raises_leaves_the_failure_unhandled(own: ProcMesh, told: 
         assert told.next().mesh_name == "actor"
 
 
+def test_a_failure_under_way_when_its_mesh_is_stopped_is_not_told(own: ProcMesh, told: Told) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def busy(failure: MeshFailure) -> bool:
+        entered.set()
+        return leave.wait(WITHIN)
+
+    first: Any = one(own).spawn("first", Leaf, supervise=busy)
+    second: Any = one(own).spawn("second", Leaf, supervise=lambda _: True)
+    first.fail.broadcast(ValueError("no"))
+    assert entered.wait(WITHIN)
+    # This failure waits behind the policy of the other, while its own mesh is stopped.
+    second.fail.broadcast(ValueError("late"))
+    second.stop().get(WITHIN)
+    leave.set()
+    assert fence(told, own) == []
+
+
 def test_a_policy_may_be_a_coroutine(own: ProcMesh, told: Told) -> None:
     asked = Told()
 
