@@ -25,7 +25,7 @@ class Watches:
         with self._lock:
             self._watches.append(watch)
         self._process.faults.watch()
-        self._process.runtime.watch_procs(watch.target)
+        self._process.runtime.watch_procs(watch._target)
 
     def discard(self, watch: Watch) -> None:
         """Tell it of nothing more."""
@@ -42,7 +42,7 @@ class Watches:
             watches = list(self._watches)
         for watch in watches:
             try:
-                watch.ended(procs_id, rank, lost)
+                watch._ended(procs_id, rank, lost)
             except BaseException:
                 logging.getLogger("mesh").exception("a callback of watch() raised")
             if not watch.living:

@@ -23,7 +23,7 @@ class Watch:
         self._lock = threading.Lock()
         self._left = set(mesh._view)
         """The ranks of those that live."""
-        self.target = mesh._home.target(mesh._procs_id, mesh._view)
+        self._target = mesh._home.target(mesh._procs_id, mesh._view)
 
     def cancel(self) -> None:
         """Be told of nothing more."""
@@ -31,7 +31,7 @@ class Watch:
             self._left.clear()
         _process.current().watches.discard(self)
 
-    def ended(self, procs_id: int, rank: int, lost: Lost) -> None:
+    def _ended(self, procs_id: int, rank: int, lost: Lost) -> None:
         """Tell of the end of a process, if that is watched and was not told of before."""
         mesh = self._mesh
         if procs_id != mesh._procs_id:
