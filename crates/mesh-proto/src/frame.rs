@@ -8,9 +8,11 @@
 //! ends map, and the length is that of the memory.
 
 use crate::hosts::HostSet;
-use crate::{ActorId, CallId, FrameError, HostNo, MeshId, Placement, ProcAddr};
+use crate::{ActorId, CallId, FrameError, HostNo, Joined, MeshId, Piece, Placement, ProcAddr};
 use bytes::Bytes;
 use mesh_topology::{Region, Wire};
+use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Length of the fixed header.
 pub const HEADER_LEN: usize = 80;
@@ -116,14 +118,16 @@ pub enum Kind {
     Held = 29,
     /// A message for an extension of the process itself; the name says for which.
     Extend = 30,
+    /// Where the ranks of a repaired mesh are: [`crate::control::News`].
+    Moved = 31,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
             Call, Cancel, Closed, Credit, Down, EndJob, Extend, Failure, Gathered, Goodbye, Held, Hello, HostDown,
-            HostLost, Inspect, Lines, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing, StopActor, StopProc,
-            StopProcs, Tell, Undeliverable, Watch, Whereabouts,
+            HostLost, Inspect, Lines, Moved, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing, StopActor,
+            StopProc, StopProcs, Tell, Undeliverable, Watch, Whereabouts,
         };
         Ok(match byte {
             1 => Hello,
@@ -156,6 +160,7 @@ impl Kind {
             28 => Revoked,
             29 => Held,
             30 => Extend,
+            31 => Moved,
             other => return Err(FrameError::Kind(other)),
         })
     }
@@ -182,7 +187,7 @@ pub struct Header {
     pub call: CallId,
     /// Number of the frame on its link; the link sets it (LNK-1).
     pub seq: u32,
-    /// Place of the receiver in the slice that was messaged; a reply repeats it.
+    /// Place of the receiver in what was messaged; a reply repeats it. Of a cast, the place of its first receiver.
     pub index: u32,
     /// Bytes of the name.
     pub name_len: u16,
@@ -370,24 +375,46 @@ pub enum Target {
     One(ProcAddr),
     /// The ranks of a region of a mesh, in the region's order, and where the mesh's ranks live.
     Many(MeshId, Region, Placement),
+    /// Pieces of the two other kinds: a message for each. Nothing that travels is for these.
+    Joined(Arc<Joined>),
 }
 
 impl Target {
-    /// The mesh that the target is in.
+    /// The mesh that the target is in; of joined ones, the first.
     #[must_use]
     pub fn mesh(&self) -> MeshId {
         match self {
             Self::One(addr) => addr.mesh,
             Self::Many(mesh, ..) => *mesh,
+            Self::Joined(joined) => joined.pieces().first().map_or(0, |piece| piece.target.mesh()),
         }
     }
 
-    /// How many procs it names.
+    /// How many places it has.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
             Self::One(_) => 1,
             Self::Many(_, region, _) => region.len(),
+            Self::Joined(joined) => joined.len(),
+        }
+    }
+
+    /// How many procs it names: as many as it has places, unless some of these are nobody's.
+    #[must_use]
+    pub fn receivers(&self) -> usize {
+        match self {
+            Self::One(_) | Self::Many(..) => self.len(),
+            Self::Joined(joined) => joined.receivers(),
+        }
+    }
+
+    /// What is to be sent for it, a message each.
+    #[must_use]
+    pub fn pieces(&self) -> Cow<'_, [Piece]> {
+        match self {
+            Self::One(_) | Self::Many(..) => Cow::Owned(vec![Piece { first: 0, target: self.clone(), actor: None }]),
+            Self::Joined(joined) => Cow::Borrowed(joined.pieces()),
         }
     }
 
@@ -396,6 +423,7 @@ impl Target {
         match self {
             Self::One(addr) => Box::new(std::iter::once(*addr)),
             Self::Many(mesh, region, placement) => Box::new(region.iter().map(|rank| placement.addr(*mesh, rank))),
+            Self::Joined(joined) => Box::new(joined.pieces().iter().flat_map(|piece| piece.target.procs())),
         }
     }
 
@@ -405,6 +433,7 @@ impl Target {
         match self {
             Self::One(addr) => (index == 0).then_some(*addr),
             Self::Many(mesh, region, placement) => Some(placement.addr(*mesh, region.rank_at(index).ok()?)),
+            Self::Joined(joined) => joined.place(index),
         }
     }
 
@@ -420,6 +449,9 @@ impl Target {
         match self {
             Self::One(addr) => HostSet::one(addr.host),
             Self::Many(_, region, placement) => placement.hosts_of(region),
+            Self::Joined(joined) => {
+                joined.pieces().iter().flat_map(|piece| piece.target.hosts().iter().collect::<Vec<_>>()).collect()
+            }
         }
     }
 
@@ -432,10 +464,11 @@ impl Target {
                 Some(only) => only == host,
                 None => region.iter().all(|rank| placement.addr(0, rank).host == host),
             },
+            Self::Joined(joined) => joined.pieces().iter().all(|piece| piece.target.is_on(host)),
         }
     }
 
-    /// A cast's region and placement as bytes; empty for one proc.
+    /// A cast's region and placement as bytes; empty for one proc, and for joined ones, of which each piece travels.
     #[must_use]
     pub fn to_wire(&self) -> Vec<u8> {
         let Self::Many(_, region, placement) = self else { return Vec::new() };
@@ -466,6 +499,7 @@ impl Target {
                     None
                 }
             }
+            Self::Joined(joined) => joined.index_of(addr),
         }
     }
 }

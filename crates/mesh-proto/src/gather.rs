@@ -31,9 +31,16 @@ impl<R> Gather<R> {
     /// Waits for every rank of `target`.
     #[must_use]
     pub fn new(target: Target) -> Self {
-        let missing = target.len();
-        let mut outcomes = Vec::with_capacity(missing);
-        outcomes.resize_with(missing, || None);
+        let missing = target.receivers();
+        let mut outcomes = Vec::with_capacity(target.len());
+        match &target {
+            // What is nobody's nobody answers for.
+            Target::Joined(joined) if joined.len() > missing => {
+                outcomes.resize_with(joined.len(), || Some(Outcome::Cancelled));
+                joined.places().for_each(|place| outcomes[place] = None);
+            }
+            _ => outcomes.resize_with(missing, || None),
+        }
         Self { target, outcomes, missing }
     }
 

@@ -4,6 +4,8 @@
 //! - [`control`]: what processes tell each other beside messages, as types.
 //! - [`EndReason`], [`Undelivered`], [`PortEnd`]: why something ended, as types.
 //! - [`Placement`]: on which host each rank of a mesh lives.
+//! - [`Joined`]: receivers that are no region of one mesh.
+//! - [`Moves`]: where the ranks of meshes are that were repaired.
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
 //! - [`Early`]: messages that are quicker than the spawn that they depend on.
 //! - [`Meter`], [`Ledger`]: how much may be under way to one mailbox.
@@ -29,8 +31,10 @@ mod gather;
 mod holders;
 pub mod hosts;
 mod ids;
+mod joined;
 mod lifecycle;
 pub mod logs;
+mod moves;
 mod placement;
 mod reason;
 mod router;
@@ -44,7 +48,9 @@ pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Part, S
 pub use gather::{Gather, Outcome};
 pub use holders::{Deserter, Holders, Ticket, Verdict};
 pub use ids::{ActorId, CallId, HostNo, IdMaker, MeshId, ProcAddr};
+pub use joined::{Joined, Piece};
 pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};
+pub use moves::{Moved, Moves, Run, Seat};
 pub use placement::{Placement, Spread};
 pub use reason::{EndKind, EndReason, HostEnd, PortEnd, Undelivered};
 pub use router::{LinkId, Route, Router};

@@ -159,7 +159,8 @@ proptest! {
         let frame = spawn.frame(from, &agents);
         prop_assert_eq!(ranks_of(&frame, 7), Some(0..per_host.min(7)));
         prop_assert_eq!(SpawnProcs::read(&frame), Some(spawn));
-        let stop = StopProcs { mesh, call, per_host, within };
+        let ranks = Region::whole(&Extent::new([("gpus", 4)]).unwrap());
+        let stop = StopProcs { mesh, call, per_host, within, ranks };
         prop_assert_eq!(StopProcs::read(&stop.frame(from, &agents)), Some(stop));
         let stop = StopProc { within: Duration::from_millis(ms.into()) };
         prop_assert_eq!(StopProc::read(&stop.frame(from, to).header), stop);
@@ -246,8 +247,9 @@ proptest! {
 #[test]
 fn each_agent_finds_its_ranks_by_its_place_among_those_that_were_told() {
     let agents = Target::Many(0, Region::whole(&Extent::new([("hosts", 3)]).unwrap()), Placement::Agents);
-    let order =
-        StopProcs { mesh: 7, call: 1, per_host: 4, within: Duration::ZERO }.frame(ProcAddr::CONTROLLER, &agents);
+    let ranks = Region::whole(&Extent::new([("gpus", 12)]).unwrap());
+    let order = StopProcs { mesh: 7, call: 1, per_host: 4, within: Duration::ZERO, ranks };
+    let order = order.frame(ProcAddr::CONTROLLER, &agents);
     let third = order.for_one(ProcAddr::agent(2), 2);
     assert_eq!(ranks_of(&third, 100), Some(8..12));
     assert_eq!(ranks_of(&order.for_one(ProcAddr::agent(2), u32::MAX), 100), None, "beyond all ranks");

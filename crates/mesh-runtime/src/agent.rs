@@ -16,6 +16,7 @@ use mesh_proto::{
     ActorId, CallId, EndReason, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId,
     Owned, ProcAddr,
 };
+use mesh_topology::Region;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -172,7 +173,7 @@ impl Runtime {
         for link in &fresh {
             link.register(&self.reactor)?;
         }
-        let (heard, strays) = self.open_routes(mesh, ranks.start, &fresh);
+        let (heard, strays) = self.begin_with(&fresh, || self.open_routes(mesh, ranks.start, &fresh));
         let next = NURSERY_TOKENS + agent.next_token;
         let token = *agent.tokens.entry(spec.nursery.clone()).or_insert(next);
         if token == next {
@@ -211,7 +212,7 @@ impl Runtime {
         self.watch_owners(to_watch);
         strays.iter().for_each(|frame| self.refuse_unknown(frame));
         if !owned {
-            self.end_procs(mesh, ORPHAN_GRACE);
+            self.end_procs(mesh, None, ORPHAN_GRACE);
         }
         Ok(())
     }
@@ -222,9 +223,11 @@ impl Runtime {
         }
     }
 
-    /// Asks a mesh of this host to end; what has not ended after `within` is killed.
-    pub(crate) fn end_procs(&self, mesh: MeshId, within: Duration) {
-        let addrs: Vec<ProcAddr> = lock(&self.agent).procs.keys().filter(|a| a.mesh == mesh).copied().collect();
+    /// Asks a mesh of this host to end, or some ranks of it; what has not ended after `within` is killed.
+    pub(crate) fn end_procs(&self, mesh: MeshId, ranks: Option<&Region>, within: Duration) {
+        let meant =
+            |addr: &&ProcAddr| addr.mesh == mesh && ranks.is_none_or(|ranks| ranks.contains(addr.rank as usize));
+        let addrs: Vec<ProcAddr> = lock(&self.agent).procs.keys().filter(meant).copied().collect();
         for addr in addrs {
             self.on_proc(addr, Event::StopAsked { within });
             self.dispatch(StopProc { within }.frame(self.me, addr), None);
@@ -314,7 +317,7 @@ impl Runtime {
     pub(crate) fn end_orphans(&self, orphans: Vec<Owned>) {
         for thing in orphans {
             match thing {
-                Owned::Procs(mesh) => self.end_procs(mesh, ORPHAN_GRACE),
+                Owned::Procs(mesh) => self.end_procs(mesh, None, ORPHAN_GRACE),
                 Owned::Actor(home, actor) => self.end_actor(home, actor),
             }
         }

@@ -246,7 +246,7 @@ impl Pool {
     /// Copies `data` into a chunk that each of `to` is going to let go of. None if the budget is used up or the system
     /// gives no memory: the part then travels inside its frame.
     fn put(&self, data: &[u8], to: &Target, spare: usize) -> Option<SharedRef> {
-        let holders = u32::try_from(to.len()).ok().filter(|n| *n > 0)?;
+        let holders = u32::try_from(to.receivers()).ok().filter(|n| *n > 0)?;
         let chunk = data.len().checked_next_power_of_two()?.max(MIN_CHUNK);
         let (at, map, fresh) = self.take(chunk, to, holders)?;
         let offset = usize::try_from(at.offset).ok()?;
@@ -261,7 +261,7 @@ impl Pool {
 
     /// A chunk that is still to be written, bit by bit.
     fn room(&self, len: usize, to: &Target) -> Option<Room> {
-        let holders = u32::try_from(to.len()).ok().filter(|n| *n > 0)?;
+        let holders = u32::try_from(to.receivers()).ok().filter(|n| *n > 0)?;
         let chunk = len.checked_next_power_of_two()?.max(MIN_CHUNK);
         let (at, map, fresh) = self.take(chunk, to, holders)?;
         let offset = usize::try_from(at.offset).ok()?;

@@ -28,6 +28,8 @@ from mesh_core.policies import (
     Ignore,
     Later,
     Policy,
+    Respawn,
+    Restart,
     Stop,
     checked_actions,
 )
@@ -118,13 +120,40 @@ def test_actions_that_cannot_be_are_refused() -> None:
     for wrong in (None, Ignore(), "stop", {Ignore()}):
         with pytest.raises(TypeError, match="must return a sequence of actions"):
             checked_actions(wrong)
-    with pytest.raises(TypeError, match="an action must be Ignore, Escalate, Stop or Later, got 'stop'"):
+    with pytest.raises(
+        TypeError, match="an action must be Ignore, Escalate, Stop, Restart, Respawn or Later, got 'stop'"
+    ):
         checked_actions(["stop"])
+    for repair in (Restart(), Respawn((1,))):
+        for other in (Stop(), Escalate()):
+            with pytest.raises(ValueError, match="Restart and Respawn without Escalate and Stop, got both"):
+                checked_actions([repair, other])
     with pytest.raises(ValueError, match="Ignore or Escalate, got both"):
         checked_actions([Ignore(), Escalate()])
 
 
 # What answers mean.
+
+
+@pytest.mark.parametrize("repair", [Restart(), Restart((0, 1)), Respawn()])
+def test_a_repair_is_neither_handled_nor_passed_on_before_it_is_done(repair: Action) -> None:
+    run = run_of(lambda event: [repair])
+    event = loss(2)
+    decision = run.settle(event, run.ask(event, 0.0))
+    assert (decision.handled, decision.passed_on, decision.repairs) == ((), (), (repair,))
+    assert decision.repaired == (event.failure,)
+    assert not run.closed
+    assert run.passed_on(event.failure, "no").chain == ("the policy of 'workers': no",)
+
+
+def test_a_repair_is_about_all_that_was_put_off() -> None:
+    run = run_of(lambda event: [Later(1.0, Due())] if isinstance(event, Failed) else [Restart()])
+    first, second = loss(1), loss(2)
+    for event in (first, second):
+        assert run.settle(event, run.ask(event, 0.0)).repaired == ()
+    decision = run.settle(Due(), run.ask(Due(), 1.0))
+    assert decision.repaired == (first.failure, second.failure)
+    assert run.put_off == ()
 
 
 @pytest.mark.parametrize(
@@ -433,7 +462,7 @@ def test_policies_and_kinds_are_typed(tmp_path: Any) -> None:
         "program.Worker",
         "program.Worker",
         "program.Worker",
-        "tuple[program.Good, typing.Sequence[Ignore | Escalate | Stop | Later]]",
+        "tuple[program.Good, typing.Sequence[Ignore | Escalate | Stop | Restart | Respawn | Later]]",
         "program.RailPlugin",
         "program.Capabilities | None",
     ]

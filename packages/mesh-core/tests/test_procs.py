@@ -303,11 +303,12 @@ def test_stop_twice() -> None:
         pass
 
 
-def test_only_whole_meshes_stop() -> None:
+def test_a_part_of_a_mesh_stops_alone() -> None:
     with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
-        with pytest.raises(ValueError, match=r"only a whole mesh of processes can be stopped.*gpus=2"):
-            procs.slice(gpus=0).stop()
-        assert ask(procs, os.getpid) == procs.pids
+        pids = procs.pids
+        procs.slice(gpus=0).stop().get(timeout=30)
+        assert procs.pids == [None, pids[1]]
+        assert ask(procs.slice(gpus=1), os.getpid) == pids[1:]
 
 
 def test_a_with_block_stops_them_after_an_error_too() -> None:

@@ -7,6 +7,7 @@ mod hosts;
 mod life;
 mod lines;
 mod looks;
+mod news;
 mod orders;
 mod refusal;
 
@@ -16,6 +17,7 @@ pub use hosts::{
 pub use life::{Down, Goodbye};
 pub use lines::Lines;
 pub use looks::{Inspect, Question};
+pub use news::News;
 pub use orders::{Hello, SpawnProcs, StopProc, StopProcs, Watch, ranks_at, ranks_of};
 pub use refusal::{Closed, Held, Holding, PortAddr, Undeliverable};
 

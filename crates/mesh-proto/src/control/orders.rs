@@ -4,6 +4,7 @@ use super::body;
 use crate::codec::{Reader, Writer};
 use crate::{CallId, Frame, Header, Kind, MeshId, ProcAddr, Target};
 use bytes::Bytes;
+use mesh_topology::{Region, Wire};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ pub fn ranks_at(place: u32, per_host: u32) -> Option<Range<u32>> {
 fn order(kind: Kind, from: ProcAddr, agents: &Target, mesh: MeshId, call: CallId) -> Header {
     let to = match agents {
         Target::One(agent) => *agent,
-        Target::Many(..) => ProcAddr::CONTROLLER,
+        Target::Many(..) | Target::Joined(_) => ProcAddr::CONTROLLER,
     };
     let mut header = Header::new(kind, from, to);
     (header.actor, header.call) = (mesh, call);
@@ -87,8 +88,8 @@ impl SpawnProcs {
     }
 }
 
-/// End the procs of a mesh on each of some hosts: its owner lets go of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// End procs of a mesh on each of some hosts: its owner lets go of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopProcs {
     /// The mesh.
     pub mesh: MeshId,
@@ -98,13 +99,15 @@ pub struct StopProcs {
     pub per_host: u32,
     /// How long they may take.
     pub within: Duration,
+    /// Which of them are to end.
+    pub ranks: Region,
 }
 
 impl StopProcs {
     /// As a frame to agents.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, agents: &Target) -> Frame {
-        let body = Writer::default().small(self.per_host).time(self.within).done();
+        let body = Writer::default().small(self.per_host).time(self.within).bytes(&self.ranks.to_wire()).done();
         build(order(Kind::StopProcs, from, agents, self.mesh, self.call), agents, &body)
     }
 
@@ -114,7 +117,8 @@ impl StopProcs {
         let raw = body(frame)?;
         let mut raw = Reader::new(&raw);
         let (per_host, within) = (raw.small()?, raw.time()?);
-        Some(Self { mesh: frame.header.actor, call: frame.header.call, per_host, within })
+        let ranks = Region::from_wire(raw.bytes()?).ok()?;
+        Some(Self { mesh: frame.header.actor, call: frame.header.call, per_host, within, ranks })
     }
 }
 

@@ -1,8 +1,8 @@
 //! Where hostile bytes go in: used by the fuzzer and by the mutation test on a stable compiler.
 
 use mesh_proto::control::{
-    Attachment, Closed, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines, Revoked,
-    SpawnProcs, StopProcs, Undeliverable, Whereabouts, ranks_of,
+    Attachment, Closed, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines, News,
+    Revoked, SpawnProcs, StopProcs, Undeliverable, Whereabouts, ranks_of,
 };
 use mesh_proto::{Decoder, Frame, ProcAddr, READ_CHUNK, Target};
 
@@ -112,6 +112,9 @@ fn read_as_control(frame: &Frame) {
     }
     if let Some(stop) = StopProcs::read(frame) {
         assert_eq!(StopProcs::read(&stop.frame(from, &Target::One(to))), Some(stop));
+    }
+    if let Some(news) = News::read(frame) {
+        assert_eq!(News::read(&news.frame(from, to, None)), Some(news));
     }
     assert!(ranks_of(frame, 10).is_none_or(|ranks| ranks.len() <= 10));
     if let Some(lines) = Lines::read(frame) {

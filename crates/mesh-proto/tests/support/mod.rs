@@ -46,6 +46,7 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::Revoked,
     Kind::Credit,
     Kind::Inspect,
+    Kind::Moved,
 ];
 
 pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {

@@ -214,7 +214,7 @@ impl Runtime {
     /// Which procs of this host a message is for.
     fn receivers(&self, target: Target) -> Option<Target> {
         match &target {
-            Target::One(_) => Some(target),
+            Target::One(_) | Target::Joined(_) => Some(target),
             Target::Many(mesh, region, placement) => {
                 let on = placement.ranks_on(self.me.host, region.len());
                 let local = self.local_ranks(*mesh);

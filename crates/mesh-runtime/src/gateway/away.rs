@@ -224,7 +224,9 @@ impl Runtime {
             return;
         }
         let Ok(target) = frame.target() else { return };
-        for (index, addr) in (0..).zip(target.procs()).filter(|(_, addr)| hosts.contains(addr.host)) {
+        for (index, addr) in
+            (frame.header.index..=u32::MAX).zip(target.procs()).filter(|(_, addr)| hosts.contains(addr.host))
+        {
             let one = if frame.header.target_len == 0 { frame.clone() } else { frame.for_one(addr, index) };
             let ended = Arc::new(self.verdict_on(addr.host).ended());
             self.bounce(&one, Outcome::Lost(ended));

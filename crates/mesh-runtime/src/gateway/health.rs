@@ -466,7 +466,7 @@ impl Runtime {
     }
 
     /// From the controller to every other agent.
-    fn cast_to_agents(&self, frame: impl FnOnce(&Target) -> Frame) {
+    pub(crate) fn cast_to_agents(&self, frame: impl FnOnce(&Target) -> Frame) {
         if let Some(agents) = self.other_agents() {
             self.dispatch(frame(&agents), None);
         }

@@ -12,7 +12,6 @@ use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Watch, ra
 use mesh_proto::{
     ActorId, Credit, EndReason, Ended, Event, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Undelivered, flags,
 };
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -24,6 +23,10 @@ pub(super) const MOST_PROCS: u32 = 1 << 20;
 impl Runtime {
     pub(crate) fn deliver(&self, frame: Frame) {
         let header = frame.header;
+        if self.is_outdated(header.src) {
+            self.memory.let_go(&frame);
+            return;
+        }
         match header.kind {
             Kind::Reply | Kind::Undeliverable => {
                 if header.actor == header.src.mesh && header.actor != 0 {
@@ -82,6 +85,7 @@ impl Runtime {
             }
             Kind::Down => {
                 if let Some(Down { who: addr, ended, answer, .. }) = Down::read(&frame) {
+                    self.note_ended(addr);
                     if self.me.is_agent() {
                         let aftermath = lock(&self.agent).family.died(addr);
                         self.end_orphans(aftermath.end);
@@ -117,12 +121,12 @@ impl Runtime {
                 }
             }
             Kind::StopProcs => {
-                let Some(StopProcs { mesh, within, .. }) = StopProcs::read(&frame) else { return };
+                let Some(StopProcs { mesh, within, ranks, .. }) = StopProcs::read(&frame) else { return };
                 lock(&self.agent).family.asked(header.src, mesh);
-                if let Some(ranks) = ranks_of(&frame, MOST_PROCS) {
-                    self.tell_ended(header.src, mesh, ranks);
+                if let Some(here) = ranks_of(&frame, MOST_PROCS) {
+                    self.tell_ended(header.src, mesh, here.filter(|rank| ranks.contains(*rank as usize)));
                 }
-                self.end_procs(mesh, within);
+                self.end_procs(mesh, Some(&ranks), within);
             }
             Kind::Hello => self.on_hello(header.src, Hello::read(&header).pid),
             Kind::Goodbye => {
@@ -157,6 +161,7 @@ impl Runtime {
             | Kind::EndJob
             | Kind::Revoked
             | Kind::Standing => self.on_gateway_frame(frame),
+            Kind::Moved => self.on_news(&frame),
             Kind::Lines => self.on_lines(&frame),
         }
     }
@@ -214,7 +219,7 @@ impl Runtime {
     }
 
     /// Tells a proc which of these ranks of a mesh have ended already: it waits for the end of all.
-    fn tell_ended(&self, to: ProcAddr, mesh: MeshId, ranks: Range<u32>) {
+    fn tell_ended(&self, to: ProcAddr, mesh: MeshId, ranks: impl Iterator<Item = u32>) {
         let long_ago = || Ended { orderly: true, ..Ended::unmade(EndReason::LongAgo) };
         for rank in ranks {
             let addr = ProcAddr { mesh, rank, host: self.me.host };
@@ -265,9 +270,18 @@ impl Runtime {
     }
 
     /// Closes an actor's inbox; what still waits there goes back to its senders.
-    pub fn close_inbox(&self, actor: ActorId) {
-        let Some(inbox) = write(&self.inboxes).remove(&actor) else { return };
-        self.note_actor("actor_stopped", &inbox, false);
+    pub fn close_inbox(&self, inbox: &Arc<Inbox>) {
+        {
+            let mut inboxes = write(&self.inboxes);
+            // An actor that was made again has another one by now.
+            if inboxes.get(&inbox.actor).is_some_and(|one| Arc::ptr_eq(one, inbox)) {
+                inboxes.remove(&inbox.actor);
+            }
+        }
+        if inbox.is_closed() {
+            return;
+        }
+        self.note_actor("actor_stopped", inbox, false);
         for message in inbox.close(&self.reactor) {
             self.undeliverable(message.header(), Undelivered::ActorStopped);
         }

@@ -9,6 +9,7 @@
 
 mod early;
 mod incoming;
+mod moving;
 mod outgoing;
 mod ports;
 mod waiting;
@@ -38,9 +39,10 @@ use crate::unseen::Unseen;
 use crate::wait::Waiter;
 use mesh_proto::control::{Goodbye, Hello, StopProcs};
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, HostNo, IdMaker, LinkId, MeshId, Placement, ProcAddr, Route, Router, Target,
+    ActorId, CallId, EndReason, Ended, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, Route, Router,
+    Target,
 };
-use mesh_topology::Region;
+use mesh_topology::{Region, Slice};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -168,6 +170,8 @@ pub struct Runtime {
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
     pub(crate) inspection: Inspection,
+    /// Where the ranks of repaired meshes are.
+    moving: moving::Moving,
     loop_thread: Mutex<Option<std::thread::ThreadId>>,
 }
 
@@ -328,6 +332,7 @@ impl Runtime {
             loop_ready: AtomicBool::new(false),
             loop_waiter: Mutex::new(None),
             inspection: Inspection::default(),
+            moving: moving::Moving::default(),
             loop_thread: Mutex::new(None),
         });
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
@@ -452,22 +457,40 @@ impl Runtime {
         Ok(call)
     }
 
-    /// Asks a mesh of procs to end. The call completes when all have.
+    /// Asks procs to end. The call completes when all have.
     ///
     /// # Errors
     /// If the runtime is closed.
-    pub fn stop_procs(
-        &self,
-        mesh: MeshId,
-        whole: &Region,
-        placement: &Placement,
-        within: Duration,
-    ) -> Result<Arc<Call>, RuntimeError> {
+    pub fn stop_procs(&self, target: &Target, within: Duration) -> Result<Arc<Call>, RuntimeError> {
         self.usable()?;
-        let target = Target::Many(mesh, whole.clone(), placement.clone());
-        let call = self.open(target, false)?;
+        let call = self.open(target.clone(), false)?;
+        for Piece { first, target, .. } in target.pieces().iter() {
+            match target {
+                Target::One(addr) => {
+                    let rank = addr.rank as usize;
+                    let only = Slice::new(rank, &[], &[]).and_then(|slice| Region::new::<&str>(&[], slice));
+                    if let Ok(only) = only {
+                        self.stop_some(&call, *first, (addr.mesh, &only, &Placement::On(addr.host)), within);
+                    }
+                }
+                Target::Many(mesh, ranks, placement) => {
+                    self.stop_some(&call, *first, (*mesh, ranks, placement), within)
+                }
+                Target::Joined(_) => {}
+            }
+        }
+        Ok(call)
+    }
+
+    fn stop_some(
+        &self,
+        call: &Call,
+        first: usize,
+        (mesh, ranks, placement): (MeshId, &Region, &Placement),
+        within: Duration,
+    ) {
         if self.me.is_agent() && placement.only() == Some(self.me.host) {
-            for (index, rank) in whole.iter().enumerate() {
+            for (index, rank) in (first..).zip(ranks) {
                 let addr = placement.addr(mesh, rank);
                 let route = read(&self.router).route(addr);
                 match route {
@@ -479,15 +502,25 @@ impl Runtime {
                     Route::Here | Route::Via(_) | Route::Away(_) => {}
                 }
             }
-            self.end_procs(mesh, within);
-        } else if let Some(agents) = placement.agents() {
+            self.end_procs(mesh, Some(ranks), within);
+            return;
+        }
+        let Some(agents) = placement.agents() else { return };
+        let whole = lock(&self.afar).get(&mesh).is_none_or(|(whole, _)| whole.len() == ranks.len());
+        if whole {
             lock(&self.afar).remove(&mesh);
             lock(&self.known_afar).forget(mesh);
-            let per_host = placement.per_host(whole.len());
-            let order = StopProcs { mesh, call: call.id, per_host, within };
-            self.dispatch(order.frame(self.me, &agents), None);
         }
-        Ok(call)
+        // To one agent: from which of the mesh's ranks on it is to look.
+        let (place, per_host) = match placement {
+            Placement::Spread(spread) => (0, spread.per_host),
+            _ if ranks.len() == 1 => (ranks.as_slice().offset(), 1),
+            _ => (0, u32::try_from(ranks.as_slice().bounds().end).unwrap_or(u32::MAX)),
+        };
+        let order = StopProcs { mesh, call: call.id, per_host, within, ranks: ranks.clone() };
+        let mut frame = order.frame(self.me, &agents);
+        frame.header.index = u32::try_from(place).unwrap_or(u32::MAX);
+        self.dispatch(frame, None);
     }
 
     /// What the procs of this host print.
@@ -521,11 +554,6 @@ impl Runtime {
 
     pub(crate) fn link(&self, id: LinkId) -> Option<Arc<Link>> {
         read(&self.links).get(&id).cloned()
-    }
-
-    /// Whether a proc is known here to have ended; only its agent knows of all.
-    pub fn is_gone(&self, addr: ProcAddr) -> bool {
-        matches!(read(&self.router).route(addr), Route::Gone(_))
     }
 
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
@@ -589,7 +617,8 @@ impl Runtime {
                 .iter()
                 .filter_map(|(mesh, n, placement)| {
                     let extent = mesh_topology::Extent::new([("procs", *n)]).ok()?;
-                    self.stop_procs(*mesh, &Region::whole(&extent), placement, within).ok()
+                    let whole = Target::Many(*mesh, Region::whole(&extent), placement.clone());
+                    self.stop_procs(&whole, within).ok()
                 })
                 .collect();
             let deadline = Instant::now() + within + Duration::from_secs(1);
@@ -610,9 +639,9 @@ impl Runtime {
         self.calls.fail_all(&self.reactor, &ended);
         self.inspection.journal.close(&self.reactor);
         self.meters.end(&self.reactor, None);
-        let inboxes: Vec<ActorId> = read(&self.inboxes).keys().copied().collect();
-        for actor in inboxes {
-            self.close_inbox(actor);
+        let inboxes: Vec<Arc<Inbox>> = read(&self.inboxes).values().cloned().collect();
+        for inbox in inboxes {
+            self.close_inbox(&inbox);
         }
         self.system.close(&self.reactor);
         // Whoever takes them may not have come to the last ones yet.

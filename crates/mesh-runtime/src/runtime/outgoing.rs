@@ -10,8 +10,8 @@ use bytes::Bytes;
 use mesh_proto::control::{Down, Undeliverable, Watch, ranks_of};
 use mesh_proto::hosts::HostSet;
 use mesh_proto::{
-    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Placement, PortEnd, ProcAddr,
-    Route, Target, Undelivered, flags,
+    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, PortEnd, ProcAddr, Route, Target,
+    Undelivered, flags,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -117,12 +117,14 @@ impl Runtime {
             Target::One(addr) => *addr,
             // The region says which; the header, for whoever reads only that, names no host of its own.
             Target::Many(mesh, ..) => ProcAddr { mesh: *mesh, rank: 0, host: 0 },
+            // Each piece is composed by itself.
+            Target::Joined(_) => self.me,
         };
         let mut header = Header::new(out.kind, self.me, dst);
         header.actor = out.actor;
         header.call = call;
         let cast = match out.target {
-            Target::One(_) => None,
+            Target::One(_) | Target::Joined(_) => None,
             many @ Target::Many(..) => Some(many),
         };
         if out.buffers.is_empty() {
@@ -131,6 +133,19 @@ impl Runtime {
         let (parts, marks) = self.pack(out);
         header.flags |= marks;
         Frame::build(header, cast, out.name, &parts)
+    }
+
+    /// Composes a message and takes it on its way: to joined receivers one for each piece. Returns how many bytes now wait
+    /// for the slowest receiver.
+    fn send_out(&self, out: &Outgoing<'_>, call: CallId, mark: impl Fn(Frame) -> Frame) -> usize {
+        let Target::Joined(joined) = out.target else { return self.dispatch(mark(self.compose(out, call)), None) };
+        let queued = joined.pieces().iter().map(|piece| {
+            let actor = piece.actor.unwrap_or(out.actor);
+            let mut frame = mark(self.compose(&Outgoing { target: &piece.target, actor, ..*out }, call));
+            frame.header.index = u32::try_from(piece.first).unwrap_or(u32::MAX);
+            self.dispatch(frame, None)
+        });
+        queued.max().unwrap_or(0)
     }
 
     /// Sends a message that somebody waits for. Returns the call, and how many bytes now wait for the slowest receiver.
@@ -148,9 +163,11 @@ impl Runtime {
     pub fn call_on(&self, out: &Outgoing<'_>, stream: bool, terms: Terms) -> Result<(Arc<Call>, usize), RuntimeError> {
         self.usable()?;
         let call = self.open(out.target.clone(), stream)?;
-        let mut frame = terms.mark(self.compose(out, call.id));
-        frame.header.flags |= if stream { flags::STREAM } else { 0 };
-        let queued = self.dispatch(frame, None);
+        let queued = self.send_out(out, call.id, |frame| {
+            let mut frame = terms.mark(frame);
+            frame.header.flags |= if stream { flags::STREAM } else { 0 };
+            frame
+        });
         Ok((call, queued))
     }
 
@@ -162,7 +179,7 @@ impl Runtime {
         self.usable()?;
         let call = self.open(out.target.clone(), false)?;
         call.mark_reduced(out.target.clone(), out.actor);
-        let queued = self.dispatch(terms.mark(self.compose(out, call.id)), None);
+        let queued = self.send_out(out, call.id, |frame| terms.mark(frame));
         Ok((call, queued))
     }
 
@@ -180,7 +197,7 @@ impl Runtime {
     /// If the runtime is closed.
     pub fn tell_on(&self, out: &Outgoing<'_>, terms: Terms) -> Result<usize, RuntimeError> {
         self.usable()?;
-        Ok(self.dispatch(terms.mark(self.compose(out, 0)), None))
+        Ok(self.send_out(out, 0, |frame| terms.mark(frame)))
     }
 
     /// Answers a call.
@@ -250,9 +267,11 @@ impl Runtime {
             return false;
         }
         let out = Outgoing { kind: Kind::Cancel, target, actor, name: b"", payload: b"", buffers: &[] };
-        let mut frame = self.compose(&out, call.id);
-        frame.header.flags |= call.reduced().map_or(0, |_| flags::TREE);
-        self.dispatch(frame, None);
+        let tree = call.reduced().map_or(0, |_| flags::TREE);
+        self.send_out(&out, call.id, |mut frame| {
+            frame.header.flags |= tree;
+            frame
+        });
         true
     }
 
@@ -268,6 +287,7 @@ impl Runtime {
         let Ok(target) = frame.target() else { return 0 };
         let Target::Many(mesh, region, placement) = &target else { return 0 };
         let here = self.me.host;
+        let first = frame.header.index;
         // A proc takes its own share of its casts itself.
         let taken = from.filter(|link| *link != GATEWAY).map(|_| frame.header.src);
         let mut most = 0;
@@ -283,7 +303,7 @@ impl Runtime {
                 // No region of that mesh: nobody made this cast by the usual road, and nobody is to count through it.
                 return 0;
             }
-            for (index, rank) in (0..).zip(region) {
+            for (index, rank) in (first..=u32::MAX).zip(region) {
                 let to = placement.addr(*mesh, rank);
                 if Some(to) != taken {
                     most = most.max(self.dispatch_one(frame.for_one(to, index), from));
@@ -292,7 +312,7 @@ impl Runtime {
         } else if on.len() <= MOST_UNKNOWN {
             let places = on.filter_map(|rank| Some((region.position(rank)?, placement.addr(*mesh, rank))));
             for (index, to) in places.filter(|(_, to)| Some(*to) != taken) {
-                let index = u32::try_from(index).unwrap_or(u32::MAX);
+                let index = u32::try_from(index).unwrap_or(u32::MAX).saturating_add(first);
                 most = most.max(self.dispatch_one(frame.for_one(to, index), from));
             }
         }
@@ -306,7 +326,7 @@ impl Runtime {
         let target = if frame.header.dst.mesh == self.me.mesh { frame.target().ok() } else { None };
         let own = target.as_ref().and_then(|target| Some((target.index_of(self.me)?, target.len())));
         let Some((index, count)) = own else { return link.send(&self.reactor, frame).unwrap_or(0) };
-        let share = frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX));
+        let share = frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX).saturating_add(frame.header.index));
         if count == 1 {
             self.deliver(share);
             return 0;
@@ -360,11 +380,10 @@ impl Runtime {
     }
 
     /// Has this process told when procs end: at once, of those that have ended.
-    pub fn watch_procs(&self, target: &Target, placement: &Placement) {
+    pub fn watch_procs(&self, target: &Target) {
         let addrs: Vec<ProcAddr> = target.procs().collect();
-        let ranks = addrs.iter().map(|addr| addr.rank as usize + 1).max().unwrap_or(0);
         // Nobody but this process can tell it what has ended with a host.
-        self.note_afar(target.mesh(), placement, ranks);
+        self.note_target(target);
         let mut unknown = Vec::new();
         for addr in addrs {
             let route = read(&self.router).route(addr);
@@ -407,7 +426,10 @@ impl Runtime {
             return;
         }
         if header.call == 0
-            || !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect | Kind::Extend)
+            || !matches!(
+                header.kind,
+                Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect | Kind::Extend | Kind::Moved
+            )
         {
             return;
         }

@@ -50,6 +50,11 @@ fn send(runtime: &Runtime, payload: &[u8]) -> bool {
     }
 }
 
+fn close(runtime: &Runtime) {
+    let inbox = runtime.inbox(ACTOR).unwrap();
+    runtime.close_inbox(&inbox);
+}
+
 #[test]
 fn what_a_sender_counts_is_what_its_frame_costs() {
     let (runtime, inbox) = host();
@@ -106,7 +111,7 @@ fn a_mailbox_that_closes_lets_everybody_through() {
         while meter.has_room(300_300) {
             std::thread::yield_now();
         }
-        runtime.close_inbox(ACTOR);
+        close(&runtime);
     });
     runtime.close(Duration::ZERO);
 }

@@ -33,6 +33,11 @@ fn with_actor() -> (Arc<Runtime>, Arc<crate::Inbox>) {
     (runtime, inbox)
 }
 
+fn close(runtime: &Runtime) {
+    let inbox = runtime.inbox(ACTOR).unwrap();
+    runtime.close_inbox(&inbox);
+}
+
 #[test]
 fn what_waits_and_what_runs_is_told() {
     let (runtime, inbox) = with_actor();
@@ -73,19 +78,19 @@ fn an_unknown_question_is_refused_not_left_open() {
 fn actors_tell_of_themselves_only_while_somebody_watches() {
     let (runtime, _) = with_actor();
     let here = Target::One(ProcAddr::CONTROLLER);
-    runtime.close_inbox(ACTOR);
+    close(&runtime);
     assert_eq!(runtime.next_event(), 0);
     runtime.watch(true);
     runtime.watch(true);
     runtime.watch(false);
     runtime.tell(&out(Kind::Spawn, &here, b"again")).unwrap();
-    runtime.close_inbox(ACTOR);
+    close(&runtime);
     let got = runtime.events(0, 10);
     assert_eq!(got.entries.len(), 1);
     assert!(got.entries[0].contains(r#""kind":"actor_stopped""#), "{:?}", got.entries);
     runtime.watch(false);
     runtime.tell(&out(Kind::Spawn, &here, b"thrice")).unwrap();
-    runtime.close_inbox(ACTOR);
+    close(&runtime);
     assert_eq!(runtime.next_event(), 1);
     assert_eq!(runtime.wait_events(0, soon(), false, false), Waited::Ready);
     runtime.close(Duration::ZERO);

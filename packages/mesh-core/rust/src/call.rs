@@ -14,13 +14,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[pyclass(name = "Lost", module = "mesh_core._native", frozen)]
 pub(crate) struct PyLost {
     pub(crate) ended: Arc<Ended>,
+    /// Its process.
+    at: ProcAddr,
     /// Of one that had the port of the call, rather than being called: its address, and what people call it.
     holder: Option<(ProcAddr, Arc<str>)>,
 }
 
 impl PyLost {
-    pub(crate) fn called(ended: Arc<Ended>) -> Self {
-        Self { ended, holder: None }
+    pub(crate) fn called(ended: Arc<Ended>, at: ProcAddr) -> Self {
+        Self { ended, at, holder: None }
     }
 }
 
@@ -28,6 +30,11 @@ impl PyCall {
     /// A call of this process's own, for whom it names.
     pub(crate) fn of(runtime: &Arc<Runtime>, call: Arc<Call>, target: Target) -> Self {
         Self { runtime: Arc::clone(runtime), call, target: Arc::new(target), actor: 0, port: None }
+    }
+
+    /// The process at a place of the target.
+    fn place(&self, index: usize) -> ProcAddr {
+        self.target.place(index).unwrap_or(self.runtime.me())
     }
 }
 
@@ -93,6 +100,12 @@ impl PyLost {
         self.ended.reason.to_string()
     }
 
+    /// The mesh and rank of its process: those of no other process of the job, where a rank may have had several.
+    #[getter]
+    fn process(&self) -> (u64, u32) {
+        (self.at.mesh, self.at.rank)
+    }
+
     /// Where it had the port of the call, rather than being called: its mesh, rank and host, and what the actor there is
     /// called.
     #[getter]
@@ -128,14 +141,14 @@ impl Drop for PyCall {
 }
 
 fn deserted(lost: Deserter) -> PyLost {
-    PyLost { ended: lost.ended, holder: Some((lost.addr, lost.name)) }
+    PyLost { ended: lost.ended, at: lost.addr, holder: Some((lost.addr, lost.name)) }
 }
 
 /// A reply as Python sees it: a message, a loss, or None for a call that was cancelled.
-fn outcome(py: Python<'_>, runtime: &Arc<Runtime>, outcome: Outcome) -> PyResult<Py<PyAny>> {
+fn outcome(py: Python<'_>, runtime: &Arc<Runtime>, outcome: Outcome, at: ProcAddr) -> PyResult<Py<PyAny>> {
     Ok(match outcome {
         Outcome::Replied(message) => PyMessage::shared(runtime, message).into_pyobject(py)?.into_any().unbind(),
-        Outcome::Lost(ended) => PyLost::called(ended).into_pyobject(py)?.into_any().unbind(),
+        Outcome::Lost(ended) => PyLost::called(ended, at).into_pyobject(py)?.into_any().unbind(),
         Outcome::Deserted(lost) => deserted(lost).into_pyobject(py)?.into_any().unbind(),
         Outcome::Cancelled => py.None(),
     })
@@ -194,13 +207,13 @@ impl PyCall {
     /// All outcomes in the order of the target; once only.
     fn outcomes(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
         let all = self.call.take_outcomes().unwrap_or_default();
-        all.into_iter().map(|one| outcome(py, &self.runtime, one)).collect()
+        all.into_iter().enumerate().map(|(index, one)| outcome(py, &self.runtime, one, self.place(index))).collect()
     }
 
     /// The first rank whose process has died, while others have not answered yet.
     fn lost(&self) -> Option<(usize, PyLost)> {
         match self.call.lost()? {
-            (index, Outcome::Lost(ended)) => Some((index, PyLost::called(ended))),
+            (index, Outcome::Lost(ended)) => Some((index, PyLost::called(ended, self.place(index)))),
             (index, Outcome::Deserted(lost)) => Some((index, deserted(lost))),
             (_, Outcome::Replied(_) | Outcome::Cancelled) => None,
         }
@@ -209,7 +222,7 @@ impl PyCall {
     /// The `n`th outcome of a stream, in order of arrival, with its place in the target.
     fn nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
         match self.call.nth(n) {
-            Some((index, one)) => Ok(Some((index, outcome(py, &self.runtime, one)?))),
+            Some((index, one)) => Ok(Some((index, outcome(py, &self.runtime, one, self.place(index))?))),
             None => Ok(None),
         }
     }
@@ -217,7 +230,7 @@ impl PyCall {
     /// As `nth`, and lets go of it: it cannot be had again.
     fn take_nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
         match self.call.take_nth(n) {
-            Some((index, one)) => Ok(Some((index, outcome(py, &self.runtime, one)?))),
+            Some((index, one)) => Ok(Some((index, outcome(py, &self.runtime, one, self.place(index))?))),
             None => Ok(None),
         }
     }

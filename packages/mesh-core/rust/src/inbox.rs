@@ -187,7 +187,9 @@ impl PyMessage {
     /// Of a notice that a process has ended: its mesh and rank, how it ended, and how many calls of ours it has cost.
     fn down(&self) -> Option<(u64, u32, PyLost, u64)> {
         let down = self.message().down()?;
-        Some((down.who.mesh, down.who.rank, PyLost::called(Arc::new(down.ended)), down.calls))
+        // Whose rank it had, for owners know it by that.
+        let seat = self.runtime.seat(down.who);
+        Some((seat.mesh, seat.rank, PyLost::called(Arc::new(down.ended), down.who), down.calls))
     }
 
     /// Why the message that this answers, or the port of its call, has come to nothing: a word for programs, and one line
@@ -336,6 +338,11 @@ impl PyInbox {
 
     fn __len__(&self) -> usize {
         self.inbox.len()
+    }
+
+    /// Closes it: what still waits there goes back to its senders.
+    fn close(&self) {
+        self.runtime.close_inbox(&self.inbox);
     }
 
     /// Ends the inbox behind what waits already: a last message says so.

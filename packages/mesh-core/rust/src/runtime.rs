@@ -9,18 +9,19 @@ use crate::logs::PyLogs;
 use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
-use mesh_proto::{ActorId, EndReason, Kind, Placement, ProcAddr, Target};
+use mesh_proto::{ActorId, EndReason, Joined, Kind, Piece, Placement, ProcAddr, Target};
 use mesh_runtime::{Callee, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms};
-use mesh_topology::{Region, Wire};
+use mesh_topology::Region;
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyLookupError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict};
 use std::ffi::OsString;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Messages with this much out of band are copied outside the interpreter.
@@ -202,8 +203,7 @@ impl PyPlacement {
 /// Who a message is for.
 #[pyclass(name = "Target", module = "mesh_core._native", frozen)]
 pub(crate) struct PyTarget {
-    target: Arc<Target>,
-    placement: Placement,
+    pub(crate) target: Arc<Target>,
     /// The dimensions of the view that is messaged, as receivers are told them: `hosts=2,gpus=8`.
     shape: String,
 }
@@ -225,7 +225,7 @@ impl PyTarget {
     fn one(mesh: u64, rank: u32, placement: &PyPlacement, view: Option<&PyRegion>) -> Self {
         let target = Arc::new(Target::One(placement.0.addr(mesh, rank as usize)));
         let shape = view.map(|view| Self::shape_of(view.inner())).unwrap_or_default();
-        Self { target, placement: placement.0.clone(), shape }
+        Self { target, shape }
     }
 
     /// The ranks of a region of a mesh.
@@ -233,7 +233,28 @@ impl PyTarget {
     fn many(mesh: u64, region: &PyRegion, placement: &PyPlacement) -> Self {
         let region = region.inner();
         let target = Arc::new(Target::Many(mesh, region.clone(), placement.0.clone()));
-        Self { target, placement: placement.0.clone(), shape: Self::shape_of(region) }
+        Self { target, shape: Self::shape_of(region) }
+    }
+
+    /// Others joined, which are given with the place of the first of each, into a view; an actor's id where it is another
+    /// one there. Places that nobody is given for are nobody's.
+    #[staticmethod]
+    fn joined(pieces: Vec<(usize, PyRef<'_, Self>, Option<ActorId>)>, view: &PyRegion) -> Self {
+        let mut flat = Vec::with_capacity(pieces.len());
+        for (first, target, actor) in pieces {
+            for piece in target.target.pieces().iter() {
+                flat.push(Piece {
+                    first: first + piece.first,
+                    target: piece.target.clone(),
+                    actor: actor.or(piece.actor),
+                });
+            }
+        }
+        let region = view.inner();
+        Self {
+            target: Arc::new(Target::Joined(Arc::new(Joined::new(flat, region.len())))),
+            shape: Self::shape_of(region),
+        }
     }
 
     fn __len__(&self) -> usize {
@@ -257,31 +278,97 @@ pub(crate) struct PySender {
     /// Whom people are to be told of when a call fails and nobody looks.
     callee: Option<Arc<Callee>>,
     gate: Gate,
+    /// Up to which news of repaired meshes they are known to be where they were.
+    as_of: AtomicU64,
+    /// Where they are since a mesh was repaired.
+    later: Mutex<Option<Arc<Later>>>,
+}
+
+/// Where some actors are since a mesh was repaired.
+pub(crate) struct Later {
+    as_of: u64,
+    target: Arc<Target>,
+    gate: Gate,
+}
+
+/// Where a message goes, as it was from the beginning or as it is by now.
+enum Road<'a> {
+    First(&'a PySender),
+    Later(Arc<Later>),
+}
+
+impl Road<'_> {
+    fn target(&self) -> &Arc<Target> {
+        match self {
+            Self::First(sender) => &sender.target,
+            Self::Later(later) => &later.target,
+        }
+    }
+
+    /// Whether it leads to the region that was named.
+    fn is_whole(&self) -> bool {
+        matches!(self, Self::First(sender) if !matches!(&*sender.target, Target::Joined(_)))
+    }
+
+    fn gate(&self) -> &Gate {
+        match self {
+            Self::First(sender) => &sender.gate,
+            Self::Later(later) => &later.gate,
+        }
+    }
 }
 
 impl PySender {
-    fn outgoing<'a>(&'a self, kind: Kind, payload: &'a [u8], buffers: &'a [&'a [u8]]) -> Outgoing<'a> {
-        Outgoing { kind, target: &self.target, actor: self.actor, name: &self.name, payload, buffers }
+    /// The way that a message takes just now.
+    fn road(&self, py: Python<'_>) -> Road<'_> {
+        let news = self.runtime.news();
+        if self.as_of.load(Ordering::Acquire) == news { Road::First(self) } else { self.look_up(py, news) }
+    }
+
+    #[cold]
+    fn look_up(&self, py: Python<'_>, news: u64) -> Road<'_> {
+        let mut later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = later.as_ref().filter(|known| known.as_of == news) {
+            return Road::Later(Arc::clone(known));
+        }
+        let target = self.runtime.resolve(&self.target);
+        if Arc::ptr_eq(&target, &self.target) {
+            self.as_of.store(news, Ordering::Release);
+            return Road::First(self);
+        }
+        let fresh = Arc::new(Later { as_of: news, target, gate: self.gate.again(py) });
+        *later = Some(Arc::clone(&fresh));
+        Road::Later(fresh)
+    }
+
+    fn outgoing<'a>(
+        &'a self,
+        road: &'a Road<'_>,
+        kind: Kind,
+        payload: &'a [u8],
+        buffers: &'a [&'a [u8]],
+    ) -> Outgoing<'a> {
+        Outgoing { kind, target: road.target(), actor: self.actor, name: &self.name, payload, buffers }
     }
 
     /// Counts the message against its receivers' budgets; a sender that outruns one of them waits here.
-    fn admit(&self, py: Python<'_>, payload: &Payload<'_>, until: Option<Instant>) -> PyResult<Terms> {
+    fn admit(&self, py: Python<'_>, road: &Road<'_>, payload: &Payload<'_>, until: Option<Instant>) -> PyResult<Terms> {
         if !self.block {
-            self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
+            self.runtime.admit(road.target()).map_err(|error| raise(py, &error))?;
         }
         // Spawns and stops are not an actor's messages, and never wait behind them.
         let bytes = self.name.len() + payload.len();
         let charged =
-            self.kind == Kind::Call && self.gate.pass(py, &self.runtime, &self.target, bytes, self.block, until)?;
+            self.kind == Kind::Call && road.gate().pass(py, &self.runtime, road.target(), bytes, self.block, until)?;
         Ok(Terms { charged, deadline_ms: until.map_or(0, millis) })
     }
 
     /// A sender that outruns a link waits here, where Ctrl-C still works.
-    fn hold_back(&self, py: Python<'_>, queued: usize) -> PyResult<()> {
+    fn hold_back(&self, py: Python<'_>, target: &Target, queued: usize) -> PyResult<()> {
         if queued <= self.runtime.link_budget() || !self.block {
             return Ok(());
         }
-        while !outside(py, || self.runtime.wait_room(&self.target, Duration::from_millis(100))) {
+        while !outside(py, || self.runtime.wait_room(target, Duration::from_millis(100))) {
             py.check_signals()?;
         }
         Ok(())
@@ -291,7 +378,12 @@ impl PySender {
 #[pymethods]
 impl PySender {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.gate.traverse(&visit)
+        self.gate.traverse(&visit)?;
+        // Only where nobody holds it: who does keeps the sender, too.
+        match self.later.try_lock() {
+            Ok(later) => later.as_ref().map_or(Ok(()), |later| later.gate.traverse(&visit)),
+            Err(_) => Ok(()),
+        }
     }
 
     /// The same way, with a trace's context in every message.
@@ -317,6 +409,8 @@ impl PySender {
             timed: true,
             callee: self.callee.clone(),
             gate: self.gate.again(py),
+            as_of: AtomicU64::new(0),
+            later: Mutex::new(None),
         })
     }
 
@@ -325,13 +419,17 @@ impl PySender {
     fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool, limit: Option<f64>) -> PyResult<PyCall> {
         door::enter(py);
         let payload = Payload::dump(value)?;
-        let terms = self.admit(py, &payload, deadline(limit)?)?;
+        let road = self.road(py);
+        if self.reduce && !road.is_whole() {
+            return Err(PyLookupError::new_err("its receivers are no region of one mesh any more"));
+        }
+        let terms = self.admit(py, &road, &payload, deadline(limit)?)?;
         let (call, queued) = payload.ship(
             py,
-            &self.target,
+            road.target(),
             || self.gate.called(py),
             |bytes, buffers| {
-                let out = self.outgoing(self.kind, bytes, buffers);
+                let out = self.outgoing(&road, self.kind, bytes, buffers);
                 if self.reduce {
                     self.runtime.call_reduced(&out, terms)
                 } else {
@@ -345,11 +443,11 @@ impl PySender {
         if let Some(callee) = &self.callee {
             call.describe(callee);
         }
-        self.hold_back(py, queued)?;
+        self.hold_back(py, road.target(), queued)?;
         Ok(PyCall {
             runtime: Arc::clone(&self.runtime),
             call,
-            target: Arc::clone(&self.target),
+            target: Arc::clone(road.target()),
             actor: self.actor,
             port: None,
         })
@@ -359,15 +457,21 @@ impl PySender {
     fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         door::enter(py);
         let payload = Payload::dump(value)?;
-        let terms = self.admit(py, &payload, None)?;
+        let road = self.road(py);
+        let terms = self.admit(py, &road, &payload, None)?;
         let kind = if self.kind == Kind::Call { Kind::Tell } else { self.kind };
         let queued = payload.ship(
             py,
-            &self.target,
+            road.target(),
             || self.gate.called(py),
-            |bytes, buffers| self.runtime.tell_on(&self.outgoing(kind, bytes, buffers), terms),
+            |bytes, buffers| self.runtime.tell_on(&self.outgoing(&road, kind, bytes, buffers), terms),
         )?;
-        self.hold_back(py, queued)
+        self.hold_back(py, road.target(), queued)
+    }
+
+    /// Whether its receivers are the region that was named, just now: only those can combine their replies on the way up.
+    fn is_whole(&self, py: Python<'_>) -> bool {
+        self.road(py).is_whole()
     }
 }
 
@@ -470,18 +574,16 @@ impl PyRuntime {
             "extension" => Kind::Extend,
             other => return Err(PyValueError::new_err(format!("no message of kind {other:?} is sent this way"))),
         };
-        let PyTarget { target, placement, shape } = target;
-        let last = target.procs().map(|addr| addr.rank as usize).max().unwrap_or(0);
-        self.0.note_afar(target.mesh(), placement, last + 1);
+        let PyTarget { target, shape } = target;
+        self.0.note_target(target);
         let mut name = name.as_bytes().to_vec();
         if !shape.is_empty() {
             // Receivers are told the shape of what was messaged, so that they know their place in it.
             name.push(0);
             name.extend_from_slice(shape.as_bytes());
         }
-        if let Target::Many(_, region, _) = &**target
-            && region.to_wire().len() > usize::from(u16::MAX)
-        {
+        let is_long = |piece: &Piece| piece.target.to_wire().len() > usize::from(u16::MAX);
+        if target.pieces().iter().any(is_long) {
             return Err(PyValueError::new_err(
                 "the labels of the mesh are too long to be sent: 65,535 bytes is the limit",
             ));
@@ -509,6 +611,8 @@ impl PyRuntime {
             timed: false,
             callee,
             gate,
+            as_of: AtomicU64::new(0),
+            later: Mutex::new(None),
         })
     }
 
@@ -544,20 +648,11 @@ impl PyRuntime {
         Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0, port: None })
     }
 
-    /// Asks a mesh of processes to end, kills what has not after `within` seconds; completes when all have ended.
-    fn stop_procs(
-        &self,
-        py: Python<'_>,
-        mesh: u64,
-        region: &PyRegion,
-        placement: &PyPlacement,
-        within: f64,
-    ) -> PyResult<PyCall> {
+    /// Asks processes to end, kills what has not after `within` seconds; completes when all have ended.
+    fn stop_procs(&self, py: Python<'_>, target: &PyTarget, within: f64) -> PyResult<PyCall> {
         let within = duration(within)?;
-        let region = region.inner();
-        let placement = &placement.0;
-        let call = leave(py, || self.0.stop_procs(mesh, region, placement, within))?;
-        let target = Arc::new(Target::Many(mesh, region.clone(), placement.clone()));
+        let target = self.0.resolve(&target.target);
+        let call = leave(py, || self.0.stop_procs(&target, within))?;
         Ok(PyCall { runtime: Arc::clone(&self.0), call, target, actor: 0, port: None })
     }
 
@@ -577,7 +672,7 @@ impl PyRuntime {
 
     /// A process's pid, as far as it is known here.
     fn pid_of(&self, mesh: u64, rank: u32, host: u32) -> Option<u32> {
-        self.0.pid_of(ProcAddr { mesh, rank, host })
+        self.0.pid_of(self.0.locate(ProcAddr { mesh, rank, host }))
     }
 
     /// Opens a port that is received at here.
@@ -605,12 +700,12 @@ impl PyRuntime {
 
     /// Has this process told of the ends of others; at once, of those that have ended.
     fn watch_procs(&self, target: &PyTarget) {
-        self.0.watch_procs(&target.target, &target.placement);
+        self.0.watch_procs(&self.0.resolve(&target.target));
     }
 
     /// Whether a process is known here to have ended.
     fn is_gone(&self, mesh: u64, rank: u32, host: u32) -> bool {
-        self.0.is_gone(ProcAddr { mesh, rank, host })
+        self.0.is_gone(self.0.locate(ProcAddr { mesh, rank, host }))
     }
 
     /// What owners at the controller have to hear of.
@@ -637,11 +732,6 @@ impl PyRuntime {
     /// An actor's inbox.
     fn inbox(&self, actor: u64) -> Option<PyInbox> {
         self.0.inbox(actor).map(|inbox| PyInbox { runtime: Arc::clone(&self.0), inbox })
-    }
-
-    /// Closes an actor's inbox; what still waits there goes back to its senders.
-    fn close_inbox(&self, actor: u64) {
-        self.0.close_inbox(actor);
     }
 
     /// The meshes of processes that this one has spawned and that have not all ended, with their sizes.

@@ -11,17 +11,19 @@ from mesh_core._context import current_instance
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
 from mesh_core._mesh import Mesh, describe
-from mesh_core._native import Point, Region, Slice
+from mesh_core._native import Point, Region, Slice, known_moves, learn_moves
 from mesh_core._nearest import did_you_mean
 from mesh_core._outcomes import Addressee, value_of
 
 if TYPE_CHECKING:
     from mesh_core._adverbs import Endpoint
     from mesh_core._endpoint import Interface
+    from mesh_core._estate import Making
     from mesh_core._home import Home
     from mesh_core._hosted import Hosted
     from mesh_core._native import Call
     from mesh_core._process import Process
+    from mesh_core._repair import Moves, Ranks
 
 T = TypeVar("T")
 
@@ -40,6 +42,7 @@ class ActorMesh(Mesh, Generic[T]):
     _actor_id: int
     _root: Region
     _ready: Future[None] | None
+    _making: Making | None
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class ActorMesh(Mesh, Generic[T]):
         root: Region,
         view: Region,
         ready: Future[None] | None = None,
+        making: Making | None = None,
     ) -> None:
         # Past __setattr__, which is for users.
         self.__dict__.update(
@@ -65,6 +69,7 @@ class ActorMesh(Mesh, Generic[T]):
             _root=root,
             _view=view,
             _ready=ready,
+            _making=making,
         )
 
     if not TYPE_CHECKING:
@@ -115,7 +120,8 @@ class ActorMesh(Mesh, Generic[T]):
         return self._interface.class_name
 
     def _with_region(self, region: Region) -> ActorMesh[T]:
-        return ActorMesh(self._process, self._interface, **self._told(region), ready=self._ready)
+        told = self._told(region)
+        return ActorMesh(self._process, self._interface, **told, ready=self._ready, making=self._making)
 
     def _told(self, view: Region) -> dict[str, Any]:
         """What makes a reference, apart from the process that holds it."""
@@ -154,9 +160,63 @@ class ActorMesh(Mesh, Generic[T]):
         yield from self.initialized.__await__()
         return self
 
+    def alive(self) -> list[Point]:
+        """The points of this mesh whose actors have not failed, as far as this process knows; see :meth:`ProcMesh.alive`."""
+        lost, extent = set(self._lost()), self._view.extent
+        return [Point(place, extent) for place in range(len(self._view)) if place not in lost]
+
+    def failed(self) -> list[Point]:
+        """The points of this mesh whose actors have failed, or whose processes have ended since they were made."""
+        extent = self._view.extent
+        return [Point(place, extent) for place in self._lost()]
+
+    def _lost(self) -> list[int]:
+        from mesh_core._repair import lost_places
+
+        lost = set(lost_places(self))
+        holding = None if self._making is None else self._making.holding
+        if holding is not None and (told := holding.lost | holding.failed):
+            lost.update(place for place, rank in enumerate(self._view) if rank in told)
+        return sorted(lost)
+
+    def respawn(self, ranks: Ranks = None) -> Future[None]:
+        """Make actors again that have failed, or whose processes were respawned, with the arguments that they had.
+
+        The future is done when they are constructed. References stay what they are. Only the process that has spawned the
+        actors can do it; it keeps the constructor's arguments for that.
+
+        Args:
+            ranks: numbers or points of this mesh; without them, all that have :meth:`failed`.
+
+        >>> from mesh_core import Actor, context, endpoint, this_host
+        >>> class Counter(Actor):
+        ...     def __init__(self, start: int) -> None:
+        ...         self.count = start
+        ...     @endpoint
+        ...     def add(self, n: int) -> int:
+        ...         self.count += n
+        ...         return self.count
+        ...     @endpoint
+        ...     def fail(self) -> None:
+        ...         context().actor_instance.kill("a test")
+        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+        ...     counters = procs.spawn("counters", Counter, 10, supervise=lambda failure: True)
+        ...     counters.fail.broadcast()
+        ...     while len(counters.failed()) < 2:
+        ...         pass
+        ...     counters.respawn().get(timeout=30)
+        ...     counters.add.call(1).get(timeout=30).values()
+        [11, 11]
+        """
+        from mesh_core._repair import respawn_actors
+
+        return respawn_actors(self, ranks)
+
     def stop(self, reason: str = "") -> Future[None]:
         """Stop the actors, after what was sent to them before. Their processes live on."""
         if len(self._view) == len(self._root):
+            if self._making is not None:
+                self._making.end()
             self._process.estates.drop(self._actor_id)
         target = self._home.target(self._procs_id, self._view)
         call = self._process.runtime.sender(target, self._actor_id, "", "stop_actor").call(reason)
@@ -171,7 +231,8 @@ class ActorMesh(Mesh, Generic[T]):
         return Future(self._process, call, finish, lambda: f"the stop of {self._name}")
 
     def __reduce__(self) -> Any:
-        return _revive, (self._interface, self._told(self._view))
+        moves = known_moves(self._process.runtime, self._procs_id)
+        return _revive, (self._interface, self._told(self._view), moves)
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._name!r} of {self.class_name}: {describe(self._view)}>"
@@ -221,5 +282,8 @@ def reference_of(actor: object) -> ActorMesh[Any] | None:
     return None
 
 
-def _revive(interface: Interface, told: dict[str, Any]) -> ActorMesh[Any]:
-    return ActorMesh(_process.current(), interface, **told)
+def _revive(interface: Interface, told: dict[str, Any], moves: Moves | None) -> ActorMesh[Any]:
+    process = _process.current()
+    if moves is not None:
+        learn_moves(process.runtime, told["procs_id"], *moves)
+    return ActorMesh(process, interface, **told)

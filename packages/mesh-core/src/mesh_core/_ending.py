@@ -255,7 +255,7 @@ def _leave(hosted: Hosted, waiting: list[Message], error: BaseException | None) 
     stage = hosted.stage
     for _, answer in hosted.errands:
         stage.loop.call_soon_threadsafe(settle, answer, None, None)
-    stage.process.runtime.close_inbox(hosted.instance.actor_id)
+    hosted.inbox.close()
     for message in waiting:
         if message.kind != "stop_actor":
             if message.call:

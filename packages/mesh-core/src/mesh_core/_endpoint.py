@@ -245,6 +245,11 @@ class Interface:
             self._plain = () if self._cls is None else plain_methods(self._cls)
         return self._plain
 
+    def is_like(self, other: Interface) -> bool:
+        """Whether actors of both can be called alike."""
+        texts = ({name: arity.text for name, arity in each.endpoints.items()} for each in (self, other))
+        return self.class_name == other.class_name and next(texts) == next(texts)
+
     def signature(self, name: str) -> inspect.Signature | None:
         """The arguments of such a method; only where the class is at hand."""
         import inspect

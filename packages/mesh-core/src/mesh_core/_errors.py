@@ -219,6 +219,52 @@ class SupervisionError(MeshError, RuntimeError):
         return block(f"SupervisionError: {title}", rest)
 
 
+class DeviceMeshError(SupervisionError):
+    """A mesh has lost ranks that were needed; :attr:`coordinates` says which.
+
+    For whatever computes on a whole mesh: make one with :meth:`of`.
+
+    >>> error = DeviceMeshError("a mesh has lost a rank", coordinates=({"hosts": 1, "gpus": 3},))
+    >>> error.coordinates
+    ({'hosts': 1, 'gpus': 3},)
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        mesh_name: str = "",
+        coordinates: tuple[Mapping[str, int], ...] = (),
+        failure: MeshFailure | None = None,
+    ) -> None:
+        super().__init__(message, failure=failure)
+        self.mesh_name = mesh_name
+        self.coordinates = coordinates
+        """The points of the mesh that it has lost, in the order of the ranks."""
+
+    @classmethod
+    def of(cls, mesh: Any) -> DeviceMeshError:
+        """Return the error for what a mesh of processes or actors has lost by now.
+
+        >>> from mesh_core import DeviceMeshError, this_host
+        >>> with this_host().spawn_procs({"gpus": 2}, name="workers") as procs:
+        ...     procs.slice(gpus=1).stop().get()
+        ...     print(DeviceMeshError.of(procs))
+        mesh 'workers' has lost 1 of its 2 ranks: gpus=1; make them again with respawn(), or go on with those in alive()
+        """
+        lost = mesh.failed()
+        shown = [describe_point(point).strip(" ()") or "its only one" for point in lost[:_POINTS_SHOWN]]
+        more = f" and {len(lost) - len(shown)} more" if len(lost) > len(shown) else ""
+        message = (
+            f"mesh {mesh.name!r} has lost {len(lost)} of its {len(mesh)} ranks: {'; '.join(shown)}{more}; make them again "
+            "with respawn(), or go on with those in alive()"
+        )
+        return cls(message, mesh_name=mesh.name, coordinates=tuple(dict(point) for point in lost))
+
+
+_POINTS_SHOWN = 8
+
+
 class SpawnError(MeshError):
     """A process or actor could not be started."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core._errors import ActorError
+from mesh_core._native import locate, seat
 
 if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
@@ -31,7 +32,7 @@ def check_policy(supervise: Supervise | None) -> Policy | None:
 class Holding:
     """One mesh that somebody owns."""
 
-    __slots__ = ("actor_id", "dead", "mesh", "policy", "procs_id")
+    __slots__ = ("actor_id", "dead", "failed", "lost", "mesh", "policy", "procs_id")
 
     def __init__(self, mesh: ActorMesh[Any] | ProcMesh, actor_id: int, policy: Policy | None) -> None:
         self.mesh = mesh
@@ -44,12 +45,36 @@ class Holding:
             from mesh_core._policy_run import PolicyRun
 
             self.policy = PolicyRun(policy, mesh.name)
-        self.dead: set[int] = set()
-        """Ranks of the processes' mesh."""
+        self.dead: set[tuple[int, int]] = set()
+        """Processes that were in it, by their addresses."""
+        self.lost: set[int] = set()
+        """Ranks of the processes' mesh: what is there now is dead."""
+        self.failed: set[int] = set()
+        """Ranks whose actors have failed, while their processes live."""
 
-    def holds(self, rank: int) -> bool:
-        """Say whether the process of that rank is in it, and was not known to be dead."""
-        return rank not in self.dead and rank in self.mesh._root
+    def loses(self, procs_id: int, rank: int, process: tuple[int, int]) -> int | None:
+        """Note that a process has ended that had a rank of some mesh; return its rank in this one, if it is told just now."""
+        here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
+        if here is None or here not in self.mesh._root or here in self.lost or process in self.dead:
+            return None
+        self.dead.add(process)
+        # The rank may have another process by now.
+        if locate(self.mesh._process.runtime, procs_id, rank, 0)[:2] == process:
+            self.lost.add(here)
+        return here
+
+    def regain(self, ranks: Iterable[int]) -> None:
+        """Note that there are processes, or actors, anew at these ranks."""
+        ranks = set(ranks)
+        self.lost -= ranks
+        self.failed -= ranks
+
+    def fails(self, key: tuple[int, int, int]) -> None:
+        """Note that an actor of it has failed, which is told as that process's mesh and rank, and its id."""
+        procs_id, rank, _ = seat(self.mesh._process.runtime, key[0], key[1], 0)
+        here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
+        if here is not None:
+            self.failed.add(here)
 
     def end_policy(self) -> None:
         """Its policy is asked no more."""
@@ -61,9 +86,29 @@ class Holding:
         mesh = self.mesh
         runtime, home = mesh._process.runtime, mesh._home
         if not self.actor_id:
-            return runtime.stop_procs(self.procs_id, mesh._root, home.placement, limit)
+            return runtime.stop_procs(home.target(self.procs_id, mesh._root), limit)
         target = home.target(self.procs_id, mesh._root)
         return runtime.sender(target, self.actor_id, "", "stop_actor").call("")
+
+
+class Making:
+    """What actors were made with, at whoever spawned them: some of them may have to be made again."""
+
+    __slots__ = ("holding", "owner_id", "procs", "spawned", "stopped")
+
+    def __init__(self, spawned: tuple[Any, ...], owner_id: int, procs: ProcMesh | None) -> None:
+        self.spawned = spawned
+        """The whole message, with the constructor's arguments."""
+        self.owner_id = owner_id
+        self.procs = procs
+        """The processes that they are on, if these were spawned here."""
+        self.holding: Holding | None = None
+        self.stopped = False
+
+    def end(self) -> None:
+        """They are stopped, and never made again: nothing is kept for that."""
+        self.stopped = True
+        self.spawned, self.holding, self.procs = (), None, None
 
 
 class Estate:
@@ -120,34 +165,30 @@ class Estate:
         procs = self._holdings.get(procs_id)
         return procs is not None and getattr(procs.mesh, "_boots", False)
 
-    def struck(self, procs_id: int, rank: int) -> list[Holding]:
-        """Which meshes a process's death has struck, told once.
+    def struck(self, procs_id: int, rank: int, process: tuple[int, int]) -> list[tuple[Holding, int]]:
+        """Which meshes a process's death has struck, and at which rank, told once.
 
         Where actors were lost their meshes are named, and not their processes' mesh as well: one death is one failure
         to an owner of one mesh of actors. A policy hears of what it was given for, whatever else there is.
         """
         with self._lock:
-            found = [
-                each for each in self._holdings.values() if each.procs_id == procs_id and each.holds(rank)
-            ]
-            for each in found:
-                each.dead.add(rank)
-                if len(each.dead) == len(each.mesh._root):
+            found = self._losing(procs_id, rank, process)
+            for each, _ in found:
+                if len(each.lost) == len(each.mesh._root):
                     del self._holdings[each.actor_id or each.procs_id]
-        lost_actors = any(each.actor_id for each in found)
-        return [each for each in found if each.actor_id or each.policy or not lost_actors]
+        lost_actors = any(each.actor_id for each, _ in found)
+        return [(each, at) for each, at in found if each.actor_id or each.policy or not lost_actors]
 
-    def ended(self, procs_id: int, rank: int) -> list[Holding]:
+    def _losing(self, procs_id: int, rank: int, process: tuple[int, int]) -> list[tuple[Holding, int]]:
+        asked = ((each, each.loses(procs_id, rank, process)) for each in self._holdings.values())
+        return [(each, at) for each, at in asked if at is not None]
+
+    def ended(self, procs_id: int, rank: int, process: tuple[int, int]) -> list[tuple[Holding, int]]:
         """The meshes with a policy that have lost a process by an orderly end, told once."""
         with self._lock:
-            found = [
-                each
-                for each in self._holdings.values()
-                if each.policy is not None and each.procs_id == procs_id and each.holds(rank)
+            return [
+                (each, at) for each, at in self._losing(procs_id, rank, process) if each.policy is not None
             ]
-            for each in found:
-                each.dead.add(rank)
-        return found
 
     def in_turn(self, *, keep: bool) -> list[Holding]:
         """What has to be stopped, in this order: what was made last comes first, as it may use what was made before.

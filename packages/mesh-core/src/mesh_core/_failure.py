@@ -196,9 +196,8 @@ def of_loss(
     host: str,
     point: Point | None,
     rank: int,
-    key: tuple[int, int, int],
 ) -> MeshFailure:
-    """What a process's end means for one place of a mesh; ``key`` is the process, whatever mesh it is seen from."""
+    """What a process's end means for one place of a mesh; it is one failure, whatever mesh it is seen from."""
     return MeshFailure(
         mesh=mesh,
         mesh_name=name,
@@ -214,7 +213,7 @@ def of_loss(
         reason=_reason(lost),
         since=time.time(),
         kind=FailureKind(lost.kind),
-        _key=key,
+        _key=(*lost.process, 0),
     )
 
 

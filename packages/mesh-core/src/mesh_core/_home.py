@@ -54,6 +54,20 @@ class Home:
         """What hosts are called, by number; not of all of very many."""
         return self._names
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether its mesh was put together of others."""
+        return False
+
+    @property
+    def only(self) -> int | None:
+        """The number of the one host, where there is but one."""
+        return self.placement.only
+
+    def meshes(self, procs_id: int) -> Iterator[int]:
+        """The meshes that have processes in the mesh ``procs_id``, whose home this is."""
+        yield procs_id
+
     def host_of(self, rank: int) -> int:
         """The number of a rank's host."""
         return self.placement.host_of(rank)
@@ -85,8 +99,12 @@ class Home:
             return Target.one(procs_id, view.rank_at(0), self.placement, view)
         return Target.many(procs_id, view, self.placement)
 
+    def rank_of(self, procs_id: int, other_id: int, rank: int) -> int | None:
+        """The rank in the mesh ``procs_id``, whose home this is, of what another mesh has as ``rank``."""
+        return rank if other_id == procs_id else None
+
     def addr(self, procs_id: int, rank: int) -> tuple[int, int, int]:
-        """The address of a rank."""
+        """The address of a rank's first process; see ``_native.locate`` for where it is now."""
         return procs_id, rank, self.placement.host_of(rank)
 
     def __reduce__(self) -> Any:

@@ -433,7 +433,7 @@ class Hosted:
             chain=chain,
             since=time.time(),
             kind=FailureKind.ACTOR_FAILED,
-            _key=(me.mesh_id, me.rank, self.instance.actor_id),
+            _key=(*self.stage.process.runtime.me[:2], self.instance.actor_id),
         )
 
 

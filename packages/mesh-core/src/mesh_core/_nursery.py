@@ -187,8 +187,9 @@ class Nursery:
             for watch in self._children:
                 os.close(watch)
             self._children.clear()
-            rank = order.addr[1]
-            told = {**_config.read(order.told, rank), "scratch": os.environ.get(SCRATCH, "")}
+            told = {**_config.read(order.told, order.addr[1]), "scratch": os.environ.get(SCRATCH, "")}
+            # The rank that its mesh knows it by, which may have had other processes before.
+            rank = told["ranks"][order.addr[1]] if told["ranks"] else order.addr[1]
             os.close(order.told)
             if self._host_name:
                 told["host"] = self._host_name

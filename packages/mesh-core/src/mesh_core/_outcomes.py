@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MeshError, SpawnError, SupervisionError, Undeliverable
 from mesh_core._future import not_here
-from mesh_core._native import Lost, Message, Point
+from mesh_core._native import Lost, Message, Point, locate, seat
 from mesh_core._serialize import explain_load_failure
 
 if TYPE_CHECKING:
@@ -82,13 +82,25 @@ def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
     if code in ("port_dropped", "port_handed_on"):
         return _unanswered(index, who, handed_on=code == "port_handed_on")
     rank = who.point(index).rank
+    remedy = "spawn the actor anew to go on"
+    if _was_respawned(who, index):
+        remedy = "its process was respawned, and respawn() of the actors' mesh, where they were spawned, makes the actor again"
     return Undeliverable(
-        f"the message to actor {who.name!r} on rank {rank} came back: {said}; spawn the actor anew to go on",
+        f"the message to actor {who.name!r} on rank {rank} came back: {said}; {remedy}",
         actor=who.name,
         rank=rank,
         host=who.host(index),
         reason=said,
     )
+
+
+def _was_respawned(who: Addressee, index: int) -> bool:
+    mesh = who.mesh
+    if mesh is None:
+        return False
+    runtime = mesh._process.runtime
+    at = locate(runtime, *who.home.addr(mesh._procs_id, who.view.rank_at(index)))
+    return seat(runtime, *at)[2] > 0
 
 
 def _unanswered(index: int, who: Addressee, *, handed_on: bool) -> MeshError:
@@ -109,6 +121,7 @@ def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: 
     from mesh_core._failure import of_loss
 
     procs_id, rank, host, name = holder
+    _, rank, _ = seat(who.mesh._process.runtime, procs_id, rank, host)
     asked = f"actor {who.name!r} on rank {point.rank} had handed on the port of this call"
     called = _host_name(host, who)
     if lost.orderly:
@@ -120,7 +133,7 @@ def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: 
             rank=point.rank,
             reason=lost.reason,
         )
-    failure = of_loss(lost, None, name=name, host=called, point=None, rank=rank, key=(procs_id, rank, 0))
+    failure = of_loss(lost, None, name=name, host=called, point=None, rank=rank)
     return SupervisionError(
         f"{asked} to who died before answering: {failure.report()}\nnobody else has the port, so call again",
         failure=failure,
@@ -159,10 +172,7 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     from mesh_core._failure import FailureKind, of_loss
     from mesh_core._failure import error_of as raised_for
 
-    key = (who.mesh._procs_id, who.view.rank_at(index), 0)
-    failure = of_loss(
-        lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank, key=key
-    )
+    failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank)
     died = raised_for(failure)
     if failure.kind is FailureKind.BOOTSTRAP_FAILED:
         died.__cause__ = _bootstrap_error(who.mesh)

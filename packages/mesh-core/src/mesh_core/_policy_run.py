@@ -2,7 +2,7 @@
 
 No clock, no process and no timer: whoever asks carries the :class:`Decision` out.
 
-POL-1: every failure that a policy is asked about is handled, passed on, or put off; one that is put off is never lost.
+POL-1: every failure that a policy is asked about is handled, passed on, put off, or handled by a repair; none is lost.
 POL-2: a policy that raises, or returns what it may not, passes on what it was asked about.
 """
 
@@ -23,6 +23,8 @@ from mesh_core.policies import (
     Ignore,
     Later,
     Policy,
+    Respawn,
+    Restart,
     Stop,
     checked_actions,
 )
@@ -102,6 +104,10 @@ class Decision:
     passed_on: tuple[MeshFailure, ...] = ()
     timers: tuple[Later, ...] = ()
     stop: bool = False
+    repairs: tuple[Restart | Respawn, ...] = ()
+    """What is to be made again."""
+    repaired: tuple[MeshFailure, ...] = ()
+    """What is handled by that, or passed on if it does not succeed."""
 
 
 class PolicyRun:
@@ -195,11 +201,15 @@ class PolicyRun:
             concerned, self._put_off = self._put_off, []
         timers = tuple(each for each in actions if isinstance(each, Later))
         stop = any(isinstance(each, Stop) for each in actions)
+        repairs = tuple(each for each in actions if isinstance(each, (Restart, Respawn)))
+        repaired: list[MeshFailure] = []
         escalate = next((each for each in actions if isinstance(each, Escalate)), None)
         handled: list[MeshFailure] = []
         passed_on: list[MeshFailure] = []
         if escalate is not None:
             passed_on = [self._escalated(each, escalate) for each in concerned]
+        elif repairs:
+            repaired = concerned
         elif stop or any(isinstance(each, Ignore) for each in actions):
             handled = concerned
         elif isinstance(event, Failed) and not timers:
@@ -210,13 +220,14 @@ class PolicyRun:
             handled, self._put_off = [*handled, *self._put_off], []
             self.close()
             timers = ()
-        return Decision(tuple(handled), tuple(passed_on), timers, stop)
+        return Decision(tuple(handled), tuple(passed_on), timers, stop, repairs, tuple(repaired))
 
     def _escalated(self, failure: MeshFailure, action: Escalate) -> MeshFailure:
-        if not action.reason:
-            return failure
-        by = f"the policy of {self._mesh!r}: {action.reason}"
-        return dataclasses.replace(failure, chain=(*failure.chain, by))
+        return self.passed_on(failure, action.reason) if action.reason else failure
+
+    def passed_on(self, failure: MeshFailure, reason: str) -> MeshFailure:
+        """Return a failure with the reason for which it was passed on."""
+        return dataclasses.replace(failure, chain=(*failure.chain, f"the policy of {self._mesh!r}: {reason}"))
 
 
 def failed(failure: MeshFailure, mesh: str) -> Failed:

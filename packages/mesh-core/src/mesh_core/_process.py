@@ -49,7 +49,10 @@ _MOMENT = 0.5
 
 
 class Identity:
-    """Which process this is: its mesh, its place there, and how both are called."""
+    """Which process this is: its mesh, its place there, and how both are called.
+
+    Its address is another thing (``Runtime.me``): a rank that is made again has a process with an address of its own.
+    """
 
     __slots__ = ("home", "host", "host_no", "mesh_id", "mesh_name", "rank", "region", "scratch")
 
@@ -240,7 +243,7 @@ class Process:
         from mesh_core.extensions._base import Spawning
 
         hosts = tuple(dict.fromkeys(home.name_of(rank) for rank in range(len(_native.Region.whole(extent)))))
-        is_local = home.placement.only == self.identity.host_no
+        is_local = home.only == self.identity.host_no
         return self._extensions.carried(Spawning(mesh_name, extent, hosts, is_local))
 
     def actor_ended(self, actor: Hosted) -> None:
@@ -299,9 +302,10 @@ class Process:
             )
         return found[0]
 
-    def own(self, owner: int, mesh: Any, actor_id: int, policy: Policy | None) -> None:
+    def own(self, owner: int, mesh: Any, actor_id: int, policy: Policy | None) -> Holding:
         """Note that ``owner`` (the id of an actor here, 0 for everything else) has spawned a mesh."""
-        self.estates.of(owner).add(Holding(mesh, actor_id, policy))
+        holding = Holding(mesh, actor_id, policy)
+        self.estates.of(owner).add(holding)
         self.faults.watch()
         try:
             self.check_owner(owner)
@@ -309,6 +313,7 @@ class Process:
             # It has ended meanwhile, and what it owned with it.
             mesh.stop()
             raise
+        return holding
 
     def check_owner(self, owner: int) -> None:
         """Refuse a spawn by an actor that has ended or failed: nothing would end what it owns."""
@@ -427,7 +432,8 @@ class Process:
         wait = _StopWait(self, limit)
         calls = [
             runtime.stop_procs(
-                mesh, _native.Region.whole(_native.Extent(["procs"], [size])), placement, limit
+                _native.Target.many(mesh, _native.Region.whole(_native.Extent(["procs"], [size])), placement),
+                limit,
             )
             for mesh, size, placement in runtime.live_meshes()
         ]
@@ -535,12 +541,15 @@ def _install(process: Process) -> Process:
     return process
 
 
-def become_worker(identity: Identity, settings: Settings, *, link: int, board: int, seat: int) -> Process:
-    """Make this process a worker: connect it to its agent."""
+def become_worker(
+    identity: Identity, settings: Settings, *, addr: tuple[int, int, int], link: int, board: int, seat: int
+) -> Process:
+    """Make this process a worker: connect it to its agent, under its address."""
+    mesh, rank, host = addr
     runtime = _native.Runtime.worker(
-        mesh=identity.mesh_id,
-        rank=identity.rank,
-        host=identity.host_no,
+        mesh=mesh,
+        rank=rank,
+        host=host,
         link=link,
         board=board,
         seat=seat,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -12,10 +13,10 @@ from mesh_core._context import current_instance
 from mesh_core._control import Control
 from mesh_core._endpoint import Interface
 from mesh_core._errors import MeshError, SupervisionError
-from mesh_core._estate import check_policy
+from mesh_core._estate import Making, check_policy
 from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, check_name, describe
-from mesh_core._native import Point, Region
+from mesh_core._native import Point, Region, incarnation, known_moves, learn_moves, locate
 from mesh_core._outcomes import Addressee, error_of
 from mesh_core._traces import notice
 
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mesh_core._home import Home
+    from mesh_core._hosts import HostMesh
     from mesh_core._native import Call, Target
     from mesh_core._policy_run import Supervise
     from mesh_core._process import Process
+    from mesh_core._repair import Moves, Ranks
+    from mesh_core._spawning import Recipe
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +62,7 @@ class ProcMesh(Mesh):
         view: Region,
         ready: Future[None] | None,
         spawned: Call | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         self._process = process
         self._name = name
@@ -67,6 +72,7 @@ class ProcMesh(Mesh):
         self._view = view
         self._ready = ready
         self._spawned = spawned
+        self._recipe = recipe
         self._boots = False
 
     @property
@@ -84,6 +90,7 @@ class ProcMesh(Mesh):
             view=region,
             ready=self._ready,
             spawned=self._spawned,
+            recipe=self._recipe,
         )
 
     def __iter__(self) -> Iterator[tuple[Point, ProcMesh]]:
@@ -153,12 +160,13 @@ class ProcMesh(Mesh):
             actor_id=actor_id,
             root=self._view,
             view=self._view,
+            making=(making := Making(spawned, owner_id, self if self._recipe is not None else None)),
         )
         who = mesh._addressee()
         mesh._ready = Future(
             process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
         )
-        process.own(owner_id, mesh, actor_id, policy)
+        making.holding = process.own(owner_id, mesh, actor_id, policy)
         return mesh
 
     def _check_constructor(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -204,13 +212,19 @@ class ProcMesh(Mesh):
         Elsewhere it tells what is known by now: ``None`` may also mean that one is not up yet.
         """
         spawned, process = self._spawned, self._process
-        if spawned is not None and process.in_charge:
+        if not process.in_charge:
+            return self._known_pids()
+        if spawned is not None:
             spawned.wait(process.settings.spawn_timeout, heed=False)
+        latest = self._ready if spawned is None else None if self._recipe is None else self._recipe.repair
+        if latest is not None:
+            with contextlib.suppress(TimeoutError):
+                latest.exception(process.settings.spawn_timeout)
         return self._known_pids()
 
     def _known_pids(self) -> list[int | None]:
         process, runtime = self._process, self._process.runtime
-        addrs = [self._home.addr(self._procs_id, rank) for rank in self._view]
+        addrs = [locate(runtime, *self._home.addr(self._procs_id, rank)) for rank in self._view]
         pids = {addr: os.getpid() if addr == runtime.me else runtime.pid_of(*addr) for addr in addrs}
         me = process.identity
         # The script's process knows all that there are on its own host.
@@ -264,13 +278,92 @@ class ProcMesh(Mesh):
             # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
             told.wait(_TOLD_S)
 
+    def alive(self) -> list[Point]:
+        """The points of this mesh whose processes have not ended, as far as this process knows.
+
+        Where a mesh was spawned that is known within milliseconds. Elsewhere only those ends are known that were told of,
+        for example by a call.
+        """
+        lost, extent = set(self._lost()), self._view.extent
+        return [Point(place, extent) for place in range(len(self._view)) if place not in lost]
+
+    def failed(self) -> list[Point]:
+        """The points of this mesh whose processes have ended: what :meth:`respawn` makes again; see :meth:`alive`."""
+        extent = self._view.extent
+        return [Point(place, extent) for place in self._lost()]
+
+    def _lost(self) -> list[int]:
+        from mesh_core._repair import lost_places
+
+        return lost_places(self)
+
+    @property
+    def incarnations(self) -> list[int]:
+        """How often the process of each rank was made again, in the order of the ranks."""
+        runtime, procs_id = self._process.runtime, self._procs_id
+        return [incarnation(runtime, procs_id, rank) for rank in self._view]
+
+    def respawn(self, ranks: Ranks = None, *, on: HostMesh | None = None) -> Future[None]:
+        """Make processes again that have ended, in their places. Returns at once; the future is done when they are up.
+
+        The mesh, its slices and all references to it, wherever they are, mean the new processes from then on. What was
+        sent to the old ones is not sent again. Actors are not made again: see :meth:`ActorMesh.respawn`.
+
+        Args:
+            ranks: numbers or points of this mesh; without them, all that have :meth:`failed`.
+            on: hosts for the new processes; without it, those that the old ones were on. Ranks that were on one host stay
+                together.
+
+        Only the process that has spawned the mesh can do it, for as long as it has not stopped the mesh.
+
+        >>> import os, signal
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs({"gpus": 3}, supervise=lambda failure: True) as procs:
+        ...     os.kill(procs.pids[1], signal.SIGKILL)
+        ...     while not procs.failed():
+        ...         pass
+        ...     procs.respawn().get(timeout=30)
+        ...     procs.failed(), procs.incarnations
+        ([], [0, 1, 0])
+        """
+        from mesh_core import _repair
+
+        return _repair.respawn(self, ranks, on)
+
+    def grow(self, *, on: HostMesh | None = None, **sizes: int) -> ProcMesh:
+        """Add places to the first dimension, with processes like those that are there. Returns the larger mesh at once.
+
+        This mesh stays what it is, a part of the larger one. The new processes are on the hosts ``on``, or on those of the
+        others, and are up when the larger mesh is :attr:`initialized`.
+
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+        ...     procs.grow(gpus=1).sizes
+        {'gpus': 3}
+        """
+        from mesh_core import _repair
+
+        return _repair.grow(self, sizes, on)
+
+    def shrink(self, **sizes: int) -> ProcMesh:
+        """Take the last places of the first dimension away, and stop their processes. Returns the smaller mesh at once.
+
+        The processes have ended when the smaller mesh is :attr:`initialized`.
+
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs({"gpus": 3}) as procs:
+        ...     procs.shrink(gpus=2).sizes
+        {'gpus': 1}
+        """
+        from mesh_core import _repair
+
+        return _repair.shrink(self, sizes)
+
     def stop(self, reason: str = "") -> Future[None]:
-        """Stop the processes, after what was sent to them before; those that take too long are killed."""
-        if len(self._view) != len(self._root):
-            raise ValueError(
-                f"only a whole mesh of processes can be stopped, and this is a part of it ({describe(self._view)} of "
-                f"{describe(self._root)}); stop the actors there, or the whole mesh"
-            )
+        """Stop the processes, after what was sent to them before; those that take too long are killed.
+
+        Those of a part of a mesh may be made again with :meth:`respawn`.
+        """
         if self._procs_id == 0:
             raise ValueError(
                 "the controller cannot stop itself as a mesh; call shutdown() or leave the script"
@@ -278,11 +371,16 @@ class ProcMesh(Mesh):
         process = self._process
         if process.closed:
             raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
+        if len(self._view) != len(self._root):
+            from mesh_core._repair import stop_some
+
+            return stop_some(self)
         process.estates.drop(self._procs_id)
         what = f"the stop of {self._name!r} {reason}".rstrip()
-        call = process.runtime.stop_procs(
-            self._procs_id, self._root, self._home.placement, process.settings.stop_timeout
-        )
+        if self._recipe is not None:
+            self._recipe.stopped = True
+        target = self._home.target(self._procs_id, self._root)
+        call = process.runtime.stop_procs(target, process.settings.stop_timeout)
         return Future(process, call, lambda _: process.flush_console(), lambda: what)
 
     def __enter__(self) -> Self:
@@ -309,7 +407,7 @@ class ProcMesh(Mesh):
                 while not stopped._call.wait(None):
                     pass
         except KeyboardInterrupt:
-            self._process.runtime.stop_procs(self._procs_id, self._root, self._home.placement, 0.0)
+            self._process.runtime.stop_procs(self._home.target(self._procs_id, self._root), 0.0)
             raise
         except SupervisionError:
             pass  # the block's own error is the one that is raised
@@ -327,7 +425,8 @@ class ProcMesh(Mesh):
             await _blocks.end_async(self._process, self.stop(), error)
 
     def __reduce__(self) -> Any:
-        return _revive, (self._name, self._home, self._procs_id, self._root, self._view)
+        moves = known_moves(self._process.runtime, self._procs_id)
+        return _revive, (self._name, self._home, self._procs_id, (self._root, self._view), moves)
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self._name!r}: {describe(self._view)}>"
@@ -370,7 +469,11 @@ def all_well(call: Call, who: Addressee) -> None:
             raise error
 
 
-def _revive(name: str, home: Home, procs_id: int, root: Region, view: Region) -> ProcMesh:
-    return ProcMesh(
-        _process.current(), name=name, home=home, procs_id=procs_id, root=root, view=view, ready=None
-    )
+def _revive(
+    name: str, home: Home, procs_id: int, regions: tuple[Region, Region], moves: Moves | None
+) -> ProcMesh:
+    root, view = regions
+    process = _process.current()
+    if moves is not None:
+        learn_moves(process.runtime, procs_id, *moves)
+    return ProcMesh(process, name=name, home=home, procs_id=procs_id, root=root, view=view, ready=None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 from mesh_core._adverbs import Endpoint
 from mesh_core._future import Future, not_here
@@ -61,8 +61,28 @@ class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:  # type: ignore[override]  # one value, not a mesh
         """Call every actor of the mesh; the future's result is all results, combined."""
-        future: Future[R] = self._begin("call", Future, self._finish_combined, args, kwargs, combined=True)
+        future: Future[R]
+        # Ranks that were made again, or put together, are no region in which they could find each other.
+        if self._combined.is_whole():
+            try:
+                future = self._begin("call", Future, self._finish_combined, args, kwargs, combined=True)
+            except LookupError:
+                if self._combined.is_whole():
+                    raise  # not because one was made again just now
+            else:
+                return future
+        future = self._begin("call", Future, self._finish_gathered, args, kwargs)
         return future
+
+    def _finish_gathered(self, call: Call) -> R:
+        """Combine here what ranks have answered one by one."""
+        reducer, outcomes = self._reducer, call.outcomes()
+        assert reducer is not None  # an endpoint of this class has one
+        shares = [
+            first_share(reducer, value_of(outcome, index, self._who))
+            for index, outcome in enumerate(outcomes)
+        ]
+        return cast("R", result(reducer, shares[0] if len(shares) == 1 else combine(reducer, shares)))
 
     def _traced(self, context: str) -> Endpoint[P, R]:
         endpoint = super()._traced(context)

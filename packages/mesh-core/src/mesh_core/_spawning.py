@@ -10,8 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
 from mesh_core._config import executable, pack
@@ -36,8 +37,9 @@ from mesh_core._surroundings import (
 from mesh_core._traces import notice
 
 if TYPE_CHECKING:
+    from mesh_core._estate import Holding
     from mesh_core._home import Home
-    from mesh_core._native import Call, Extent, Point
+    from mesh_core._native import Call, Extent, Placement, Point, Target
     from mesh_core._policy_run import Supervise
     from mesh_core._process import Process
     from mesh_core._surroundings import Env
@@ -82,117 +84,230 @@ def spawn(
         raise ValueError(f"devices is 'own' (a device for each process) or None, not {devices!r}")
     binding = checked_binding(proc_bind, per_host)
     changes, own = checked_env(env, extent)
-    # What runs on another machine has that machine's environment and interpreter.
     afar = home.placement.only != process.identity.host_no
-    inherited = {} if afar else dict(os.environ)
-    if afar:
-        changes = {**process.env_changes, **changes}
-    else:
+    if not afar:
         python = python or process.python
         if python is not None and shutil.which(python) is None:
             raise SpawnError(
                 f"python={python!r} is not a program that can be run here; give the path of an interpreter"
             )
     check_name(name or "")
+    checked_seed(seed)
     policy = check_policy(supervise)
     owner = current_instance()
     owner_id = 0 if owner is None else owner.actor_id
     process.check_owner(owner_id)
     region = Region.whole(extent)
-    here = _working_directory()
-    changed = _changed(inherited, changes)
+    _working_directory()
     if devices is not None and not afar and not own:
-        _check_devices(changed, per_host)
+        _check_devices(_changed(dict(os.environ), changes), per_host)
     process.open_console()
     mesh_id = process.runtime.new_id()
-    shown = name or process.unique_name("procs")
-    told = {
-        "mesh_name": shown,
-        "host": process.identity.host,
-        "placement": home.placement.to_wire().hex(),
-        "labels": extent.labels,
-        "sizes": extent.sizes,
-        "per_host": per_host,
-        "env": inherited,
-        "changes": changes,
-        "devices": devices,
-        "torch": [_master(process, home), free_port(here=not afar)] if torch_env else None,
-        "seed": checked_seed(seed),
-        "afar": afar,
-        "path": [entry or here for entry in sys.path],
-        "argv": sys.argv,
-        "cwd": here,
-        "settings": process.settings.as_dict(),
-        "bind": binding,
-        "substitutes": _process.substitutes().tell(),
-        "job": process.job,
-        "python": interpreter_command(python) if fresh and (python or not afar) else None,
-        "interpreter": python,
-        "extensions": process.carried(shown, extent, home),
-    }
-    # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
-    # every spawn, with them it is those of one environment.
-    env_there, late = executable(changed if preload else {} if afar else process.environ)
-    plan = {
-        "path": told["path"],
-        "preload": preload,
-        # What is preloaded from a workspace is imported anew once that has changed.
-        "workspaces": process.synced.told if preload else [],
-        "afar": afar,
-        "env": late,
-        "unset": [key for key, value in changes.items() if value is None] if preload else [],
-        "argv": sys.argv if preload else [""],
-    }
-    call = process.runtime.spawn_procs(
+    recipe = Recipe(
+        process,
+        name or process.unique_name("procs"),
         mesh_id,
-        region,
-        home.placement,
-        argv=[*([""] if afar else interpreter_command(process.python)), "-c", _NURSERY],
-        env=sorted(env_there.items()),
-        plan=json.dumps(plan).encode(),
+        owner_id,
+        home,
+        size=len(region),
+        per_host=per_host,
+        bootstrap=bootstrap,
+        env=env,
+        preload=preload,
         fresh=fresh,
-        config=pack(told, own),
-        within=process.settings.spawn_timeout,
-        title=f"{shown}\0{','.join(f'{k}={v}' for k, v in extent.items())}",
+        python=python,
+        binding=binding,
+        seed=seed,
+        devices=devices,
+        torch=[_master(process, home), free_port(here=not afar)] if torch_env else None,
     )
+    call = recipe.order(mesh_id, region, home.placement, extent, own=own)
     notice(process)
     if process.tracer is not None:
-        process.tracer.spawn_procs(shown, len(region), home.label)
+        process.tracer.spawn_procs(recipe.name, len(region), home.label)
     mesh = ProcMesh(
         process,
-        name=shown,
+        name=recipe.name,
         home=home,
         procs_id=mesh_id,
         root=region,
         view=region,
         ready=None,
         spawned=call,
+        recipe=recipe,
     )
-    who = Addressee(shown, home, region, region, mesh)
-    ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {shown!r}")
-    if told["extensions"]:
-        # An extension that cannot start ends its process; this asks for the reason.
-        sender = process.runtime.sender(mesh._target(), 0, Control.STARTED, "extension")
-        ready = Future(
-            process,
-            sender.call(None),
-            lambda call: all_well(call, who),
-            lambda: f"the start of the extensions of {shown!r}",
-        )
-        mesh._boots = True
+    who = Addressee(recipe.name, home, region, region, mesh)
+    mesh._ready, mesh._boots = recipe.begin(call, mesh._target(), who)
     if bootstrap is not None:
-        mesh._boots = True
-        sender = process.runtime.sender(mesh._target(), 0, Control.BOOTSTRAP, "extension")
-        ready = Future(
-            process,
-            sender.call(bootstrap),
-            lambda call: all_well(call, who),
-            lambda: f"the bootstrap of {shown!r}",
-        )
-        process.boots[mesh_id] = ready
-    mesh._ready = ready
-    process.own(owner_id, mesh, 0, policy)
+        process.boots[mesh_id] = mesh._ready
+    recipe.holding = process.own(owner_id, mesh, 0, policy)
     return mesh
+
+
+class Recipe:
+    """What the processes of a mesh are made with, at whoever spawns them: some of them may have to be made again."""
+
+    def __init__(
+        self,
+        process: Process,
+        name: str,
+        procs_id: int,
+        owner_id: int,
+        home: Home,
+        *,
+        size: int,
+        per_host: int,
+        bootstrap: Callable[[], object] | None,
+        env: Env | Callable[[Point], Env] | None,
+        preload: list[str],
+        fresh: bool,
+        python: str | None,
+        binding: list[list[int]] | None,
+        seed: int | None,
+        devices: str | None,
+        torch: list[Any] | None,
+    ) -> None:
+        self.process = process
+        self.name = name
+        self.procs_id = procs_id
+        self.size = size
+        """How many ranks the mesh was spawned with."""
+        self.root: Region | None = None
+        """The mesh as it was grown or shrunk last."""
+        self.owner_id = owner_id
+        self.holding: Holding | None = None
+        """What its owner is told of its failures by; set once it is owned."""
+        self.lock = threading.Lock()
+        """Held while the mesh is repaired."""
+        self.stopped = False
+        self.repair: Future[None] | None = None
+        """The last one."""
+        self._home = home
+        self._per_host = per_host
+        self._bootstrap = bootstrap
+        self._env = env
+        self._preload = preload
+        self._fresh = fresh
+        self._python = python
+        self._binding = binding
+        self._seed = seed
+        self._devices = devices
+        self._torch = torch
+        self._extended = False
+
+    def order(
+        self,
+        mesh_id: int,
+        region: Region,
+        placement: Placement,
+        extent: Extent,
+        *,
+        ranks: Sequence[int] = (),
+        own: Sequence[Env] | None = None,
+        moves: object = None,
+    ) -> Call:
+        """Ask agents for processes: those of the whole mesh, or a mesh of their own that has these ranks of it.
+
+        Args:
+            mesh_id: the mesh that the processes' addresses have.
+            region: what there is of that mesh.
+            placement: on which hosts.
+            extent: the mesh as references name it.
+            ranks: which ranks of it they are; all, where none are named.
+            own: what :func:`checked_env` says of each rank of it, where that is known already.
+            moves: where ranks of it are that were made again.
+        """
+        process = self.process
+        # What runs on another machine has that machine's environment and interpreter.
+        afar = placement.only != process.identity.host_no
+        python = self._python
+        inherited = {} if afar else dict(os.environ)
+        changes, each = checked_env(self._env, extent) if own is None else ({}, own)
+        if not callable(self._env):
+            changes = dict(self._env or {})
+        if afar:
+            changes = {**process.env_changes, **changes}
+        if ranks and each:
+            each = [each[rank] for rank in ranks]
+        here = _working_directory()
+        changed = _changed(inherited, changes)
+        told = {
+            "mesh_id": self.procs_id,
+            "mesh_name": self.name,
+            "ranks": list(ranks),
+            "moves": moves,
+            "host": process.identity.host,
+            "placement": self._home.placement.to_wire().hex(),
+            "labels": extent.labels,
+            "sizes": extent.sizes,
+            "per_host": self._per_host,
+            "env": inherited,
+            "changes": changes,
+            "devices": self._devices,
+            "torch": self._torch,
+            "seed": checked_seed(self._seed),
+            "afar": afar,
+            "path": [entry or here for entry in sys.path],
+            "argv": sys.argv,
+            "cwd": here,
+            "settings": process.settings.as_dict(),
+            "bind": self._binding,
+            "substitutes": _process.substitutes().tell(),
+            "job": process.job,
+            "python": interpreter_command(python) if self._fresh and (python or not afar) else None,
+            "interpreter": python,
+            "extensions": process.carried(self.name, extent, self._home),
+        }
+        self._extended = bool(told["extensions"])
+        # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
+        # every spawn, with them it is those of one environment.
+        preload = self._preload
+        env_there, late = executable(changed if preload else {} if afar else process.environ)
+        plan = {
+            "path": told["path"],
+            "preload": preload,
+            # What is preloaded from a workspace is imported anew once that has changed.
+            "workspaces": process.synced.told if preload else [],
+            "afar": afar,
+            "env": late,
+            "unset": [key for key, value in changes.items() if value is None] if preload else [],
+            "argv": sys.argv if preload else [""],
+        }
+        return process.runtime.spawn_procs(
+            mesh_id,
+            region,
+            placement,
+            argv=[*([""] if afar else interpreter_command(process.python)), "-c", _NURSERY],
+            env=sorted(env_there.items()),
+            plan=json.dumps(plan).encode(),
+            fresh=self._fresh,
+            config=pack(told, each),
+            within=process.settings.spawn_timeout,
+            title=f"{self.name}\0{','.join(f'{k}={v}' for k, v in extent.items())}",
+        )
+
+    def begin(self, call: Call, target: Target, who: Addressee) -> tuple[Future[None], bool]:
+        """Return what is done once these processes are ready, and whether they run anything for that."""
+        process, name = self.process, self.name
+        ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {name!r}")
+        if self._extended:
+            # An extension that cannot start ends its process; this asks for the reason.
+            sender = process.runtime.sender(target, 0, Control.STARTED, "extension")
+            ready = Future(
+                process,
+                sender.call(None),
+                lambda call: all_well(call, who),
+                lambda: f"the start of the extensions of {name!r}",
+            )
+        if self._bootstrap is not None:
+            sender = process.runtime.sender(target, 0, Control.BOOTSTRAP, "extension")
+            ready = Future(
+                process,
+                sender.call(self._bootstrap),
+                lambda call: all_well(call, who),
+                lambda: f"the bootstrap of {name!r}",
+            )
+        return ready, self._extended or self._bootstrap is not None
 
 
 def _working_directory() -> str:
@@ -259,10 +374,6 @@ def _all_up(call: Call, who: Addressee) -> None:
                 error = said
             # Whoever is told of this has heard of all that died then (SUP-1).
             assert isinstance(error, MeshError)  # a loss is one of those
-            error._deaths = tuple(
-                (who.mesh._procs_id, who.view.rank_at(place), 0)
-                for place, other in enumerate(outcomes)
-                if isinstance(other, Lost)
-            )
+            error._deaths = tuple((*other.process, 0) for other in outcomes if isinstance(other, Lost))
         if error is not None:
             raise error

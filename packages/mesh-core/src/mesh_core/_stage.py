@@ -25,7 +25,7 @@ from mesh_core._context import Instance, parse_shape
 from mesh_core._control import Control
 from mesh_core._debug._hook import Breakpoints
 from mesh_core._dumps import stacks
-from mesh_core._errors import BOOTSTRAP_FAILED
+from mesh_core._errors import BOOTSTRAP_FAILED, MeshError
 from mesh_core._failure import raised_in_words
 from mesh_core._hosted import Hosted, unreadable
 from mesh_core._loop import ActorSelector
@@ -223,12 +223,18 @@ class Stage:
             key, failure = message.load()
             estate = self.process.estates.of(message.actor)
             owned = estate.actors(key[2])
+            if owned is not None:
+                owned.fails(key)
             if owned is not None or not estate.leaves_alone(key[2]):
                 self.on_failure(message.actor, owned, named(failure, owned))
 
     # Spawning.
 
     def _spawn(self, message: Message) -> None:
+        before = self.actors.get(message.actor)
+        if before is not None:
+            self.keep(self.loop.create_task(self._spawn_again(message, before)))
+            return
         instance = self._instance(message, parse_shape(message.shape))
         inbox = self.process.runtime.inbox(message.actor)
         if inbox is None:
@@ -247,6 +253,28 @@ class Stage:
         )
         self._show_title()
         hosted.start()
+
+    async def _spawn_again(self, message: Message, before: Hosted) -> None:
+        """Make an actor again that has failed here, once all is over that follows from the failure."""
+        if before.broken is None and not before.ending:
+            error = MeshError(f"{before.describe()} lives, and is not made again; stop it first")
+            self.reply_error(message, error, before.instance.name)
+            return
+        if before.downfall is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(asyncio.wrap_future(before.downfall), self.stop_limit)
+        if before.gone is None:
+            before.gone = self.loop.create_future()
+        before.inbox.finish()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(before.gone), self.stop_limit)
+        if self.actors.get(message.actor) is before:
+            error = MeshError(
+                f"{before.describe()} has failed, and does not come to an end; it is not made again"
+            )
+            self.reply_error(message, error, before.instance.name)
+            return
+        self._spawn(message)
 
     def _host_broken(self, message: Message, error: BaseException) -> None:
         """Have an actor that could not be made: it answers its spawn, and every call, with ``error``."""
@@ -390,7 +418,8 @@ class Stage:
         if actor.made and actor.downfall is None:
             # What has failed was told of when it had been torn down.
             self.process.actor_ended(actor)
-        if self.actors.pop(actor.instance.actor_id, None) is not None:
+        if self.actors.get(actor.instance.actor_id) is actor:
+            del self.actors[actor.instance.actor_id]
             self._show_title()
         if actor.gone is not None and not actor.gone.done():
             actor.gone.set_result(None)

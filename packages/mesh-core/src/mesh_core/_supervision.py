@@ -141,6 +141,8 @@ class Faults:
             owner = message.actor
             estate = self._process.estates.of(owner)
             owned = estate.actors(key[2])
+            if owned is not None:
+                owned.fails(key)
             if owned is not None or not estate.leaves_alone(key[2]):
                 self._at_controller(owner, owned, named(failure, owned), told=False)
         elif message.kind == "tell":
@@ -272,9 +274,9 @@ class Faults:
         ):
             return []
         return [
-            (owner, holding, failure_of(holding, rank, lost), calls > 0)
+            (owner, holding, failure_of(holding, at, lost), calls > 0)
             for owner, estate in self._process.estates.all()
-            for holding in estate.struck(procs_id, rank)
+            for holding, at in estate.struck(procs_id, rank, lost.process)
         ]
 
     def ended(self, message: Message) -> list[tuple[int, Holding, Event]]:
@@ -284,9 +286,9 @@ class Faults:
             return []
         procs_id, rank = down[:2]
         asked = [
-            (owner, holding)
+            (owner, holding, at)
             for owner, estate in self._process.estates.all()
-            for holding in estate.ended(procs_id, rank)
+            for holding, at in estate.ended(procs_id, rank, down[2].process)
         ]
         if not asked:
             # Ends of the script come here too, and an import then would have a dataclass run `exec` beside Ctrl-C, after
@@ -295,7 +297,8 @@ class Faults:
         from mesh_core.policies import Ended
 
         return [
-            (owner, each, Ended(each.mesh.name, each.mesh._root.point_of(rank).rank)) for owner, each in asked
+            (owner, each, Ended(each.mesh.name, each.mesh._root.point_of(at).rank))
+            for owner, each, at in asked
         ]
 
     def pass_on(self, to: tuple[tuple[int, int, int], int], failure: MeshFailure) -> None:
@@ -363,11 +366,43 @@ class Faults:
                 logging.getLogger("mesh").exception(
                     "cannot stop %r, as its policy wants it", holding.mesh.name
                 )
+        if decision.repairs and not self._process.closed:
+            stage = self._process.stage()
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                stage.loop.call_soon_threadsafe(
+                    lambda: stage.keep(stage.loop.create_task(self._repair(owner, holding, decision)))
+                )
         if decision.timers and not self._process.closed:
             stage = self._process.stage()
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 for each in decision.timers:
                     stage.loop.call_soon_threadsafe(self._start_timer, stage, owner, holding, each)
+
+    async def _repair(self, owner: int, holding: Holding, decision: Decision) -> None:
+        """Make again what a policy wants; what that does not mend goes to the owner."""
+        from mesh_core._repair import carry_out
+
+        run, stage = holding.policy, self._process.stage()
+        assert run is not None
+        try:
+            for action in decision.repairs:
+                await carry_out(holding.mesh, action)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
+            if run.closed:
+                return  # its mesh is being stopped
+            reason = (
+                f"{type(decision.repairs[0]).__name__} did not succeed: {str(error).partition(chr(10))[0]}"
+            )
+            owning = stage.actors.get(owner)
+            for failure in decision.repaired:
+                told = run.passed_on(failure, reason)
+                if owning is not None:
+                    await self._ask_owner(owning, told)
+                elif owner == 0:
+                    self.pass_on(_SCRIPT, told)
+        else:
+            for failure in decision.repaired:
+                self._process.journal.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
 
     def _start_timer(self, stage: Stage, owner: int, holding: Holding, later: Later) -> None:
         """Have an event come to a policy; on the event loop."""
@@ -424,7 +459,6 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
         host=mesh._home.name_of(rank),
         point=point,
         rank=point.rank,
-        key=(holding.procs_id, rank, 0),
     )
 
 

@@ -138,6 +138,13 @@ def _listen_on_loop(given: Any) -> Callable[[Callable[[Any], object]], object]:
 # Waiting for several.
 
 
+def all_done(process: Process, members: Sequence[Future[Any]], what: str) -> Future[None]:
+    """What is done when all are, and fails with the first that does."""
+    gathered: Any = _AllDone(process, members, each=False)
+    gathered._what = lambda: what
+    return gathered  # type: ignore[no-any-return]
+
+
 class _Watch:
     """Futures that somebody waits for together, and the order in which they are done."""
 
@@ -340,6 +347,17 @@ class _Gathered(Future[list[Any]]):
         more = f" and {len(pending) - 1} more" if len(pending) > 1 else ""
         said, fields = self._members[pending[0]]._late()
         return f" (waiting for {self._members[pending[0]]._what()}{more}{said})", fields
+
+
+class _AllDone(_Gathered):
+    """What :func:`all_done` returns."""
+
+    __slots__ = ()
+
+    def _settle(self) -> None:
+        super()._settle()
+        if self._state == _DONE:
+            self._value = None
 
 
 def _unused(_call: Completion) -> Any:

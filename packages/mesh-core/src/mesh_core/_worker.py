@@ -12,7 +12,7 @@ from mesh_core import _process, _streams
 from mesh_core._home import Home
 from mesh_core._import_hooks import Afterwards
 from mesh_core._multiprocessing import teach
-from mesh_core._native import Extent, Placement, Region
+from mesh_core._native import Extent, Placement, Region, learn_moves
 from mesh_core._seeds import Seeds, seed_process
 from mesh_core._settings import configure
 from mesh_core._title import Title
@@ -30,7 +30,9 @@ def run(
     forked: bool,
 ) -> int:
     """Be the worker that ``config`` describes until told to stop; returns the exit status."""
-    mesh, rank, host = addr
+    rank, host = addr[1:]
+    if config["ranks"]:
+        rank = config["ranks"][rank]
     _streams.install()
     # Before any module of the user's is imported.
     if forked:
@@ -47,7 +49,7 @@ def run(
     seed_process(seeds, imports)
     region = Region.whole(Extent(config["labels"], config["sizes"]))
     identity = _process.Identity(
-        mesh_id=mesh,
+        mesh_id=config["mesh_id"],
         mesh_name=config["mesh_name"],
         region=region,
         rank=rank,
@@ -59,8 +61,11 @@ def run(
     # Before its spawn is told that it is up.
     Title(identity).show({})
     process = _process.become_worker(
-        identity, configure(**config["settings"]), link=link, board=board, seat=seat
+        identity, configure(**config["settings"]), addr=addr, link=link, board=board, seat=seat
     )
+    if config["moves"]:
+        version, runs = config["moves"]
+        learn_moves(process.runtime, config["mesh_id"], version, [tuple(run) for run in runs])
     if config["substitutes"]:
         _process.substitutes().hear(config["substitutes"])
     process.job = tuple(config["job"])

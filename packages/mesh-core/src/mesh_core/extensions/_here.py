@@ -27,7 +27,7 @@ class Proc:
     job: tuple[int, str]
     """The process id of the script that drives the job, on its own host, and what that script is."""
     address: tuple[int, int, int]
-    """The id of its mesh (0 for the controller), its rank there, and the number of its host: what messages are sent by."""
+    """What messages are sent to it by, which no other process of the job has; ``(0, 0, 0)`` for the controller."""
     hosts: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where hosts can be reached over the network, by name: those that were attached, and only where the script asks."""
 
@@ -62,6 +62,6 @@ def current_proc() -> Proc:
         host=me.host,
         pid=process.pid,
         job=process.job,
-        address=(me.mesh_id, me.rank, me.host_no),
+        address=process.runtime.me,
         hosts={name: address for _, name, address, *_ in roll(process.runtime)} if me.mesh_id == 0 else {},
     )

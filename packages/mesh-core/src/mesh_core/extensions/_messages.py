@@ -55,7 +55,7 @@ def install_on(extension: Extension, to: ProcMesh | ActorMesh[Any]) -> Future[Va
     process = _process.current()
     _, who = _address(extension, to)
     hosts = tuple(dict.fromkeys(to._home.name_of(rank) for rank in to._view))
-    is_local = to._home.placement.only == process.identity.host_no
+    is_local = to._home.only == process.identity.host_no
     carried = pack(extension, Spawning(to.name, to.extent, hosts, is_local))
     if carried is None:
         raise MeshError(

@@ -34,19 +34,21 @@ class Watch:
     def _ended(self, procs_id: int, rank: int, lost: Lost) -> None:
         """Tell of the end of a process, if that is watched and was not told of before."""
         mesh = self._mesh
-        if procs_id != mesh._procs_id:
+        within = mesh._home.rank_of(mesh._procs_id, procs_id, rank)
+        if within is None:
             return
+        rank = within
         with self._lock:
             if rank not in self._left:
                 return
             self._left.remove(rank)
-        point, address = mesh._root.point_of(rank), mesh._home.addr(procs_id, rank)
+        point, address = mesh._root.point_of(rank), mesh._home.addr(mesh._procs_id, rank)
         failure = None
         if not lost.orderly:
             from mesh_core._failure import of_loss
 
-            host, key = mesh._home.name_of(rank), (procs_id, rank, 0)
-            failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, rank=rank, key=key)
+            host = mesh._home.name_of(rank)
+            failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, rank=rank)
         self._callback(ProcEnd(address=address, point=point, mesh=mesh, failure=failure))
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._native import Message, Placement, Target
+from mesh_core._native import Message, Placement, Target, seat
 
 if TYPE_CHECKING:
     from mesh_core._native import Call
@@ -89,9 +89,9 @@ def point_of(rank: int, sizes: dict[str, int]) -> dict[str, int]:
     return dict(reversed(point.items()))
 
 
-def proc_name(addr: Addr, names: dict[int, str]) -> str:
-    """A process for people."""
-    mesh, rank, _ = addr
+def proc_name(process: Process, addr: Addr, names: dict[int, str]) -> str:
+    """A process for people: the rank that its mesh knows it by."""
+    mesh, rank = addr[0], seat(process.runtime, *addr)[1]
     if addr == ROOT:
         return "controller"
     if mesh == 0:

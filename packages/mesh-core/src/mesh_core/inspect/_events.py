@@ -131,7 +131,7 @@ class Names:
             self._ask(addr[2])
             # Asked once: a mesh that has ended since is not named any more.
             self._known.setdefault(addr[0], f"mesh {addr[0]:x}")
-        return proc_name(addr, self._known)
+        return proc_name(self._process, addr, self._known)
 
     def host(self, number: int) -> str:
         """A host for people."""

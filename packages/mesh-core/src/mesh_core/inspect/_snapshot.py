@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
 from mesh_core._errors import MeshError
+from mesh_core._native import seat
 from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, point_of, proc_name, split_title
 from mesh_core.inspect._events import Event, Names, read_event
 from mesh_core.inspect._hosts import look
@@ -99,6 +100,8 @@ class ProcState:
     shm_bytes: int
     """Bytes of shared memory that it owns."""
     actors: tuple[ActorState, ...]
+    incarnation: int = 0
+    """How often the process of this rank was made again."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ class _Taker:
         self.titles = tree.titles
         self.names = {mesh: name for mesh, (name, _) in self.titles.items()}
         self.procs: list[Any] = sorted(
-            tree.procs, key=lambda proc: (self.names.get(proc[0][0], ""), *proc[0])
+            tree.procs, key=lambda proc: (self.names.get(proc[0][0], ""), *seat(process.runtime, *proc[0]))
         )
         self.pss = pss
 
@@ -261,7 +264,8 @@ class _Taker:
         answer = answers.get(addr, {})
         pid = answer.get("pid", pid)
         mesh, sizes = self.titles.get(addr[0], ("controller" if addr == ROOT else "?", {}))
-        name = proc_name(addr, self.names)
+        name = proc_name(self.process, addr, self.names)
+        _, rank, life = seat(self.process.runtime, *addr)
         if addr[2] == self.here:
             used = _Used(pid, self.pss)
         else:
@@ -270,11 +274,12 @@ class _Taker:
         return ProcState(
             name=name,
             mesh=mesh,
-            rank=addr[1],
-            point=point_of(addr[1], sizes),
+            rank=rank,
+            point=point_of(rank, sizes),
+            incarnation=life,
             host=self.tree.host_name(addr[2]),
             pid=pid,
-            owner="" if owner is None else proc_name(owner, self.names),
+            owner="" if owner is None else proc_name(self.process, owner, self.names),
             state=stage,
             cpu=used.cpu,
             rss=used.rss,
@@ -289,7 +294,7 @@ class _Taker:
     def _actor(self, told: dict[str, Any], proc: str) -> ActorState:
         name, sizes = split_title(told["title"])
         running = tuple(
-            Running(endpoint, seconds, proc_name((caller[0], caller[1], caller[2]), self.names))
+            Running(endpoint, seconds, proc_name(self.process, (caller[0], caller[1], caller[2]), self.names))
             for endpoint, seconds, caller in told["running"]
         )
         return ActorState(
@@ -298,7 +303,7 @@ class _Taker:
             rank=told["rank"],
             point=point_of(told["rank"], sizes),
             proc=proc,
-            owner=proc_name((told["owner"][0], told["owner"][1], told["owner"][2]), self.names),
+            owner=proc_name(self.process, (told["owner"][0], told["owner"][1], told["owner"][2]), self.names),
             state="busy" if running else "idle" if told["up"] else "starting",
             age=told["age"],
             queue=told["queue"],

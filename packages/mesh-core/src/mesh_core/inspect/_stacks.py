@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._dumps import Stack
 from mesh_core._dumps import stacks as own_stacks
-from mesh_core._native import Message
+from mesh_core._native import Message, locate
 from mesh_core._show import counted
 from mesh_core._values import ValueMesh
 from mesh_core.inspect._ask import Addr, ask, is_stopped, proc_name
@@ -141,7 +141,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     process: Process = mesh._process
     view, procs_id = mesh._view, mesh._procs_id
     mesh_name = _mesh_name(process, mesh)
-    addrs: list[Addr] = [mesh._home.addr(procs_id, rank) for rank in view]
+    addrs: list[Addr] = [locate(process.runtime, *mesh._home.addr(procs_id, rank)) for rank in view]
     here: Addr = process.runtime.me
     pids = {addr: process.runtime.pid_of(*addr) for addr in addrs}
     frozen = {addr for addr, pid in pids.items() if is_stopped(pid)}
@@ -161,7 +161,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     dumps = ask(process, "dump", able, deadline)
     found = []
     for addr in addrs:
-        name = proc_name(addr, {procs_id: mesh_name})
+        name = proc_name(process, addr, {addr[0]: mesh_name})
         if addr == here:
             found.append(_made(name, {"loop": 0, "actors": (), "pid": process.pid}, own_stacks()))
         elif addr in told:

@@ -36,6 +36,8 @@ from mesh_core.policies._contract import (
     Ignore,
     Later,
     Policy,
+    Respawn,
+    Restart,
     Stop,
     checked_actions,
 )
@@ -50,6 +52,8 @@ __all__ = [
     "Ignore",
     "Later",
     "Policy",
+    "Respawn",
+    "Restart",
     "Stop",
     "checked_actions",
 ]

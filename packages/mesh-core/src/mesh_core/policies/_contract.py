@@ -87,6 +87,35 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """Actors are made again in their places, with the arguments that they had; for a mesh of actors.
+
+    Where their processes have died, these are made again first, if the mesh's owner has spawned them as well. Actors that
+    live are stopped first. The failure is handled; if that does not succeed it is passed on after all.
+
+    >>> Restart(), Restart(ranks=(0, 1, 2))
+    (Restart(ranks=None), Restart(ranks=(0, 1, 2)))
+    """
+
+    ranks: tuple[int, ...] | None = None
+    """Which; without them, all that have failed by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Respawn:
+    """Processes are made again in their places, and the actors on them are not; for a mesh of processes.
+
+    Processes that live are stopped first. The failure is handled; if that does not succeed it is passed on after all.
+
+    >>> Respawn()
+    Respawn(ranks=None)
+    """
+
+    ranks: tuple[int, ...] | None = None
+    """Which; without them, all that have failed by now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Later:
     """``event`` comes to the policy ``seconds`` from now; until then the failure is neither handled nor passed on.
 
@@ -106,7 +135,7 @@ class Later:
             raise TypeError(f"event of Later must be a Due or a Failed, got {self.event!r}")
 
 
-Action: TypeAlias = Ignore | Escalate | Stop | Later
+Action: TypeAlias = Ignore | Escalate | Stop | Restart | Respawn | Later
 
 
 @runtime_checkable
@@ -123,11 +152,12 @@ class Policy(Protocol):
         ``now`` counts seconds from an arbitrary moment and never goes back. For a :class:`Failed`:
 
         - :class:`Ignore` or :class:`Stop`: the failure is handled;
+        - :class:`Restart` or :class:`Respawn`: it is handled once that has succeeded;
         - :class:`Escalate`: it is passed on, also together with :class:`Stop`;
         - :class:`Later` alone: it is put off;
         - no actions: it is passed on.
 
-        For a :class:`Due` or an :class:`Ended`, ``Ignore`` and ``Escalate`` are about all failures that are put off.
+        For a :class:`Due` or an :class:`Ended`, all but ``Later`` are about all failures that are put off.
 
         An exception counts as ``Escalate`` and is logged; the state stays as it was.
         """
@@ -143,9 +173,15 @@ def checked_actions(actions: object) -> tuple[Action, ...]:
     if not isinstance(actions, Sequence) or isinstance(actions, str):
         raise TypeError(f"a policy must return a sequence of actions, got {actions!r}")
     for each in actions:
-        if not isinstance(each, (Ignore, Escalate, Stop, Later)):
-            raise TypeError(f"an action must be Ignore, Escalate, Stop or Later, got {each!r}")
+        if not isinstance(each, (Ignore, Escalate, Stop, Restart, Respawn, Later)):
+            raise TypeError(
+                f"an action must be Ignore, Escalate, Stop, Restart, Respawn or Later, got {each!r}"
+            )
     kinds = {type(each) for each in actions}
     if Escalate in kinds and Ignore in kinds:
         raise ValueError(f"a policy must return Ignore or Escalate, got both: {list(actions)!r}")
+    if kinds & {Restart, Respawn} and kinds & {Escalate, Stop}:
+        raise ValueError(
+            f"a policy must return Restart and Respawn without Escalate and Stop, got both: {list(actions)!r}"
+        )
     return tuple(actions)

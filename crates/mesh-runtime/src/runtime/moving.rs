@@ -1,0 +1,199 @@
+//! Where the ranks of repaired meshes are, for whoever sends to them, and the ends that this process has heard of.
+
+use super::{Runtime, lock, read, write};
+use crate::calls::Call;
+use crate::error::RuntimeError;
+use crate::link::Link;
+use mesh_proto::control::News;
+use mesh_proto::{Frame, MeshId, Moved, Moves, Placement, ProcAddr, Seat, Target};
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+/// So many ends are kept in mind; of older ones a call tells.
+const ENDS_KEPT: usize = 1 << 16;
+
+/// What a process knows of repaired meshes.
+#[derive(Debug, Default)]
+pub(crate) struct Moving {
+    moves: RwLock<Moves>,
+    /// Counts news; 0 as long as no mesh was repaired, which is all that a send looks at then.
+    news: AtomicU64,
+    ended: Mutex<Ends>,
+}
+
+#[derive(Debug, Default)]
+struct Ends {
+    known: HashSet<ProcAddr>,
+    in_order: VecDeque<ProcAddr>,
+}
+
+impl Runtime {
+    /// How much news of repaired meshes there was: as long as that is the same, all are where they were.
+    #[inline]
+    pub fn news(&self) -> u64 {
+        self.moving.news.load(Ordering::Acquire)
+    }
+
+    /// Where those are that a message is for.
+    pub fn resolve(&self, target: &Arc<Target>) -> Arc<Target> {
+        if self.news() == 0 {
+            return Arc::clone(target);
+        }
+        let moved = read(&self.moving.moves).resolve(target);
+        let Some(moved) = moved else { return Arc::clone(target) };
+        self.note_target(&moved);
+        Arc::new(moved)
+    }
+
+    /// Something is sent to these: if a host dies, so do those of them that are there.
+    pub fn note_target(&self, target: &Target) {
+        for piece in target.pieces().iter() {
+            match &piece.target {
+                Target::One(addr) => self.note_afar(addr.mesh, &Placement::On(addr.host), addr.rank as usize + 1),
+                Target::Many(mesh, region, placement) => {
+                    self.note_afar(*mesh, placement, region.as_slice().bounds().end);
+                }
+                Target::Joined(_) => {}
+            }
+        }
+    }
+
+    /// The proc that a rank has now.
+    pub fn locate(&self, addr: ProcAddr) -> ProcAddr {
+        if self.news() == 0 {
+            return addr;
+        }
+        read(&self.moving.moves).addr(addr.mesh, addr.rank).unwrap_or(addr)
+    }
+
+    /// Whose rank a proc has, or had.
+    pub fn seat(&self, addr: ProcAddr) -> Seat {
+        if self.news() == 0 {
+            return Seat { mesh: addr.mesh, rank: addr.rank, incarnation: 0 };
+        }
+        read(&self.moving.moves).seat(addr)
+    }
+
+    /// Which life of its rank there is now.
+    pub fn incarnation(&self, mesh: MeshId, rank: u32) -> u32 {
+        read(&self.moving.moves).incarnation(mesh, rank)
+    }
+
+    /// What is known of a mesh that was repaired.
+    pub fn moved(&self, mesh: MeshId) -> Option<Moved> {
+        if self.news() == 0 {
+            return None;
+        }
+        read(&self.moving.moves).of(mesh)
+    }
+
+    /// Takes news that came with a reference.
+    pub fn learn(&self, moved: &Moved) {
+        self.take_news(&News { moved: moved.clone(), call: 0 });
+    }
+
+    fn take_news(&self, news: &News) -> bool {
+        let mut moves = write(&self.moving.moves);
+        let fresh = if news.is_end() {
+            moves.forget(news.moved.mesh);
+            true
+        } else {
+            moves.adopt(&news.moved)
+        };
+        if fresh {
+            self.moving.news.fetch_add(1, Ordering::Release);
+            if self.me.is_agent() {
+                // While it is held no proc begins (`begin_with`): each hears of it once.
+                for link in self.links() {
+                    link.send(&self.reactor, &News { call: 0, ..news.clone() }.frame(self.me, link.peer, None));
+                }
+            }
+        }
+        fresh
+    }
+
+    /// Tells procs that are about to begin what all others have been told, then does `open`, by which they are to be found.
+    pub(crate) fn begin_with<T>(&self, fresh: &[Arc<Link>], open: impl FnOnce() -> T) -> T {
+        let moves = read(&self.moving.moves);
+        for moved in moves.all() {
+            let news = News { moved, call: 0 };
+            for link in fresh {
+                link.send(&self.reactor, &news.frame(self.me, link.peer, None));
+            }
+        }
+        open()
+    }
+
+    /// Tells everybody where the ranks of a mesh are that this process has repaired. The call completes when every host
+    /// knows, and with it every proc there, before anything that is sent to it later.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn publish(&self, moved: Moved) -> Result<Arc<Call>, RuntimeError> {
+        self.usable()?;
+        let mut news = News { moved, call: 0 };
+        self.take_news(&news);
+        if self.me != ProcAddr::CONTROLLER {
+            let call = self.open(Target::One(ProcAddr::CONTROLLER), false)?;
+            news.call = call.id;
+            self.dispatch(news.frame(self.me, ProcAddr::CONTROLLER, None), None);
+            return Ok(call);
+        }
+        let agents = self.other_agents();
+        let nobody = || Target::Joined(Arc::new(mesh_proto::Joined::new(Vec::new(), 0)));
+        let call = self.open(agents.clone().unwrap_or_else(nobody), false)?;
+        news.call = call.id;
+        if let Some(agents) = agents {
+            let cast = matches!(agents, Target::Many(..)).then_some(&agents);
+            let to = agents.place(0).filter(|_| cast.is_none()).unwrap_or(ProcAddr::CONTROLLER);
+            self.dispatch(news.frame(self.me, to, cast), None);
+        }
+        Ok(call)
+    }
+
+    /// News of a mesh that somebody has repaired, or that has ended. A proc believes its agent, agents the controller, and that
+    /// whoever owns the mesh.
+    pub(super) fn on_news(&self, frame: &Frame) {
+        let header = frame.header;
+        let controller = self.me == ProcAddr::CONTROLLER;
+        if self.me.is_agent() && !controller && header.src != ProcAddr::CONTROLLER {
+            return;
+        }
+        let Some(news) = News::read(frame) else { return };
+        self.take_news(&news);
+        if controller {
+            let told = News { call: 0, ..news };
+            self.cast_to_agents(|agents| told.frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
+        }
+        if self.me.is_agent() && header.call != 0 {
+            self.reply(&header, 0, b"", &[]);
+        }
+    }
+
+    /// Whether it comes from a proc whose rank another one has by now (MOV-2).
+    #[inline]
+    pub(super) fn is_outdated(&self, src: ProcAddr) -> bool {
+        self.news() != 0 && read(&self.moving.moves).has_left(src)
+    }
+
+    // Ends.
+
+    /// A proc has ended, as this process was told.
+    pub(super) fn note_ended(&self, addr: ProcAddr) {
+        let mut ends = lock(&self.moving.ended);
+        if ends.known.insert(addr) {
+            ends.in_order.push_back(addr);
+            if ends.in_order.len() > ENDS_KEPT {
+                let oldest = ends.in_order.pop_front();
+                oldest.map(|addr| ends.known.remove(&addr));
+            }
+        }
+    }
+
+    /// Whether a proc has ended, as far as this process knows: an agent knows of all on its host, an owner of all that it owns.
+    pub fn is_gone(&self, addr: ProcAddr) -> bool {
+        let route = read(&self.router).route(addr);
+        matches!(route, mesh_proto::Route::Gone(_)) || lock(&self.moving.ended).known.contains(&addr)
+    }
+}

@@ -1,0 +1,446 @@
+"""Meshes that are repaired: dead ranks made again in their places, more of them, fewer.
+
+References name a rank of a mesh, and the runtime knows where that is now (``mesh-proto/src/moves.rs``). Whoever has spawned
+the processes keeps their :class:`~mesh_core._spawning.Recipe`, makes new ones under addresses of their own, and tells
+everybody. Nothing has to be done with references, wherever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mesh_core._errors import MeshError
+from mesh_core._future import Future
+from mesh_core._mesh import describe
+from mesh_core._native import (
+    Extent,
+    Placement,
+    Point,
+    Region,
+    Slice,
+    Target,
+    gone,
+    known_moves,
+    locate,
+    publish_moves,
+    roll,
+)
+from mesh_core._outcomes import Addressee, error_of
+
+if TYPE_CHECKING:
+    from mesh_core._actors import ActorMesh
+    from mesh_core._estate import Making
+    from mesh_core._hosts import HostMesh
+    from mesh_core._native import Call
+    from mesh_core._process import Process
+    from mesh_core._procs import ProcMesh
+    from mesh_core._spawning import Recipe
+    from mesh_core.policies import Respawn, Restart
+
+Ranks = Iterable[int | Point] | int | Point | None
+"""What says which ranks are meant: places of the mesh that is asked."""
+Run = tuple[int, int, int, int, int, int]
+"""A run of ranks: the first, how many, the mesh, rank and host of the first's process, and which life it is."""
+Moves = tuple[int, list[Run]]
+"""How often a mesh was repaired, and where ranks are since."""
+
+
+class _Made(Addressee):
+    """The processes of some ranks of a mesh, one after the other, for errors."""
+
+    __slots__ = ("_ranks",)
+
+    def __init__(self, mesh: ProcMesh, root: Region, ranks: list[int]) -> None:
+        super().__init__(mesh.name, mesh._home, root, root, mesh)
+        self._ranks = ranks
+
+    def host(self, index: int) -> str:
+        process = self.mesh._process
+        rank = self._ranks[index]
+        host = locate(process.runtime, self.mesh._procs_id, rank, self.home.host_of(rank))[2]
+        return str(process.home_name(host))
+
+    def point(self, index: int) -> Point:
+        return self.root.point_of(self._ranks[index])
+
+
+def places_of(mesh: ProcMesh | ActorMesh[Any], ranks: Ranks) -> list[int]:
+    """The places that are meant; what has failed, where none are named."""
+    if ranks is None:
+        return [point.rank for point in mesh.failed()]
+    if isinstance(ranks, int | Point):
+        ranks = [ranks]
+    if not isinstance(ranks, Iterable):
+        raise TypeError(f"ranks must be numbers or points of {mesh!r}, got {ranks!r}")
+    count, places = len(mesh), []
+    for rank in ranks:
+        if isinstance(rank, Point):
+            if rank.extent != mesh.extent:
+                raise ValueError(
+                    f"{rank!r} is no point of {mesh!r}; take points from this mesh, for example from failed()"
+                )
+            place = rank.rank
+        elif isinstance(rank, int) and not isinstance(rank, bool):
+            place = rank
+        else:
+            raise TypeError(f"ranks must be numbers or points of {mesh!r}, got {rank!r}")
+        if not 0 <= place < count:
+            raise IndexError(f"{mesh!r} has the ranks 0 to {count - 1}, and no rank {place}")
+        places.append(place)
+    return sorted(set(places))
+
+
+def lost_places(mesh: ProcMesh | ActorMesh[Any]) -> list[int]:
+    """The places whose processes have ended, as far as this process knows."""
+    return gone(mesh._process.runtime, mesh._home.target(mesh._procs_id, mesh._view))
+
+
+# Processes.
+
+
+def respawn(mesh: ProcMesh, ranks: Ranks, on: HostMesh | None) -> Future[None]:
+    """See :meth:`ProcMesh.respawn`."""
+    recipe = _recipe(mesh, "respawned")
+    with recipe.lock:
+        _check_owner(recipe, mesh)
+        places = places_of(mesh, ranks)
+        runtime = mesh._process.runtime
+        dead = set(lost_places(mesh))
+        for place in places:
+            if place not in dead:
+                raise ValueError(
+                    f"rank {place} of {mesh!r} lives; only ranks whose process has ended are made again. Stop it first, or "
+                    "respawn mesh.failed()"
+                )
+        by_host: dict[int, list[int]] = {}
+        for place in places:
+            rank = mesh._view.rank_at(place)
+            host = locate(runtime, mesh._procs_id, rank, mesh._home.host_of(rank))[2]
+            by_host.setdefault(host, []).append(rank)
+        groups = _moved(by_host, on, mesh._process)
+        root = recipe.root
+        # As large as it is by now, whatever view of it is asked.
+        root = mesh._root if root is None or len(root) < len(mesh._root) else root
+        return _make(mesh, recipe, root, groups)
+
+
+def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcMesh:
+    """See :meth:`ProcMesh.grow`."""
+    from mesh_core._procs import ProcMesh
+
+    recipe = _recipe(mesh, "grown")
+    with recipe.lock:
+        _check_owner(recipe, mesh)
+        label, count = _outermost(mesh, sizes, "grow")
+        extent, size = mesh._root.extent, len(mesh._root)
+        each = size // extent.size(label)
+        bigger = Region.whole(Extent(extent.labels, [extent.sizes[0] + count, *extent.sizes[1:]]))
+        fresh = list(range(size, len(bigger)))
+        hosts = _hosts_of(on) if on is not None else _hosts_that_live(mesh)
+        if not hosts:
+            raise ValueError(f"all hosts of {mesh!r} are dead; say which have the new ranks, with on=")
+        # Slabs of the new dimension stay together on a host, one after the other.
+        groups: dict[int, list[int]] = {}
+        for slab in range(count):
+            host = hosts[slab * len(hosts) // count] if count > len(hosts) else hosts[slab]
+            groups.setdefault(host, []).extend(fresh[slab * each : (slab + 1) * each])
+        grown = ProcMesh(
+            mesh._process,
+            name=mesh._name,
+            home=mesh._home,
+            procs_id=mesh._procs_id,
+            root=bigger,
+            view=bigger,
+            ready=None,
+            recipe=recipe,
+        )
+        grown._ready = _make(grown, recipe, bigger, list(groups.items()))
+        recipe.root = bigger
+        return grown
+
+
+def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
+    """See :meth:`ProcMesh.shrink`."""
+    from mesh_core._procs import ProcMesh
+
+    recipe = _recipe(mesh, "shrunk")
+    with recipe.lock:
+        _check_owner(recipe, mesh)
+        label, count = _outermost(mesh, sizes, "shrink")
+        extent = mesh._root.extent
+        left = extent.size(label) - count
+        if left < 1:
+            raise ValueError(
+                f"{mesh!r} has {extent.size(label)} places in dimension {label!r}, and taking away {count} leaves none; "
+                "stop() ends the whole mesh"
+            )
+        smaller = Region.whole(Extent(extent.labels, [left, *extent.sizes[1:]]))
+        process = mesh._process
+        rest = mesh._root.slice(**{label: slice(left, None)})
+        target = mesh._home.target(mesh._procs_id, rest)
+        shrunk = ProcMesh(
+            process,
+            name=mesh._name,
+            home=mesh._home,
+            procs_id=mesh._procs_id,
+            root=smaller,
+            view=smaller,
+            ready=None,
+            recipe=recipe,
+        )
+        recipe.root = smaller
+        if recipe.holding is not None:
+            recipe.holding.mesh = shrunk
+        call = process.runtime.stop_procs(target, process.settings.stop_timeout)
+        name = mesh._name
+        shrunk._ready = Future(
+            process, call, lambda _: process.flush_console(), lambda: f"the shrinking of {name!r}"
+        )
+        return shrunk
+
+
+def stop_some(mesh: ProcMesh) -> Future[None]:
+    """Stop the processes of a part of a mesh; its owner goes on owning the others, and may respawn these."""
+    process = mesh._process
+    target = mesh._home.target(mesh._procs_id, mesh._view)
+    call = process.runtime.stop_procs(target, process.settings.stop_timeout)
+    return Future(
+        process, call, lambda _: process.flush_console(), lambda: f"the stop of a part of {mesh._name!r}"
+    )
+
+
+def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, list[int]]]) -> Future[None]:
+    """Make processes for ranks of a mesh, on each of these hosts, and tell everybody where they are."""
+    from mesh_core._together import all_done
+
+    process, procs_id = mesh._process, mesh._procs_id
+    runtime = process.runtime
+    version, known = known_moves(runtime, procs_id) or (0, [])
+    lives = {first + n: life for first, count, *_, life in known for n in range(count)}
+    where = {
+        first + n: (procs, rank + n, host)
+        for first, count, procs, rank, host, _ in known
+        for n in range(count)
+    }
+    made: list[tuple[int, int, list[int]]] = []
+    left: list[tuple[int, int, int]] = []
+    for host, ranks in groups:
+        mesh_id = runtime.new_id()
+        made.append((mesh_id, host, ranks))
+        for place, rank in enumerate(ranks):
+            if rank in where or rank < recipe.size:
+                left.append(where.get(rank, mesh._home.addr(procs_id, rank)))
+                lives[rank] = lives.get(rank, 0) + 1
+            else:
+                lives[rank] = 0
+            where[rank] = (mesh_id, place, host)
+    runs = _runs(where, lives)
+    holding = recipe.holding
+    if holding is not None:
+        if len(mesh._root) > len(holding.mesh._root):
+            holding.mesh = mesh
+        holding.regain(rank for _, ranks in groups for rank in ranks)
+        process.estates.of(recipe.owner_id).add(holding)
+    waits: list[Future[Any]] = []
+    for mesh_id, host, ranks in made:
+        region = Region.whole(Extent(["ranks"], [len(ranks)]))
+        placement = Placement.on(host)
+        call = recipe.order(mesh_id, region, placement, root.extent, ranks=ranks, moves=(version + 1, runs))
+        who = _Made(mesh, root, ranks)
+        ready, _ = recipe.begin(call, Target.many(mesh_id, region, placement), who)
+        waits.append(ready)
+    told = publish_moves(runtime, procs_id, version + 1, runs, left)
+    waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))
+    recipe.repair = all_done(process, waits, f"the repair of {mesh._name!r}")
+    return recipe.repair
+
+
+def _heard(call: Call) -> None:
+    # A host that is dead need not know.
+    call.outcomes()
+
+
+def _runs(where: Mapping[int, tuple[int, int, int]], lives: Mapping[int, int]) -> list[Run]:
+    """Runs of ranks that are one after the other in one mesh of processes."""
+    runs: list[Run] = []
+    for rank in sorted(where):
+        procs, at, host = where[rank]
+        life = lives[rank]
+        if runs:
+            first, count, before, begin, there, life_before = runs[-1]
+            if (first + count, before, begin + count, there, life_before) == (rank, procs, at, host, life):
+                runs[-1] = (first, count + 1, before, begin, there, life)
+                continue
+        runs.append((rank, 1, procs, at, host, life))
+    return runs
+
+
+def _recipe(mesh: ProcMesh, done: str) -> Recipe:
+    if mesh._recipe is None:
+        raise MeshError(
+            f"{mesh!r} cannot be {done} here: only the process that has spawned it can do that, and this is a reference, "
+            "or a mesh that was put together of others"
+        )
+    return mesh._recipe
+
+
+def _check_owner(recipe: Recipe, mesh: ProcMesh) -> None:
+    process = recipe.process
+    if process.closed or recipe.stopped:
+        raise MeshError(f"{mesh._name!r} has been stopped; spawn a new mesh")
+    process.check_owner(recipe.owner_id)
+
+
+def _outermost(mesh: ProcMesh, sizes: Mapping[str, int], verb: str) -> tuple[str, int]:
+    """The dimension that changes, and by how many places."""
+    extent = mesh._root.extent
+    if len(mesh._view) != len(mesh._root):
+        raise ValueError(f"only a whole mesh can {verb}, and this is a part of it ({describe(mesh._view)})")
+    if not extent.labels:
+        raise ValueError(f"{mesh!r} has no dimension in which it could {verb}; spawn it with one")
+    label = extent.labels[0]
+    if set(sizes) != {label}:
+        given = ", ".join(f"{key}={value!r}" for key, value in sizes.items()) or "nothing"
+        raise ValueError(
+            f"{verb}() takes how many places of the first dimension, {label!r}, got {given}; ranks keep their numbers, and "
+            f"so only the first can change. Write {verb}({label}=1)"
+        )
+    count = sizes[label]
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{label} is a whole number of at least 1, not {count!r}")
+    return label, count
+
+
+def _hosts_of(on: HostMesh) -> list[int]:
+    from mesh_core._hosts import HostMesh
+
+    if not isinstance(on, HostMesh):
+        raise TypeError(f"on= is a HostMesh, such as hosts.slice(hosts=2), not {on!r}")
+    return list(on._view)
+
+
+def _hosts_that_live(mesh: ProcMesh) -> list[int]:
+    dead = _dead_hosts(mesh._process)
+    hosts = dict.fromkeys(
+        locate(mesh._process.runtime, mesh._procs_id, rank, mesh._home.host_of(rank))[2]
+        for rank in mesh._root
+    )
+    return [host for host in hosts if host not in dead]
+
+
+def _dead_hosts(process: Process) -> dict[int, str]:
+    return {
+        host: why for host, _, _, _, state, why, *_ in roll(process.runtime) if state in ("dead", "stopped")
+    }
+
+
+def _moved(
+    by_host: Mapping[int, list[int]], on: HostMesh | None, process: Process
+) -> list[tuple[int, list[int]]]:
+    """On which hosts ranks are to be that were on these: together, if they were."""
+    if on is None:
+        dead = _dead_hosts(process)
+        for host in by_host:
+            if host in dead:
+                _refuse_host(process, host, by_host[host])
+        return list(by_host.items())
+    hosts = _hosts_of(on)
+    groups: dict[int, list[int]] = {}
+    for number, ranks in enumerate(by_host.values()):
+        groups.setdefault(hosts[number % len(hosts)], []).extend(ranks)
+    return [(host, sorted(ranks)) for host, ranks in groups.items()]
+
+
+def _refuse_host(process: Process, host: int, ranks: list[int]) -> NoReturn:
+    raise ValueError(
+        f"rank {ranks[0]} was on host {process.home_name(host)}, which is dead or stopped; say which host is to have it, "
+        "with on=, for example respawn(on=spare)"
+    )
+
+
+# Actors.
+
+
+def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
+    """See :meth:`ActorMesh.respawn`."""
+    making: Making | None = mesh._making
+    process = mesh._process
+    if making is None:
+        raise MeshError(
+            f"{mesh!r} cannot be respawned here: only the process that has spawned the actors can do that, and this is a "
+            "reference, or a mesh that was put together of others"
+        )
+    if process.closed or making.stopped:
+        raise MeshError(f"{mesh._name!r} has been stopped; spawn the actors anew")
+    process.check_owner(making.owner_id)
+    places = places_of(mesh, ranks)
+    dead = set(lost_places(mesh))
+    if missing := [place for place in places if place in dead]:
+        raise MeshError(
+            f"the process of rank {missing[0]} of {mesh!r} has ended; respawn the mesh of processes first, then the actors "
+            "on it"
+        )
+    # Each keeps the place in the whole that it had, by which it knows its rank.
+    root = mesh._root
+    there = [mesh._view.rank_at(place) for place in places]
+    indexes = sorted(root.position(rank) or 0 for rank in there)
+    home, procs_id = mesh._home, mesh._procs_id
+    pieces = [(index, home.target(procs_id, _single(root.rank_at(index))), None) for index in indexes]
+    target = Target.joined(pieces, root)
+    holding = making.holding
+    if holding is not None:
+        holding.regain(there)
+        process.estates.of(making.owner_id).add(holding)
+    call = process.runtime.sender(target, mesh._actor_id, mesh._name, "spawn").call(making.spawned)
+    who = Addressee(mesh._name, home, root, root, mesh)
+
+    def finish(call: Call) -> None:
+        for index, outcome in enumerate(call.outcomes()):
+            if outcome is not None and (error := error_of(outcome, index, who)) is not None:
+                raise error
+
+    return Future(process, call, finish, lambda: f"the respawn of {mesh._name!r}")
+
+
+async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) -> None:
+    """Make again what a policy wants of its mesh."""
+    from mesh_core._actors import ActorMesh
+    from mesh_core.policies import Restart
+
+    is_actors = isinstance(mesh, ActorMesh)
+    if is_actors != isinstance(action, Restart):
+        what = (
+            "actors, and this policy is that of processes"
+            if not is_actors
+            else "processes, and this policy is that of actors"
+        )
+        raise MeshError(f"{action!r} is for {what}; use {'Restart' if is_actors else 'Respawn'}")
+    places = places_of(mesh, action.ranks)
+    if not places:
+        return
+    lost = {point.rank for point in mesh.failed()}
+    for living in [place for place in places if place not in lost]:
+        await mesh._with_region(_single(mesh._view.rank_at(living))).stop()
+    if isinstance(mesh, ActorMesh):
+        await _respawn_below(mesh, places)
+        await respawn_actors(mesh, places)
+    else:
+        await respawn(mesh, places, None)
+
+
+async def _respawn_below(mesh: ActorMesh[Any], places: list[int]) -> None:
+    """Make the processes again that these actors need, where they have ended."""
+    making = mesh._making
+    dead = set(lost_places(mesh)).intersection(places)
+    if not dead:
+        return
+    procs = None if making is None else making.procs
+    if procs is None:
+        raise MeshError(f"the processes below {mesh!r} have ended, and were not spawned by its owner")
+    ranks = sorted(mesh._view.rank_at(place) for place in dead)
+    await respawn(procs._with_region(procs._root), ranks, None)
+
+
+def _single(rank: int) -> Region:
+    return Region([], Slice(rank, [], []))

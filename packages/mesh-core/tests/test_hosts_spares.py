@@ -1,0 +1,59 @@
+"""What a dead host had, made again on a spare one."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from core_processes import Watch, family
+from core_repair import WITHIN, Asker, Counter, Losses, ranks
+
+from mesh_core import ProcMesh, SupervisionError
+from mesh_core.testing import LocalCluster
+
+pytestmark = pytest.mark.slow
+
+
+def spawn(procs: ProcMesh) -> Any:
+    return procs.spawn("counters", Counter, supervise=lambda failure: True)
+
+
+def where(mesh: Any) -> list[int]:
+    return [rank for rank, *_ in mesh.who.call().get(timeout=WITHIN).values()]
+
+
+def test_what_a_dead_host_had_is_made_again_on_a_spare_one() -> None:
+    losses = Losses()
+    with LocalCluster(hosts=3) as cluster:
+        hosts = cluster.attach()
+        hosts.initialized.get(timeout=WITHIN)
+        used, spare = hosts.slice(hosts=slice(0, 2)), hosts.slice(hosts=2)
+        procs = used.spawn_procs({"gpus": 2}, name="workers", supervise=losses)
+        counters = spawn(procs)
+        before = counters.slice(hosts=0)
+        asker = procs.slice(hosts=0, gpus=0).spawn("asker", Asker, counters)
+        assert [rank for rank, *_ in asker.who.call_one().get(timeout=WITHIN)] == [0, 1, 2, 3]
+        dying = Watch(family(cluster.pids[1]))
+        cluster.kill(1, signal.SIGKILL)
+        assert dying.wait() == []
+        assert {losses.next().rank, losses.next().rank} == {2, 3}
+        assert ranks(procs.failed()) == [2, 3]
+        with pytest.raises(SupervisionError):
+            counters.hear.call(1).get(timeout=WITHIN)
+        with pytest.raises(
+            ValueError, match=r"rank 2 was on host .*, which is dead or stopped; say which host is to have it"
+        ):
+            procs.respawn()
+        procs.respawn(on=spare).get(timeout=WITHIN)
+        counters.respawn().get(timeout=WITHIN)
+        assert where(counters) == [0, 1, 2, 3]
+        assert where(before) == [0, 1]
+        assert [rank for rank, *_ in asker.who.call_one().get(timeout=WITHIN)] == [0, 1, 2, 3]
+        assert set(procs.pids[2:]) <= family(cluster.pids[2]).keys()
+        # The new ones are told of like any other, and by the rank that they have.
+        failure = losses.slay(procs, 3)
+        assert (failure.rank, failure.point and dict(failure.point)) == (3, {"hosts": 1, "gpus": 1})
+        procs.stop().get(timeout=WITHIN)
+        assert not family(cluster.pids[2]).keys() & set(procs.pids)
+        hosts.stop().get(timeout=WITHIN)

@@ -1,0 +1,487 @@
+"""Meshes that are repaired: the same mesh, the same ranks, the same references, other processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from core_processes import family, nurseries
+from core_repair import WITHIN, Asker, Counter, Keeper, Losses, await_loss, ranks
+
+from mesh_core import (
+    DeviceMeshError,
+    MeshError,
+    Point,
+    ProcMesh,
+    SupervisionError,
+    Undeliverable,
+    gather,
+    inspect,
+    this_host,
+)
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.fixture
+def losses() -> Losses:
+    return Losses()
+
+
+@pytest.fixture
+def procs(losses: Losses) -> Iterator[ProcMesh]:
+    with this_host().spawn_procs({"gpus": 4}, name="workers", supervise=losses) as procs:
+        yield procs
+
+
+def spawn(procs: ProcMesh, start: int = 0) -> Any:
+    return procs.spawn("counters", Counter, start, supervise=lambda failure: True)
+
+
+def who(mesh: Any) -> list[tuple[int, int, int, int]]:
+    told: list[tuple[int, int, int, int]] = mesh.who.call().get(timeout=WITHIN).values()
+    return told
+
+
+# Processes.
+
+
+def test_references_and_slices_that_were_taken_before_mean_the_new_process(
+    procs: ProcMesh, losses: Losses
+) -> None:
+    counters = spawn(procs, 5)
+    part, one = counters.slice(gpus=slice(1, 3)), counters.slice(gpus=1)
+    before = [pid for *_, pid in who(counters)]
+    with this_host().spawn_procs() as others:
+        asker = others.spawn("asker", Asker, counters)
+        assert [pid for *_, pid in asker.who.call_one().get(timeout=WITHIN)] == before
+        losses.slay(procs, 1)
+        assert (ranks(procs.failed()), ranks(procs.alive())) == ([1], [0, 2, 3])
+        procs.respawn().get(timeout=WITHIN)
+        assert (procs.failed(), ranks(counters.failed())) == ([], [1]), "processes live, actors do not"
+        counters.respawn().get(timeout=WITHIN)
+        told = who(counters)
+        assert [(rank, size, place) for rank, size, place, _ in told] == [
+            (rank, 4, rank) for rank in range(4)
+        ]
+        now = [pid for *_, pid in told]
+        assert now[1] == procs.pids[1] != before[1]
+        assert now[0::2] == before[0::2] and now[3] == before[3]
+        assert who(part) == [(1, 4, 0, now[1]), (2, 4, 1, now[2])]
+        assert one.who.call_one().get(timeout=WITHIN) == (1, 4, 0, now[1])
+        assert one.begun_with.call_one().get(timeout=WITHIN) == 5
+        assert asker.who.call_one().get(timeout=WITHIN) == told
+        assert procs.incarnations == [0, 1, 0, 0]
+
+
+def test_what_was_sent_to_the_old_process_is_not_done_by_the_new_one(procs: ProcMesh, losses: Losses) -> None:
+    counters = spawn(procs)
+    counters.initialized.get(timeout=WITHIN)
+    pid = procs.pids[2]
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    waiting = [counters.slice(gpus=2).hear.call_one(n) for n in range(5)]
+    losses.slay(procs, 2)
+    for call in waiting:
+        with pytest.raises(SupervisionError):
+            call.get(timeout=WITHIN)
+    procs.respawn([2]).get(timeout=WITHIN)
+    counters.respawn([2]).get(timeout=WITHIN)
+    assert counters.slice(gpus=2).all.call_one().get(timeout=WITHIN) == []
+    assert counters.hear.call(9).get(timeout=WITHIN).values() == [1, 1, 1, 1]
+
+
+def test_survivors_hear_everything_once_and_in_order_across_repairs(procs: ProcMesh, losses: Losses) -> None:
+    counters = spawn(procs)
+    for n in range(90):
+        if n % 30 == 10:
+            losses.slay(procs, 1 + n // 30)
+        if n % 30 == 20:
+            procs.respawn().get(timeout=WITHIN)
+            counters.respawn().get(timeout=WITHIN)
+        counters.hear.broadcast(n)
+        counters.slice(gpus=0).hear.broadcast(-n)
+    first, *_ = counters.all.call().get(timeout=WITHIN).values()
+    assert first == [number for n in range(90) for number in (n, -n)]
+    assert counters.slice(gpus=3).all.call_one().get(timeout=WITHIN) == list(range(80, 90))
+
+
+def test_a_rank_can_be_lost_and_made_again_many_times(procs: ProcMesh, losses: Losses) -> None:
+    counters = spawn(procs)
+    failures = []
+    for life in range(1, 6):
+        failures.append(losses.slay(procs, 3))
+        procs.respawn().get(timeout=WITHIN)
+        counters.respawn().get(timeout=WITHIN)
+        assert procs.incarnations == [0, 0, 0, life]
+        assert counters.slice(gpus=3).hear.call_one(1).get(timeout=WITHIN) == 1
+    assert len({failure.id for failure in failures}) == 5, "each is a failure of its own"
+    assert {(failure.rank, failure.signal) for failure in failures} == {(3, signal.SIGKILL)}
+
+
+def test_all_ranks_can_be_made_again_and_are_still_owned(procs: ProcMesh, losses: Losses) -> None:
+    counters = spawn(procs)
+    for rank in range(4):
+        losses.slay(procs, rank)
+    assert ranks(procs.failed()) == [0, 1, 2, 3]
+    procs.respawn().get(timeout=WITHIN)
+    counters.respawn().get(timeout=WITHIN)
+    assert [rank for rank, *_ in who(counters)] == [0, 1, 2, 3]
+    assert losses.slay(procs, 0).rank == 0
+
+
+def test_nothing_is_left_when_a_repaired_mesh_has_stopped(losses: Losses) -> None:
+    nurseries_before = nurseries(family())
+    with this_host().spawn_procs({"gpus": 2}, supervise=losses) as procs:
+        losses.slay(procs, 0)
+        procs.respawn().get(timeout=WITHIN)
+        pids = [pid for pid in procs.pids if pid is not None]
+        assert len(pids) == 2
+    running = family()
+    assert not set(pids) & running.keys()
+    assert nurseries(running) <= max(1, nurseries_before)
+
+
+def test_a_stopped_part_is_no_failure_and_can_be_made_again(procs: ProcMesh, losses: Losses) -> None:
+    counters = spawn(procs)
+    counters.initialized.get(timeout=WITHIN)
+    procs.slice(gpus=slice(1, 3)).stop().get(timeout=WITHIN)
+    assert ranks(procs.failed()) == [1, 2]
+    assert losses.none()
+    with pytest.raises(Undeliverable):
+        counters.slice(gpus=1).hear.call_one(1).get(timeout=WITHIN)
+    procs.respawn().get(timeout=WITHIN)
+    counters.respawn().get(timeout=WITHIN)
+    assert [rank for rank, *_ in who(counters)] == [0, 1, 2, 3]
+
+
+def test_new_processes_are_made_as_the_first_ones_were(losses: Losses) -> None:
+    marks = {"COLOUR": "blue"}
+    host = this_host()
+    with host.spawn_procs(
+        {"gpus": 3},
+        env=lambda point: {**marks, "PLACE": str(point["gpus"])},
+        supervise=losses,
+        torch_env=True,
+    ) as procs:
+        counters = spawn(procs)
+        names = ("COLOUR", "PLACE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+        before = [counters.slice(gpus=2).env.call_one(name).get(timeout=WITHIN) for name in names]
+        assert before[:5] == ["blue", "2", "2", "2", "3"]
+        losses.slay(procs, 2)
+        procs.respawn().get(timeout=WITHIN)
+        counters.respawn().get(timeout=WITHIN)
+        assert [counters.slice(gpus=2).env.call_one(name).get(timeout=WITHIN) for name in names] == before
+
+
+def test_the_bootstrap_runs_in_new_processes_and_its_error_is_raised(losses: Losses, tmp_path: Any) -> None:
+    path = str(tmp_path / "broken")
+
+    def bootstrap() -> None:
+        os.environ["BOOTED"] = str(os.getpid())
+        if os.path.exists(path):  # noqa: PTH110
+            raise RuntimeError("the disk is gone")
+
+    with this_host().spawn_procs({"gpus": 2}, bootstrap=bootstrap, supervise=losses) as procs:
+        counters = spawn(procs)
+        losses.slay(procs, 1)
+        procs.respawn().get(timeout=WITHIN)
+        counters.respawn().get(timeout=WITHIN)
+        assert counters.slice(gpus=1).env.call_one("BOOTED").get(timeout=WITHIN) == str(procs.pids[1])
+        losses.slay(procs, 1)
+        (tmp_path / "broken").touch()
+        with pytest.raises(MeshError, match="the disk is gone"):
+            procs.respawn().get(timeout=WITHIN)
+        (tmp_path / "broken").unlink()
+        await_loss(procs)
+        procs.respawn().get(timeout=WITHIN)
+        counters.respawn().get(timeout=WITHIN)
+        assert [rank for rank, *_ in who(counters)] == [0, 1]
+
+
+def test_a_process_that_dies_as_it_is_made_is_told_of_and_can_be_made_again(
+    procs: ProcMesh, losses: Losses
+) -> None:
+    losses.slay(procs, 0)
+    for _ in range(5):
+        procs.respawn()
+        losses.slay(procs, 0)
+    procs.respawn().get(timeout=WITHIN)
+    assert procs.incarnations[0] == 6
+    assert [rank for rank, *_ in who(spawn(procs))] == [0, 1, 2, 3]
+
+
+def test_what_cannot_be_respawned_says_why(procs: ProcMesh, losses: Losses) -> None:
+    with pytest.raises(ValueError, match=r"rank 1 of .*workers.* lives; only ranks whose process has ended"):
+        procs.respawn([1])
+    with pytest.raises(IndexError, match="has the ranks 0 to 3, and no rank 4"):
+        procs.respawn(4)
+    with pytest.raises(TypeError, match="ranks must be numbers or points"):
+        procs.respawn("1")
+    with pytest.raises(ValueError, match="is no point of"):
+        procs.respawn(Point(0, procs.slice(gpus=slice(0, 2)).extent))
+    losses.slay(procs, 1)
+    with pytest.raises(TypeError, match="on= is a HostMesh"):
+        procs.respawn(on="b7")  # type: ignore[arg-type]  # on purpose
+    assert procs.respawn([]).get(timeout=WITHIN) is None
+    procs.stop().get(timeout=WITHIN)
+    with pytest.raises(MeshError, match="'workers' has been stopped; spawn a new mesh"):
+        procs.respawn([1])
+
+
+def test_ranks_are_those_of_the_mesh_that_is_asked(procs: ProcMesh, losses: Losses) -> None:
+    losses.slay(procs, 2)
+    part = procs.slice(gpus=slice(2, 4))
+    (point,) = part.failed()
+    assert (point.rank, dict(point)) == (0, {"gpus": 0})
+    part.respawn([point]).get(timeout=WITHIN)
+    assert procs.incarnations == [0, 0, 1, 0]
+
+
+# Actors.
+
+
+def test_an_actor_that_has_failed_is_made_again_in_its_process(procs: ProcMesh) -> None:
+    failures = Losses()
+    counters = procs.spawn("counters", Counter, 3, supervise=failures)
+    before = [pid for *_, pid in who(counters)]
+    counters.hear.call(1).get(timeout=WITHIN)
+    counters.slice(gpus=1).fail.broadcast()
+    assert failures.next().rank == 1
+    assert (ranks(counters.failed()), ranks(counters.alive())) == ([1], [0, 2, 3])
+    with pytest.raises(SupervisionError):
+        counters.slice(gpus=1).hear.call_one(2).get(timeout=WITHIN)
+    counters.respawn().get(timeout=WITHIN)
+    assert counters.failed() == []
+    assert [pid for *_, pid in who(counters)] == before
+    assert counters.hear.call(2).get(timeout=WITHIN).values() == [2, 1, 2, 2]
+    counters.slice(gpus=1).fail.broadcast()
+    assert failures.next().rank == 1, "told again"
+
+
+def test_an_actor_that_lives_is_not_made_again(procs: ProcMesh) -> None:
+    counters = spawn(procs)
+    with pytest.raises(MeshError, match=r"actor 'counters'.* lives, and is not made again"):
+        counters.respawn([2]).get(timeout=WITHIN)
+    assert counters.hear.call(1).get(timeout=WITHIN).values() == [1] * 4
+
+
+def test_actors_are_made_again_by_who_owns_them_on_processes_that_live(
+    procs: ProcMesh, losses: Losses
+) -> None:
+    counters = spawn(procs)
+    losses.slay(procs, 1)
+    with pytest.raises(
+        MeshError, match=r"the process of rank 1 .* has ended; respawn the mesh of processes first"
+    ):
+        counters.respawn([1])
+    procs.respawn().get(timeout=WITHIN)
+    with pytest.raises(Undeliverable, match="respawn"):
+        counters.slice(gpus=1).hear.call_one(1).get(timeout=WITHIN)
+    with pytest.raises(MeshError, match="only the process that has spawned the actors can do that"):
+        _reference(counters).respawn([1])
+    with pytest.raises(MeshError, match="only the process that has spawned it can do that"):
+        _reference(procs).respawn([1])
+    counters.stop().get(timeout=WITHIN)
+    with pytest.raises(MeshError, match="'counters' has been stopped; spawn the actors anew"):
+        counters.respawn([1])
+
+
+def _reference(mesh: Any) -> Any:
+    """What another process has of it."""
+    import pickle
+
+    return pickle.loads(pickle.dumps(mesh))
+
+
+def test_an_actor_whose_constructor_failed_is_made_again_once_it_can_be(
+    procs: ProcMesh, tmp_path: Any
+) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+
+    class Fragile(Counter):
+        def __init__(self) -> None:
+            super().__init__()
+            if broken.exists():
+                raise RuntimeError("not yet")
+
+    fragile = procs.spawn("fragile", Fragile)
+    with pytest.raises(RuntimeError, match="not yet"):
+        fragile.initialized.get(timeout=WITHIN)
+    with pytest.raises(RuntimeError, match="not yet"):
+        fragile.respawn(range(4)).get(timeout=WITHIN)
+    broken.unlink()
+    fragile.respawn(range(4)).get(timeout=WITHIN)
+    assert fragile.hear.call(1).get(timeout=WITHIN).values() == [1] * 4
+
+
+def test_the_arguments_are_let_go_when_the_actors_are_stopped(procs: ProcMesh) -> None:
+    class Large:
+        pass
+
+    class Taker(Counter):
+        def __init__(self, large: Any) -> None:
+            super().__init__()
+
+    large = Large()
+    gone = weakref.ref(large)
+    taker = procs.spawn("taker", Taker, large)
+    taker.initialized.get(timeout=WITHIN)
+    del large
+    assert gone() is not None
+    taker.stop().get(timeout=WITHIN)
+    gc.collect()
+    assert gone() is None
+
+
+# Every way to call.
+
+
+def test_every_adverb_works_across_repaired_ranks(procs: ProcMesh, losses: Losses) -> None:
+    counters = spawn(procs)
+    losses.slay(procs, 1)
+    losses.slay(procs, 2)
+    procs.respawn().get(timeout=WITHIN)
+    counters.respawn().get(timeout=WITHIN)
+    data = bytes(range(256)) * 4096
+    assert counters.echo.call(data).get(timeout=WITHIN).values() == [data] * 4
+    assert sorted(future.get(timeout=WITHIN) for future in counters.begun_with.stream()) == [0] * 4
+    assert counters.listed.with_options(reduce="concat").call().get(timeout=WITHIN) == [0, 1, 2, 3]
+    assert (
+        counters.slice(gpus=slice(1, 3)).begun_with.with_options(reduce="sum").call().get(timeout=WITHIN) == 0
+    )
+    assert counters.begun_with.choose().get(timeout=WITHIN) == 0
+    assert gather(*(counters.slice(gpus=n).hear.call_one(n) for n in range(4))).get(timeout=WITHIN) == [1] * 4
+    assert counters.hear.with_options(timeout=WITHIN).call(0).get().values() == [2] * 4
+    assert counters.flatten("all").who.call().get(timeout=WITHIN).get(2)[:3] == (2, 4, 2)
+
+
+def test_a_reduced_call_begun_before_a_repair_ends(procs: ProcMesh, losses: Losses) -> None:
+    counters = spawn(procs)
+    total = counters.listed.with_options(reduce="concat")
+    assert total.call().get(timeout=WITHIN) == [0, 1, 2, 3]
+    losses.slay(procs, 2)
+    with pytest.raises((SupervisionError, Undeliverable)):
+        total.call().get(timeout=WITHIN)
+    procs.respawn().get(timeout=WITHIN)
+    counters.respawn().get(timeout=WITHIN)
+    assert total.call().get(timeout=WITHIN) == [0, 1, 2, 3]
+
+
+def test_a_failure_of_one_rank_names_that_rank(procs: ProcMesh, losses: Losses) -> None:
+    counters = spawn(procs)
+    losses.slay(procs, 0)
+    procs.respawn().get(timeout=WITHIN)
+    counters.respawn().get(timeout=WITHIN)
+    failure = losses.slay(procs, 0)
+    assert failure.headline().startswith("rank 0 (gpus=0) of mesh 'workers' died on host ")
+    with pytest.raises(SupervisionError, match=r"rank 0 \(gpus=0\) of mesh 'counters' died"):
+        counters.hear.call(1).get(timeout=WITHIN)
+
+
+# Owners that are actors.
+
+
+def test_an_actor_repairs_what_it_owns_and_others_see_it() -> None:
+    host = this_host()
+    with host.spawn_procs(name="keepers") as keepers, host.spawn_procs(name="askers") as askers:
+        keeper = keepers.spawn("keeper", Keeper)
+        counters = keeper.mesh.call_one().get(timeout=WITHIN)
+        asker = askers.spawn("asker", Asker, counters)
+        before = asker.who.call_one().get(timeout=WITHIN)
+        assert keeper.lose_and_repair.call_one(1).get(timeout=WITHIN) == [0, 1, 0]
+        assert keeper.lose_and_repair.call_one(1).get(timeout=WITHIN) == [0, 2, 0]
+        now = asker.who.call_one().get(timeout=WITHIN)
+        assert [rank for rank, *_ in now] == [0, 1, 2]
+        assert (now[0], now[2]) == (before[0], before[2])
+        assert now[1] != before[1]
+        assert who(counters) == now
+        # One that begins later knows it, too, though its reference was made before.
+        with host.spawn_procs() as late:
+            assert late.spawn("late", Asker, counters).who.call_one().get(timeout=WITHIN) == now
+
+
+# What is seen from outside.
+
+
+def test_a_snapshot_shows_ranks_and_lives(procs: ProcMesh, losses: Losses) -> None:
+    spawn(procs).initialized.get(timeout=WITHIN)
+    losses.slay(procs, 2)
+    procs.respawn().get(timeout=WITHIN)
+    found = [
+        (proc.name, proc.rank, proc.incarnation)
+        for proc in inspect.snapshot().procs
+        if proc.rank or "[" in proc.name
+    ]
+    assert [each for each in found if each[0].startswith("workers")] == [
+        ("workers[0]", 0, 0),
+        ("workers[1]", 1, 0),
+        ("workers[2]", 2, 1),
+        ("workers[3]", 3, 0),
+    ]
+    assert inspect.stacks(procs).get(2).proc == "workers[2]"
+
+
+def test_the_error_of_a_mesh_that_has_lost_ranks_names_their_points(procs: ProcMesh, losses: Losses) -> None:
+    counters = spawn(procs)
+    losses.slay(procs, 1)
+    losses.slay(procs, 3)
+    error = DeviceMeshError.of(counters)
+    assert isinstance(error, SupervisionError)
+    assert error.coordinates == ({"gpus": 1}, {"gpus": 3})
+    assert str(error).startswith("mesh 'counters' has lost 2 of its 4 ranks: gpus=1; gpus=3; make them again")
+    copy = _reference(error)
+    assert (copy.coordinates, copy.mesh_name, str(copy)) == (error.coordinates, "counters", str(error))
+
+
+# Larger and smaller.
+
+
+def test_a_mesh_grows_and_shrinks(losses: Losses) -> None:
+    with this_host().spawn_procs(
+        {"gpus": 2}, env=lambda point: {"AT": str(point["gpus"])}, supervise=losses
+    ) as procs:
+        counters = spawn(procs)
+        grown = procs.grow(gpus=2)
+        assert (grown.sizes, procs.sizes) == ({"gpus": 4}, {"gpus": 2})
+        grown.initialized.get(timeout=WITHIN)
+        more = spawn(grown)
+        assert [(rank, size) for rank, size, *_ in who(more)] == [(rank, 4) for rank in range(4)]
+        assert more.env.call("AT").get(timeout=WITHIN).values() == ["0", "1", "2", "3"]
+        assert grown.pids[:2] == procs.pids
+        assert losses.slay(grown, 3).rank == 3, "the owner hears of new ranks as of others"
+        grown.respawn().get(timeout=WITHIN)
+        assert grown.incarnations == [0, 0, 0, 1]
+        smaller = grown.shrink(gpus=3)
+        assert smaller.sizes == {"gpus": 1}
+        smaller.initialized.get(timeout=WITHIN)
+        assert (ranks(grown.failed()), smaller.failed()) == ([1, 2, 3], [])
+        assert counters.slice(gpus=0).hear.call_one(1).get(timeout=WITHIN) == 1
+        again = smaller.grow(gpus=1)
+        again.initialized.get(timeout=WITHIN)
+        assert [rank for rank, *_ in who(spawn(again))] == [0, 1]
+        assert losses.none(), "what was taken away is no failure"
+
+
+def test_what_cannot_grow_or_shrink_says_why(procs: ProcMesh) -> None:
+    with pytest.raises(
+        ValueError, match=r"grow\(\) takes how many places of the first dimension, 'gpus', got tpus=1"
+    ):
+        procs.grow(tpus=1)
+    with pytest.raises(ValueError, match="gpus is a whole number of at least 1, not 0"):
+        procs.grow(gpus=0)
+    with pytest.raises(ValueError, match=r"taking away 4 leaves none; stop\(\) ends the whole mesh"):
+        procs.shrink(gpus=4)
+    with pytest.raises(ValueError, match="only a whole mesh can grow"):
+        procs.slice(gpus=slice(0, 2)).grow(gpus=1)
+    with (
+        this_host().spawn_procs() as single,
+        pytest.raises(ValueError, match="has no dimension in which it could grow"),
+    ):
+        single.grow()
