@@ -9,8 +9,7 @@ EXT-3: each message that waits for an answer gets one, whatever the extension do
 
 from __future__ import annotations
 
-import asyncio
-import inspect
+import contextlib
 import json
 import logging
 import queue
@@ -22,10 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from mesh_core._errors import MeshError
 from mesh_core._mesh import check_name
 from mesh_core._serialize import dumps, loads
-from mesh_core.extensions._base import NOT_CARRIED, ActorEnd, Extension, Spawning
+from mesh_core.extensions._base import NOT_CARRIED, ActorEnd, Extension, Raised, Spawning
 from mesh_core.extensions._here import current_proc
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from mesh_core._context import Instance
     from mesh_core._hosted import CallKey, Hosted
     from mesh_core._native import Message
     from mesh_core._process import Process
@@ -66,7 +68,8 @@ class Extensions:
         extension.proc = current_proc()
         extension.payload = payload
         extension.start()
-        self._running[cls.name] = _Running(self._process, extension)
+        running = self._running[cls.name] = _Running(self._process, extension)
+        running.hook()
         return extension
 
     def uninstall(self, name: str) -> None:
@@ -74,7 +77,9 @@ class Extensions:
         with self._lock:
             running = self._running.pop(name, None)
         if running is None:
-            known = ", ".join(sorted(self._running)) or "none"
+            known = (
+                ", ".join(sorted(each for each in self._running if not each.startswith("mesh."))) or "none"
+            )
             raise MeshError(f"no extension {name!r} is installed in this process; there are: {known}")
         running.end()
 
@@ -205,12 +210,43 @@ class _Running:
     def __init__(self, process: Process, extension: Extension) -> None:
         self.extension = extension
         self._process = process
+        import inspect
+
         self._is_async = inspect.iscoroutinefunction(extension.receive)
         self.hears_actors = type(extension).actor_ended is not Extension.actor_ended
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._tasks: dict[CallKey, asyncio.Task[None]] = {}
+
+    def hook(self) -> None:
+        """Have the process call those of its hooks that it defines."""
+        cls, hooks = type(self.extension), self._process.hooks
+        if cls.endpoint_raised is not Extension.endpoint_raised:
+            hooks.raised.append(self._raised)
+        if cls.actor_class is not Extension.actor_class:
+            hooks.actor_class.append(self._replace)
+
+    def _unhook(self) -> None:
+        hooks = self._process.hooks
+        with contextlib.suppress(ValueError):
+            hooks.raised.remove(self._raised)
+        with contextlib.suppress(ValueError):
+            hooks.actor_class.remove(self._replace)
+
+    def _replace(self, cls: type) -> type:
+        found = self.extension.actor_class(cls)
+        from mesh_core._actor import Actor
+
+        if not (isinstance(found, type) and issubclass(found, Actor)):
+            raise TypeError(
+                f"actor_class({cls.__qualname__}) of extension {self.extension.name!r} must return an actor class, "
+                f"got {found!r}"
+            )
+        return found
+
+    def _raised(self, actor: Instance, endpoint: str, error: BaseException) -> None:
+        self.extension.endpoint_raised(Raised(actor.name, actor.class_name, actor.rank, endpoint, error))
 
     def take(self, message: Message) -> None:
         """Handle a message, soon."""
@@ -230,6 +266,7 @@ class _Running:
 
     def end(self) -> None:
         """Handle what has come, then stop."""
+        self._unhook()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._todo.put(None)

@@ -15,8 +15,10 @@ from mesh_core import _native
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._home import Home
+from mesh_core._hooks import Hooks
 from mesh_core._journal import Journal
 from mesh_core._serialize import dumps
+from mesh_core._slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
-    from mesh_core._substitutes import Substitutes
     from mesh_core._supervision import Faults
     from mesh_core._tracer import Tracer
     from mesh_core._watches import Watches
@@ -116,6 +117,10 @@ class Process:
 
         self.identity = identity
         self.pid = os.getpid()
+        self.hooks = Hooks()
+        """What features of this process are asked, and told."""
+        self.slots = Slots()
+        """What features keep here."""
         self.closed = False
         self.environ = dict(os.environ)
         """The environment that nurseries are started with; what changed since is sent to each worker."""
@@ -279,6 +284,12 @@ class Process:
 
             found = self._tables[cls] = table_of(cls)
         return found
+
+    def actor_class(self, cls: type) -> type:
+        """Which class is spawned where ``cls`` is asked for: itself, unless an extension says otherwise."""
+        for replace in self.hooks.actor_class:
+            cls = replace(cls)
+        return cls
 
     def forget_tables(self) -> None:
         """Classes have changed."""
@@ -480,7 +491,7 @@ def _wanted_by() -> str:
 class _Holder:
     """The one pointer to this process's :class:`Process`."""
 
-    __slots__ = ("fault_handler", "leaves", "lock", "process", "sigterm", "substitutes")
+    __slots__ = ("fault_handler", "leaves", "lock", "process", "sigterm", "slots", "wanted")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -488,9 +499,20 @@ class _Holder:
         self.fault_handler: Callable[[MeshFailure], object] | None = None
         self.leaves = False
         """Whether the interpreter's end calls :func:`_leave`."""
-        self.substitutes: Substitutes | None = None
+        self.slots = Slots()
+        """What parts of Mesh keep of their own, for as long as the interpreter runs."""
+        self.wanted: list[Callable[[Process], object]] = []
+        """What is done with each process object that is made; see :meth:`for_each`."""
         self.sigterm: Termination | None = None
         """What SIGTERM does to this script, if Mesh has a say in it."""
+
+    def for_each(self, join: Callable[[Process], object]) -> None:
+        """Call ``join`` with the :class:`Process` that there is, if there is one, and with each that is made later."""
+        with self.lock:
+            self.wanted.append(join)
+            process = self.process
+            if process is not None and process.in_charge:
+                join(process)
 
 
 _HOLDER = _Holder()
@@ -499,15 +521,6 @@ _HOLDER = _Holder()
 def holder() -> _Holder:
     """What stays when a :class:`Process` goes."""
     return _HOLDER
-
-
-def substitutes() -> Substitutes:
-    """The actor classes that are spawned as others here."""
-    if _HOLDER.substitutes is None:
-        from mesh_core._substitutes import Substitutes
-
-        _HOLDER.substitutes = Substitutes()
-    return _HOLDER.substitutes
 
 
 def runtime_options(settings: Settings) -> dict[str, Any]:
@@ -583,6 +596,8 @@ def current() -> Process:
                 atexit.register(_leave)
                 _HOLDER.leaves = True
             _HOLDER.sigterm = _interrupts.Termination.install(settings.sigterm_grace) or _HOLDER.sigterm
+            for join in _HOLDER.wanted:
+                join(process)
         return process
 
 

@@ -125,7 +125,7 @@ class ProcMesh(Mesh):
         owner_id = 0 if owner is None else owner.actor_id
         process = self._process
         process.check_owner(owner_id)
-        cls = _process.substitutes().of(cls)
+        cls = process.actor_class(cls)
         table = process.table(cls)
         taken = sorted(RESERVED & table.keys())
         if taken:

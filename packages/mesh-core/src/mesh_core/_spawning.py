@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from mesh_core import _process
 from mesh_core._config import executable, pack
 from mesh_core._context import current_instance
 from mesh_core._control import Control
@@ -124,7 +123,6 @@ def spawn(
         "cwd": here,
         "settings": process.settings.as_dict(),
         "bind": binding,
-        "substitutes": _process.substitutes().tell(),
         "job": process.job,
         "python": interpreter_command(python) if fresh and (python or not afar) else None,
         "interpreter": python,

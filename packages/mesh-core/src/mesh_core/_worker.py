@@ -61,8 +61,6 @@ def run(
     process = _process.become_worker(
         identity, configure(**config["settings"]), link=link, board=board, seat=seat
     )
-    if config["substitutes"]:
-        _process.substitutes().hear(config["substitutes"])
     process.job = tuple(config["job"])
     process.seeds = seeds
     process.python = config["interpreter"]

@@ -16,7 +16,7 @@
 >>> uninstall("counter")
 """
 
-from mesh_core.extensions._base import NOT_CARRIED, ActorEnd, Extension, ProcEnd, Spawning
+from mesh_core.extensions._base import NOT_CARRIED, ActorEnd, Extension, ProcEnd, Raised, Spawning
 from mesh_core.extensions._here import Proc, current_proc
 from mesh_core.extensions._install import find, install, uninstall
 from mesh_core.extensions._watching import Watch, watch
@@ -27,6 +27,7 @@ __all__ = [
     "Extension",
     "Proc",
     "ProcEnd",
+    "Raised",
     "Spawning",
     "Watch",
     "current_proc",

@@ -63,6 +63,20 @@ class ProcEnd:
     """How it died; ``None`` if it was stopped in order."""
 
 
+@dataclass(frozen=True)
+class Raised:
+    """Code of an actor of this process has raised an exception."""
+
+    name: str
+    """The actor's."""
+    class_name: str
+    point: Point
+    """The actor's place in its mesh."""
+    endpoint: str
+    """What was called: an endpoint, ``__init__``, or ``__cleanup__``."""
+    error: BaseException
+
+
 class Extension:
     """Code that lives in processes beside the actors; derive from it and :func:`install` the class.
 
@@ -97,6 +111,13 @@ class Extension:
 
     def actor_ended(self, end: ActorEnd) -> None:
         """Hear that an actor of this process has ended."""
+
+    def endpoint_raised(self, raised: Raised) -> None:
+        """Hear that an actor's code has raised, on the thread where it did, before its caller hears of it."""
+
+    def actor_class(self, cls: type) -> type:
+        """Return the class to spawn where this process spawns ``cls``; its endpoints must take the same calls."""
+        return cls
 
     # For its own use.
 
