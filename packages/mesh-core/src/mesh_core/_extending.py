@@ -252,6 +252,8 @@ class _Running:
         """Handle a message, soon."""
         if self._is_async:
             self._on_loop(self._begin, message)
+        elif self.extension._at_once:
+            self._receive(message)
         else:
             self._put(lambda: self._receive(message))
 

@@ -10,10 +10,14 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._errors import MeshError
+
 if TYPE_CHECKING:
     from mesh_core._context import Instance
     from mesh_core._failure import MeshFailure
+    from mesh_core._future import Future
     from mesh_core._tracing import Tracer
+    from mesh_core.policies import Policy
 
 Addr = tuple[int, int, int]
 
@@ -58,11 +62,11 @@ class Hooks:
         """Told what became of a failure; see :meth:`failed`."""
         self.find_tracer: Callable[[], Tracer | None] = _nothing
         """Looks whether calls are to be traced by now."""
-        self.find_policy: Callable[[str], object] = _no_policy
+        self.find_policy: Callable[[str], Policy] = _no_policy
         """The policy that a name means."""
         self.find_pids: Callable[[Iterable[Addr], float], dict[Addr, int]] = _no_pids
         """The pids of processes on other hosts, as far as they can be had within so many seconds."""
-        self.sync: Callable[..., Any] | None = None
+        self.sync: Callable[..., Future[Any]] = _no_sync
         """Copies a directory of the script's to hosts; see :meth:`HostMesh.sync_workspace`."""
 
     def failed(self, failure: MeshFailure, *, handled: bool, by: str = "") -> None:
@@ -104,8 +108,12 @@ def _nothing() -> None:
     return None
 
 
-def _no_policy(name: str) -> object:
-    raise LookupError(f"no policy {name!r} can be found: this process has no plugins")
+def _no_policy(name: str) -> Policy:
+    raise MeshError(f"cannot find the policy {name!r}: this process looks for no plugins")
+
+
+def _no_sync(*_args: Any, **_kwargs: Any) -> Future[Any]:
+    raise MeshError("this process cannot copy directories to hosts: no feature does that here")
 
 
 def _no_pids(_addrs: Iterable[Addr], _timeout: float) -> dict[Addr, int]:

@@ -16,7 +16,6 @@ from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._home import Home
 from mesh_core._hooks import Hooks
-from mesh_core._journal import Journal
 from mesh_core._serialize import dumps
 from mesh_core._slots import Slots
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mesh_core._awaited import Awaited
-    from mesh_core._console import Console
     from mesh_core._endpoint import EndpointProperty
     from mesh_core._extending import Extensions
     from mesh_core._failure import MeshFailure
@@ -32,12 +30,12 @@ if TYPE_CHECKING:
     from mesh_core._hosted import Hosted
     from mesh_core._interrupts import Interrupts, Termination
     from mesh_core._loop import Bridge
-    from mesh_core._native import Completion, Extent, Message, Region, Runtime
+    from mesh_core._native import Extent, Message, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
     from mesh_core._supervision import Faults
-    from mesh_core._tracer import Tracer
+    from mesh_core._tracing import Tracer
     from mesh_core._watches import Watches
     from mesh_core.policies import Policy
 
@@ -82,32 +80,6 @@ class Identity:
         return self.mesh_name if self.mesh_id == 0 else f"{self.mesh_name}[{self.rank}]"
 
 
-class Synced:
-    """What this process knows of workspaces; see ``_workspace``."""
-
-    __slots__ = ("stale", "synchronizer", "told")
-
-    def __init__(self) -> None:
-        self.told: list[list[Any]] = []
-        """The directories that processes import from copies of."""
-        self.stale: set[str] = set()
-        """Modules that have changed since they were imported here."""
-        self.synchronizer: Any = None
-        """The actor that copies them; made by the first sync."""
-
-
-class Promises:
-    """What a process keeps for promises, and for futures of other libraries."""
-
-    __slots__ = ("adopted", "failures")
-
-    def __init__(self) -> None:
-        self.adopted: weakref.WeakKeyDictionary[Any, Completion] = weakref.WeakKeyDictionary()
-        """By a future of another library: what is done when that is."""
-        self.failures: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Exceptions of promises that nobody has looked at so far."""
-
-
 class Process:
     """The runtime, and what Python keeps beside it. One a process, made on first use."""
 
@@ -126,7 +98,8 @@ class Process:
         """The environment that nurseries are started with; what changed since is sent to each worker."""
         self.settling = threading.RLock()
         """Held while a finished call becomes a value; unpickling may run code that waits for another call."""
-        self._lock = threading.Lock()
+        # Whatever is made under it may ask for something else of this object.
+        self._lock = threading.RLock()
         # By the loop's id: a loop keeps its bridge, which may keep tasks of the loop, and with them the loop.
         self._bridges: weakref.WeakValueDictionary[int, Bridge] = weakref.WeakValueDictionary()
         self._blobs: weakref.WeakKeyDictionary[type, tuple[bytes, list[memoryview]]] = (
@@ -138,7 +111,6 @@ class Process:
         self._stage: Stage | None = None
         self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
         """The controller's pid, and what it runs; a worker is told of its own."""
-        self._console: Console | None = None
         self.deadlines = False
         """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
         self._names: dict[str, int] = {}
@@ -150,21 +122,15 @@ class Process:
         self._watches: Watches | None = None
         self.alarmed = False
         """Whether the script's next call that has to wait raises a failure instead."""
-        self.journal = Journal(runtime, at_root=identity.mesh_id == 0)
-        """What happens, for :func:`mesh_core.inspect.events`."""
         self.tracer: Tracer | None = None
-        """Makes spans, where an OpenTelemetry provider is set; see ``_traces``."""
-        self.untraced = False
-        """The program wants no spans, whatever is set."""
+        """Makes spans, where they are wanted; see ``_tracing``."""
         self.began_ns = time.time_ns()
         """Before any process of the job was started."""
-        self.synced = Synced()
         self._scratch: Scratch | None = None
         self.seeds = Seeds()
         """Where this process's random numbers begin."""
         self.boots: weakref.WeakValueDictionary[int, Future[None]] = weakref.WeakValueDictionary()
         """What becomes of the bootstraps of the meshes that were spawned here."""
-        self.promises = Promises()
         self.python: str | None = None
         """The interpreter that this process was asked to have; what it spawns has the same."""
         self.env_changes: dict[str, str | None] = {}
@@ -299,9 +265,7 @@ class Process:
         """An actor class as bytes, made once per class: it travels with every spawn."""
         found = self._blobs.get(cls)
         if found is None:
-            from mesh_core._debug._sources import with_sources
-
-            data, buffers = dumps(with_sources(cls), root=f"the actor class {cls.__qualname__}")
+            data, buffers = dumps(self.hooks.packed_class(cls), root=f"the actor class {cls.__qualname__}")
             found = self._blobs[cls] = (data, buffers)
         if found[1]:
             raise MeshError(
@@ -346,6 +310,8 @@ class Process:
             if self._stage is None:
                 from mesh_core._stage import Stage
 
+                for begin in self.hooks.staging:
+                    begin()
                 self._stage = Stage(self)
                 self._stage.start_thread()
             return self._stage
@@ -358,18 +324,11 @@ class Process:
             self._scratch = Scratch()
         return self._scratch
 
-    def open_console(self) -> None:
-        """Show what workers print; only the controller does, from its first spawn on."""
-        with self._lock:
-            if self._console is None and self.identity.mesh_id == 0:
-                from mesh_core._console import Console
-
-                self._console = Console(self.runtime.logs())
-
     def flush_console(self) -> None:
         """Show what workers have printed so far."""
-        if self._console is not None and self.in_charge:
-            self._console.flush()
+        if self.in_charge:
+            for flush in self.hooks.flush:
+                flush()
 
     def adopt_stage(self, stage: Stage) -> None:
         """Take the stage that a worker's main thread runs."""
@@ -408,14 +367,10 @@ class Process:
                 stage.end_thread(limit)
             if self._faults is not None:
                 self._faults.end(_GRACE)
-            if self._console is not None:
-                self._console.end()
+            for close in self.hooks.closed:
+                close()
             if self._scratch is not None:
                 self._scratch.close()
-            if self.identity.mesh_id == 0:
-                from mesh_core._debug._places import forget_job
-
-                forget_job(self.pid)
             # Its descriptors close with the last mesh that refers to it.
             if _HOLDER.process is self:
                 _HOLDER.process = None
@@ -575,7 +530,8 @@ def current() -> Process:
             import socket
 
             # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.
-            from mesh_core import _console, _interrupts, _supervision  # noqa: F401
+            from mesh_core import _interrupts, _supervision  # noqa: F401
+            from mesh_core._bundle._script import equip
             from mesh_core._settings import current_settings
 
             settings = current_settings()
@@ -592,6 +548,7 @@ def current() -> Process:
                 home=Home.on(0, host),
             )
             process = _install(Process(runtime, identity))
+            equip(process)
             if not _HOLDER.leaves:
                 atexit.register(_leave)
                 _HOLDER.leaves = True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from mesh_core import _process
 from mesh_core._actors import ActorMesh
 from mesh_core._context import current_instance
-from mesh_core._control import Control
+from mesh_core._control import LOGGING
 from mesh_core._endpoint import Interface
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import check_policy
@@ -17,7 +17,7 @@ from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, check_name, describe
 from mesh_core._native import Point, Region
 from mesh_core._outcomes import Addressee, error_of
-from mesh_core._traces import notice
+from mesh_core._tracing import notice
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -218,9 +218,7 @@ class ProcMesh(Mesh):
             addr for addr, pid in pids.items() if pid is None and (me.mesh_id != 0 or addr[2] != me.host_no)
         ]
         if afar and self._procs_id != 0 and not process.closed:
-            from mesh_core.inspect._hosts import pids as ask
-
-            pids |= ask(process, afar, _PIDS_S)
+            pids |= process.hooks.find_pids(afar, _PIDS_S)
         return [pids[addr] for addr in addrs]
 
     def logging_option(
@@ -242,6 +240,7 @@ class ProcMesh(Mesh):
         ...     procs.logging_option(aggregate_window_sec=None, level="WARNING")
         """
         from mesh_core import _streams
+        from mesh_core.extensions import current_proc
 
         window = 0.0 if aggregate_window_sec is None else aggregate_window_sec
         if isinstance(window, bool) or not isinstance(window, (int, float)) or not 0.0 <= window <= 86_400.0:
@@ -259,7 +258,7 @@ class ProcMesh(Mesh):
         flags = (_streams.SHOWN if stream_to_client else 0) | (_streams.ALIKE if ignore_numbers else 0)
         set_options(self._procs_id, flags, round(window * 1000), level)
         target = self._home.target(self._procs_id, self._root)
-        told = runtime.sender(target, 0, Control.LOG_LEVEL, "extension").call(level)
+        told = runtime.sender(target, 0, LOGGING, "extension").call((level, current_proc()))
         if self._ready is None or self._ready.done():
             # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
             told.wait(_TOLD_S)

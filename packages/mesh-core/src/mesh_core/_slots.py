@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,8 +18,8 @@ class Slots:
         self._kept: dict[type, Any] = {}
         self._lock = threading.RLock()
 
-    def of(self, kind: type[T]) -> T:
-        """The instance of ``kind``; made without arguments if there is none yet.
+    def of(self, kind: type[T], make: Callable[[], T] | None = None) -> T:
+        """The instance of ``kind``; made by ``make``, or by ``kind`` itself, if there is none yet.
 
         >>> slots = Slots()
         >>> slots.of(dict)["seen"] = 1
@@ -30,13 +31,8 @@ class Slots:
             with self._lock:
                 found = self._kept.get(kind)
                 if found is None:
-                    found = self._kept[kind] = kind()
+                    found = self._kept[kind] = kind() if make is None else make()
         return found
-
-    def put(self, kept: object) -> None:
-        """Keep an instance that was made with arguments."""
-        with self._lock:
-            self._kept[type(kept)] = kept
 
     def find(self, kind: type[T]) -> T | None:
         """The instance of ``kind``, if there is one."""

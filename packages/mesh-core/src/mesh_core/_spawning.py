@@ -32,7 +32,7 @@ from mesh_core._surroundings import (
     own_device,
     visible_devices,
 )
-from mesh_core._traces import notice
+from mesh_core._tracing import notice
 
 if TYPE_CHECKING:
     from mesh_core._home import Home
@@ -102,7 +102,8 @@ def spawn(
     changed = _changed(inherited, changes)
     if devices is not None and not afar and not own:
         _check_devices(changed, per_host)
-    process.open_console()
+    for begin in process.hooks.spawning:
+        begin()
     mesh_id = process.runtime.new_id()
     shown = name or process.unique_name("procs")
     told = {
@@ -134,8 +135,8 @@ def spawn(
     plan = {
         "path": told["path"],
         "preload": preload,
-        # What is preloaded from a workspace is imported anew once that has changed.
-        "workspaces": process.synced.told if preload else [],
+        # Copies of the script's directories, for one, which are imported anew once they have changed.
+        "prepare": [step for each in process.hooks.preparing if (step := each())] if preload else [],
         "afar": afar,
         "env": late,
         "unset": [key for key, value in changes.items() if value is None] if preload else [],

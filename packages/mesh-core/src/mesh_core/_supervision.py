@@ -186,9 +186,9 @@ class Faults:
                     "the fault handler raised; the failure counts as unhandled"
                 )
             else:
-                self._process.journal.failed(failure, handled=True, by="the fault handler")
+                self._process.hooks.failed(failure, handled=True, by="the fault handler")
                 return
-        self._process.journal.failed(failure, handled=False, by="the script")
+        self._process.hooks.failed(failure, handled=False, by="the script")
         key = failure._key
         with self._lock:
             if key in self._heard:
@@ -346,7 +346,7 @@ class Faults:
             owner.fail(error, because=failure)
             return
         if verdict:
-            self._process.journal.failed(failure, handled=True, by=owner.describe())
+            self._process.hooks.failed(failure, handled=True, by=owner.describe())
             return
         if verdict is None and owner.ending:
             return
@@ -355,7 +355,7 @@ class Faults:
     def _carry_out(self, owner: int, holding: Holding, decision: Decision) -> None:
         """Do what a policy has decided, but for what it passes on."""
         for failure in decision.handled:
-            self._process.journal.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
+            self._process.hooks.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
         if decision.stop:
             try:
                 holding.mesh.stop()

@@ -65,14 +65,13 @@ def run(
     process.seeds = seeds
     process.python = config["interpreter"]
     process.env_changes = {**config["changes"], **config["own"]}
+    from mesh_core._bundle._worker import equip
     from mesh_core._dumps import arm
-    from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage
 
-    set_up_worker(process.settings.log_level, records=process.settings.log_records)
+    equip(process)
     arm(process.runtime)
     stage = Stage(process)
-    stage.breakpoints.install()
     process.adopt_stage(stage)
     if config["extensions"]:
         process.extensions.begin(config["extensions"])

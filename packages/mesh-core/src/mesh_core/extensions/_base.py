@@ -90,6 +90,9 @@ class Extension:
     after: ClassVar[Sequence[str]] = ()
     """The names of extensions that start before this one, if they are installed, and stop after it."""
 
+    _at_once: ClassVar[bool] = False
+    """Whether ``receive`` runs where messages arrive, ahead of all that came later: for what takes no time."""
+
     proc: Proc
     """The process that this instance lives in."""
     payload: Any

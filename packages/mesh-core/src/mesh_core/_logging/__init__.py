@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from mesh_core._streams import LineStream
 
 if TYPE_CHECKING:
-    from mesh_core._records import Encoder
+    from mesh_core._logging._records import Encoder
 
 
 class Fallback(logging.StreamHandler[TextIO]):
@@ -32,7 +32,7 @@ class _ToController(logging.Handler):
         super().__init__()
         self._encoder: Encoder | None = None
         if records:
-            from mesh_core._records import Encoder
+            from mesh_core._logging._records import Encoder
 
             self._encoder = Encoder()
 
