@@ -1,4 +1,4 @@
-"""What is reduced in a way of our own: memoryviews, numpy arrays, torch tensors."""
+"""What is reduced in a way of its own: memoryviews, numpy arrays, torch tensors, and what others have registered."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from mesh_core._serialize._arrays import reduce_array
 from mesh_core._serialize._memory import reduce_memoryview
+from mesh_core._serialize._registered import registry
 from mesh_core._serialize._stream import OUT_OF_BAND_BYTES
 from mesh_core._serialize._tensors import reduce_parameter, reduce_tensor
 
@@ -32,4 +33,6 @@ def handlers() -> dict[type, Reducer]:
         found[tensor] = reduce_tensor
         if (parameter := getattr(getattr(torch, "nn", None), "Parameter", None)) is not None:
             found[parameter] = reduce_parameter
+    if registered := registry().reducers:
+        found.update(registered)
     return found

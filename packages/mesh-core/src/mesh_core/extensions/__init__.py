@@ -16,6 +16,7 @@
 >>> uninstall("counter")
 """
 
+from mesh_core._serialize._registered import Registration, register_handler, register_reducer
 from mesh_core.extensions._base import NOT_CARRIED, ActorEnd, Extension, ProcEnd, Raised, Spawning
 from mesh_core.extensions._here import Proc, current_proc
 from mesh_core.extensions._install import find, install, uninstall
@@ -28,11 +29,14 @@ __all__ = [
     "Proc",
     "ProcEnd",
     "Raised",
+    "Registration",
     "Spawning",
     "Watch",
     "current_proc",
     "find",
     "install",
+    "register_handler",
+    "register_reducer",
     "uninstall",
     "watch",
 ]
