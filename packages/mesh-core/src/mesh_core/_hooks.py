@@ -6,7 +6,6 @@ or does the least, in a process in which no feature wants it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +95,7 @@ def prepare(steps: Iterable[Preparation], scratch: str) -> None:
     import importlib
 
     for module, function, argument in steps:
-        importlib.import_module(module)
-        getattr(sys.modules[module], function)(argument, scratch)
+        getattr(importlib.import_module(module), function)(argument, scratch)
 
 
 def _as_it_is(cls: type) -> object:

@@ -310,9 +310,9 @@ class Process:
             if self._stage is None:
                 from mesh_core._stage import Stage
 
+                self._stage = Stage(self)
                 for begin in self.hooks.staging:
                     begin()
-                self._stage = Stage(self)
                 self._stage.start_thread()
             return self._stage
 
