@@ -210,9 +210,8 @@ class _Running:
     def __init__(self, process: Process, extension: Extension) -> None:
         self.extension = extension
         self._process = process
-        import inspect
-
-        self._is_async = inspect.iscoroutinefunction(extension.receive)
+        self._is_async: bool | None = None
+        """Whether ``receive`` is a coroutine function; known from the first message on."""
         self.hears_actors = type(extension).actor_ended is not Extension.actor_ended
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -250,6 +249,10 @@ class _Running:
 
     def take(self, message: Message) -> None:
         """Handle a message, soon."""
+        if self._is_async is None:
+            import inspect
+
+            self._is_async = inspect.iscoroutinefunction(self.extension.receive)
         if self._is_async:
             self._on_loop(self._begin, message)
         elif self.extension._at_once:

@@ -15,9 +15,7 @@ from mesh_core import _native
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._home import Home
-from mesh_core._hooks import Hooks
 from mesh_core._serialize import dumps
-from mesh_core._slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from mesh_core._native import Extent, Message, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
+    from mesh_core._slots import Slots
     from mesh_core._stage import Stage
     from mesh_core._supervision import Faults
     from mesh_core._tracing import Tracer
@@ -85,7 +84,9 @@ class Process:
 
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
+        from mesh_core._hooks import Hooks
         from mesh_core._seeds import Seeds
+        from mesh_core._slots import Slots
 
         self.identity = identity
         self.pid = os.getpid()
@@ -446,7 +447,7 @@ def _wanted_by() -> str:
 class _Holder:
     """The one pointer to this process's :class:`Process`."""
 
-    __slots__ = ("fault_handler", "leaves", "lock", "process", "sigterm", "slots", "wanted")
+    __slots__ = ("_slots", "fault_handler", "leaves", "lock", "process", "sigterm", "wanted")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -454,12 +455,22 @@ class _Holder:
         self.fault_handler: Callable[[MeshFailure], object] | None = None
         self.leaves = False
         """Whether the interpreter's end calls :func:`_leave`."""
-        self.slots = Slots()
-        """What parts of Mesh keep of their own, for as long as the interpreter runs."""
+        self._slots: Slots | None = None
         self.wanted: list[Callable[[Process], object]] = []
         """What is done with each process object that is made; see :meth:`for_each`."""
         self.sigterm: Termination | None = None
         """What SIGTERM does to this script, if Mesh has a say in it."""
+
+    @property
+    def slots(self) -> Slots:
+        """What parts of Mesh keep of their own, for as long as the interpreter runs."""
+        if self._slots is None:
+            from mesh_core._slots import Slots
+
+            with self.lock:
+                if self._slots is None:
+                    self._slots = Slots()
+        return self._slots
 
     def for_each(self, join: Callable[[Process], object]) -> None:
         """Call ``join`` with the :class:`Process` that there is, if there is one, and with each that is made later."""

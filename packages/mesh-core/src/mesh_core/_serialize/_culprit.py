@@ -6,8 +6,8 @@ import types
 from collections.abc import Iterator
 
 from mesh_core._errors import SerializationError, Unsendable
+from mesh_core._serialize._handlers import NoHandlerError, registered
 from mesh_core._serialize._pickle import dump_by_value
-from mesh_core._serialize._registered import NoHandlerError, registry
 
 # Looking for the culprit pickles parts of the message again, so both are bounded.
 _MAX_DEPTH = 16
@@ -99,7 +99,7 @@ def _call_parts(obj: object) -> list[tuple[str, object]] | None:
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
     """Yield what ``value`` is made of, each with the step that leads to it."""
-    if type(value) in registry().reducers:
+    if type(value) in registered().reducers:
         return  # what is sent of it need not be what it is made of
     if isinstance(value, dict):
         for key, item in value.items():

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from _pickle import PickleBuffer
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mesh_core._errors import Unsendable
+from mesh_core._serialize._handlers import NoHandlerError, registered
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -23,10 +24,6 @@ T = TypeVar("T")
 _BUILT_IN = frozenset(
     {bool, bytearray, bytes, complex, dict, float, frozenset, int, list, memoryview, set, str, tuple, type}
 )
-
-
-class NoHandlerError(LookupError):
-    """A message has an object whose handler is not registered here."""
 
 
 class _Handler:
@@ -63,54 +60,43 @@ def _is_contiguous(buffer: Buffer) -> bool:
         return view.contiguous
 
 
-class Registry:
-    """What is registered in this process."""
+@cache
+def _lock() -> threading.Lock:
+    return threading.Lock()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # Replaced as a whole when something is registered, as messages are pickled meanwhile.
-        self.reducers: dict[type, Callable[[Any], Any]] = {}
-        self.handlers: dict[str, _Handler] = {}
 
-    def add(self, cls: type, reduce: Callable[[Any], Any], handler: _Handler | None) -> Registration:
-        """Have objects of a type reduced by ``reduce``."""
-        with self._lock:
-            before = self.reducers.get(cls)
-            if before is not None and _origin(before) != _origin(reduce):
-                raise ValueError(
-                    f"objects of {_name(cls)} are sent already by what {_origin(before)} has registered; cancel() that first"
-                )
-            self.reducers = {**self.reducers, cls: reduce}
-            if handler is not None:
-                self.handlers = {**self.handlers, handler.name: handler}
-        return Registration(self, cls, reduce, handler)
-
-    def remove(self, cls: type, reduce: Callable[[Any], Any], handler: _Handler | None) -> None:
-        """Undo that, unless it was replaced since."""
-        with self._lock:
-            if self.reducers.get(cls) is reduce:
-                self.reducers = {key: value for key, value in self.reducers.items() if key is not cls}
-            if handler is not None and self.handlers.get(handler.name) is handler:
-                self.handlers = {name: each for name, each in self.handlers.items() if name != handler.name}
+def _add(cls: type, reduce: Callable[[Any], Any], handler: _Handler | None) -> Registration:
+    """Have objects of a type reduced by ``reduce``."""
+    known = registered()
+    with _lock():
+        before = known.reducers.get(cls)
+        if before is not None and _origin(before) != _origin(reduce):
+            raise ValueError(
+                f"objects of {_name(cls)} are sent already by what {_origin(before)} has registered; cancel() that first"
+            )
+        known.reducers = {**known.reducers, cls: reduce}
+        if handler is not None:
+            known.handlers = {**known.handlers, handler.name: handler}
+    return Registration(cls, reduce, handler)
 
 
 class Registration:
     """What :func:`register_reducer` and :func:`register_handler` return."""
 
-    def __init__(
-        self, registry: Registry, cls: type, reduce: Callable[[Any], Any], handler: _Handler | None
-    ) -> None:
-        self._undo = partial(registry.remove, cls, reduce, handler)
+    def __init__(self, cls: type, reduce: Callable[[Any], Any], handler: _Handler | None) -> None:
+        self._cls = cls
+        self._reduce = reduce
+        self._handler = handler
 
     def cancel(self) -> None:
         """Send objects of the type as if nothing had been registered. Has no effect a second time."""
-        self._undo()
-
-
-@cache
-def registry() -> Registry:
-    """The one of this process."""
-    return Registry()
+        known, handler = registered(), self._handler
+        with _lock():
+            # It may have been replaced since.
+            if known.reducers.get(self._cls) is self._reduce:
+                known.reducers = {key: each for key, each in known.reducers.items() if key is not self._cls}
+            if handler is not None and known.handlers.get(handler.name) is handler:
+                known.handlers = {name: each for name, each in known.handlers.items() if each is not handler}
 
 
 def register_reducer(cls: type[T], reduce: Callable[[T], Any]) -> Registration:
@@ -126,7 +112,7 @@ def register_reducer(cls: type[T], reduce: Callable[[T], Any]) -> Registration:
     >>> registration.cancel()
     """
     _check(cls, reduce=reduce)
-    return registry().add(cls, reduce, None)
+    return _add(cls, reduce, None)
 
 
 def register_handler(
@@ -156,12 +142,12 @@ def register_handler(
     """
     _check(cls, take=take, make=make)
     handler = _Handler(_name(cls), take, make)
-    return registry().add(cls, handler.reduce, handler)
+    return _add(cls, handler.reduce, handler)
 
 
 def rebuild(name: str, told: Any, *parts: Buffer) -> Any:
     """Make an object again from what its handler has taken."""
-    handler = registry().handlers.get(name)
+    handler = registered().handlers.get(name)
     if handler is None:
         raise NoHandlerError(f"no handler for {name} is registered in this process, and the sender has one")
     return handler.make(told, [memoryview(part).cast("B") for part in parts])
