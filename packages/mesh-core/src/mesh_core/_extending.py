@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from mesh_core._errors import MeshError
 from mesh_core._mesh import check_name
 from mesh_core._serialize import dumps, loads
-from mesh_core.extensions._base import NOT_CARRIED, ActorEnd, Extension, Raised, Spawning
-from mesh_core.extensions._here import current_proc
+from mesh_core.extensions._base import NOT_CARRIED, Extension
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from mesh_core._hosted import CallKey, Hosted
     from mesh_core._native import Message
     from mesh_core._process import Process
+    from mesh_core.extensions._told import ActorEnd, Spawning
 
 E = TypeVar("E", bound=Extension)
 T = TypeVar("T")
@@ -63,9 +63,15 @@ class Extensions:
                 )
             return self._start(cls, payload)
 
+    def ensure(self, cls: type[Extension]) -> None:
+        """Have an instance here, if there is none yet: of what Mesh itself brings along."""
+        with self._lock:
+            if cls.name not in self._running:
+                self._start(cls, None)
+
     def _start(self, cls: type[E], payload: Any) -> E:
         extension = cls()
-        extension.proc = current_proc()
+        extension._mesh_process = self._process
         extension.payload = payload
         extension.start()
         running = self._running[cls.name] = _Running(self._process, extension)
@@ -145,6 +151,8 @@ class Extensions:
         running = [each for each in list(self._running.values()) if each.hears_actors]
         if not running:
             return
+        from mesh_core.extensions._told import ActorEnd
+
         instance = actor.instance
         end = ActorEnd(instance.name, instance.class_name, instance.rank, actor.broken)
         for each in running:
@@ -245,6 +253,8 @@ class _Running:
         return found
 
     def _raised(self, actor: Instance, endpoint: str, error: BaseException) -> None:
+        from mesh_core.extensions._told import Raised
+
         self.extension.endpoint_raised(Raised(actor.name, actor.class_name, actor.rank, endpoint, error))
 
     def take(self, message: Message) -> None:

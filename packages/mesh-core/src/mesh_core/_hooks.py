@@ -52,7 +52,7 @@ class Hooks:
         self.preparing: list[Callable[[], Preparation | None]] = []
         """What a fork server does before it imports what is to be preloaded."""
         self.staging: list[Callable[[], object]] = []
-        """Called when this process is about to have actors."""
+        """Called when this process is about to have actors, by several threads perhaps."""
         self.flush: list[Callable[[], object]] = []
         """Called when processes have stopped, to show what they have printed."""
         self.closed: list[Callable[[], object]] = []

@@ -99,8 +99,7 @@ class Process:
         """The environment that nurseries are started with; what changed since is sent to each worker."""
         self.settling = threading.RLock()
         """Held while a finished call becomes a value; unpickling may run code that waits for another call."""
-        # Whatever is made under it may ask for something else of this object.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         # By the loop's id: a loop keeps its bridge, which may keep tasks of the loop, and with them the loop.
         self._bridges: weakref.WeakValueDictionary[int, Bridge] = weakref.WeakValueDictionary()
         self._blobs: weakref.WeakKeyDictionary[type, tuple[bytes, list[memoryview]]] = (
@@ -209,7 +208,7 @@ class Process:
         """What processes that this one spawns are told of its extensions."""
         if self._extensions is None:
             return ""
-        from mesh_core.extensions._base import Spawning
+        from mesh_core.extensions._told import Spawning
 
         hosts = tuple(dict.fromkeys(home.name_of(rank) for rank in range(len(_native.Region.whole(extent)))))
         is_local = home.placement.only == self.identity.host_no
@@ -307,13 +306,15 @@ class Process:
 
     def stage(self) -> Stage:
         """Where actors of this process live; started on first use."""
+        if self._stage is None:
+            # Not under the lock, which extensions that start just now may want.
+            for begin in self.hooks.staging:
+                begin()
         with self._lock:
             if self._stage is None:
                 from mesh_core._stage import Stage
 
                 self._stage = Stage(self)
-                for begin in self.hooks.staging:
-                    begin()
                 self._stage.start_thread()
             return self._stage
 
@@ -473,12 +474,15 @@ class _Holder:
         return self._slots
 
     def for_each(self, join: Callable[[Process], object]) -> None:
-        """Call ``join`` with the :class:`Process` that there is, if there is one, and with each that is made later."""
+        """Call ``join`` with the :class:`Process` that there is, if there is one, and with each that is made later.
+
+        It may be called twice with one.
+        """
         with self.lock:
             self.wanted.append(join)
             process = self.process
-            if process is not None and process.in_charge:
-                join(process)
+        if process is not None and process.in_charge:
+            join(process)
 
 
 _HOLDER = _Holder()
@@ -558,14 +562,16 @@ def current() -> Process:
                 host_no=0,
                 home=Home.on(0, host),
             )
-            process = _install(Process(runtime, identity))
+            process = Process(runtime, identity)
             equip(process)
+            for join in _HOLDER.wanted:
+                join(process)
+            # Only now may other threads have it.
+            _install(process)
             if not _HOLDER.leaves:
                 atexit.register(_leave)
                 _HOLDER.leaves = True
             _HOLDER.sigterm = _interrupts.Termination.install(settings.sigterm_grace) or _HOLDER.sigterm
-            for join in _HOLDER.wanted:
-                join(process)
         return process
 
 

@@ -99,5 +99,4 @@ class Substitutes(Extension):
 
 
 def _join(process: _process.Process) -> None:
-    if process.extensions.find(Substitutes.name) is None:
-        process.extensions.install(Substitutes, None)
+    process.extensions.ensure(Substitutes)

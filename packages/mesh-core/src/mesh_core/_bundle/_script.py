@@ -38,8 +38,8 @@ def _begin(process: Process) -> None:
     from mesh_core._debug._extension import Debugging
     from mesh_core._logging._extension import Logging
 
-    process.extensions.install(Logging, None)
-    process.extensions.install(Debugging, None)
+    process.extensions.ensure(Logging)
+    process.extensions.ensure(Debugging)
 
 
 def _end(process: Process) -> None:

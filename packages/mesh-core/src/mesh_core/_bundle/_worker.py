@@ -16,5 +16,5 @@ if TYPE_CHECKING:
 def equip(process: Process) -> None:
     """Hang the features on, and start those that are extensions, before any of the user's code runs."""
     equip_any(process)
-    process.extensions.install(Logging, None)
-    process.extensions.install(Debugging, None)
+    process.extensions.ensure(Logging)
+    process.extensions.ensure(Debugging)

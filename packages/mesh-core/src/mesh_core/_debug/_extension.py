@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
 from mesh_core._debug._hook import Breakpoints
-from mesh_core.extensions import NOT_CARRIED, Extension, Raised, Spawning
+from mesh_core.extensions import NOT_CARRIED, Extension
+
+if TYPE_CHECKING:
+    from mesh_core.extensions import Raised, Spawning
 
 
 class Debugging(Extension):
@@ -20,16 +22,16 @@ class Debugging(Extension):
 
     def start(self) -> None:
         """Take ``breakpoint()`` over; in a worker ``pdb.set_trace()`` too."""
-        self._process = _process.current()
-        self._breakpoints = Breakpoints(self._process, everywhere=self._process.identity.mesh_id != 0)
+        process = self._mesh_process
+        self._breakpoints = Breakpoints(process, everywhere=process.identity.mesh_id != 0)
         self._breakpoints.install()
 
     def stop(self) -> None:
         """Give ``breakpoint()`` back to the script. A worker has no terminal until its last line."""
-        if self._process.identity.mesh_id == 0:
+        if self._mesh_process.identity.mesh_id == 0:
             self._breakpoints.uninstall()
 
     def endpoint_raised(self, raised: Raised) -> None:
         """Stop where an exception has gone unhandled, if that is wanted."""
-        if self._process.settings.post_mortem:
+        if self._mesh_process.settings.post_mortem:
             self._breakpoints.examine(raised.error)

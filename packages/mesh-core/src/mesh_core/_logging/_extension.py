@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
 from mesh_core._control import LOGGING
 from mesh_core._errors import MeshError
 from mesh_core._logging import set_level, set_up, set_up_worker
-from mesh_core.extensions import NOT_CARRIED, Extension, Proc, Spawning
+from mesh_core.extensions import NOT_CARRIED, Extension
+
+if TYPE_CHECKING:
+    from mesh_core.extensions import Proc, Spawning
 
 
 class Logging(Extension):
@@ -23,7 +25,7 @@ class Logging(Extension):
 
     def start(self) -> None:
         """Send the records of a worker; in a script, show Mesh's own where the script has set up nothing."""
-        process = self._process = _process.current()
+        process = self._mesh_process
         settings = process.settings
         if process.identity.mesh_id == 0:
             set_up(settings.log_level, process.identity.proc_id)
@@ -32,6 +34,6 @@ class Logging(Extension):
 
     def receive(self, message: int, sender: Proc) -> None:
         """Send records from this level on; see :meth:`ProcMesh.logging_option`."""
-        if self._process.identity.mesh_id == 0:
+        if self._mesh_process.identity.mesh_id == 0:
             raise MeshError("the script's own level is the script's affair: see the setting log_level")
         set_level(message)

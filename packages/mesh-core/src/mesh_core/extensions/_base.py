@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from mesh_core._errors import MeshError
 
 if TYPE_CHECKING:
-    from mesh_core import ActorMesh, Extent, Future, MeshFailure, Point, ProcMesh, ValueMesh
+    from mesh_core import ActorMesh, Future, ProcMesh, ValueMesh
+    from mesh_core._process import Process
     from mesh_core.extensions._here import Proc
+    from mesh_core.extensions._told import ActorEnd, Raised, Spawning
 
 
 class _NotCarried:
@@ -23,58 +25,6 @@ class _NotCarried:
 
 NOT_CARRIED: Final = _NotCarried()
 """What :meth:`Extension.for_spawn` returns for processes that do without the extension."""
-
-
-@dataclass(frozen=True)
-class Spawning:
-    """The processes that are about to be spawned."""
-
-    mesh_name: str
-    extent: Extent
-    hosts: tuple[str, ...]
-    """The names of the hosts that they will run on."""
-    is_local: bool
-    """Whether all of them run on the host of the process that spawns them."""
-
-
-@dataclass(frozen=True)
-class ActorEnd:
-    """An actor of this process has ended."""
-
-    name: str
-    class_name: str
-    point: Point
-    """Its place in its mesh."""
-    error: BaseException | None
-    """Why it failed; ``None`` if it was stopped."""
-
-
-@dataclass(frozen=True)
-class ProcEnd:
-    """Another process has ended."""
-
-    address: tuple[int, int, int]
-    """As :attr:`Proc.address`."""
-    point: Point | None
-    """Its place in the mesh that was watched."""
-    mesh: Any
-    """The mesh that was watched; ``None`` where the process was heard of in another way."""
-    failure: MeshFailure | None
-    """How it died; ``None`` if it was stopped in order."""
-
-
-@dataclass(frozen=True)
-class Raised:
-    """Code of an actor of this process has raised an exception."""
-
-    name: str
-    """The actor's."""
-    class_name: str
-    point: Point
-    """The actor's place in its mesh."""
-    endpoint: str
-    """What was called: an endpoint, ``__init__``, or ``__cleanup__``."""
-    error: BaseException
 
 
 class Extension:
@@ -93,8 +43,7 @@ class Extension:
     _at_once: ClassVar[bool] = False
     """Whether ``receive`` runs where messages arrive, ahead of all that came later: for what takes no time."""
 
-    proc: Proc
-    """The process that this instance lives in."""
+    _mesh_process: Process
     payload: Any
     """What :meth:`for_spawn` has returned where this process was spawned, or what was given to :func:`install`."""
 
@@ -123,6 +72,13 @@ class Extension:
         return cls
 
     # For its own use.
+
+    @cached_property
+    def proc(self) -> Proc:
+        """The process that this instance lives in."""
+        from mesh_core.extensions._here import proc_of
+
+        return proc_of(self._mesh_process)
 
     def call(
         self, to: ProcMesh | ActorMesh[Any] | Proc, message: Any, *, timeout: float | None = None
