@@ -91,9 +91,13 @@ class Extensions:
 
     # Carried along.
 
+    def travelling(self) -> list[Extension]:
+        """Those that processes which are spawned may carry."""
+        return [each.extension for each in list(self._running.values()) if not each.extension._everywhere]
+
     def carried(self, spawning: Spawning) -> str:
         """What processes that are spawned are told of extensions, as text; nothing if they carry none."""
-        told = [pack(each.extension, spawning) for each in list(self._running.values())]
+        told = [pack(each, spawning) for each in self.travelling()]
         there = [each for each in told if each is not None]
         return json.dumps(there) if there else ""
 

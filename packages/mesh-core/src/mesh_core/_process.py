@@ -206,7 +206,7 @@ class Process:
 
     def carried(self, mesh_name: str, extent: Extent, home: Home) -> str:
         """What processes that this one spawns are told of its extensions."""
-        if self._extensions is None:
+        if self._extensions is None or not self._extensions.travelling():
             return ""
         from mesh_core.extensions._told import Spawning
 

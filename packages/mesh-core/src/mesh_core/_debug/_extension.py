@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mesh_core._debug._hook import Breakpoints
-from mesh_core.extensions import NOT_CARRIED, Extension
+from mesh_core.extensions import Extension
 
 if TYPE_CHECKING:
-    from mesh_core.extensions import Raised, Spawning
+    from mesh_core.extensions import Raised
 
 
 class Debugging(Extension):
     """Has ``breakpoint()`` wait for ``mesh debug``. Each process makes its own."""
 
     name = "mesh.debugger"
-
-    def for_spawn(self, spawning: Spawning) -> Any:
-        """It is in every process already."""
-        return NOT_CARRIED
+    _everywhere = True
 
     def start(self) -> None:
         """Take ``breakpoint()`` over; in a worker ``pdb.set_trace()`` too."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mesh_core._control import LOGGING
 from mesh_core._errors import MeshError
 from mesh_core._logging import set_level, set_up, set_up_worker
-from mesh_core.extensions import NOT_CARRIED, Extension
+from mesh_core.extensions import Extension
 
 if TYPE_CHECKING:
-    from mesh_core.extensions import Proc, Spawning
+    from mesh_core.extensions import Proc
 
 
 class Logging(Extension):
@@ -18,10 +18,7 @@ class Logging(Extension):
 
     name = LOGGING
     _at_once = True
-
-    def for_spawn(self, spawning: Spawning) -> Any:
-        """It is in every process already."""
-        return NOT_CARRIED
+    _everywhere = True
 
     def start(self) -> None:
         """Send the records of a worker; in a script, show Mesh's own where the script has set up nothing."""

@@ -43,6 +43,8 @@ class Extension:
     _at_once: ClassVar[bool] = False
     """Whether ``receive`` runs where messages arrive, ahead of all that came later: for what takes no time."""
 
+    _everywhere: ClassVar[bool] = False
+    """Whether each process makes an instance by itself, so that none is carried there."""
     _mesh_process: Process
     payload: Any
     """What :meth:`for_spawn` has returned where this process was spawned, or what was given to :func:`install`."""
