@@ -93,9 +93,7 @@ class Looker(Actor):
     def fail_somehow(self) -> None:
         from mesh_core import _process
 
-        _process.current().journal.failed(
-            MeshFailure(mesh_name="elsewhere", rank=1), handled=True, by="looker"
-        )
+        _process.current().hooks.failed(MeshFailure(mesh_name="elsewhere", rank=1), handled=True, by="looker")
 
 
 @pytest.fixture
@@ -485,7 +483,7 @@ def test_failures_that_were_handled(happening: Events, own: ProcMesh) -> None:
     from mesh_core import _process
 
     failure = MeshFailure(mesh_name="trainers", rank=3, pid=77, signal=9)
-    _process.current().journal.failed(failure, handled=True, by="root")
+    _process.current().hooks.failed(failure, handled=True, by="root")
     event = next_of(happening, "failure_handled")
     assert event.failure is failure
     assert (event.actor, event.rank, event.text) == ("trainers", 3, "by root")
@@ -500,10 +498,10 @@ def test_failures_that_were_handled(happening: Events, own: ProcMesh) -> None:
 def test_a_slow_reader_misses_events_and_blocks_nobody(happening: Events) -> None:
     from mesh_core import _process
 
-    journal = _process.current().journal
+    hooks = _process.current().hooks
     failure = MeshFailure(mesh_name="m")
     for _ in range(3000):
-        journal.failed(failure, handled=False)
+        hooks.failed(failure, handled=False)
     seen = 0
     while happening.get(0) is not None:
         seen += 1

@@ -552,3 +552,21 @@ def test_modules_of_a_class_of_their_own_go_by_name(monkeypatch: pytest.MonkeyPa
 def test_a_module_that_cannot_be_named_is_refused() -> None:
     with pytest.raises(SerializationError, match="Lazy"):
         dumps(Lazy("nowhere"))
+
+
+def test_garbage_of_a_message_that_could_not_be_sent_is_collected() -> None:
+    code = textwrap.dedent(
+        """
+        import gc, threading
+        from mesh_core._serialize import dumps
+        for _ in range(5):
+            try:
+                dumps(((memoryview(bytearray(100_000)), threading.Lock()), {}))
+            except TypeError as error:
+                print(error)
+            gc.collect()
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("cannot send args[1]: cannot pickle '_thread.lock' object") == 5

@@ -12,7 +12,7 @@ from mesh_core._deadlines import inherited
 from mesh_core._errors import ActorTimeout, MeshError
 from mesh_core._future import _FAILED, Future, Stream, StreamFuture
 from mesh_core._outcomes import Addressee, error_of, load, value_of
-from mesh_core._traces import notice
+from mesh_core._tracing import notice
 from mesh_core._values import ValueMesh, lazy
 
 if TYPE_CHECKING:

@@ -14,5 +14,7 @@ class Control:
     """Have one more extension."""
     BOOTSTRAP: Final = ".bootstrap"
     """Run this function; what it raises ends the process."""
-    LOG_LEVEL: Final = ".log-level"
-    """Send log records from this level on."""
+
+
+LOGGING: Final = "mesh.logging"
+"""The extension to which a process's level of logs is sent."""

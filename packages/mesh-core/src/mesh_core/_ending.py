@@ -244,7 +244,7 @@ def _ended(hosted: Hosted, stop: Message, behind: list[Message], error: BaseExce
         hosted.over = True
     hosted.object = None
     if error is not None:
-        hosted.examine(error)
+        hosted.tell_raised("__cleanup__", error)
     _leave(hosted, [stop, *behind], error)
 
 

@@ -86,7 +86,7 @@ class Holding:
         mesh = self.mesh
         runtime, home = mesh._process.runtime, mesh._home
         if not self.actor_id:
-            return runtime.stop_procs(home.target(self.procs_id, mesh._root), limit)
+            return runtime.stop_procs(home.target(self.procs_id, mesh._all()), limit)
         target = home.target(self.procs_id, mesh._root)
         return runtime.sender(target, self.actor_id, "", "stop_actor").call("")
 

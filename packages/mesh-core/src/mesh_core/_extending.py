@@ -9,8 +9,7 @@ EXT-3: each message that waits for an answer gets one, whatever the extension do
 
 from __future__ import annotations
 
-import asyncio
-import inspect
+import contextlib
 import json
 import logging
 import queue
@@ -22,13 +21,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from mesh_core._errors import MeshError
 from mesh_core._mesh import check_name
 from mesh_core._serialize import dumps, loads
-from mesh_core.extensions._base import NOT_CARRIED, ActorEnd, Extension, Spawning
-from mesh_core.extensions._here import current_proc
+from mesh_core.extensions._base import NOT_CARRIED, Extension
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from mesh_core._context import Instance
     from mesh_core._hosted import CallKey, Hosted
     from mesh_core._native import Message
     from mesh_core._process import Process
+    from mesh_core.extensions._told import ActorEnd, Spawning
 
 E = TypeVar("E", bound=Extension)
 T = TypeVar("T")
@@ -61,12 +63,19 @@ class Extensions:
                 )
             return self._start(cls, payload)
 
+    def ensure(self, cls: type[Extension]) -> None:
+        """Have an instance here, if there is none yet: of what Mesh itself brings along."""
+        with self._lock:
+            if cls.name not in self._running:
+                self._start(cls, None)
+
     def _start(self, cls: type[E], payload: Any) -> E:
         extension = cls()
-        extension.proc = current_proc()
+        extension._mesh_process = self._process
         extension.payload = payload
         extension.start()
-        self._running[cls.name] = _Running(self._process, extension)
+        running = self._running[cls.name] = _Running(self._process, extension)
+        running.hook()
         return extension
 
     def uninstall(self, name: str) -> None:
@@ -74,15 +83,21 @@ class Extensions:
         with self._lock:
             running = self._running.pop(name, None)
         if running is None:
-            known = ", ".join(sorted(self._running)) or "none"
+            known = (
+                ", ".join(sorted(each for each in self._running if not each.startswith("mesh."))) or "none"
+            )
             raise MeshError(f"no extension {name!r} is installed in this process; there are: {known}")
         running.end()
 
     # Carried along.
 
+    def travelling(self) -> list[Extension]:
+        """Those that processes which are spawned may carry."""
+        return [each.extension for each in list(self._running.values()) if not each.extension._everywhere]
+
     def carried(self, spawning: Spawning) -> str:
         """What processes that are spawned are told of extensions, as text; nothing if they carry none."""
-        told = [pack(each.extension, spawning) for each in list(self._running.values())]
+        told = [pack(each, spawning) for each in self.travelling()]
         there = [each for each in told if each is not None]
         return json.dumps(there) if there else ""
 
@@ -140,6 +155,8 @@ class Extensions:
         running = [each for each in list(self._running.values()) if each.hears_actors]
         if not running:
             return
+        from mesh_core.extensions._told import ActorEnd
+
         instance = actor.instance
         end = ActorEnd(instance.name, instance.class_name, instance.rank, actor.broken)
         for each in running:
@@ -205,17 +222,55 @@ class _Running:
     def __init__(self, process: Process, extension: Extension) -> None:
         self.extension = extension
         self._process = process
-        self._is_async = inspect.iscoroutinefunction(extension.receive)
+        self._is_async: bool | None = None
+        """Whether ``receive`` is a coroutine function; known from the first message on."""
         self.hears_actors = type(extension).actor_ended is not Extension.actor_ended
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._tasks: dict[CallKey, asyncio.Task[None]] = {}
 
+    def hook(self) -> None:
+        """Have the process call those of its hooks that it defines."""
+        cls, hooks = type(self.extension), self._process.hooks
+        if cls.endpoint_raised is not Extension.endpoint_raised:
+            hooks.raised.append(self._raised)
+        if cls.actor_class is not Extension.actor_class:
+            hooks.actor_class.append(self._replace)
+
+    def _unhook(self) -> None:
+        hooks = self._process.hooks
+        with contextlib.suppress(ValueError):
+            hooks.raised.remove(self._raised)
+        with contextlib.suppress(ValueError):
+            hooks.actor_class.remove(self._replace)
+
+    def _replace(self, cls: type) -> type:
+        found = self.extension.actor_class(cls)
+        from mesh_core._actor import Actor
+
+        if not (isinstance(found, type) and issubclass(found, Actor)):
+            raise TypeError(
+                f"actor_class({cls.__qualname__}) of extension {self.extension.name!r} must return an actor class, "
+                f"got {found!r}"
+            )
+        return found
+
+    def _raised(self, actor: Instance, endpoint: str, error: BaseException) -> None:
+        from mesh_core.extensions._told import Raised
+
+        self.extension.endpoint_raised(Raised(actor.name, actor.class_name, actor.rank, endpoint, error))
+
     def take(self, message: Message) -> None:
         """Handle a message, soon."""
+        if self._is_async is None:
+            import inspect
+
+            self._is_async = inspect.iscoroutinefunction(self.extension.receive)
         if self._is_async:
             self._on_loop(self._begin, message)
+        elif self.extension._at_once:
+            self._receive(message)
         else:
             self._put(lambda: self._receive(message))
 
@@ -230,6 +285,7 @@ class _Running:
 
     def end(self) -> None:
         """Handle what has come, then stop."""
+        self._unhook()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._todo.put(None)

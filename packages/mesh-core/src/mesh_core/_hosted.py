@@ -30,7 +30,7 @@ from mesh_core._on_loop import OnLoop
 from mesh_core._on_thread import OnThread
 from mesh_core._respond import MARKS, marked
 from mesh_core._serialize import explain_load_failure
-from mesh_core._traces import notice
+from mesh_core._tracing import notice
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -169,7 +169,7 @@ class Hosted:
                 made = self._make()
             except BaseException as raised:  # noqa: BLE001 - it is the spawner's to hear
                 error = raised
-                self.examine(error)
+                self.tell_raised("__init__", error)
         self._args, self._kwargs = (), {}
         with self.stage.failing:
             given_up = self.over
@@ -245,7 +245,7 @@ class Hosted:
     # A message.
 
     def function(self, message: Message, spec: EndpointProperty[..., Any]) -> Callable[..., Any]:
-        """What is to be called for a message; see ``_respond`` and ``_tracer`` for what may stand around it."""
+        """What is to be called for a message; see ``_respond`` and ``_tracing`` for what may stand around it."""
         function, tracer = spec.function, self.stage.process.tracer
         if spec.respond is not None:
             function = partial(spec.respond, self, message)
@@ -325,14 +325,15 @@ class Hosted:
             return error
         return self.broken or self._stopped_during(message)
 
-    def examine(self, error: BaseException) -> None:
-        """Stop in a debugger where an exception has gone unhandled, if that is wanted."""
-        if self.stage.process.settings.post_mortem:
-            self.stage.breakpoints.examine(error)
+    def tell_raised(self, endpoint: str, error: BaseException) -> None:
+        """Have it heard that the actor's code has raised, before anybody is answered: a debugger may stop here."""
+        hooks = self.stage.process.hooks
+        if hooks.raised:
+            hooks.have_raised(self.instance, endpoint.lstrip("".join(MARKS)), error)
 
     def failed(self, message: Message, error: BaseException) -> None:
         """An endpoint has raised: its caller's to hear, or, where nobody waits, the owner's."""
-        self.examine(error)
+        self.tell_raised(message.name, error)
         if message.call:
             self.stage.reply_error(message, error, self.instance.name)
         else:

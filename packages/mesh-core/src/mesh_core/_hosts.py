@@ -210,9 +210,7 @@ class HostMesh(Mesh):
         ('schedule.py',)
         >>> shutdown()
         """
-        from mesh_core._workspace import sync
-
-        return sync(self, path, to=to, reload=reload, exclude=exclude)
+        return self._process.hooks.sync(self, path, to=to, reload=reload, exclude=exclude)
 
     def stop(self) -> Future[None]:
         """Stop what this script runs on these hosts, and let them go. Returns at once; their agents serve others.

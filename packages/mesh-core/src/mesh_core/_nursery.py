@@ -45,12 +45,14 @@ _SHARED = (
     "faulthandler",
     "inspect",
     "logging",
-    "mesh_core._exceptions",
+    "mesh_core._bundle._worker",
     "mesh_core._dumps",
+    "mesh_core._exceptions",
+    "mesh_core._extending",
     "mesh_core._failure",
-    "mesh_core._logging",
+    "mesh_core._hooks",
     "mesh_core._multiprocessing",
-    "mesh_core._records",
+    "mesh_core._slots",
     "mesh_core._stage",
     "pathlib",
     "random",
@@ -336,10 +338,10 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
     # What scripts and libraries look at while they are imported.
     sys.argv[:] = plan["argv"]
     try:
-        if plan["workspaces"]:
-            from mesh_core._workspace._place import put_on_path
+        if plan["prepare"]:
+            from mesh_core._hooks import prepare
 
-            put_on_path(plan["workspaces"], os.environ.get(SCRATCH, ""))
+            prepare(plan["prepare"], os.environ.get(SCRATCH, ""))
         why = _preload(preload)
     except BaseException as error:  # noqa: BLE001 - reported to whoever asked
         text = "".join(traceback.format_exception_only(error)).strip()

@@ -41,13 +41,15 @@ Supervise: TypeAlias = "Policy | str | Callable[[MeshFailure], bool | Awaitable[
 def policy_of(supervise: object) -> Policy:
     """Return the policy that ``supervise=`` means; raise if it means none."""
     if isinstance(supervise, str):
-        return _named(supervise)
+        from mesh_core import _process
+
+        return _process.current().hooks.find_policy(supervise)
     if isinstance(supervise, type) and hasattr(supervise, "on"):
         raise TypeError(
             f"supervise= must be a policy object, got the class {supervise.__qualname__}. "
             f"Try {supervise.__qualname__}(...)."
         )
-    if _is_policy(supervise):
+    if is_policy(supervise):
         return supervise
     if callable(supervise):
         return _Function(supervise)
@@ -57,30 +59,8 @@ def policy_of(supervise: object) -> Policy:
     )
 
 
-def _named(name: str) -> Policy:
-    from mesh_core._errors import PluginError
-    from mesh_core.plugins import POLICIES, PluginManager
-
-    manager = PluginManager()
-    plugin = manager.get(POLICIES, name)
-    able = manager.probe(plugin)
-    if not able:
-        raise PluginError(
-            f"policy {name!r} cannot work here: {able.reason}. Try: {able.remedy}.",
-            kind=POLICIES.word,
-            name=name,
-            remedy=able.remedy,
-        )
-    policy = plugin.create()
-    if not _is_policy(policy):
-        raise TypeError(
-            f"create() of the policy {name!r} of {manager.origin(POLICIES, name)} must return a policy with "
-            f"on(event, now), got {policy!r}"
-        )
-    return policy
-
-
-def _is_policy(value: object) -> TypeGuard[Policy]:
+def is_policy(value: object) -> TypeGuard[Policy]:
+    """Whether ``supervise=`` takes it for a policy."""
     return callable(getattr(value, "on", None)) and not isinstance(value, type)
 
 
@@ -149,7 +129,7 @@ class PolicyRun:
             if isinstance(event, Failed):
                 actions = (Ignore() if answer else Escalate(),)
             return self._decide(event, actions)
-        if not isinstance(answer, tuple) or len(answer) != 2 or not _is_policy(answer[0]):
+        if not isinstance(answer, tuple) or len(answer) != 2 or not is_policy(answer[0]):
             raise TypeError(f"on() of a policy must return (policy, actions), got {answer!r}")
         actions = checked_actions(answer[1])
         self._state = answer[0]

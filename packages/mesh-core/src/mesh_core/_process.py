@@ -15,14 +15,12 @@ from mesh_core import _native
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._home import Home
-from mesh_core._journal import Journal
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mesh_core._awaited import Awaited
-    from mesh_core._console import Console
     from mesh_core._endpoint import EndpointProperty
     from mesh_core._extending import Extensions
     from mesh_core._failure import MeshFailure
@@ -30,13 +28,13 @@ if TYPE_CHECKING:
     from mesh_core._hosted import Hosted
     from mesh_core._interrupts import Interrupts, Termination
     from mesh_core._loop import Bridge
-    from mesh_core._native import Completion, Extent, Message, Region, Runtime
+    from mesh_core._native import Extent, Message, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
+    from mesh_core._slots import Slots
     from mesh_core._stage import Stage
-    from mesh_core._substitutes import Substitutes
     from mesh_core._supervision import Faults
-    from mesh_core._tracer import Tracer
+    from mesh_core._tracing import Tracer
     from mesh_core._watches import Watches
     from mesh_core.policies import Policy
 
@@ -84,41 +82,21 @@ class Identity:
         return self.mesh_name if self.mesh_id == 0 else f"{self.mesh_name}[{self.rank}]"
 
 
-class Synced:
-    """What this process knows of workspaces; see ``_workspace``."""
-
-    __slots__ = ("stale", "synchronizer", "told")
-
-    def __init__(self) -> None:
-        self.told: list[list[Any]] = []
-        """The directories that processes import from copies of."""
-        self.stale: set[str] = set()
-        """Modules that have changed since they were imported here."""
-        self.synchronizer: Any = None
-        """The actor that copies them; made by the first sync."""
-
-
-class Promises:
-    """What a process keeps for promises, and for futures of other libraries."""
-
-    __slots__ = ("adopted", "failures")
-
-    def __init__(self) -> None:
-        self.adopted: weakref.WeakKeyDictionary[Any, Completion] = weakref.WeakKeyDictionary()
-        """By a future of another library: what is done when that is."""
-        self.failures: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Exceptions of promises that nobody has looked at so far."""
-
-
 class Process:
     """The runtime, and what Python keeps beside it. One a process, made on first use."""
 
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
+        from mesh_core._hooks import Hooks
         from mesh_core._seeds import Seeds
+        from mesh_core._slots import Slots
 
         self.identity = identity
         self.pid = os.getpid()
+        self.hooks = Hooks()
+        """What features of this process are asked, and told."""
+        self.slots = Slots()
+        """What features keep here."""
         self.closed = False
         self.environ = dict(os.environ)
         """The environment that nurseries are started with; what changed since is sent to each worker."""
@@ -136,7 +114,6 @@ class Process:
         self._stage: Stage | None = None
         self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
         """The controller's pid, and what it runs; a worker is told of its own."""
-        self._console: Console | None = None
         self.deadlines = False
         """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
         self._names: dict[str, int] = {}
@@ -148,21 +125,15 @@ class Process:
         self._watches: Watches | None = None
         self.alarmed = False
         """Whether the script's next call that has to wait raises a failure instead."""
-        self.journal = Journal(runtime, at_root=identity.mesh_id == 0)
-        """What happens, for :func:`mesh_core.inspect.events`."""
         self.tracer: Tracer | None = None
-        """Makes spans, where an OpenTelemetry provider is set; see ``_traces``."""
-        self.untraced = False
-        """The program wants no spans, whatever is set."""
+        """Makes spans, where they are wanted; see ``_tracing``."""
         self.began_ns = time.time_ns()
         """Before any process of the job was started."""
-        self.synced = Synced()
         self._scratch: Scratch | None = None
         self.seeds = Seeds()
         """Where this process's random numbers begin."""
         self.boots: weakref.WeakValueDictionary[int, Future[None]] = weakref.WeakValueDictionary()
         """What becomes of the bootstraps of the meshes that were spawned here."""
-        self.promises = Promises()
         self.python: str | None = None
         """The interpreter that this process was asked to have; what it spawns has the same."""
         self.env_changes: dict[str, str | None] = {}
@@ -238,9 +209,9 @@ class Process:
 
     def carried(self, mesh_name: str, extent: Extent, home: Home) -> str:
         """What processes that this one spawns are told of its extensions."""
-        if self._extensions is None:
+        if self._extensions is None or not self._extensions.travelling():
             return ""
-        from mesh_core.extensions._base import Spawning
+        from mesh_core.extensions._told import Spawning
 
         hosts = tuple(dict.fromkeys(home.name_of(rank) for rank in range(len(_native.Region.whole(extent)))))
         is_local = home.only == self.identity.host_no
@@ -283,6 +254,12 @@ class Process:
             found = self._tables[cls] = table_of(cls)
         return found
 
+    def actor_class(self, cls: type) -> type:
+        """Which class is spawned where ``cls`` is asked for: itself, unless an extension says otherwise."""
+        for replace in self.hooks.actor_class:
+            cls = replace(cls)
+        return cls
+
     def forget_tables(self) -> None:
         """Classes have changed."""
         self._tables.clear()
@@ -291,9 +268,7 @@ class Process:
         """An actor class as bytes, made once per class: it travels with every spawn."""
         found = self._blobs.get(cls)
         if found is None:
-            from mesh_core._debug._sources import with_sources
-
-            data, buffers = dumps(with_sources(cls), root=f"the actor class {cls.__qualname__}")
+            data, buffers = dumps(self.hooks.packed_class(cls), root=f"the actor class {cls.__qualname__}")
             found = self._blobs[cls] = (data, buffers)
         if found[1]:
             raise MeshError(
@@ -336,6 +311,10 @@ class Process:
 
     def stage(self) -> Stage:
         """Where actors of this process live; started on first use."""
+        if self._stage is None:
+            # Not under the lock, which extensions that start just now may want.
+            for begin in self.hooks.staging:
+                begin()
         with self._lock:
             if self._stage is None:
                 from mesh_core._stage import Stage
@@ -352,18 +331,11 @@ class Process:
             self._scratch = Scratch()
         return self._scratch
 
-    def open_console(self) -> None:
-        """Show what workers print; only the controller does, from its first spawn on."""
-        with self._lock:
-            if self._console is None and self.identity.mesh_id == 0:
-                from mesh_core._console import Console
-
-                self._console = Console(self.runtime.logs())
-
     def flush_console(self) -> None:
         """Show what workers have printed so far."""
-        if self._console is not None and self.in_charge:
-            self._console.flush()
+        if self.in_charge:
+            for flush in self.hooks.flush:
+                flush()
 
     def adopt_stage(self, stage: Stage) -> None:
         """Take the stage that a worker's main thread runs."""
@@ -402,14 +374,10 @@ class Process:
                 stage.end_thread(limit)
             if self._faults is not None:
                 self._faults.end(_GRACE)
-            if self._console is not None:
-                self._console.end()
+            for close in self.hooks.closed:
+                close()
             if self._scratch is not None:
                 self._scratch.close()
-            if self.identity.mesh_id == 0:
-                from mesh_core._debug._places import forget_job
-
-                forget_job(self.pid)
             # Its descriptors close with the last mesh that refers to it.
             if _HOLDER.process is self:
                 _HOLDER.process = None
@@ -486,7 +454,7 @@ def _wanted_by() -> str:
 class _Holder:
     """The one pointer to this process's :class:`Process`."""
 
-    __slots__ = ("fault_handler", "leaves", "lock", "process", "sigterm", "substitutes")
+    __slots__ = ("_slots", "fault_handler", "leaves", "lock", "process", "sigterm", "wanted")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -494,9 +462,33 @@ class _Holder:
         self.fault_handler: Callable[[MeshFailure], object] | None = None
         self.leaves = False
         """Whether the interpreter's end calls :func:`_leave`."""
-        self.substitutes: Substitutes | None = None
+        self._slots: Slots | None = None
+        self.wanted: list[Callable[[Process], object]] = []
+        """What is done with each process object that is made; see :meth:`for_each`."""
         self.sigterm: Termination | None = None
         """What SIGTERM does to this script, if Mesh has a say in it."""
+
+    @property
+    def slots(self) -> Slots:
+        """What parts of Mesh keep of their own, for as long as the interpreter runs."""
+        if self._slots is None:
+            from mesh_core._slots import Slots
+
+            with self.lock:
+                if self._slots is None:
+                    self._slots = Slots()
+        return self._slots
+
+    def for_each(self, join: Callable[[Process], object]) -> None:
+        """Call ``join`` with the :class:`Process` that there is, if there is one, and with each that is made later.
+
+        It may be called twice with one.
+        """
+        with self.lock:
+            self.wanted.append(join)
+            process = self.process
+        if process is not None and process.in_charge:
+            join(process)
 
 
 _HOLDER = _Holder()
@@ -505,15 +497,6 @@ _HOLDER = _Holder()
 def holder() -> _Holder:
     """What stays when a :class:`Process` goes."""
     return _HOLDER
-
-
-def substitutes() -> Substitutes:
-    """The actor classes that are spawned as others here."""
-    if _HOLDER.substitutes is None:
-        from mesh_core._substitutes import Substitutes
-
-        _HOLDER.substitutes = Substitutes()
-    return _HOLDER.substitutes
 
 
 def runtime_options(settings: Settings) -> dict[str, Any]:
@@ -571,7 +554,8 @@ def current() -> Process:
             import socket
 
             # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.
-            from mesh_core import _console, _interrupts, _supervision  # noqa: F401
+            from mesh_core import _interrupts, _supervision  # noqa: F401
+            from mesh_core._bundle._script import equip
             from mesh_core._settings import current_settings
 
             settings = current_settings()
@@ -587,7 +571,12 @@ def current() -> Process:
                 host_no=0,
                 home=Home.on(0, host),
             )
-            process = _install(Process(runtime, identity))
+            process = Process(runtime, identity)
+            equip(process)
+            for join in _HOLDER.wanted:
+                join(process)
+            # Only now may other threads have it.
+            _install(process)
             if not _HOLDER.leaves:
                 atexit.register(_leave)
                 _HOLDER.leaves = True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from mesh_core import _process
 from mesh_core._actors import ActorMesh
 from mesh_core._context import current_instance
-from mesh_core._control import Control
+from mesh_core._control import LOGGING
 from mesh_core._endpoint import Interface
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Making, check_policy
@@ -18,7 +18,7 @@ from mesh_core._future import Future
 from mesh_core._mesh import RESERVED, Mesh, check_name, describe
 from mesh_core._native import Point, Region, incarnation, known_moves, learn_moves, locate
 from mesh_core._outcomes import Addressee, error_of
-from mesh_core._traces import notice
+from mesh_core._tracing import notice
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -132,7 +132,7 @@ class ProcMesh(Mesh):
         owner_id = 0 if owner is None else owner.actor_id
         process = self._process
         process.check_owner(owner_id)
-        cls = _process.substitutes().of(cls)
+        cls = process.actor_class(cls)
         table = process.table(cls)
         taken = sorted(RESERVED & table.keys())
         if taken:
@@ -232,9 +232,7 @@ class ProcMesh(Mesh):
             addr for addr, pid in pids.items() if pid is None and (me.mesh_id != 0 or addr[2] != me.host_no)
         ]
         if afar and self._procs_id != 0 and not process.closed:
-            from mesh_core.inspect._hosts import pids as ask
-
-            pids |= ask(process, afar, _PIDS_S)
+            pids |= process.hooks.find_pids(afar, _PIDS_S)
         return [pids[addr] for addr in addrs]
 
     def logging_option(
@@ -256,6 +254,7 @@ class ProcMesh(Mesh):
         ...     procs.logging_option(aggregate_window_sec=None, level="WARNING")
         """
         from mesh_core import _streams
+        from mesh_core.extensions import current_proc
 
         window = 0.0 if aggregate_window_sec is None else aggregate_window_sec
         if isinstance(window, bool) or not isinstance(window, (int, float)) or not 0.0 <= window <= 86_400.0:
@@ -273,7 +272,7 @@ class ProcMesh(Mesh):
         flags = (_streams.SHOWN if stream_to_client else 0) | (_streams.ALIKE if ignore_numbers else 0)
         set_options(self._procs_id, flags, round(window * 1000), level)
         target = self._home.target(self._procs_id, self._root)
-        told = runtime.sender(target, 0, Control.LOG_LEVEL, "extension").call(level)
+        told = runtime.sender(target, 0, LOGGING, "extension").call((level, current_proc()))
         if self._ready is None or self._ready.done():
             # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
             told.wait(_TOLD_S)
@@ -362,7 +361,7 @@ class ProcMesh(Mesh):
     def stop(self, reason: str = "") -> Future[None]:
         """Stop the processes, after what was sent to them before; those that take too long are killed.
 
-        Those of a part of a mesh may be made again with :meth:`respawn`.
+        Those of a part of a mesh may be made again with :meth:`respawn`. A mesh that has grown stops as a whole.
         """
         if self._procs_id == 0:
             raise ValueError(
@@ -377,11 +376,16 @@ class ProcMesh(Mesh):
             return stop_some(self)
         process.estates.drop(self._procs_id)
         what = f"the stop of {self._name!r} {reason}".rstrip()
+        target = self._home.target(self._procs_id, self._all())
         if self._recipe is not None:
             self._recipe.stopped = True
-        target = self._home.target(self._procs_id, self._root)
         call = process.runtime.stop_procs(target, process.settings.stop_timeout)
         return Future(process, call, lambda _: process.flush_console(), lambda: what)
+
+    def _all(self) -> Region:
+        """All ranks that there are of the mesh, if it has grown."""
+        grown = None if self._recipe is None else self._recipe.root
+        return self._root if grown is None or len(grown) < len(self._root) else grown
 
     def __enter__(self) -> Self:
         return self
@@ -407,7 +411,7 @@ class ProcMesh(Mesh):
                 while not stopped._call.wait(None):
                     pass
         except KeyboardInterrupt:
-            self._process.runtime.stop_procs(self._home.target(self._procs_id, self._root), 0.0)
+            self._process.runtime.stop_procs(self._home.target(self._procs_id, self._all()), 0.0)
             raise
         except SupervisionError:
             pass  # the block's own error is the one that is raised

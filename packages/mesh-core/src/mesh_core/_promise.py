@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from mesh_core import _process
 from mesh_core._errors import BrokenPromise, MeshError, Unsendable
 from mesh_core._future import _DONE, _FAILED, _PENDING, Future, _interrupted
+from mesh_core._promises import Promises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +99,7 @@ class Promise(Generic[R]):
         if self._call.away or type(error).__name__ == "CancelledError":
             failure.looked = True
         else:
-            future._process.promises.failures.add(failure)
+            future._process.slots.of(Promises).failures.add(failure)
         return True
 
     def _was_late(self, method: str) -> bool:

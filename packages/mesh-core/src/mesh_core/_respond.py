@@ -102,7 +102,7 @@ def by_port(spec: Spec) -> Callable[..., Any]:
         try:
             await function(hosted.object, port, *args, **kwargs)
         except BaseException as error:
-            _failed(hosted, message, port, error)
+            _failed(hosted, message, port, error, is_async=True)
             if not isinstance(error, Exception):
                 raise
 
@@ -141,17 +141,32 @@ def by_items(spec: Spec) -> Callable[..., Any]:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            _failed(hosted, message, port, error)
+            _failed(hosted, message, port, error, is_async=True)
             if not isinstance(error, Exception):
                 raise
 
     return respond_async if spec.is_async else respond
 
 
-def _failed(hosted: Hosted, message: Message, port: Any, error: BaseException) -> None:
+def _tell_raised(
+    hosted: Hosted, message: Message, port: Any, error: BaseException, *, is_async: bool = False
+) -> None:
+    """Have it heard that an endpoint has raised whose answers go to a port; a coroutine's end is raised on, and heard there."""
+    from mesh_core._errors import Undeliverable
+
+    if (isinstance(error, Exception) or not is_async) and not (
+        isinstance(error, Undeliverable) and not port._outlet.is_open
+    ):
+        hosted.tell_raised(message.name, error)
+
+
+def _failed(
+    hosted: Hosted, message: Message, port: Any, error: BaseException, *, is_async: bool = False
+) -> None:
     """An endpoint raised that answers by a port: its caller hears, or, if that has its answer, the log."""
     from mesh_core._errors import Undeliverable
 
+    _tell_raised(hosted, message, port, error, is_async=is_async)
     told = hosted.reason_for(message, error)
     if port._outlet.is_awaited and port._outlet.is_open:
         try:
@@ -176,13 +191,14 @@ def _to_port(base: Spec) -> Callable[..., Any]:
     function = base.function
     gives_port = base.arity.port
 
-    def respond(hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         port, *rest = args
         # Whoever received there is gone, perhaps, and nobody else waits.
         with contextlib.suppress(Undeliverable):
             try:
                 value = function(hosted.object, *(args if gives_port else rest), **kwargs)
             except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
+                _tell_raised(hosted, message, port, error)
                 port._fail(error, True)
             else:
                 if not gives_port:
@@ -196,6 +212,7 @@ def _to_port(base: Spec) -> Callable[..., Any]:
             try:
                 value = await function(hosted.object, *(args if gives_port else rest), **kwargs)
             except BaseException as error:
+                _tell_raised(hosted, message, port, error, is_async=True)
                 port._fail(hosted.reason_for(message, error), True)
                 if not isinstance(error, Exception):
                     raise
@@ -212,7 +229,7 @@ def _items_to_port(base: Spec) -> Callable[..., Any]:
 
     function = base.function
 
-    def respond(hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         port, *rest = args
         with contextlib.suppress(Undeliverable):
             try:
@@ -220,10 +237,11 @@ def _items_to_port(base: Spec) -> Callable[..., Any]:
                     for item in items:
                         port._answer(item)
             except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
+                _tell_raised(hosted, message, port, error)
                 port._fail(error, True)
 
     async def respond_async(
-        hosted: Hosted, _: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         port, *rest = args
         with contextlib.suppress(Undeliverable):
@@ -232,6 +250,7 @@ def _items_to_port(base: Spec) -> Callable[..., Any]:
                     async for item in items:
                         port._answer(item)
             except BaseException as error:
+                _tell_raised(hosted, message, port, error, is_async=True)
                 port._fail(error, True)
                 if not isinstance(error, Exception):
                     raise

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
 from mesh_core._config import executable, pack
 from mesh_core._context import current_instance
 from mesh_core._control import Control
@@ -34,7 +33,7 @@ from mesh_core._surroundings import (
     own_device,
     visible_devices,
 )
-from mesh_core._traces import notice
+from mesh_core._tracing import notice
 
 if TYPE_CHECKING:
     from mesh_core._estate import Holding
@@ -101,7 +100,8 @@ def spawn(
     _working_directory()
     if devices is not None and not afar and not own:
         _check_devices(_changed(dict(os.environ), changes), per_host)
-    process.open_console()
+    for begin in process.hooks.spawning:
+        begin()
     mesh_id = process.runtime.new_id()
     recipe = Recipe(
         process,
@@ -252,7 +252,6 @@ class Recipe:
             "cwd": here,
             "settings": process.settings.as_dict(),
             "bind": self._binding,
-            "substitutes": _process.substitutes().tell(),
             "job": process.job,
             "python": interpreter_command(python) if self._fresh and (python or not afar) else None,
             "interpreter": python,
@@ -266,8 +265,8 @@ class Recipe:
         plan = {
             "path": told["path"],
             "preload": preload,
-            # What is preloaded from a workspace is imported anew once that has changed.
-            "workspaces": process.synced.told if preload else [],
+            # Copies of the script's directories, for one, which are imported anew once they have changed.
+            "prepare": [step for each in process.hooks.preparing if (step := each())] if preload else [],
             "afar": afar,
             "env": late,
             "unset": [key for key, value in changes.items() if value is None] if preload else [],

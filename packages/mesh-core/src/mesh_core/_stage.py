@@ -19,11 +19,10 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _ending, _logging, _unseen
+from mesh_core import _ending, _unseen
 from mesh_core._constructing import ActorLoop, Constructors
 from mesh_core._context import Instance, parse_shape
 from mesh_core._control import Control
-from mesh_core._debug._hook import Breakpoints
 from mesh_core._dumps import stacks
 from mesh_core._errors import BOOTSTRAP_FAILED, MeshError
 from mesh_core._failure import raised_in_words
@@ -69,13 +68,11 @@ class Stage:
         """Held for the moment in which an actor comes to an end, which may be noticed on several threads."""
         self.stop_limit = process.settings.stop_timeout
         """How long an actor's end may take."""
-        _logging.set_up(process.settings.log_level, process.identity.proc_id)
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
         self.reductions: Reductions | None = None
         """Replies that are combined here on their way up; made when one first is."""
-        self.breakpoints = Breakpoints(process, everywhere=process.identity.mesh_id != 0)
         self.ident = 0
         """The thread that runs the loop."""
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -90,7 +87,6 @@ class Stage:
 
     def start_thread(self) -> None:
         """Run the loop in a thread of its own: this process's main thread belongs to a script."""
-        self.breakpoints.install()
         thread = threading.Thread(target=self.run, name="mesh-actors", daemon=True)
         thread.start()
         # Only now: towards the interpreter's end no thread can be started, and this one is waited for.
@@ -101,7 +97,6 @@ class Stage:
         """End the thread that :meth:`start_thread` started, and wait for the actors', once the runtime is closed."""
         if self._thread is None:
             return
-        self.breakpoints.uninstall()
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self.loop.call_soon_threadsafe(self.loop.stop)
         until = time.monotonic() + limit
@@ -334,9 +329,6 @@ class Stage:
                     self._decline(message, failure, str(failure))
             case Control.INSTALL:
                 extensions.have(message.load())
-                message.reply(None)
-            case Control.LOG_LEVEL:
-                _logging.set_level(message.load())
                 message.reply(None)
             case _:
                 extensions.on_message(message)

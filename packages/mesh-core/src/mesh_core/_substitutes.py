@@ -1,23 +1,27 @@
 """Which actor classes are spawned as others, while tests want it so: what ``mesh_core.testing.patch_actor`` changes.
 
-A process that is spawned meanwhile is told, and tells those that it spawns itself.
+An extension. A process that is spawned meanwhile is told, and tells those that it spawns itself.
 """
 
 from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
+from typing import Any
 
+from mesh_core import _process
 from mesh_core._errors import MeshError
 from mesh_core._serialize import dumps, loads
+from mesh_core.extensions import NOT_CARRIED, Extension, Spawning
 
 
-class Substitutes:
-    """Classes, and those that are spawned in their place; the newest layer counts."""
+class Layers:
+    """Classes, and those that are spawned in their place; the newest layer counts. Kept when the runtime ends."""
 
     def __init__(self) -> None:
         self._layers: list[tuple[type, type]] = []
         self._told = ""
         """What the spawner of this process has said, not read yet: that imports the classes."""
+        self._joins = False
 
     def hear(self, told: str) -> None:
         """Take what :meth:`tell` has made in another process."""
@@ -44,6 +48,9 @@ class Substitutes:
         """From now on spawn ``substitute`` where ``real`` is asked for."""
         self._read()
         self._layers.append((real, substitute))
+        if not self._joins:
+            self._joins = True
+            _process.holder().for_each(_join)
 
     def pop(self, real: type, substitute: type) -> None:
         """Take the newest such layer back."""
@@ -65,3 +72,31 @@ class Substitutes:
         if self._told:
             self._layers[:0] = loads(a2b_base64(self._told))
             self._told = ""
+
+
+def layers() -> Layers:
+    """Those of this process."""
+    return _process.holder().slots.of(Layers)
+
+
+class Substitutes(Extension):
+    """Has substitutes spawned; ``payload`` is what the spawner of this process has said, as text."""
+
+    name = "mesh.substitutes"
+
+    def for_spawn(self, spawning: Spawning) -> Any:
+        """Tell new processes what counts here."""
+        return layers().tell() or NOT_CARRIED
+
+    def start(self) -> None:
+        """Take over what counts where this process was spawned."""
+        if self.payload:
+            layers().hear(self.payload)
+
+    def actor_class(self, cls: type) -> type:
+        """What to spawn where ``cls`` is asked for."""
+        return layers().of(cls)
+
+
+def _join(process: _process.Process) -> None:
+    process.extensions.ensure(Substitutes)

@@ -188,9 +188,9 @@ class Faults:
                     "the fault handler raised; the failure counts as unhandled"
                 )
             else:
-                self._process.journal.failed(failure, handled=True, by="the fault handler")
+                self._process.hooks.failed(failure, handled=True, by="the fault handler")
                 return
-        self._process.journal.failed(failure, handled=False, by="the script")
+        self._process.hooks.failed(failure, handled=False, by="the script")
         key = failure._key
         with self._lock:
             if key in self._heard:
@@ -349,7 +349,7 @@ class Faults:
             owner.fail(error, because=failure)
             return
         if verdict:
-            self._process.journal.failed(failure, handled=True, by=owner.describe())
+            self._process.hooks.failed(failure, handled=True, by=owner.describe())
             return
         if verdict is None and owner.ending:
             return
@@ -358,7 +358,7 @@ class Faults:
     def _carry_out(self, owner: int, holding: Holding, decision: Decision) -> None:
         """Do what a policy has decided, but for what it passes on."""
         for failure in decision.handled:
-            self._process.journal.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
+            self._process.hooks.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
         if decision.stop:
             try:
                 holding.mesh.stop()
@@ -402,7 +402,7 @@ class Faults:
                     self.pass_on(_SCRIPT, told)
         else:
             for failure in decision.repaired:
-                self._process.journal.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
+                self._process.hooks.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
 
     def _start_timer(self, stage: Stage, owner: int, holding: Holding, later: Later) -> None:
         """Have an event come to a policy; on the event loop."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from mesh_core import _process
 from mesh_core._errors import ActorTimeout, MeshError
 from mesh_core._future import _DONE, _FAILED, _PENDING, Future
+from mesh_core._promises import Promises
 
 if TYPE_CHECKING:
     import asyncio
@@ -107,7 +108,8 @@ def _completion_of(
     given: Any, process: Process, listen: Callable[[Callable[[Any], object]], object]
 ) -> Completion:
     """What is done when ``given`` is; one for each, as not every library takes callbacks back."""
-    found = process.promises.adopted.get(given)
+    adopted = process.slots.of(Promises).adopted
+    found = adopted.get(given)
     if found is None:
         found = process.runtime.completion()
         finish = found.set
@@ -115,7 +117,7 @@ def _completion_of(
             finish(None, False, 0)
         else:
             listen(lambda _given: finish(None, False, 0))
-        process.promises.adopted[given] = found
+        adopted[given] = found
     return found
 
 

@@ -9,6 +9,8 @@ import logging
 from _pickle import loads as _c_loads
 from typing import TYPE_CHECKING
 
+from mesh_core._promises import Promises
+
 if TYPE_CHECKING:
     from mesh_core._native import Message
     from mesh_core._process import Process
@@ -48,5 +50,6 @@ def report_left(process: Process) -> None:
     """Log the failures of calls that somebody still holds and has not looked at; the script has come to its end."""
     for notice in process.runtime.unseen():
         report(notice)
-    for failure in list(process.promises.failures):
-        failure.tell()
+    if (promises := process.slots.find(Promises)) is not None:
+        for failure in list(promises.failures):
+            failure.tell()

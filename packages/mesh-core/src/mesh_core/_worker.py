@@ -66,20 +66,17 @@ def run(
     if config["moves"]:
         version, runs = config["moves"]
         learn_moves(process.runtime, config["mesh_id"], version, [tuple(run) for run in runs])
-    if config["substitutes"]:
-        _process.substitutes().hear(config["substitutes"])
     process.job = tuple(config["job"])
     process.seeds = seeds
     process.python = config["interpreter"]
     process.env_changes = {**config["changes"], **config["own"]}
+    from mesh_core._bundle._worker import equip
     from mesh_core._dumps import arm
-    from mesh_core._logging import set_up_worker
     from mesh_core._stage import Stage
 
-    set_up_worker(process.settings.log_level, records=process.settings.log_records)
+    equip(process)
     arm(process.runtime)
     stage = Stage(process)
-    stage.breakpoints.install()
     process.adopt_stage(stage)
     if config["extensions"]:
         process.extensions.begin(config["extensions"])

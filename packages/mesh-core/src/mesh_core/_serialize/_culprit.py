@@ -6,6 +6,7 @@ import types
 from collections.abc import Iterator
 
 from mesh_core._errors import SerializationError, Unsendable
+from mesh_core._serialize._handlers import NoHandlerError, registered
 from mesh_core._serialize._pickle import dump_by_value
 
 # Looking for the culprit pickles parts of the message again, so both are bounded.
@@ -36,6 +37,11 @@ def explain_load_failure(error: Exception) -> SerializationError:
         advice = f"Module {error.name!r} must be importable in both processes: install it there, or send code by value."
     elif isinstance(error, (AttributeError, ImportError)):
         advice = "Both processes must run the same version of the code that defines it."
+    elif isinstance(error, NoHandlerError):
+        return SerializationError(
+            f"cannot rebuild a message: {error}. Call register_handler() here too: in the module of the type, which the "
+            "actor's module imports, in a bootstrap, or in the start() of an extension that these processes carry."
+        )
     else:
         advice = "Its class must be able to rebuild what its __reduce__ or __getstate__ gives."
     return SerializationError(f"cannot rebuild a message: {_reason(error)}. {advice}")
@@ -93,6 +99,8 @@ def _call_parts(obj: object) -> list[tuple[str, object]] | None:
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
     """Yield what ``value`` is made of, each with the step that leads to it."""
+    if type(value) in registered().reducers:
+        return  # what is sent of it need not be what it is made of
     if isinstance(value, dict):
         for key, item in value.items():
             yield f"[{_short(key)}]", item

@@ -1,9 +1,10 @@
-"""What is reduced in a way of our own: memoryviews, numpy arrays, torch tensors."""
+"""What is reduced in a way of its own: memoryviews, numpy arrays, torch tensors, and what others have registered."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from mesh_core._serialize._arrays import reduce_array
@@ -11,9 +12,32 @@ from mesh_core._serialize._memory import reduce_memoryview
 from mesh_core._serialize._stream import OUT_OF_BAND_BYTES
 from mesh_core._serialize._tensors import reduce_parameter, reduce_tensor
 
-__all__ = ["OUT_OF_BAND_BYTES", "Reducer", "handlers"]
+__all__ = ["OUT_OF_BAND_BYTES", "NoHandlerError", "Reducer", "Registered", "handlers", "registered"]
 
 Reducer = Callable[[Any], Any]
+
+
+class NoHandlerError(LookupError):
+    """A message has an object whose handler is not registered here."""
+
+
+class Registered:
+    """What others have registered in this process; see ``_registered``, which is imported by the first to do so."""
+
+    __slots__ = ("handlers", "reducers")
+
+    def __init__(self) -> None:
+        # Replaced as a whole when something is registered, as messages are pickled meanwhile.
+        self.reducers: dict[type, Reducer] = {}
+        """By exact type."""
+        self.handlers: dict[str, Any] = {}
+        """What makes objects again, by the type's name."""
+
+
+@cache
+def registered() -> Registered:
+    """The one of this process."""
+    return Registered()
 
 
 def handlers() -> dict[type, Reducer]:
@@ -32,4 +56,6 @@ def handlers() -> dict[type, Reducer]:
         found[tensor] = reduce_tensor
         if (parameter := getattr(getattr(torch, "nn", None), "Parameter", None)) is not None:
             found[parameter] = reduce_parameter
+    if reducers := registered().reducers:
+        found.update(reducers)
     return found

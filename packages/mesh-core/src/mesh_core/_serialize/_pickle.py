@@ -49,7 +49,15 @@ def dump_stream(obj: object) -> Message | None:
 def dump_by_value(obj: object) -> Message:
     """Pickle ``obj`` with cloudpickle: code that cannot be imported at the receiver travels along."""
     stream = Stream()
-    _by_value_pickler()(stream).dump(obj)
+    pickler = _by_value_pickler()(stream)
+    try:
+        pickler.dump(obj)
+    except BaseException:
+        # The error's traceback refers to both. Where a view and what it looks into are garbage of one cycle, CPython frees
+        # the memory first, and crashes.
+        pickler.clear_memo()
+        stream.buffers.clear()
+        raise
     return stream.part0(), stream.buffers
 
 

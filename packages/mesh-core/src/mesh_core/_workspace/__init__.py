@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mesh_core import _process
 from mesh_core._errors import MeshError
 from mesh_core._workspace._rules import Rules
+from mesh_core._workspace._synced import Synced
 
 if TYPE_CHECKING:
     from mesh_core._future import Future
@@ -59,15 +60,15 @@ def sync(
 
 def _synchronizer(process: _process.Process) -> Any:
     with _process.holder().lock:
-        if process.synced.synchronizer is None:
+        if process.slots.of(Synced).synchronizer is None:
             from mesh_core._hosts import this_proc
             from mesh_core._workspace._sync import Synchronizer
 
             # Outside of any actor: it is the script's, whoever asks first.
-            process.synced.synchronizer = contextvars.Context().run(
+            process.slots.of(Synced).synchronizer = contextvars.Context().run(
                 this_proc().spawn, "workspace", Synchronizer
             )
-        return process.synced.synchronizer
+        return process.slots.of(Synced).synchronizer
 
 
 def _outcome(outcome: WorkspaceReport | BaseException) -> WorkspaceReport:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mesh_core import _process
+from mesh_core._hooks import Preparation
 from mesh_core._workspace._place import put_on_path
+from mesh_core._workspace._synced import Synced
 from mesh_core._workspace._told import Answer, Told, hear
 from mesh_core.extensions import NOT_CARRIED, Extension, Proc, Spawning
 
@@ -17,15 +19,31 @@ class Copies(Extension):
 
     def for_spawn(self, spawning: Spawning) -> Any:
         """Tell new processes what this one knows by now."""
-        return _process.current().synced.told or NOT_CARRIED
+        return _told() or NOT_CARRIED
 
     def start(self) -> None:
         """Import from the copies from now on."""
         process = _process.current()
         if not self.proc.is_controller:
-            process.synced.told = self.payload
+            process.slots.of(Synced).told = self.payload
             put_on_path(self.payload, process.identity.scratch)
+        self._hooks = process.hooks
+        self._hooks.preparing.append(_preparation)
+
+    def stop(self) -> None:
+        """Have nothing preloaded from copies any more."""
+        self._hooks.preparing.remove(_preparation)
 
     async def receive(self, message: Told, sender: Proc) -> list[Answer]:
         """Do what a sync asks of this process, and of those that it has spawned."""
         return await hear(_process.current().stage(), message)
+
+
+def _told() -> list[list[Any]]:
+    return _process.current().slots.of(Synced).told
+
+
+def _preparation() -> Preparation | None:
+    """What a fork server does before it imports from the copies."""
+    told = _told()
+    return (put_on_path.__module__, put_on_path.__name__, told) if told else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
 from mesh_core._native import Lost, Region, Slice
+from mesh_core._workspace._synced import Synced
 from mesh_core._workspace._told import Answer, Told
 from mesh_core.extensions import find, install
 
@@ -81,7 +82,7 @@ def tell_running(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Have the processes that run import from the copies and, ``again``, anew what has ``changed``."""
     keepers = fleet.procs_ids()
-    told = Told(process.synced.told, workspace.source, workspace.to, changed, again)
+    told = Told(process.slots.of(Synced).told, workspace.source, workspace.to, changed, again)
     futures = send_told(process, told, keepers)
     until = time.monotonic() + _TOLD_S
     reloaded: set[str] = set()

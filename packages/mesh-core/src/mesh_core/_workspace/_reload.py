@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._endpoint import table_of
 from mesh_core._workspace._imports import Imports, imports_of, in_order
 from mesh_core._workspace._patch import Undo, patch, restore, same_kind
+from mesh_core._workspace._synced import Synced
 from mesh_core._workspace._told import Answer
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def mark(process: Process, workspace: Workspace, root: str, changed: list[str]) -> None:
     """Note which modules this process has imported, from the copy or from the directory itself, as they were before."""
     paths = set(changed)
-    process.synced.stale.update(
+    process.slots.of(Synced).stale.update(
         name for name, path in _loaded(root, workspace.source).items() if path in paths
     )
 
@@ -42,7 +43,9 @@ def reload(stage: Stage, workspace: Workspace, root: str) -> Answer:
     mine = _loaded(root, workspace.source)
     # What was deleted is gone for those who import it from now on; whoever has it keeps it.
     again = [
-        name for name, path in mine.items() if name in process.synced.stale and Path(root, path).exists()
+        name
+        for name, path in mine.items()
+        if name in process.slots.of(Synced).stale and Path(root, path).exists()
     ]
     if not again:
         return Answer((), (), "")
@@ -65,7 +68,7 @@ def reload(stage: Stage, workspace: Workspace, root: str) -> Answer:
             step()
         text = "".join(traceback.format_exception_only(error)).strip()
         return Answer((), (), f"{name}: {text}")
-    process.synced.stale.difference_update(again)
+    process.slots.of(Synced).stale.difference_update(again)
     linecache.checkcache()
     _renew(stage, kept)
     return Answer(tuple(sorted(again)), tuple(kept), "")

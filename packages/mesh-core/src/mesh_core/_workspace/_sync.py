@@ -24,6 +24,7 @@ from mesh_core._workspace._mirror import ABANDON, DONE, MORE, Committed, Piece
 from mesh_core._workspace._place import Workspace, key_of
 from mesh_core._workspace._report import WorkspaceReport
 from mesh_core._workspace._rules import Rules
+from mesh_core._workspace._synced import Synced
 from mesh_core.extensions import find, install
 
 if TYPE_CHECKING:
@@ -144,14 +145,14 @@ class Synchronizer(Actor):
 
     def _register(self, process: _process.Process, workspace: Workspace, changed: bool) -> None:
         """Have processes that are spawned from now on import from the copies."""
-        told = [list(each) for each in process.synced.told]
+        told = [list(each) for each in process.slots.of(Synced).told]
         for at, each in enumerate(told):
             if (each[0], each[2]) == (workspace.source, workspace.to):
                 told[at] = list(workspace._replace(version=each[5] + changed))
                 break
         else:
             told.insert(0, list(workspace._replace(version=1)))
-        process.synced.told = told
+        process.slots.of(Synced).told = told
         if find(Copies) is None:
             # What is spawned from now on carries it.
             install(Copies)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mesh_core._workspace._place import Workspace, lead_packages, put_on_path
+from mesh_core._workspace._synced import Synced
 
 if TYPE_CHECKING:
     from mesh_core._stage import Stage
@@ -36,7 +37,7 @@ class Answer(NamedTuple):
 async def hear(stage: Stage, told: Told) -> list[Answer]:
     """Do what the controller's ``tell_running`` asks of this process, and of those that it has spawned."""
     process = stage.process
-    process.synced.told = told.workspaces
+    process.slots.of(Synced).told = told.workspaces
     scratch = process.identity.scratch
     put_on_path(told.workspaces, scratch)
     workspace = next(

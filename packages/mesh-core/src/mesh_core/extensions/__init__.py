@@ -16,10 +16,18 @@
 >>> uninstall("counter")
 """
 
-from mesh_core.extensions._base import NOT_CARRIED, ActorEnd, Extension, ProcEnd, Spawning
-from mesh_core.extensions._here import Proc, current_proc
-from mesh_core.extensions._install import find, install, uninstall
-from mesh_core.extensions._watching import Watch, watch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mesh_core.extensions._base import NOT_CARRIED, Extension
+
+if TYPE_CHECKING:
+    from mesh_core._serialize._registered import Registration, register_handler, register_reducer
+    from mesh_core.extensions._here import Proc, current_proc
+    from mesh_core.extensions._install import find, install, uninstall
+    from mesh_core.extensions._told import ActorEnd, ProcEnd, Raised, Spawning
+    from mesh_core.extensions._watching import Watch, watch
 
 __all__ = [
     "NOT_CARRIED",
@@ -27,11 +35,47 @@ __all__ = [
     "Extension",
     "Proc",
     "ProcEnd",
+    "Raised",
+    "Registration",
     "Spawning",
     "Watch",
     "current_proc",
     "find",
     "install",
+    "register_handler",
+    "register_reducer",
     "uninstall",
     "watch",
 ]
+
+# Every worker imports this package, and few use more of it than the base class.
+_LATER = {
+    "ActorEnd": "mesh_core.extensions._told",
+    "Proc": "mesh_core.extensions._here",
+    "ProcEnd": "mesh_core.extensions._told",
+    "Raised": "mesh_core.extensions._told",
+    "Registration": "mesh_core._serialize._registered",
+    "Spawning": "mesh_core.extensions._told",
+    "Watch": "mesh_core.extensions._watching",
+    "current_proc": "mesh_core.extensions._here",
+    "find": "mesh_core.extensions._install",
+    "install": "mesh_core.extensions._install",
+    "register_handler": "mesh_core._serialize._registered",
+    "register_reducer": "mesh_core._serialize._registered",
+    "uninstall": "mesh_core.extensions._install",
+    "watch": "mesh_core.extensions._watching",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    found = globals()[name] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

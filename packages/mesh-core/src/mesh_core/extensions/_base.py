@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from mesh_core._errors import MeshError
 
 if TYPE_CHECKING:
-    from mesh_core import ActorMesh, Extent, Future, MeshFailure, Point, ProcMesh, ValueMesh
+    from mesh_core import ActorMesh, Future, ProcMesh, ValueMesh
+    from mesh_core._process import Process
     from mesh_core.extensions._here import Proc
+    from mesh_core.extensions._told import ActorEnd, Raised, Spawning
 
 
 class _NotCarried:
@@ -23,44 +25,6 @@ class _NotCarried:
 
 NOT_CARRIED: Final = _NotCarried()
 """What :meth:`Extension.for_spawn` returns for processes that do without the extension."""
-
-
-@dataclass(frozen=True)
-class Spawning:
-    """The processes that are about to be spawned."""
-
-    mesh_name: str
-    extent: Extent
-    hosts: tuple[str, ...]
-    """The names of the hosts that they will run on."""
-    is_local: bool
-    """Whether all of them run on the host of the process that spawns them."""
-
-
-@dataclass(frozen=True)
-class ActorEnd:
-    """An actor of this process has ended."""
-
-    name: str
-    class_name: str
-    point: Point
-    """Its place in its mesh."""
-    error: BaseException | None
-    """Why it failed; ``None`` if it was stopped."""
-
-
-@dataclass(frozen=True)
-class ProcEnd:
-    """Another process has ended."""
-
-    address: tuple[int, int, int]
-    """As :attr:`Proc.address`."""
-    point: Point | None
-    """Its place in the mesh that was watched."""
-    mesh: Any
-    """The mesh that was watched; ``None`` where the process was heard of in another way."""
-    failure: MeshFailure | None
-    """How it died; ``None`` if it was stopped in order."""
 
 
 class Extension:
@@ -76,8 +40,12 @@ class Extension:
     after: ClassVar[Sequence[str]] = ()
     """The names of extensions that start before this one, if they are installed, and stop after it."""
 
-    proc: Proc
-    """The process that this instance lives in."""
+    _at_once: ClassVar[bool] = False
+    """Whether ``receive`` runs where messages arrive, ahead of all that came later: for what takes no time."""
+
+    _everywhere: ClassVar[bool] = False
+    """Whether each process makes an instance by itself, so that none is carried there."""
+    _mesh_process: Process
     payload: Any
     """What :meth:`for_spawn` has returned where this process was spawned, or what was given to :func:`install`."""
 
@@ -98,7 +66,21 @@ class Extension:
     def actor_ended(self, end: ActorEnd) -> None:
         """Hear that an actor of this process has ended."""
 
+    def endpoint_raised(self, raised: Raised) -> None:
+        """Hear that an actor's code has raised, on the thread where it did, before its caller hears of it."""
+
+    def actor_class(self, cls: type) -> type:
+        """Return the class to spawn where this process spawns ``cls``; its endpoints must take the same calls."""
+        return cls
+
     # For its own use.
+
+    @cached_property
+    def proc(self) -> Proc:
+        """The process that this instance lives in."""
+        from mesh_core.extensions._here import proc_of
+
+        return proc_of(self._mesh_process)
 
     def call(
         self, to: ProcMesh | ActorMesh[Any] | Proc, message: Any, *, timeout: float | None = None

@@ -11,6 +11,7 @@ from mesh_core._native import roll
 
 if TYPE_CHECKING:
     from mesh_core._native import Point
+    from mesh_core._process import Process
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,11 @@ def current_proc() -> Proc:
     >>> str(here), here.is_controller
     ('controller', True)
     """
-    process = _process.current()
+    return proc_of(_process.current())
+
+
+def proc_of(process: Process) -> Proc:
+    """The same, where the process's own object is at hand."""
     me = process.identity
     return Proc(
         mesh_name=me.mesh_name,
@@ -63,5 +68,7 @@ def current_proc() -> Proc:
         pid=process.pid,
         job=process.job,
         address=process.runtime.me,
-        hosts={name: address for _, name, address, *_ in roll(process.runtime)} if me.mesh_id == 0 else {},
+        hosts={name: address for _, name, address, *_ in roll(process.runtime)}
+        if me.mesh_id == 0 and not process.closed
+        else {},
     )

@@ -10,8 +10,8 @@ from mesh_core._control import Control
 from mesh_core._errors import MeshError
 from mesh_core._native import Extent, Placement, Region, Target
 from mesh_core._outcomes import Addressee
-from mesh_core.extensions._base import Spawning
 from mesh_core.extensions._here import Proc, current_proc
+from mesh_core.extensions._told import Spawning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

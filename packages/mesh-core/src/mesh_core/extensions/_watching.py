@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
-from mesh_core.extensions._base import ProcEnd
+from mesh_core.extensions._told import ProcEnd
 
 if TYPE_CHECKING:
     from mesh_core import ActorMesh, ProcMesh

@@ -13,6 +13,7 @@ from mesh_core import _process
 from mesh_core._errors import MeshError
 from mesh_core._native import Journal
 from mesh_core.inspect._ask import ROOT, Addr, ask, proc_name, split_title
+from mesh_core.inspect._journal import Journal as Recorded
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -156,7 +157,7 @@ def read_event(process: Process, text: str, names: Names) -> Event | None:
 
 def _recorded(process: Process, entry: dict[str, Any]) -> Event:
     """One that Python has recorded, under the event's own names."""
-    kept = process.journal.find(entry.get("token", -1))
+    kept = Recorded.of(process).find(entry.get("token", -1))
     if kept is not None:
         return kept
     known = {one.name for one in fields(Event)} - {"failure"}

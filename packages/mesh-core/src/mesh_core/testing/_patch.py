@@ -6,9 +6,10 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from mesh_core import Actor, _process
+from mesh_core import Actor
 from mesh_core._endpoint import Arity, EndpointProperty, endpoint, table_of
 from mesh_core._nearest import did_you_mean
+from mesh_core._substitutes import layers
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -55,13 +56,13 @@ class patch_actor:  # noqa: N801 - used like a function, as unittest.mock.patch 
         self._mock = mock
 
     def __enter__(self) -> type:
-        _process.substitutes().push(self._real, self._mock)
+        layers().push(self._real, self._mock)
         return self._mock
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _process.substitutes().pop(self._real, self._mock)
+        layers().pop(self._real, self._mock)
 
     def __call__(self, function: F) -> F:
         """Patch while ``function`` runs; a coroutine function, until its coroutine has ended."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._native import Runtime
-    from mesh_core.inspect import Event
+    from mesh_core._process import Process
+    from mesh_core.inspect._events import Event
 
 _KEPT = 2048
 
@@ -29,6 +30,11 @@ class Journal:
         self._kept: dict[int, Event] = {}
         self._next = 0
 
+    @classmethod
+    def of(cls, process: Process) -> Journal:
+        """The one of a process."""
+        return process.slots.of(cls, lambda: cls(process.runtime, at_root=process.identity.mesh_id == 0))
+
     def record(self, event: Event) -> None:
         """Note an event."""
         import json
@@ -44,7 +50,7 @@ class Journal:
 
     def failed(self, failure: MeshFailure, *, handled: bool, by: str = "") -> None:
         """Note what became of a failure: ``by`` is whoever handled it, or was the last to pass it on."""
-        from mesh_core.inspect import Event
+        from mesh_core.inspect._events import Event
 
         self.record(Event.of_failure(failure, handled=handled, by=by))
 

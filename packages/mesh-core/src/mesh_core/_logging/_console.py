@@ -13,11 +13,11 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mesh_core._records import Records
+from mesh_core._logging._records import Records
 
 if TYPE_CHECKING:
+    from mesh_core._logging._records import Told
     from mesh_core._native import Logs
-    from mesh_core._records import Told
 
 # Where stdout takes nothing for so long, the end of a script does not wait for it.
 _STUCK_S = 10.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from mesh_core._streams import LineStream
 
 if TYPE_CHECKING:
-    from mesh_core._records import Encoder
+    from mesh_core._logging._records import Encoder
 
 
 class Fallback(logging.StreamHandler[TextIO]):
@@ -30,11 +30,9 @@ class _ToController(logging.Handler):
 
     def __init__(self, *, records: bool) -> None:
         super().__init__()
+        self._records = records
         self._encoder: Encoder | None = None
-        if records:
-            from mesh_core._records import Encoder
-
-            self._encoder = Encoder()
+        """Made by the first record: most processes log nothing."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record to stderr."""
@@ -42,12 +40,19 @@ class _ToController(logging.Handler):
             text = self.format(record).rstrip("\n") + "\n"
             stream = sys.stderr
             if isinstance(stream, LineStream):
-                stream.record(text, record.levelno, self._encoder.encode(record) if self._encoder else b"")
+                stream.record(text, record.levelno, self._encode(record) if self._records else b"")
             elif stream is not None:
                 # The program has put another in its place, to see what is written there.
                 stream.write(text)
         except Exception:  # noqa: BLE001 - as every handler does
             self.handleError(record)
+
+    def _encode(self, record: logging.LogRecord) -> bytes:
+        if self._encoder is None:
+            from mesh_core._logging._records import Encoder
+
+            self._encoder = Encoder()
+        return self._encoder.encode(record)
 
     def format(self, record: logging.LogRecord) -> str:
         """Name the logger only where it says more than the actor, who stands before the line already."""

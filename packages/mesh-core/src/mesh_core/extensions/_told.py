@@ -1,0 +1,61 @@
+"""What extensions are told. A module of its own, imported when there is something to tell: dataclasses take memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mesh_core import Extent, MeshFailure, Point
+
+
+@dataclass(frozen=True)
+class Spawning:
+    """The processes that are about to be spawned."""
+
+    mesh_name: str
+    extent: Extent
+    hosts: tuple[str, ...]
+    """The names of the hosts that they will run on."""
+    is_local: bool
+    """Whether all of them run on the host of the process that spawns them."""
+
+
+@dataclass(frozen=True)
+class ActorEnd:
+    """An actor of this process has ended."""
+
+    name: str
+    class_name: str
+    point: Point
+    """Its place in its mesh."""
+    error: BaseException | None
+    """Why it failed; ``None`` if it was stopped."""
+
+
+@dataclass(frozen=True)
+class ProcEnd:
+    """Another process has ended."""
+
+    address: tuple[int, int, int]
+    """As :attr:`Proc.address`."""
+    point: Point | None
+    """Its place in the mesh that was watched."""
+    mesh: Any
+    """The mesh that was watched; ``None`` where the process was heard of in another way."""
+    failure: MeshFailure | None
+    """How it died; ``None`` if it was stopped in order."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """Code of an actor of this process has raised an exception."""
+
+    name: str
+    """The actor's."""
+    class_name: str
+    point: Point
+    """The actor's place in its mesh."""
+    endpoint: str
+    """What was called: an endpoint, ``__init__``, or ``__cleanup__``."""
+    error: BaseException
