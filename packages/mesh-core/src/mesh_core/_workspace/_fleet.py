@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
+from mesh_core._joined import concat
 from mesh_core._native import Lost, Region, Slice
 from mesh_core._workspace._synced import Synced
 from mesh_core._workspace._told import Answer, Told
@@ -33,10 +34,11 @@ class Fleet:
         """The meshes of processes that keepers live in."""
         return {procs._procs_id for _, procs, _ in self._crews}
 
-    def keepers(self, hosts: HostMesh) -> list[Any]:
-        """Meshes of keepers that have together one on each of these hosts: one mesh, but for unusual choices."""
-        self._bury()
+    def keepers(self, hosts: HostMesh) -> Any:
+        """The keepers of these hosts, as one mesh."""
         wanted = list(hosts._view)
+        for crew in list(self._crews):
+            self._mend(crew, wanted)
         known = {host for numbers, _, _ in self._crews for host in numbers}
         if not known.intersection(wanted):
             self._hire(hosts)
@@ -48,10 +50,10 @@ class Fleet:
         for numbers, _, keepers in self._crews:
             places = [numbers.index(host) for host in wanted if host in numbers]
             if len(places) == len(numbers):
-                found.append(keepers)
+                found.append(keepers.flatten("hosts"))
             elif places:
                 found += _parts(keepers, places)
-        return found
+        return found[0] if len(found) == 1 else concat(found, dim="hosts")
 
     def _hire(self, hosts: HostMesh) -> None:
         from mesh_core._workspace._keeper import Keeper
@@ -59,14 +61,19 @@ class Fleet:
         procs = hosts.spawn_procs(name="workspace")
         self._crews.append((list(hosts._view), procs, procs.spawn("workspace", Keeper)))
 
-    def _bury(self) -> None:
-        """Give up crews of which somebody has died; their hosts get others."""
-        for crew in list(self._crews):
-            _, procs, _ = crew
-            gone = procs._process.runtime.is_gone
-            if any(gone(*procs._home.addr(procs._procs_id, rank)) for rank in procs._view):
-                self._crews.remove(crew)
-                procs.stop()
+    def _mend(self, crew: tuple[list[int], Any, Any], wanted: list[int]) -> None:
+        """Have those made again that have died on these hosts."""
+        numbers, procs, keepers = crew
+        dead = [point.rank for point in keepers.failed() if numbers[point.rank] in wanted]
+        if not dead:
+            return
+        try:
+            procs.respawn([point.rank for point in procs.failed() if point.rank in dead]).get()
+            keepers.respawn(dead).get()
+        except (MeshError, ValueError):
+            # Its host is dead, or cannot make processes: whoever asks for that host hears of it from the next crew.
+            self._crews.remove(crew)
+            procs.stop()
 
 
 def _parts(keepers: Any, places: list[int]) -> list[Any]:
@@ -74,7 +81,7 @@ def _parts(keepers: Any, places: list[int]) -> list[Any]:
     step = places[1] - places[0] if len(places) > 1 else 1
     if step > 0 and places == list(range(places[0], places[0] + step * len(places), step)):
         return [keepers._with_region(Region(["hosts"], Slice(places[0], [len(places)], [step])))]
-    return [keepers._with_region(Region([], Slice(place, [], []))) for place in places]
+    return [keepers._with_region(Region(["hosts"], Slice(place, [1], [1]))) for place in places]
 
 
 def tell_running(

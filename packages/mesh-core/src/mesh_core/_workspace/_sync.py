@@ -66,9 +66,7 @@ class Synchronizer(Actor):
         sent: dict[str, int] = {}
         try:
             manifest, lacking = self._transfer(scanner, keepers, workspace, sent)
-            committed: list[Committed] = [
-                each for mesh in keepers for each in mesh.commit.call(workspace).get().values()
-            ]
+            committed: list[Committed] = keepers.commit.call(workspace).get().values()
         except BaseException:
             _discard(keepers, workspace)
             raise
@@ -90,7 +88,7 @@ class Synchronizer(Actor):
         )
 
     def _transfer(
-        self, scanner: Scanner, keepers: list[Any], workspace: Workspace, sent: dict[str, int]
+        self, scanner: Scanner, keepers: Any, workspace: Workspace, sent: dict[str, int]
     ) -> tuple[Manifest, list[int]]:
         """Have all hosts take in what they lack of the tree as it is; again, where it changes meanwhile."""
         changing: list[str] = []
@@ -107,23 +105,19 @@ class Synchronizer(Actor):
             "should come to an end before the sync, or it should be excluded. No host has changed"
         )
 
-    def _survey(self, keepers: list[Any], workspace: Workspace, manifest: Manifest) -> list[int]:
+    def _survey(self, keepers: Any, workspace: Workspace, manifest: Manifest) -> list[int]:
         """Which entries' content some host lacks."""
-        whole: bytes | None = None
         lacking: set[int] = set()
-        asked = [(mesh, mesh.survey.call(workspace, manifest.digest, None)) for mesh in keepers]
-        for mesh, first in asked:
-            answers = first.get().values()
-            if None in answers:
-                whole = whole or manifest.encode()
-                answers = mesh.survey.call(workspace, manifest.digest, whole).get().values()
-            for answer in set(answers):
-                lacking.update(array.array("I", answer))
+        answers = keepers.survey.call(workspace, manifest.digest, None).get().values()
+        if None in answers:
+            answers = keepers.survey.call(workspace, manifest.digest, manifest.encode()).get().values()
+        for answer in set(answers):
+            lacking.update(array.array("I", answer))
         return sorted(lacking)
 
     def _send(
         self,
-        keepers: list[Any],
+        keepers: Any,
         workspace: Workspace,
         manifest: Manifest,
         lacking: list[int],
@@ -131,16 +125,14 @@ class Synchronizer(Actor):
     ) -> list[str]:
         """Send contents, a bounded number of bytes ahead; returns what changed while it was read."""
         changing: list[str] = []
-        under_way: deque[list[Any]] = deque()
+        under_way: deque[Any] = deque()
         for batch in _batches(_pieces(workspace.source, manifest, lacking, sent, changing)):
             _check_end()
-            under_way.append([mesh.take.call(workspace, batch) for mesh in keepers])
+            under_way.append(keepers.take.call(workspace, batch))
             if len(under_way) > _AHEAD:
-                for future in under_way.popleft():
-                    future.get()
-        for futures in under_way:
-            for future in futures:
-                future.get()
+                under_way.popleft().get()
+        for future in under_way:
+            future.get()
         return changing
 
     def _register(self, process: _process.Process, workspace: Workspace, changed: bool) -> None:
@@ -158,19 +150,14 @@ class Synchronizer(Actor):
             install(Copies)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """A keeper has died: a sync under way has raised it, and the next one spawns another."""
+        """A keeper has died: a sync under way has raised it, and the next one makes it again."""
         return True
 
 
-def _discard(keepers: list[Any], workspace: Workspace) -> None:
+def _discard(keepers: Any, workspace: Workspace) -> None:
     """Have all hosts forget what has arrived, so that nothing is left of it where the script's error is read (WSP-4)."""
-    futures = []
-    for mesh in keepers:
-        with contextlib.suppress(Exception):
-            futures.append(mesh.discard.call(workspace))
-    for future in futures:
-        with contextlib.suppress(Exception):
-            future.get(timeout=_DISCARD_S)
+    with contextlib.suppress(Exception):
+        keepers.discard.call(workspace).get(timeout=_DISCARD_S)
 
 
 def _check_end() -> None:
