@@ -94,6 +94,8 @@ pub struct Moves {
     meshes: HashMap<MeshId, Repaired>,
     /// By the mesh of the procs: whose ranks they have.
     homes: HashMap<MeshId, Vec<(Run, MeshId)>>,
+    /// Those of them whose procs have no rank any more, the first that lost theirs first.
+    past: VecDeque<MeshId>,
     left: HashSet<ProcAddr>,
     left_in_order: VecDeque<ProcAddr>,
 }
@@ -107,9 +109,10 @@ impl Moves {
 
     /// Takes news; false if they are none (MOV-1), or make no sense.
     pub fn adopt(&mut self, news: &Moved) -> bool {
-        if !news.is_sound() || self.meshes.get(&news.mesh).is_some_and(|known| known.version >= news.version) {
+        if !news.is_sound() {
             return false;
         }
+        // These count whatever else is known: a reference may have told of the repair before, and says nothing of them.
         for addr in &news.left {
             if self.left.insert(*addr) {
                 self.left_in_order.push_back(*addr);
@@ -118,7 +121,18 @@ impl Moves {
         while self.left_in_order.len() > LEFT_KEPT {
             self.left_in_order.pop_front().map(|oldest| self.left.remove(&oldest));
         }
-        // Procs that had a rank before keep their name: their ends may still have to be told of.
+        if self.meshes.get(&news.mesh).is_some_and(|known| known.version >= news.version) {
+            return false;
+        }
+        // Procs that had a rank before keep their name for a while: their ends may still have to be told of.
+        let before = self.meshes.get(&news.mesh).map(|known| &known.runs[..]).unwrap_or_default();
+        let has_ranks = |mesh: MeshId| news.runs.iter().any(|run| run.at.mesh == mesh);
+        let mut losers: Vec<MeshId> = before.iter().map(|run| run.at.mesh).filter(|mesh| !has_ranks(*mesh)).collect();
+        losers.dedup();
+        self.past.extend(losers);
+        while self.past.len() > LEFT_KEPT {
+            self.past.pop_front().map(|oldest| self.homes.remove(&oldest));
+        }
         for run in &news.runs {
             let homes = self.homes.entry(run.at.mesh).or_default();
             if !homes.contains(&(*run, news.mesh)) {
@@ -127,15 +141,6 @@ impl Moves {
         }
         self.meshes.insert(news.mesh, Repaired { version: news.version, runs: news.runs.clone() });
         true
-    }
-
-    /// A mesh has ended: nobody asks where its ranks are any more.
-    pub fn forget(&mut self, mesh: MeshId) {
-        self.meshes.remove(&mesh);
-        self.homes.retain(|_, homes| {
-            homes.retain(|(_, of)| *of != mesh);
-            !homes.is_empty()
-        });
     }
 
     /// All that is known, for a process that begins.

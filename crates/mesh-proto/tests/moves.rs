@@ -274,7 +274,7 @@ fn places_that_are_nobodys_are_not_waited_for() {
 }
 
 #[test]
-fn what_has_ended_is_forgotten_and_what_makes_no_sense_is_not_taken() {
+fn what_is_old_or_makes_no_sense_is_not_taken_and_little_is_kept_of_the_past() {
     let mut moves = Moves::default();
     assert!(moves.adopt(&news(1, vec![run(5, 2, 9, 0, 0, 1)])));
     assert!(!moves.adopt(&news(1, Vec::new())), "old");
@@ -285,9 +285,15 @@ fn what_has_ended_is_forgotten_and_what_makes_no_sense_is_not_taken() {
         assert!(!moves.adopt(&news(2, runs)));
     }
     assert_eq!(moves.all().count(), 1);
-    moves.forget(MESH);
-    assert!(moves.is_empty());
-    assert_eq!(moves.seat(ProcAddr { mesh: 9, rank: 1, host: 0 }).mesh, 9);
+    let late = ProcAddr { mesh: 9, rank: 1, host: 0 };
+    for version in 2..10_000 {
+        assert!(moves.adopt(&news(version, vec![run(5, 2, 9 + u64::from(version), 0, 0, version)])));
+        if version == 100 {
+            assert_eq!(moves.seat(late), Seat { mesh: MESH, rank: 6, incarnation: 1 }, "its end may come late");
+        }
+    }
+    assert_eq!(moves.seat(late).mesh, 9, "long ago");
+    assert_eq!(moves.seat(ProcAddr { mesh: 10_008, rank: 1, host: 0 }).rank, 6);
 }
 
 fn moved() -> impl Strategy<Value = Moved> {

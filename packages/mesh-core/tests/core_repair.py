@@ -78,6 +78,10 @@ class Counter(Actor):
         return data
 
     @endpoint
+    def say(self, text: str) -> None:
+        print(text)
+
+    @endpoint
     def listed(self) -> list[int]:
         return [context().actor_instance.rank.rank]
 

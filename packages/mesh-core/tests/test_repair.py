@@ -485,3 +485,20 @@ def test_what_cannot_grow_or_shrink_says_why(procs: ProcMesh) -> None:
         pytest.raises(ValueError, match="has no dimension in which it could grow"),
     ):
         single.grow()
+
+
+def test_new_processes_log_as_the_others_do(losses: Losses, capfd: pytest.CaptureFixture[str]) -> None:
+    with this_host().spawn_procs({"gpus": 2}, name="speakers", supervise=losses) as procs:
+        procs.logging_option(stream_to_client=False)
+        counters = spawn(procs)
+        losses.slay(procs, 1)
+        procs.respawn().get(timeout=WITHIN)
+        counters.respawn().get(timeout=WITHIN)
+        counters.say.call("nobody sees this").get(timeout=WITHIN)
+        procs.logging_option(aggregate_window_sec=None)
+        counters.say.call("all see this").get(timeout=WITHIN)
+    shown = capfd.readouterr().out
+    assert "nobody sees this" not in shown
+    assert sorted(line for line in shown.splitlines() if "all see this" in line) == [
+        f"[counters gpus={rank}] all see this" for rank in range(2)
+    ]

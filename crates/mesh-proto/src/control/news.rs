@@ -7,7 +7,7 @@ use crate::{CallId, Frame, Header, Kind, Moved, ProcAddr, Run, Target};
 /// From a mesh's owner to the controller, from there to every agent, and from these to their procs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct News {
-    /// What is new; or, of a mesh that has ended, nothing: no runs, and the highest version.
+    /// What is new.
     pub moved: Moved,
     /// The call of the owner, which every agent answers; 0 for none.
     pub call: CallId,
@@ -41,17 +41,5 @@ impl News {
             left: raw.list(Reader::addr)?,
         };
         moved.is_sound().then_some(Self { moved, call: frame.header.call })
-    }
-
-    /// That a mesh has ended, and nobody is to keep in mind where its ranks were.
-    #[must_use]
-    pub fn of_end(mesh: u64) -> Self {
-        Self { moved: Moved { mesh, version: u32::MAX, runs: Vec::new(), left: Vec::new() }, call: 0 }
-    }
-
-    /// Whether it is [`News::of_end`].
-    #[must_use]
-    pub fn is_end(&self) -> bool {
-        self.moved.version == u32::MAX
     }
 }

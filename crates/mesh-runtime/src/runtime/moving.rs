@@ -90,27 +90,21 @@ impl Runtime {
 
     /// Takes news that came with a reference.
     pub fn learn(&self, moved: &Moved) {
-        self.take_news(&News { moved: moved.clone(), call: 0 });
+        self.take_news(&News { moved: moved.clone(), call: 0 }, false);
     }
 
-    fn take_news(&self, news: &News) -> bool {
+    /// Takes news in; an agent passes what came as such on to its procs.
+    fn take_news(&self, news: &News, pass_on: bool) {
         let mut moves = write(&self.moving.moves);
-        let fresh = if news.is_end() {
-            moves.forget(news.moved.mesh);
-            true
-        } else {
-            moves.adopt(&news.moved)
-        };
-        if fresh {
+        if moves.adopt(&news.moved) {
             self.moving.news.fetch_add(1, Ordering::Release);
-            if self.me.is_agent() {
-                // While it is held no proc begins (`begin_with`): each hears of it once.
-                for link in self.links() {
-                    link.send(&self.reactor, &News { call: 0, ..news.clone() }.frame(self.me, link.peer, None));
-                }
+        }
+        if pass_on && self.me.is_agent() {
+            // While it is held no proc begins (`begin_with`): each hears of it once.
+            for link in self.links() {
+                link.send(&self.reactor, &News { call: 0, ..news.clone() }.frame(self.me, link.peer, None));
             }
         }
-        fresh
     }
 
     /// Tells procs that are about to begin what all others have been told, then does `open`, by which they are to be found.
@@ -133,7 +127,7 @@ impl Runtime {
     pub fn publish(&self, moved: Moved) -> Result<Arc<Call>, RuntimeError> {
         self.usable()?;
         let mut news = News { moved, call: 0 };
-        self.take_news(&news);
+        self.take_news(&news, true);
         if self.me != ProcAddr::CONTROLLER {
             let call = self.open(Target::One(ProcAddr::CONTROLLER), false)?;
             news.call = call.id;
@@ -152,7 +146,7 @@ impl Runtime {
         Ok(call)
     }
 
-    /// News of a mesh that somebody has repaired, or that has ended. A proc believes its agent, agents the controller, and that
+    /// News of a mesh that somebody has repaired. A proc believes its agent, agents the controller, and that
     /// whoever owns the mesh.
     pub(super) fn on_news(&self, frame: &Frame) {
         let header = frame.header;
@@ -161,7 +155,7 @@ impl Runtime {
             return;
         }
         let Some(news) = News::read(frame) else { return };
-        self.take_news(&news);
+        self.take_news(&news, true);
         if controller {
             let told = News { call: 0, ..news };
             self.cast_to_agents(|agents| told.frame(self.me, ProcAddr::CONTROLLER, Some(agents)));

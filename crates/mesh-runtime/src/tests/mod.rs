@@ -9,6 +9,7 @@ mod flow;
 mod inspect;
 mod link;
 mod logs;
+mod moving;
 mod order;
 mod pair;
 mod ports;

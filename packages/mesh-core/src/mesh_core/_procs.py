@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from mesh_core import _process
@@ -270,9 +270,18 @@ class ProcMesh(Mesh):
         here = self._process.identity.mesh_id == 0
         set_options = runtime.logs().set if here else _streams.set_options
         flags = (_streams.SHOWN if stream_to_client else 0) | (_streams.ALIKE if ignore_numbers else 0)
-        set_options(self._procs_id, flags, round(window * 1000), level)
-        target = self._home.target(self._procs_id, self._root)
-        told = runtime.sender(target, 0, LOGGING, "extension").call((level, current_proc()))
+
+        def tell(target: Target, meshes: Iterable[int]) -> Call:
+            for each in meshes:
+                set_options(each, flags, round(window * 1000), level)
+            return runtime.sender(target, 0, LOGGING, "extension").call((level, current_proc()))
+
+        moved = (known_moves(runtime, each) or (0, []) for each in self._home.meshes(self._procs_id))
+        meshes = [*self._home.meshes(self._procs_id), *{run[2] for _, runs in moved for run in runs}]
+        told = tell(self._home.target(self._procs_id, self._all()), meshes)
+        if self._recipe is not None:
+            # Those that are made again log as the others do.
+            self._recipe.log_as = tell
         if self._ready is None or self._ready.done():
             # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
             told.wait(_TOLD_S)

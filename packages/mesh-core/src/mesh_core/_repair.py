@@ -248,7 +248,10 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         placement = Placement.on(host)
         call = recipe.order(mesh_id, region, placement, root.extent, ranks=ranks, moves=(version + 1, runs))
         who = _Made(mesh, root, ranks)
-        ready, _ = recipe.begin(call, Target.many(mesh_id, region, placement), who)
+        target = Target.many(mesh_id, region, placement)
+        if recipe.log_as is not None:
+            recipe.log_as(target, [mesh_id])
+        ready, _ = recipe.begin(call, target, who)
         waits.append(ready)
     told = publish_moves(runtime, procs_id, version + 1, runs, left)
     waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))

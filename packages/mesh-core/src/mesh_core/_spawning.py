@@ -180,6 +180,8 @@ class Recipe:
         self.lock = threading.Lock()
         """Held while the mesh is repaired."""
         self.stopped = False
+        self.log_as: Callable[[Target, list[int]], object] | None = None
+        """Tells processes of other meshes how this one logs, if that was ever said."""
         self.repair: Future[None] | None = None
         """The last one."""
         self._home = home
