@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._native import Placement, Target, host_name, roll
+from mesh_core._native import Placement, Target, host_name, locate, roll
 
 if TYPE_CHECKING:
     from mesh_core._native import Region, Runtime
@@ -76,6 +76,11 @@ class Home:
         """What a rank's host is called."""
         host = self.placement.host_of(rank)
         return self._names.get(host) or f"host {host}"
+
+    def name_now(self, runtime: Runtime, procs_id: int, rank: int) -> str:
+        """What the host is called that a rank is on by now."""
+        host = locate(runtime, *self.addr(procs_id, rank))[2]
+        return self._names.get(host) or host_name(runtime, host) or f"host {host}"
 
     @property
     def label(self) -> str:

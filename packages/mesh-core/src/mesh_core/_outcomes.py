@@ -28,7 +28,10 @@ class Addressee:
 
     def host(self, index: int) -> str:
         """What the host of an addressee is called."""
-        return self.home.name_of(self.view.rank_at(index))
+        rank = self.view.rank_at(index)
+        if self.mesh is None:
+            return self.home.name_of(rank)
+        return self.home.name_now(self.mesh._process.runtime, self.mesh._procs_id, rank)
 
     def point(self, index: int) -> Point:
         """The place in the whole mesh of an addressee."""

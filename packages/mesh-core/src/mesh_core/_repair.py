@@ -56,10 +56,7 @@ class _Made(Addressee):
         self._ranks = ranks
 
     def host(self, index: int) -> str:
-        process = self.mesh._process
-        rank = self._ranks[index]
-        host = locate(process.runtime, self.mesh._procs_id, rank, self.home.host_of(rank))[2]
-        return str(process.home_name(host))
+        return self.home.name_now(self.mesh._process.runtime, self.mesh._procs_id, self._ranks[index])
 
     def point(self, index: int) -> Point:
         return self.root.point_of(self._ranks[index])

@@ -456,7 +456,7 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
         lost,
         mesh,
         name=mesh.name,
-        host=mesh._home.name_of(rank),
+        host=mesh._home.name_now(mesh._process.runtime, mesh._procs_id, rank),
         point=point,
         rank=point.rank,
     )
