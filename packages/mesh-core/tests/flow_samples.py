@@ -33,6 +33,31 @@ class Slow(Actor):
         raise ValueError("nobody hears of it")
 
 
+class Recorder(Actor):
+    """The same, and it notes what has come, in order."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    @endpoint
+    def note(self, number: int, _: bytes) -> int:
+        GATE.wait()
+        self.numbers.append(number)
+        return number
+
+    @endpoint
+    def blob(self, _: bytes) -> None:
+        GATE.wait()
+
+    @endpoint
+    def seen(self) -> list[int]:
+        return self.numbers
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
 class Valve(Actor):
     """In the same process, with a thread of its own."""
 
@@ -77,13 +102,30 @@ class Looper(Actor):
             target.note.broadcast(bytes(size))
 
     @endpoint(concurrent=True)
-    async def note(self, value: Any) -> None:
+    async def flood_and_wait(self, target: Any, size: int, count: int) -> int:
+        """Send without waiting, then wait for everything."""
+        answers = [target.note.call_one(number, bytes(size)) for number in range(count)]
+        return len([await answer for answer in answers])
+
+    @endpoint
+    async def flood_numbers(self, target: Any, size: int, count: int) -> None:
+        for number in range(count):
+            target.note.broadcast(number, bytes(size))
+
+    @endpoint
+    async def flood_awaiting(self, target: Any, size: int, count: int) -> None:
+        """Send, each once the one before is on its way."""
+        for number in range(count):
+            await target.note.broadcast(number, bytes(size))
+
+    @endpoint(concurrent=True)
+    async def note(self, *values: Any) -> None:
         await asyncio.sleep(0)
 
 
-def fill(target: Any, value: Any, most: int = 1_000_000) -> tuple[int, str]:
+def fill(target: Any, value: Any, most: int = 1_000_000, endpoint: str = "note") -> tuple[int, str]:
     """Broadcast until the target's mailbox is full; how many went, and the complaint."""
-    note = target.note.with_options(block=False)
+    note = getattr(target, endpoint).with_options(block=False)
     for count in range(most):
         try:
             note.broadcast(value)

@@ -249,6 +249,9 @@ impl Runtime {
         if self.usable().is_err() || !self.calls.cancel(&self.reactor, call) {
             return false;
         }
+        if self.take_back_call(call.id) {
+            return true; // Its receivers have never heard of it.
+        }
         let out = Outgoing { kind: Kind::Cancel, target, actor, name: b"", payload: b"", buffers: &[] };
         let mut frame = self.compose(&out, call.id);
         frame.header.flags |= call.reduced().map_or(0, |_| flags::TREE);

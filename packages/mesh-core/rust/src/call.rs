@@ -243,6 +243,11 @@ impl PyCall {
         }
     }
 
+    /// Whether it was not sent yet, since a receiver lags behind.
+    fn waits_here(&self) -> bool {
+        self.runtime.waits_here(self.call.id)
+    }
+
     /// Places in the target of those that have not answered.
     fn missing(&self) -> Vec<usize> {
         self.call.missing()

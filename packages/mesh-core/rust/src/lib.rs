@@ -42,6 +42,7 @@ mod _native {
         m.add_class::<call::PyLost>()?;
         m.add_class::<completion::PyCompletion>()?;
         m.add_class::<completion::PyFinisher>()?;
+        m.add_class::<flow::PyDeferral>()?;
         m.add_class::<inbox::PyInbox>()?;
         m.add_class::<inbox::PyMessage>()?;
         m.add_class::<inbox::PyWaker>()?;

@@ -3,14 +3,17 @@
 use crate::call::PyCall;
 use crate::completion::PyCompletion;
 use crate::door::{self, deadline, duration, leave, outside, raise};
-use crate::flow::{Gate, millis};
+use crate::flow::{Bid, Gate, Passage, PyDeferral};
 use crate::inbox::{PyInbox, PyMessage, PyWaker};
 use crate::logs::PyLogs;
 use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
 use crate::topology::PyRegion;
 use bytes::Bytes;
-use mesh_proto::{ActorId, EndReason, Kind, Placement, ProcAddr, Target};
-use mesh_runtime::{Callee, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms};
+use mesh_proto::{ActorId, EndReason, Kind, MESSAGE_COST, Placement, ProcAddr, Target};
+use mesh_runtime::{
+    Call, Callee, Calling, Later, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms,
+    millis,
+};
 use mesh_topology::{Region, Wire};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -107,6 +110,22 @@ impl<'py> Payload<'py> {
             }
         }
         sent.map_err(|error| raise(py, &error))
+    }
+
+    /// As [`Self::ship`], of what is sent later, by somebody else: `send` is given what is then to be done.
+    pub(crate) fn entrust<T: Send>(
+        mut self,
+        py: Python<'py>,
+        mut later: Later,
+        who: impl FnOnce() -> String,
+        send: impl FnOnce(&[u8], &[&[u8]], Later) -> Result<T, RuntimeError> + Send,
+    ) -> PyResult<T> {
+        later.ports = std::mem::take(&mut self.ports);
+        if !later.ports.is_empty() {
+            later.ports.iter().for_each(Packed::begin);
+            later.who = who();
+        }
+        self.send(py, |bytes, buffers| send(bytes, buffers, later)).map_err(|error| raise(py, &error))
     }
 
     /// Hands the bytes to `send`, outside the interpreter if there are many.
@@ -264,27 +283,81 @@ impl PySender {
         Outgoing { kind, target: &self.target, actor: self.actor, name: &self.name, payload, buffers }
     }
 
-    /// Counts the message against its receivers' budgets; a sender that outruns one of them waits here.
-    fn admit(&self, py: Python<'_>, payload: &Payload<'_>, until: Option<Instant>) -> PyResult<Terms> {
+    /// Counts the message against its receivers' budgets. A thread that outruns one of them waits here; what a coroutine
+    /// sends is sent later, and nothing is returned but with what.
+    fn admit(&self, py: Python<'_>, payload: &Payload<'_>, until: Option<Instant>) -> PyResult<Result<Terms, Later>> {
         if !self.block {
             self.runtime.admit(&self.target).map_err(|error| raise(py, &error))?;
         }
-        // Spawns and stops are not an actor's messages, and never wait behind them.
-        let bytes = self.name.len() + payload.len();
-        let charged =
-            self.kind == Kind::Call && self.gate.pass(py, &self.runtime, &self.target, bytes, self.block, until)?;
-        Ok(Terms { charged, deadline_ms: until.map_or(0, millis) })
+        let deadline_ms = until.map_or(0, millis);
+        // Spawns and stops are not an actor's messages, and wait for no room; but a stop overtakes nothing.
+        if self.kind != Kind::Call {
+            let later = self.kind == Kind::StopActor && self.runtime.behind(&self.target, self.actor).is_some();
+            return Ok(if later {
+                Err(Later { until, ..Later::default() })
+            } else {
+                Ok(Terms { charged: false, deadline_ms })
+            });
+        }
+        let (runtime, target) = (&*self.runtime, &self.target);
+        // As `Outgoing::cost` has it.
+        let cost = MESSAGE_COST + (self.name.len() + payload.len()) as u64;
+        Ok(match self.gate.pass(py, Bid { runtime, target, cost, block: self.block, until })? {
+            Passage::Now(charged) => Ok(Terms { charged, deadline_ms }),
+            Passage::Later(meters) => Err(Later { meters: Some(meters), until, ..Later::default() }),
+        })
     }
 
-    /// A sender that outruns a link waits here, where Ctrl-C still works.
-    fn hold_back(&self, py: Python<'_>, queued: usize) -> PyResult<()> {
+    /// A thread that outruns a link waits here, where Ctrl-C still works. For a coroutine there is something to wait for.
+    fn hold_back(&self, py: Python<'_>, queued: usize) -> PyResult<Option<PyDeferral>> {
         if queued <= self.runtime.link_budget() || !self.block {
-            return Ok(());
+            return Ok(None);
+        }
+        if py.import("mesh_core._flow")?.getattr("in_coroutine")?.call0()?.extract()? {
+            // Whatever is sent there next waits behind this.
+            let turn = self.runtime.turn(&self.target, self.actor, None, 0).map_err(|error| raise(py, &error))?;
+            return Ok(Some(self.deferral(turn)));
         }
         while !outside(py, || self.runtime.wait_room(&self.target, Duration::from_millis(100))) {
             py.check_signals()?;
         }
-        Ok(())
+        Ok(None)
+    }
+
+    fn deferral(&self, deferral: mesh_runtime::Deferral) -> PyDeferral {
+        let (runtime, target) = (Arc::clone(&self.runtime), Arc::clone(&self.target));
+        PyDeferral { runtime, deferral, target, actor: self.actor }
+    }
+
+    fn waited_for(&self, call: Arc<Call>) -> PyCall {
+        if self.timed {
+            call.keep_time();
+        }
+        if let Some(callee) = &self.callee {
+            call.describe(callee);
+        }
+        let (runtime, target) = (Arc::clone(&self.runtime), Arc::clone(&self.target));
+        PyCall { runtime, call, target, actor: self.actor, port: None }
+    }
+}
+
+impl PySender {
+    #[cold]
+    fn call_later(&self, py: Python<'_>, payload: Payload<'_>, stream: bool, later: Later) -> PyResult<PyCall> {
+        let how = match (self.reduce, stream) {
+            (true, _) => Calling::Reduced,
+            (false, true) => Calling::Stream,
+            (false, false) => Calling::Each,
+        };
+        let call = payload.entrust(
+            py,
+            later,
+            || self.gate.called(py),
+            |bytes, buffers, later| {
+                self.runtime.call_later(&self.outgoing(self.kind, bytes, buffers), &self.target, how, later)
+            },
+        )?;
+        Ok(self.waited_for(call))
     }
 }
 
@@ -325,7 +398,10 @@ impl PySender {
     fn call(&self, py: Python<'_>, value: &Bound<'_, PyAny>, stream: bool, limit: Option<f64>) -> PyResult<PyCall> {
         door::enter(py);
         let payload = Payload::dump(value)?;
-        let terms = self.admit(py, &payload, deadline(limit)?)?;
+        let terms = match self.admit(py, &payload, deadline(limit)?)? {
+            Ok(terms) => terms,
+            Err(later) => return self.call_later(py, payload, stream, later),
+        };
         let (call, queued) = payload.ship(
             py,
             &self.target,
@@ -339,35 +415,38 @@ impl PySender {
                 }
             },
         )?;
-        if self.timed {
-            call.keep_time();
-        }
-        if let Some(callee) = &self.callee {
-            call.describe(callee);
-        }
+        let call = self.waited_for(call);
         self.hold_back(py, queued)?;
-        Ok(PyCall {
-            runtime: Arc::clone(&self.runtime),
-            call,
-            target: Arc::clone(&self.target),
-            actor: self.actor,
-            port: None,
-        })
+        Ok(call)
     }
 
-    /// Sends `value`; nobody waits.
-    fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Sends `value`; nobody waits for an answer. Returns what to wait for where it could not be sent at once.
+    fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<PyDeferral>> {
         door::enter(py);
         let payload = Payload::dump(value)?;
-        let terms = self.admit(py, &payload, None)?;
         let kind = if self.kind == Kind::Call { Kind::Tell } else { self.kind };
-        let queued = payload.ship(
-            py,
-            &self.target,
-            || self.gate.called(py),
-            |bytes, buffers| self.runtime.tell_on(&self.outgoing(kind, bytes, buffers), terms),
-        )?;
-        self.hold_back(py, queued)
+        match self.admit(py, &payload, None)? {
+            Ok(terms) => {
+                let queued = payload.ship(
+                    py,
+                    &self.target,
+                    || self.gate.called(py),
+                    |bytes, buffers| self.runtime.tell_on(&self.outgoing(kind, bytes, buffers), terms),
+                )?;
+                self.hold_back(py, queued)
+            }
+            Err(later) => {
+                let deferral = payload.entrust(
+                    py,
+                    later,
+                    || self.gate.called(py),
+                    |bytes, buffers, later| {
+                        self.runtime.tell_later(&self.outgoing(kind, bytes, buffers), &self.target, later)
+                    },
+                )?;
+                Ok(Some(self.deferral(deferral)))
+            }
+        }
     }
 }
 
@@ -703,6 +782,8 @@ impl PyRuntime {
         out.set_item("ports", counts.ports)?;
         out.set_item("shm_bytes", counts.shm_bytes)?;
         out.set_item("meters", counts.meters)?;
+        out.set_item("deferred", counts.deferred.0)?;
+        out.set_item("deferred_bytes", counts.deferred.1)?;
         Ok(out)
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from mesh_core._context import current_instance
@@ -56,3 +57,19 @@ def unsent(who: Addressee | None, index: int, place: Place) -> ActorTimeout:
     """Say that a call's deadline came before there was room for its message."""
     said, where = _said(who, index, place)
     return ActorTimeout(f"{said}; it was not sent within its deadline", **where)  # type: ignore[arg-type]  # by name
+
+
+def in_coroutine() -> bool:
+    """Say whether an event loop runs in this thread, which nothing may block."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+def crowded(who: Addressee | None, index: int, place: Place, waiting: int, budget: int) -> MailboxFull:
+    """Say that a coroutine has sent more than can wait in this process."""
+    said, where = _said(who, index, place)
+    said += (
+        f"; {waiting:,} bytes wait in this process to be sent, and link_budget lets {budget:,} wait. It was not sent, since "
+        "nothing may block the event loop. Await the call or the broadcast before sending more"
+    )
+    return MailboxFull(said, budget=budget, **where)  # type: ignore[arg-type]  # by name
