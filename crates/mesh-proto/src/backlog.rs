@@ -6,7 +6,8 @@
 //! in the queue of each of its mailboxes. A message joins all its queues in one step, so the oldest of all is the first
 //! one everywhere, and two messages never wait for each other.
 //!
-//! BKL-2: what waits is within the budget, or is a single message. A message is reserved for before it is made.
+//! BKL-2: what waits is within the budget, or is a single message; beyond that there is at most one message of each who
+//! waits for its own to leave. A message is reserved for before it is made.
 
 use crate::hosts::QuickMap;
 use crate::{ActorId, ProcAddr};
@@ -74,11 +75,12 @@ impl<T> Backlog<T> {
         to.into_iter().position(|place| self.queues.contains_key(&place))
     }
 
-    /// Reserves room for a message of `cost` bytes; false if there is none (BKL-2).
+    /// Reserves room for a message of `cost` bytes; false if there is none (BKL-2), unless it is taken `surely`: by who
+    /// sends no other before this one has left.
     #[must_use]
-    pub fn reserve(&mut self, cost: u64) -> bool {
+    pub fn reserve(&mut self, cost: u64, surely: bool) -> bool {
         let sum = self.bytes.saturating_add(cost);
-        let room = self.bytes == 0 || sum <= self.budget;
+        let room = surely || self.bytes == 0 || sum <= self.budget;
         if room {
             self.bytes = sum;
         }

@@ -137,7 +137,7 @@ impl World {
         if !blocked && self.admit(&message).is_ok() {
             self.go(&message);
             self.accepted.push(message);
-        } else if self.backlog.reserve(message.cost) {
+        } else if self.backlog.reserve(message.cost, false) {
             let places = message.to.iter().map(|index| place(*index)).collect();
             let number = self.backlog.push(places, message.cost, message.clone());
             self.accepted.push(message);
@@ -248,7 +248,7 @@ proptest! {
 #[test]
 fn a_message_for_several_waits_for_all_and_holds_up_those_behind_it() {
     let mut backlog = Backlog::new(100);
-    assert!(backlog.reserve(10) && backlog.reserve(10) && backlog.reserve(10));
+    assert!(backlog.reserve(10, false) && backlog.reserve(10, false) && backlog.reserve(10, false));
     let first = backlog.push([place(0)].into(), 10, "first");
     let both = backlog.push([place(0), place(1)].into(), 10, "both");
     let last = backlog.push([place(1)].into(), 10, "last");
@@ -269,10 +269,10 @@ fn a_message_for_several_waits_for_all_and_holds_up_those_behind_it() {
 #[test]
 fn a_message_that_is_given_up_in_the_middle_is_passed_over() {
     let mut backlog = Backlog::new(100);
-    assert!(backlog.reserve(100));
-    assert!(!backlog.reserve(1));
+    assert!(backlog.reserve(100, false));
+    assert!(!backlog.reserve(1, false));
     backlog.release(100);
-    assert!(backlog.reserve(1_000), "alone, a message may be larger than the budget");
+    assert!(backlog.reserve(1_000, false), "alone, a message may be larger than the budget");
     backlog.release(1_000);
     let numbers: Vec<u64> = (0..3).map(|n| backlog.push([place(0)].into(), 0, n)).collect();
     let mut freed = Vec::new();

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from mesh_core import Accumulator, Actor, MailboxFull, endpoint
+from mesh_core import Accumulator, Actor, Channel, MailboxFull, Port, PortReceiver, endpoint
 
 GATE = threading.Event()
 """This process's: where `Slow` waits, and `Valve` lets it through."""
@@ -279,3 +279,57 @@ class Plain(Actor):
     @endpoint
     def ping(self) -> str:
         return "pong"
+
+
+class Speaker(Actor):
+    """Sends values to ports, faster than anybody receives."""
+
+    def __init__(self) -> None:
+        self.receiver: PortReceiver[Any] | None = None
+
+    @endpoint
+    def speak(self, port: Port[Any], size: int, count: int) -> int:
+        for number in range(count):
+            port.send((number, bytes(size)))
+        return count
+
+    @endpoint(concurrent=True)
+    async def speak_async(self, port: Port[Any], size: int, count: int) -> int:
+        for number in range(count):
+            await port.send((number, bytes(size)))
+        return count
+
+    @endpoint
+    async def speak_carelessly(self, port: Port[Any], size: int, count: int) -> tuple[int, str]:
+        for number in range(count):
+            try:
+                port.send((number, bytes(size)))
+            except MailboxFull as error:
+                return number, str(error)
+        return count, ""
+
+    @endpoint(concurrent=True)
+    async def ping(self) -> str:
+        return "pong"
+
+    @endpoint
+    def blob(self, size: int) -> bytes:
+        return bytes(size)
+
+    @endpoint(concurrent=True)
+    async def blob_async(self, size: int) -> bytes:
+        return bytes(size)
+
+    @endpoint
+    def open(self) -> Port[Any]:
+        port, self.receiver = Channel[Any].open()
+        return port
+
+    @endpoint
+    def waiting(self) -> int:
+        assert self.receiver is not None
+        return len(self.receiver)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()

@@ -402,9 +402,9 @@ def test_an_actors_coroutine_may_outrun_actors_of_its_own_process(procs: ProcMes
 def test_two_loops_that_flood_each_other_go_on(procs: ProcMesh) -> None:
     pair = procs.spawn("pair", Looper)
     first, second = pair.slice(gpus=0), pair.slice(gpus=1)
-    there = first.flood_and_wait.call_one(second, 100_000, 200)
-    back = second.flood_and_wait.call_one(first, 100_000, 200)
-    assert there.get(timeout=60) == back.get(timeout=60) == 200
+    there = first.flood_and_wait.call_one(second, 100_000, 150)
+    back = second.flood_and_wait.call_one(first, 100_000, 150)
+    assert there.get(timeout=60) == back.get(timeout=60) == 150
     pair.stop().get(timeout=30)
 
 

@@ -30,6 +30,8 @@ const LINK_PAUSE: Duration = Duration::from_millis(10);
 pub struct Later {
     /// The meters of its mailboxes; none of a message that is not counted.
     pub meters: Option<Arc<[Arc<Meter>]>>,
+    /// What it counts there, and has been reserved for it.
+    pub cost: u64,
     /// When nobody wants the answer any more.
     pub until: Option<Instant>,
     /// The ports of calls that are in it.
@@ -62,7 +64,6 @@ pub struct Deferral {
 struct Waiting {
     target: Arc<Target>,
     later: Later,
-    cost: u64,
     /// None where a thread waits, and sends by itself.
     frame: Option<Frame>,
     call: CallId,
@@ -127,13 +128,13 @@ impl Runtime {
         lock(&self.deferred.state).backlog.blocks(places(target, actor))
     }
 
-    /// Reserves room here for a message of `cost` bytes that is to be sent later.
+    /// Reserves room here for a message of `cost` bytes that is to be sent later; even if there is none, where `surely`.
     ///
     /// # Errors
     /// How many bytes wait here, and how many may, where there is no room.
-    pub fn reserve(&self, cost: u64) -> Result<(), (u64, u64)> {
+    pub fn reserve(&self, cost: u64, surely: bool) -> Result<(), (u64, u64)> {
         let backlog = &mut lock(&self.deferred.state).backlog;
-        if backlog.reserve(cost) { Ok(()) } else { Err((backlog.bytes(), backlog.budget())) }
+        if backlog.reserve(cost, surely) { Ok(()) } else { Err((backlog.bytes(), backlog.budget())) }
     }
 
     /// What was reserved is not needed.
@@ -155,14 +156,15 @@ impl Runtime {
         let opened = self.usable().and_then(|()| self.open(out.target.clone(), how == Calling::Stream));
         let call = match opened {
             Ok(call) => call,
-            Err(error) => return Err(self.not_deferred(out, later, error)),
+            Err(error) => return Err(self.not_deferred(&later, error)),
         };
         if how == Calling::Reduced {
             call.mark_reduced(out.target.clone(), out.actor);
         }
         let mut frame = self.compose(out, call.id);
         frame.header.flags |= if how == Calling::Stream { flags::STREAM } else { 0 };
-        self.put_off(out.actor, self.waiting(out, target, frame, call.id, later));
+        let waiting = Waiting { target: Arc::clone(target), later, frame: Some(frame), call: call.id, done: None };
+        self.put_off(out.actor, waiting);
         Ok(call)
     }
 
@@ -171,25 +173,29 @@ impl Runtime {
     /// # Errors
     /// If the runtime is closed.
     pub fn tell_later(&self, out: &Outgoing<'_>, target: &Arc<Target>, later: Later) -> Result<Deferral, RuntimeError> {
-        let made = self.usable().and_then(|()| self.this().ok_or(RuntimeError::Closed));
-        let done = match made {
-            Ok(this) => Completion::new(&this),
-            Err(error) => return Err(self.not_deferred(out, later, error)),
-        };
-        let mut waiting = self.waiting(out, target, self.compose(out, 0), 0, later);
-        waiting.done = Some(Arc::clone(&done));
-        Ok(Deferral { number: self.put_off(out.actor, waiting), done })
-    }
-
-    fn waiting(&self, out: &Outgoing<'_>, target: &Arc<Target>, frame: Frame, call: CallId, later: Later) -> Waiting {
-        let cost = if later.meters.is_some() { out.cost() } else { 0 };
-        Waiting { target: Arc::clone(target), later, cost, frame: Some(frame), call, done: None }
-    }
-
-    fn not_deferred(&self, out: &Outgoing<'_>, later: Later, error: RuntimeError) -> RuntimeError {
-        if later.meters.is_some() {
-            self.unreserve(out.cost());
+        if let Err(error) = self.usable() {
+            return Err(self.not_deferred(&later, error));
         }
+        self.dispatch_later(self.compose(out, 0), target, out.actor, later)
+    }
+
+    /// Sends a frame once there is room in these mailboxes.
+    pub(crate) fn dispatch_later(
+        &self,
+        frame: Frame,
+        target: &Arc<Target>,
+        mailbox: ActorId,
+        later: Later,
+    ) -> Result<Deferral, RuntimeError> {
+        let Some(this) = self.this() else { return Err(self.not_deferred(&later, RuntimeError::Closed)) };
+        let done = Completion::new(&this);
+        let told = Some(Arc::clone(&done));
+        let waiting = Waiting { target: Arc::clone(target), later, frame: Some(frame), call: 0, done: told };
+        Ok(Deferral { number: self.put_off(mailbox, waiting), done })
+    }
+
+    fn not_deferred(&self, later: &Later, error: RuntimeError) -> RuntimeError {
+        self.unreserve(later.cost);
         error
     }
 
@@ -207,16 +213,16 @@ impl Runtime {
     ) -> Result<Deferral, RuntimeError> {
         self.usable()?;
         let done = Completion::new(&self.this().ok_or(RuntimeError::Closed)?);
-        let later = Later { meters, ..Later::default() };
-        let waiting =
-            Waiting { target: Arc::clone(target), later, cost, frame: None, call: 0, done: Some(Arc::clone(&done)) };
+        let later = Later { meters, cost, ..Later::default() };
+        let told = Some(Arc::clone(&done));
+        let waiting = Waiting { target: Arc::clone(target), later, frame: None, call: 0, done: told };
         Ok(Deferral { number: self.put_off(actor, waiting), done })
     }
 
     fn put_off(&self, actor: ActorId, waiting: Waiting) -> u64 {
         let to: Box<[Place]> = places(&waiting.target, actor).collect();
         // Its own memory is the sender's where that waits itself.
-        let held = if waiting.frame.is_some() { waiting.cost } else { 0 };
+        let held = if waiting.frame.is_some() { waiting.later.cost } else { 0 };
         let call = waiting.call;
         let mut state = lock(&self.deferred.state);
         let number = state.backlog.push(to, held, waiting);
@@ -319,9 +325,9 @@ impl Runtime {
         }
         let Some(meters) = &waiting.later.meters else { return Ok(false) };
         loop {
-            match self.admit_all(meters, waiting.cost) {
+            match self.admit_all(meters, waiting.later.cost) {
                 Ok(counted) => return Ok(counted),
-                Err(full) if meters[full].mark(waiting.cost) => return Err(Stuck::OnMeter),
+                Err(full) if meters[full].mark(waiting.later.cost) => return Err(Stuck::OnMeter),
                 Err(_) => {}
             }
         }

@@ -76,6 +76,8 @@ impl Runtime {
                     self.meters.on_credit(&self.reactor, header.src, header.actor, Credit::read(&header));
                 } else if let Some(inbox) = self.inbox(header.actor) {
                     inbox.mailbox().on_question(header.src);
+                } else if let Some(inlet) = self.ports.inlet(header.actor) {
+                    inlet.account.on_question(header.src);
                 } else {
                     self.dispatch(Credit::LAST.frame(header.actor, self.me, header.src), None);
                 }

@@ -18,7 +18,7 @@ mod waiting;
 pub use backlog::{Calling, Deferral, Later, millis};
 pub(crate) use outgoing::relate;
 pub use outgoing::{Outgoing, Terms};
-pub use ports::Said;
+pub use ports::{Posted, Posting, Said};
 pub use waiting::Waited;
 
 use crate::afar::Afar;

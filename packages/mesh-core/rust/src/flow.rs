@@ -20,6 +20,8 @@ pub(crate) enum Passage {
 /// Where a sender's messages are counted.
 pub(crate) struct Gate {
     actor: ActorId,
+    /// It is a channel's rather than an actor's.
+    port: bool,
     /// Whom errors are to name; only handed through.
     who: Option<Py<PyAny>>,
     /// Of the target's mailboxes, in its order.
@@ -37,11 +39,23 @@ pub(crate) struct Bid<'a> {
     pub(crate) block: bool,
     /// When nobody wants it any more.
     pub(crate) until: Option<Instant>,
+    /// Mesh itself sends it, and waits for it: there is no more than one for each that waits, so that it is never refused.
+    pub(crate) own: bool,
+}
+
+/// Whether an event loop runs in this thread, which nothing may block.
+pub(crate) fn in_coroutine(py: Python<'_>) -> PyResult<bool> {
+    py.import("mesh_core._flow")?.getattr("in_coroutine")?.call0()?.extract()
 }
 
 impl Gate {
     pub(crate) fn new(actor: ActorId, who: Option<Py<PyAny>>) -> Self {
-        Self { actor, who, meters: OnceLock::new() }
+        Self { actor, port: false, who, meters: OnceLock::new() }
+    }
+
+    /// The gate of a channel.
+    pub(crate) fn of_port(id: ActorId) -> Self {
+        Self { actor: id, port: true, who: None, meters: OnceLock::new() }
     }
 
     /// The same gate, for another sender to the same actors.
@@ -78,6 +92,12 @@ impl Gate {
         let Bid { runtime, cost, .. } = bid;
         runtime.original().map_err(|error| door::raise(py, &error))?;
         let flow = py.import("mesh_core._flow")?;
+        let who = match (&self.who, self.port) {
+            (Some(who), _) => who.clone_ref(py),
+            (None, true) => "channel".into_pyobject(py)?.into_any().unbind(),
+            (None, false) => py.None(),
+        };
+        let who = &who;
         loop {
             // What was sent before and has not gone yet goes first (BKL-1).
             let behind = runtime.behind(bid.target, self.actor);
@@ -91,10 +111,9 @@ impl Gate {
             let meter = &meters[full];
             let (queued, window) = meter.level();
             let place = (queued, window, cost);
-            let later = bid.block && flow.getattr("in_coroutine")?.call0()?.extract()?;
-            if later {
-                if let Err((waiting, budget)) = runtime.reserve(cost) {
-                    let crowded = flow.getattr("crowded")?.call1((&self.who, full, place, waiting, budget))?;
+            if bid.block && in_coroutine(py)? {
+                if let Err((waiting, budget)) = runtime.reserve(cost, bid.own) {
+                    let crowded = flow.getattr("crowded")?.call1((who, full, place, waiting, budget))?;
                     return Err(PyErr::from_value(crowded));
                 }
                 return Ok(Passage::Later(Arc::clone(meters)));
@@ -106,10 +125,11 @@ impl Gate {
                 }
                 let how = match bid.block {
                     false => "refuse",
+                    true if self.port && !bid.own => "port",
                     true if runtime.on_loop_thread() => "loop",
                     true => "thread",
                 };
-                let refused = flow.getattr("refusal")?.call1((&self.who, self.actor, full, place, how))?;
+                let refused = flow.getattr("refusal")?.call1((who, self.actor, full, place, how))?;
                 if !refused.is_none() {
                     return Err(PyErr::from_value(refused));
                 }
@@ -127,7 +147,7 @@ impl Gate {
                 }
             }
             let (queued, window) = meter.level();
-            return Err(PyErr::from_value(flow.getattr("unsent")?.call1((&self.who, full, (queued, window, cost)))?));
+            return Err(PyErr::from_value(flow.getattr("unsent")?.call1((who, full, (queued, window, cost)))?));
         }
     }
 

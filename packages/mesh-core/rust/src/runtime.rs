@@ -3,7 +3,7 @@
 use crate::call::PyCall;
 use crate::completion::PyCompletion;
 use crate::door::{self, deadline, duration, leave, outside, raise};
-use crate::flow::{Bid, Gate, Passage, PyDeferral};
+use crate::flow::{Bid, Gate, Passage, PyDeferral, in_coroutine};
 use crate::inbox::{PyInbox, PyMessage, PyWaker};
 use crate::logs::PyLogs;
 use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
@@ -302,9 +302,9 @@ impl PySender {
         let (runtime, target) = (&*self.runtime, &self.target);
         // As `Outgoing::cost` has it.
         let cost = MESSAGE_COST + (self.name.len() + payload.len()) as u64;
-        Ok(match self.gate.pass(py, Bid { runtime, target, cost, block: self.block, until })? {
+        Ok(match self.gate.pass(py, Bid { runtime, target, cost, block: self.block, until, own: false })? {
             Passage::Now(charged) => Ok(Terms { charged, deadline_ms }),
-            Passage::Later(meters) => Err(Later { meters: Some(meters), until, ..Later::default() }),
+            Passage::Later(meters) => Err(Later { meters: Some(meters), cost, until, ..Later::default() }),
         })
     }
 
@@ -313,7 +313,7 @@ impl PySender {
         if queued <= self.runtime.link_budget() || !self.block {
             return Ok(None);
         }
-        if py.import("mesh_core._flow")?.getattr("in_coroutine")?.call0()?.extract()? {
+        if in_coroutine(py)? {
             // Whatever is sent there next waits behind this.
             let turn = self.runtime.turn(&self.target, self.actor, None, 0).map_err(|error| raise(py, &error))?;
             return Ok(Some(self.deferral(turn)));

@@ -201,7 +201,7 @@ def _to_port(base: Spec) -> Callable[..., Any]:
                     raise
             else:
                 if not gives_port:
-                    port._answer(value)
+                    await port._answer(value)
 
     return respond_async if base.is_async else respond
 
@@ -230,7 +230,7 @@ def _items_to_port(base: Spec) -> Callable[..., Any]:
             try:
                 async with contextlib.aclosing(function(hosted.object, *rest, **kwargs)) as items:
                     async for item in items:
-                        port._answer(item)
+                        await port._answer(item)
             except BaseException as error:
                 port._fail(error, True)
                 if not isinstance(error, Exception):
