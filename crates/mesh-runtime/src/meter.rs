@@ -5,9 +5,9 @@
 //! back when it is dropped, whichever way that comes about.
 
 use crate::reactor::Reactor;
-use crate::runtime::{Runtime, lock};
+use crate::runtime::{Runtime, STREAM, lock};
 use crate::wait::Waiter;
-use mesh_proto::{ActorId, Admission, Credit, Header, HostNo, Ledger, Place, ProcAddr};
+use mesh_proto::{ActorId, Admission, Credit, Header, HostNo, Kind, Ledger, Place, ProcAddr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -164,6 +164,14 @@ impl Meters {
         self.change(reactor, meter, |flow| flow.refund(cost));
     }
 
+    /// Nothing more is sent there. One for which something waits is kept.
+    pub(crate) fn forget(&self, addr: ProcAddr, mailbox: ActorId) {
+        let (_, mut shard) = self.shard(addr, mailbox);
+        if shard.get(&(addr, mailbox)).is_some_and(|meter| !lock(&meter.state).marked) {
+            shard.remove(&(addr, mailbox));
+        }
+    }
+
     /// A mailbox has spoken.
     pub(crate) fn on_credit(&self, reactor: &Reactor, addr: ProcAddr, mailbox: ActorId, credit: Credit) {
         let (_, mut shard) = self.shard(addr, mailbox);
@@ -312,10 +320,11 @@ impl Runtime {
         if header.flags & mesh_proto::flags::CHARGED == 0 {
             return;
         }
+        let mailbox = if header.kind == Kind::Reply { header.call | STREAM } else { header.actor };
         if header.src == self.me {
-            self.meters.on_credit(&self.reactor, header.dst, header.actor, Credit::LAST);
+            self.meters.on_credit(&self.reactor, header.dst, mailbox, Credit::LAST);
         } else {
-            self.dispatch(Credit::LAST.frame(header.actor, header.dst, header.src), None);
+            self.dispatch(Credit::LAST.frame(mailbox, header.dst, header.src), None);
         }
     }
 }

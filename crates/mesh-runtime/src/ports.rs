@@ -11,7 +11,7 @@ use crate::calls::{Call, Calls, Outcome};
 use crate::message::Message;
 use crate::meter::Mailbox as Account;
 use crate::reactor::Reactor;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, STREAM};
 use mesh_proto::control::{Closed, PortAddr};
 use mesh_proto::{ActorId, CallId, HostNo, PortEnd, ProcAddr, Target, Ticket};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -388,10 +388,11 @@ impl Outlet {
         self.runtime.tell_loose(self);
     }
 
-    /// The port's own id, where its senders count what they send: that of a channel which takes many values.
-    pub fn counted(&self) -> Option<u64> {
+    /// Under what id the receiver's process counts what comes, if it does: where many values may come.
+    pub fn counted(&self) -> Option<ActorId> {
         match self.way {
             Way::Channel { id, once: false } => Some(id),
+            Way::Response { call, stream: true, .. } if call != 0 => Some(call | STREAM),
             _ => None,
         }
     }
@@ -449,6 +450,13 @@ impl Drop for Outlet {
         let tickets = self.runtime.ports.let_go(&self.address(), &self.known);
         if !tickets.is_empty() && self.is_awaited() {
             self.runtime.tell_let_go(self, &tickets);
+        }
+        // A stream has one meter for each call: it is not to be kept for long.
+        if let (Way::Response { .. }, Some(place)) = (self.way, self.counted())
+            && Arc::strong_count(&self.known) == 1
+            && self.runtime.behind(&Target::One(self.owner), place).is_none()
+        {
+            self.runtime.meters.forget(self.owner, place);
         }
     }
 }

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from mesh_core import Accumulator, Actor, Channel, MailboxFull, Port, PortReceiver, endpoint
 
 GATE = threading.Event()
 """This process's: where `Slow` waits, and `Valve` lets it through."""
+
+
+MADE = [0]
+"""This process's: how many items a `Fountain` has made."""
 
 
 class Slow(Actor):
@@ -333,3 +338,106 @@ class Speaker(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+
+class Level(Actor):
+    """Beside a `Fountain`, which may be busy."""
+
+    @endpoint
+    def made(self) -> int:
+        return MADE[0]
+
+
+class Fountain(Actor):
+    """Answers calls with more than anybody reads."""
+
+    def __init__(self) -> None:
+        MADE[0] = 0
+        self.over = threading.Event()
+        self.stream: Any = None
+
+    def _made(self, number: int, size: int) -> tuple[int, bytes]:
+        MADE[0] = number + 1
+        return number, bytes(size)
+
+    @staticmethod
+    def _end(count: int, fail: bool) -> None:
+        if fail:
+            raise ValueError(f"after {count}")
+
+    @endpoint
+    def items(self, size: int, count: int, fail: bool = False) -> Iterator[tuple[int, bytes]]:
+        self.over.clear()
+        try:
+            for number in range(count):
+                yield self._made(number, size)
+            self._end(count, fail)
+        finally:
+            self.over.set()
+
+    @endpoint(concurrent=True)
+    async def items_async(
+        self, size: int, count: int, fail: bool = False
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        self.over.clear()
+        try:
+            for number in range(count):
+                yield self._made(number, size)
+            self._end(count, fail)
+        finally:
+            self.over.set()
+
+    @endpoint(explicit_response_port=True)
+    def by_port(self, port: Port[Any], size: int, count: int, fail: bool = False) -> None:
+        for number in range(count):
+            port.send(self._made(number, size))
+        self._end(count, fail)
+
+    @endpoint(explicit_response_port=True)
+    async def by_port_async(self, port: Port[Any], size: int, count: int, fail: bool = False) -> None:
+        for number in range(count):
+            await port.send(self._made(number, size))
+        self._end(count, fail)
+
+    @endpoint(explicit_response_port=True)
+    def elsewhere(self, port: Port[Any], size: int, count: int, helper: Any, fail: bool = False) -> None:
+        """Another message of the same actor answers."""
+        helper.help.broadcast(port, size, count, fail)
+
+    @endpoint
+    def help(self, port: Port[Any], size: int, count: int, fail: bool) -> None:
+        for number in range(count):
+            port.send(self._made(number, size))
+        if fail:
+            port.exception(ValueError(f"after {count}"))
+
+    @endpoint(explicit_response_port=True)
+    async def carelessly(self, port: Port[Any], size: int, count: int) -> None:
+        for number in range(count):
+            port.send(self._made(number, size))
+
+    @endpoint
+    def ended(self) -> bool:
+        return self.over.wait(30)
+
+    @endpoint
+    def begin(self, other: Any, size: int) -> None:
+        self.stream = other.items.stream(size, 10**9)
+
+    @endpoint
+    def read(self, other: Any, size: int, count: int) -> int:
+        return len([item.get(timeout=30) for item in other.items.stream(size, count)])
+
+    @endpoint
+    async def read_async(self, other: Any, size: int, count: int) -> int:
+        return len([await item async for item in other.items_async.stream(size, count)])
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def meters(self) -> int:
+        from mesh_core._process import current
+
+        return current().runtime.counts()["meters"]

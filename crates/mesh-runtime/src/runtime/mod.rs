@@ -18,6 +18,7 @@ mod waiting;
 pub use backlog::{Calling, Deferral, Later, millis};
 pub(crate) use outgoing::relate;
 pub use outgoing::{Outgoing, Terms};
+pub(crate) use ports::STREAM;
 pub use ports::{Posted, Posting, Said};
 pub use waiting::Waited;
 

@@ -8,12 +8,17 @@ use crate::meter::Mailbox as Account;
 use crate::ports::{Inlet, Mailbox, Outlet, Taken, Way};
 use crate::runtime::{Deferral, Later, Outgoing};
 use mesh_proto::control::{Closed, Held, Holding, PortAddr, Undeliverable, Watch};
-use mesh_proto::{Frame, Header, Holders, Kind, MESSAGE_COST, PortEnd, ProcAddr, Target, Ticket, Undelivered, flags};
+use mesh_proto::{
+    ActorId, Frame, Header, Holders, Kind, MESSAGE_COST, PortEnd, ProcAddr, Target, Ticket, Undelivered, flags,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A port that is sent to more at once is nobody's in particular.
 const MOST_HOLDERS: usize = 1024;
+
+/// What tells the id under which the values of a streamed call are counted from those of mailboxes.
+pub(crate) const STREAM: ActorId = 1 << 63;
 
 /// The beginning of a value's name if the place of its sender goes along.
 const RANKED: &[u8] = b"ranked\0";
@@ -77,11 +82,35 @@ impl Runtime {
         outlet
     }
 
+    /// Accounts for a value of a stream where that is read.
+    pub(super) fn charge_stream(&self, reply: &mut Message) {
+        let header = *reply.header();
+        let budget = self.options.mailbox_budget;
+        match self.calls.account(header.call, || Account::new(header.call | STREAM, budget, self.weak())) {
+            Some(account) => reply.charge_to(&account),
+            None => self.refuse(&header),
+        }
+    }
+
     /// Tells the caller who holds the port of its call, if there is one.
     fn tell_held(&self, outlet: &Outlet, news: Holding) {
         let Way::Response { call, index, .. } = outlet.way else { return };
         if call != 0 && self.usable().is_ok() {
-            self.dispatch(Held { call, place: index, news }.frame(self.me, outlet.owner), None);
+            self.dispatch_behind(outlet, Held { call, place: index, news }.frame(self.me, outlet.owner));
+        }
+    }
+
+    /// Sends what says something of a port: not before values of it that wait for room.
+    fn dispatch_behind(&self, outlet: &Outlet, frame: Frame) {
+        let target = Target::One(outlet.owner);
+        match outlet.counted().filter(|place| self.behind(&target, *place).is_some()) {
+            Some(place) => {
+                // Whoever closes drops it.
+                let _ = self.dispatch_later(frame, &Arc::new(target), place, Later::default());
+            }
+            None => {
+                self.dispatch(frame, None);
+            }
         }
     }
 
@@ -219,12 +248,6 @@ impl Said<'_> {
     fn name(&self) -> Vec<u8> {
         self.place.map_or_else(Vec::new, |(_, shape)| [RANKED, shape].concat())
     }
-
-    /// What a value with so many bytes counts against a channel's budget; the same that its frame will (`Frame::cost`).
-    pub fn cost(&self, bytes: usize) -> u64 {
-        let name = self.place.map_or(0, |(_, shape)| RANKED.len() + shape.len());
-        MESSAGE_COST + (name + bytes) as u64
-    }
 }
 
 /// How a value gets to its port.
@@ -246,6 +269,16 @@ pub enum Posted {
 }
 
 impl Outlet {
+    /// What a value with so many bytes counts against its receiver's budget; the same that its frame will
+    /// (`Frame::cost`).
+    pub fn cost(&self, said: &Said<'_>, bytes: usize) -> u64 {
+        let name = match (self.way, said.place) {
+            (Way::Channel { .. }, Some((_, shape))) => RANKED.len() + shape.len(),
+            _ => 0,
+        };
+        MESSAGE_COST + (name + bytes) as u64
+    }
+
     /// Sends a value.
     ///
     /// # Errors
@@ -333,6 +366,6 @@ impl Outlet {
             return;
         }
         let end = Undeliverable { call, place: index, actor, why: Undelivered::PortDropped };
-        self.runtime.dispatch(end.frame(self.runtime.me, self.owner), None);
+        self.runtime.dispatch_behind(self, end.frame(self.runtime.me, self.owner));
     }
 }

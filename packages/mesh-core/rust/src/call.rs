@@ -214,6 +214,11 @@ impl PyCall {
         }
     }
 
+    /// Whoever reads the stream has come to its `n`th outcome.
+    fn hand_out(&self, n: usize) {
+        self.call.hand_out(n);
+    }
+
     /// As `nth`, and lets go of it: it cannot be had again.
     fn take_nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
         match self.call.take_nth(n) {

@@ -9,6 +9,8 @@ use pyo3::prelude::*;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+const CHANNEL: &str = "channel";
+
 /// How a message gets past its receivers' meters.
 pub(crate) enum Passage {
     /// At once; whether it is counted.
@@ -20,8 +22,8 @@ pub(crate) enum Passage {
 /// Where a sender's messages are counted.
 pub(crate) struct Gate {
     actor: ActorId,
-    /// It is a channel's rather than an actor's.
-    port: bool,
+    /// What it is the gate of, if of no actor: a channel, or a stream.
+    port: Option<&'static str>,
     /// Whom errors are to name; only handed through.
     who: Option<Py<PyAny>>,
     /// Of the target's mailboxes, in its order.
@@ -50,12 +52,13 @@ pub(crate) fn in_coroutine(py: Python<'_>) -> PyResult<bool> {
 
 impl Gate {
     pub(crate) fn new(actor: ActorId, who: Option<Py<PyAny>>) -> Self {
-        Self { actor, port: false, who, meters: OnceLock::new() }
+        Self { actor, port: None, who, meters: OnceLock::new() }
     }
 
-    /// The gate of a channel.
-    pub(crate) fn of_port(id: ActorId) -> Self {
-        Self { actor: id, port: true, who: None, meters: OnceLock::new() }
+    /// The gate of a channel, or of the stream that a call is answered with.
+    pub(crate) fn of_port(id: ActorId, channel: bool) -> Self {
+        let port = Some(if channel { CHANNEL } else { "stream" });
+        Self { actor: id, port, who: None, meters: OnceLock::new() }
     }
 
     /// The same gate, for another sender to the same actors.
@@ -94,8 +97,8 @@ impl Gate {
         let flow = py.import("mesh_core._flow")?;
         let who = match (&self.who, self.port) {
             (Some(who), _) => who.clone_ref(py),
-            (None, true) => "channel".into_pyobject(py)?.into_any().unbind(),
-            (None, false) => py.None(),
+            (None, Some(port)) => port.into_pyobject(py)?.into_any().unbind(),
+            (None, None) => py.None(),
         };
         let who = &who;
         loop {
@@ -125,7 +128,7 @@ impl Gate {
                 }
                 let how = match bid.block {
                     false => "refuse",
-                    true if self.port && !bid.own => "port",
+                    true if self.port == Some(CHANNEL) && !bid.own => "port",
                     true if runtime.on_loop_thread() => "loop",
                     true => "thread",
                 };

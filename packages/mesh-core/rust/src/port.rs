@@ -82,7 +82,8 @@ pub(crate) struct PyOutlet {
 impl PyOutlet {
     pub(crate) fn new(outlet: Outlet) -> Self {
         let target = Arc::new(Target::One(outlet.owner()));
-        let gate = Gate::of_port(outlet.counted().unwrap_or(0));
+        let channel = matches!(outlet.way(), Way::Channel { .. });
+        let gate = Gate::of_port(outlet.counted().unwrap_or(0), channel);
         Self { outlet, target, gate }
     }
 
@@ -118,7 +119,7 @@ impl PyOutlet {
     }
 
     fn post(&self, py: Python<'_>, payload: Payload<'_>, said: Said<'_>, own: bool) -> PyResult<Option<PyDeferral>> {
-        let how = self.admit(py, said.cost(payload.len()), own)?;
+        let how = self.admit(py, &said, payload.len(), own)?;
         let to = &self.target;
         let posted = match how {
             Posting::Now(_) => {
@@ -144,13 +145,19 @@ impl PyOutlet {
         Ok(None)
     }
 
-    /// Counts a value against its channel's budget, if it has one.
-    fn admit(&self, py: Python<'_>, cost: u64, own: bool) -> PyResult<Posting> {
-        if self.outlet.counted().is_none() || !self.outlet.is_open() {
+    /// Counts a value against its receiver's budget, if it has one.
+    fn admit(&self, py: Python<'_>, said: &Said<'_>, bytes: usize, own: bool) -> PyResult<Posting> {
+        let (runtime, target) = (self.outlet.runtime(), &self.target);
+        let Some(place) = self.outlet.counted().filter(|_| self.outlet.is_open()) else {
             return Ok(Posting::Now(false));
+        };
+        if said.error && matches!(self.outlet.way(), Way::Response { .. }) {
+            // How a call has failed waits for no room; but it overtakes nothing.
+            let behind = runtime.behind(target, place).is_some();
+            return Ok(if behind { Posting::Later(Later::default()) } else { Posting::Now(false) });
         }
-        let runtime = self.outlet.runtime();
-        let bid = Bid { runtime, target: &self.target, cost, block: true, until: None, own };
+        let cost = self.outlet.cost(said, bytes);
+        let bid = Bid { runtime, target, cost, block: true, until: None, own };
         Ok(match self.gate.pass(py, bid)? {
             Passage::Now(counted) => Posting::Now(counted),
             Passage::Later(meters) => Posting::Later(Later { meters: Some(meters), cost, ..Later::default() }),

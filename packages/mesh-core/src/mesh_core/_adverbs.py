@@ -386,7 +386,8 @@ class Endpoint(Generic[P, R]):
 
         def make(n: int) -> StreamFuture[R]:
             def finish(call: Call) -> R:
-                arrived = call.nth(n)
+                # What a generator yields is read once, and is not kept for a second time.
+                arrived = call.take_nth(n) if self._arity.streams else call.nth(n)
                 if arrived is None and deadline is not None and time.monotonic() >= deadline:
                     # The first that was waited for in vain has given up the call for all of them.
                     raise ActorTimeout(

@@ -16,13 +16,15 @@ Place = tuple[int, int, int]
 
 
 def _said(
-    who: Addressee | Literal["channel"] | None, index: int, place: Place
+    who: Addressee | Literal["channel", "stream"] | None, index: int, place: Place
 ) -> tuple[str, dict[str, object]]:
     queued, window, size = place
     where: dict[str, object] = {}
     name = "an actor"
     if who == "channel":
         name = "the receiver of a channel"
+    elif who == "stream":
+        name = "the caller that reads this stream"
     elif who is not None:
         rank = who.point(index).rank
         name = f"actor {who.name!r} on rank {rank}"
@@ -34,7 +36,7 @@ def _said(
 
 
 def refusal(
-    who: Addressee | Literal["channel"] | None, actor: int, index: int, place: Place, how: str
+    who: Addressee | Literal["channel", "stream"] | None, actor: int, index: int, place: Place, how: str
 ) -> MailboxFull | None:
     """Say why a message has to be refused; ``None`` if its sender may wait.
 
@@ -65,7 +67,7 @@ def refusal(
     return MailboxFull(said, budget=place[1], **where)  # type: ignore[arg-type]  # by name
 
 
-def unsent(who: Addressee | Literal["channel"] | None, index: int, place: Place) -> ActorTimeout:
+def unsent(who: Addressee | Literal["channel", "stream"] | None, index: int, place: Place) -> ActorTimeout:
     """Say that a call's deadline came before there was room for its message."""
     said, where = _said(who, index, place)
     return ActorTimeout(f"{said}; it was not sent within its deadline", **where)  # type: ignore[arg-type]  # by name
@@ -78,7 +80,7 @@ def in_coroutine() -> bool:
 
 
 def crowded(
-    who: Addressee | Literal["channel"] | None, index: int, place: Place, waiting: int, budget: int
+    who: Addressee | Literal["channel", "stream"] | None, index: int, place: Place, waiting: int, budget: int
 ) -> MailboxFull:
     """Say that a coroutine has sent more than can wait in this process."""
     said, where = _said(who, index, place)

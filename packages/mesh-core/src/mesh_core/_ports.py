@@ -75,6 +75,10 @@ class Port(Generic[R]):
         # As a response: the place of who answers goes along. Who answers on a loop awaits it.
         return _sending(self._outlet.send(value, current_place(), True))
 
+    def _item(self, value: R) -> Sending:
+        # One of many, by who awaits each.
+        return _sending(self._outlet.send(value, None, True))
+
     def _fail(self, error: BaseException, ranked: bool) -> Sending:
         from mesh_core._context import current_instance
         from mesh_core._exceptions import encode_exception
