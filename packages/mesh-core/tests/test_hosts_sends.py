@@ -1,4 +1,4 @@
-"""Tests of sending in coroutines, and of channels' budgets, again with the processes on two other hosts."""
+"""Tests of sending in coroutines, and of the budgets of channels and streams, again with the processes on two other hosts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterator
 import pytest
 import test_channel_budgets
 import test_sends
+import test_stream_budgets
 from core_hosts import over_hosts
 
 from mesh_core import ProcMesh, configured, shutdown
 from mesh_core.testing import LocalCluster
 
-globals().update({**over_hosts(test_sends), **over_hosts(test_channel_budgets)})
+globals().update(over_hosts(test_sends))
+globals().update(over_hosts(test_channel_budgets))
+globals().update(over_hosts(test_stream_budgets))
 
 
 @pytest.fixture(scope="module")
