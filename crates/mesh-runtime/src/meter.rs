@@ -234,7 +234,8 @@ impl Mailbox {
     /// Credits leave while the ledger is held: they have to arrive in the order in which it gave them.
     fn tell(&self) -> impl FnMut(ProcAddr, Credit) {
         |sender, credit| {
-            if let Some(runtime) = self.runtime.upgrade() {
+            // A forked copy that drops what it has a copy of says nothing for the original.
+            if let Some(runtime) = self.runtime.upgrade().filter(|runtime| !runtime.is_forked()) {
                 runtime.send_credit(self.id, sender, credit);
             }
         }

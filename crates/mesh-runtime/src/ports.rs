@@ -107,7 +107,6 @@ impl Inlet {
         queue.shut = true;
         let left = std::mem::take(&mut queue.values).into_values().collect();
         settle(queue, reactor, calls);
-        self.account.close();
         left
     }
 

@@ -55,6 +55,12 @@ class Recorder(Actor):
         GATE.wait()
 
     @endpoint
+    def answer(self, port: Port[int], count: int) -> None:
+        """Answer a call of somebody else's."""
+        for number in range(count):
+            port.send(number)
+
+    @endpoint
     def seen(self) -> list[int]:
         return self.numbers
 
@@ -410,6 +416,15 @@ class Fountain(Actor):
             port.send(self._made(number, size))
         if fail:
             port.exception(ValueError(f"after {count}"))
+
+    @endpoint(explicit_response_port=True)
+    async def hand_on(self, port: Port[Any], slow: Any, size: int, count: int) -> None:
+        """Have somebody answer whose mailbox is full."""
+        for number in range(count):
+            slow.note.broadcast(number, bytes(size))
+        slow.answer.broadcast(port, 5)
+        given_up = slow.answer.broadcast(port, 7)
+        assert given_up.cancel()
 
     @endpoint(explicit_response_port=True)
     async def carelessly(self, port: Port[Any], size: int, count: int) -> None:

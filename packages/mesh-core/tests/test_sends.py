@@ -450,7 +450,8 @@ def test_a_shutdown_ends_what_waits(script: Callable[..., Script]) -> None:
             asyncio.run(main(procs.spawn("slow", Recorder)))
         """
     )
-    assert run.line().startswith("Undeliverable 'slow' on rank 0 cannot be reached: its process was stopped")
+    # Whether its process was stopped in time or killed.
+    assert run.line().startswith(("Undeliverable 'slow' on rank 0", "SupervisionError"))
     run.finish()
 
 

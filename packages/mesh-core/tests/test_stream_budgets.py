@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from flow_samples import Fountain, Level
+from flow_samples import Fountain, Level, Recorder, Valve
 
 from mesh_core import ProcMesh, configured, shutdown, this_host
 from mesh_core._process import current
@@ -119,6 +119,19 @@ def test_an_error_comes_after_the_items(fountain: Any, way: str) -> None:
 def test_what_a_coroutine_does_not_await_comes_before_the_end(fountain: Any) -> None:
     stream = fountain.carelessly.stream(SIZE, 100)
     assert [item.get(timeout=SOON)[0] for item in stream] == list(range(100))
+
+
+def test_the_port_of_a_stream_travels_with_a_message_that_waits(procs: ProcMesh, fountain: Any) -> None:
+    one = procs.slice(gpus=1)
+    valve, slow = one.spawn("valve", Valve), one.spawn("slow", Recorder)
+    valve.shut.call_one().get(timeout=SOON)
+    stream = fountain.hand_on.stream(slow, SIZE, 100)
+    # It has sent all of it, and waits no more.
+    fountain.meters.call_one().get(timeout=SOON)
+    valve.open.call_one().get(timeout=SOON)
+    assert [item.get(timeout=SOON) for item in stream] == [0, 1, 2, 3, 4]
+    slow.stop().get(timeout=SOON)
+    valve.stop().get(timeout=SOON)
 
 
 @pytest.mark.usefixtures("fault_tolerant")

@@ -8,7 +8,8 @@
 //! that is full, under that meter's lock, and the next change of a marked meter rings the I/O thread.
 //!
 //! The lock of the backlog is held while a message is sent, so that whoever finds nothing before its own message is
-//! right. It is taken before all other locks, and by nobody who holds one.
+//! right. It is taken before all other locks, and by nobody who holds one. What is left of a message is seen to without it:
+//! ports that were in one may have something to say that has to wait here.
 
 use super::{Outgoing, Runtime, lock};
 use crate::calls::Call;
@@ -76,6 +77,30 @@ struct State {
     calls: HashMap<CallId, u64>,
     /// They are first everywhere, and wait for the queues on their way.
     on_links: Vec<u64>,
+    left: Vec<Left>,
+}
+
+/// What is left to be done of a message that waits no more.
+#[derive(Debug)]
+struct Left {
+    target: Arc<Target>,
+    later: Later,
+    done: Option<Arc<Completion>>,
+    fate: Fate,
+}
+
+impl Left {
+    fn see_to(&self) {
+        for port in &self.later.ports {
+            match self.fate {
+                Fate::Status(_) => port.sent(&self.target, &self.later.who),
+                _ => port.unsent(),
+            }
+        }
+        if let Some(done) = &self.done {
+            done.finish(self.fate);
+        }
+    }
 }
 
 /// All that waits in a process.
@@ -95,7 +120,7 @@ enum Stuck {
 impl Deferred {
     pub(crate) fn new(budget: usize) -> Self {
         let backlog = Backlog::new(budget as u64);
-        let state = State { backlog, calls: HashMap::new(), on_links: Vec::new() };
+        let state = State { backlog, calls: HashMap::new(), on_links: Vec::new(), left: Vec::new() };
         Self { count: AtomicUsize::new(0), state: Mutex::new(state) }
     }
 
@@ -107,6 +132,17 @@ impl Deferred {
 
     fn note(&self, state: &State) {
         self.count.store(state.backlog.len(), Ordering::SeqCst);
+    }
+
+    /// Changes what waits; then, without the lock, sees to what is left.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = lock(&self.state);
+        let out = change(&mut state);
+        self.note(&state);
+        let left = std::mem::take(&mut state.left);
+        drop(state);
+        left.iter().for_each(Left::see_to);
+        out
     }
 }
 
@@ -122,7 +158,7 @@ impl Runtime {
 
     /// The first of the receivers for whom messages wait here: what is sent to them now has to wait behind those.
     pub fn behind(&self, target: &Target, actor: ActorId) -> Option<usize> {
-        if !self.defers() {
+        if !self.defers() || self.is_forked() {
             return None;
         }
         lock(&self.deferred.state).backlog.blocks(places(target, actor))
@@ -224,19 +260,21 @@ impl Runtime {
         // Its own memory is the sender's where that waits itself.
         let held = if waiting.frame.is_some() { waiting.later.cost } else { 0 };
         let call = waiting.call;
-        let mut state = lock(&self.deferred.state);
-        let number = state.backlog.push(to, held, waiting);
-        if call != 0 {
-            state.calls.insert(call, number);
-        }
-        self.deferred.note(&state);
-        // There may be room by now. From here on somebody tells of it.
-        self.send_ready(&mut state, vec![number]);
-        // Whoever closes may have passed over it.
-        if self.is_closed() {
-            self.drop_all(&mut state);
-        }
-        drop(state);
+        let number = self.deferred.change(|state| {
+            let number = state.backlog.push(to, held, waiting);
+            if call != 0 {
+                state.calls.insert(call, number);
+            }
+            // Before it is looked at, as others are to see it from here on.
+            self.deferred.note(state);
+            // There may be room by now. From here on somebody tells of it.
+            self.send_ready(state, vec![number]);
+            // Whoever closes may have passed over it.
+            if self.is_closed() {
+                self.drop_all(state);
+            }
+            number
+        });
         if self.defers() {
             self.reactor.ring_io();
         }
@@ -262,29 +300,25 @@ impl Runtime {
         if self.is_forked() {
             return false;
         }
-        let mut state = lock(&self.deferred.state);
-        let mut freed = Vec::new();
-        let Some(waiting) = find(&state).and_then(|number| state.backlog.remove(number, &mut freed)) else {
-            return false;
-        };
-        self.forget(&mut state, waiting, Fate::Cancelled);
-        self.send_ready(&mut state, freed);
-        self.deferred.note(&state);
-        true
+        self.deferred.change(|state| {
+            let mut freed = Vec::new();
+            let Some(waiting) = find(state).and_then(|number| state.backlog.remove(number, &mut freed)) else {
+                return false;
+            };
+            self.forget(state, waiting, Fate::Cancelled);
+            self.send_ready(state, freed);
+            true
+        })
     }
 
     /// A message is not sent after all.
     fn forget(&self, state: &mut State, waiting: Waiting, fate: Fate) {
-        state.calls.remove(&waiting.call);
-        if let Some(frame) = &waiting.frame {
-            if frame.header.flags & flags::SHARED != 0 {
-                self.memory.let_go(frame);
-            }
-            waiting.later.ports.iter().for_each(Packed::unsent);
+        let Waiting { target, later, frame, call, done } = waiting;
+        state.calls.remove(&call);
+        if let Some(frame) = frame.filter(|frame| frame.header.flags & flags::SHARED != 0) {
+            self.memory.let_go(&frame);
         }
-        if let Some(done) = waiting.done {
-            done.finish(fate);
-        }
+        state.left.push(Left { target, later, done, fate });
     }
 
     /// Meters have changed that somebody waits for: the I/O thread's turn. Says when it wants another one.
@@ -293,11 +327,13 @@ impl Runtime {
         if !self.defers() {
             return None;
         }
-        let mut state = lock(&self.deferred.state);
-        let mut ready: Vec<u64> = changed.into_iter().filter_map(|place| state.backlog.first(place)).collect();
-        ready.append(&mut state.on_links);
-        self.send_ready(&mut state, ready);
-        (!state.on_links.is_empty()).then(|| Instant::now() + LINK_PAUSE)
+        let on_links = self.deferred.change(|state| {
+            let mut ready: Vec<u64> = changed.into_iter().filter_map(|place| state.backlog.first(place)).collect();
+            ready.append(&mut state.on_links);
+            self.send_ready(state, ready);
+            state.on_links.len()
+        });
+        (on_links > 0).then(|| Instant::now() + LINK_PAUSE)
     }
 
     /// Sends those of these that nothing keeps back, and then those that they have kept back.
@@ -309,14 +345,11 @@ impl Runtime {
                 Err(Stuck::OnLink) => state.on_links.push(number),
                 Ok(counted) => {
                     if let Some(waiting) = state.backlog.remove(number, &mut ready) {
-                        state.calls.remove(&waiting.call);
-                        self.send_now(waiting, counted);
+                        self.send_now(state, waiting, counted);
                     }
                 }
             }
         }
-        // Only now: whoever finds none before its own message is to be right.
-        self.deferred.note(state);
     }
 
     fn let_through(&self, waiting: &Waiting) -> Result<bool, Stuck> {
@@ -333,22 +366,20 @@ impl Runtime {
         }
     }
 
-    fn send_now(&self, waiting: Waiting, counted: bool) {
-        let Waiting { target, later, frame, done, .. } = waiting;
+    fn send_now(&self, state: &mut State, waiting: Waiting, counted: bool) {
+        let Waiting { target, later, frame, call, done } = waiting;
+        state.calls.remove(&call);
         if let Some(mut frame) = frame {
             frame.header.flags |= if counted { flags::CHARGED } else { 0 };
             frame.header.deadline_ms = later.until.map_or(0, millis);
             self.dispatch(frame, None);
-            later.ports.iter().for_each(|port| port.sent(&target, &later.who));
         }
-        if let Some(done) = done {
-            done.finish(Fate::Status(i32::from(counted)));
-        }
+        state.left.push(Left { target, later, done, fate: Fate::Status(i32::from(counted)) });
     }
 
     /// The runtime closes: nothing is sent any more.
     pub(super) fn close_backlog(&self) {
-        self.drop_all(&mut lock(&self.deferred.state));
+        self.deferred.change(|state| self.drop_all(state));
     }
 
     fn drop_all(&self, state: &mut State) {
@@ -356,7 +387,6 @@ impl Runtime {
             self.forget(state, waiting, Fate::Broken);
         }
         state.on_links.clear();
-        self.deferred.note(state);
     }
 }
 

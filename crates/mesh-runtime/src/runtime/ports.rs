@@ -62,6 +62,8 @@ impl Runtime {
             for message in left {
                 self.refuse_post(message.header(), PortEnd::ClosedBefore);
             }
+            // Whoever waits for room is to know by then.
+            inlet.account.close();
         }
     }
 
