@@ -1,4 +1,4 @@
-"""A channel that nobody reads holds its budget: its senders wait, as awaitables in coroutines."""
+"""A channel that nobody reads holds its budget (PRT-4): its senders wait, as awaitables in coroutines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""In a coroutine no send blocks the event loop: messages wait in their sender's process, in order and within a budget."""
+"""In a coroutine no send blocks the event loop: messages wait in their sender's process, in order (BKL-1), within a
+budget (BKL-2), and leave as soon as there is room (BKL-3).
+"""
 
 from __future__ import annotations
 
@@ -462,3 +464,43 @@ def test_a_process_that_ends_in_order_drops_what_waits(procs: ProcMesh, slow: An
     # Its mailbox has what fitted, and nobody waits for the rest.
     slow.valve.open.call_one().get(timeout=30)
     assert procs.slice(gpus=0).spawn("probe", Recorder).seen.call_one().get(timeout=30) == []
+
+
+def test_a_connection_that_takes_no_more_blocks_no_loop(script: Callable[..., Script]) -> None:
+    run = script(
+        """
+        import asyncio, os, signal
+        from mesh_core import configure, this_host
+        from flow_samples import Recorder, Valve
+        from test_flow import stop
+
+        async def main(slow, other, pid):
+            stop(pid)
+            try:
+                count = 0
+                # What the socket does not take is queued, and beyond the budget there is something to wait for.
+                while (sent := slow.note.broadcast(count, bytes(30_000))).done():
+                    count += 1
+                behind = slow.note.call_one(count + 1, b"")
+                assert not behind.done()
+                # Others are not held up.
+                print(await other.note.call_one(1, b""))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await sent
+            assert await behind == count + 1
+            assert await slow.seen.call_one() == list(range(count + 2))
+            print("in order")
+
+        if __name__ == "__main__":
+            configure(link_budget=64 * 1024)
+            with this_host().spawn_procs({"gpus": 2}) as procs:
+                procs.spawn("valve", Valve).open.call().get(timeout=30)
+                slow = procs.slice(gpus=0).spawn("slow", Recorder)
+                other = procs.slice(gpus=1).spawn("other", Recorder)
+                asyncio.run(main(slow, other, slow.pid.call_one().get(timeout=30)))
+        """
+    )
+    assert run.line() == "1"
+    assert run.line() == "in order"
+    run.finish()
