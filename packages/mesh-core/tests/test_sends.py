@@ -504,3 +504,41 @@ def test_a_connection_that_takes_no_more_blocks_no_loop(script: Callable[..., Sc
     assert run.line() == "1"
     assert run.line() == "in order"
     run.finish()
+
+
+def test_a_forked_copy_sends_nothing_of_what_waits(script: Callable[..., Script]) -> None:
+    run = script(
+        """
+        import asyncio, os
+        from mesh_core import MeshError, configure, this_host
+        from flow_samples import Recorder, Valve
+
+        async def main(slow, valve):
+            waiting = [slow.note.broadcast(number, bytes(100_000)) for number in range(100)]
+            call = slow.note.call_one(100, b"")
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    slow.note.broadcast(-1, b"")
+                except MeshError:
+                    status = 0
+                assert not waiting[-1].cancel()
+                del waiting, call
+                os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            await valve.open.call_one()
+            assert await call == 100
+            assert await slow.seen.call_one() == list(range(101))
+            print("all of it, once")
+
+        if __name__ == "__main__":
+            configure(mailbox_budget=4 * 2**20)
+            with this_host().spawn_procs() as procs:
+                valve = procs.spawn("valve", Valve)
+                valve.shut.call_one().get(timeout=30)
+                asyncio.run(main(procs.spawn("slow", Recorder), valve))
+        """
+    )
+    assert run.line() == "all of it, once"
+    run.finish()
