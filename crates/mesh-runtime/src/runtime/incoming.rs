@@ -1,5 +1,6 @@
 //! Messages in: from a link or from this very process, to whoever they are for.
 
+use super::ports::STREAM;
 use super::{Runtime, lock, read, write};
 use crate::agent::SpawnSpec;
 use crate::calls::Outcome;
@@ -33,7 +34,11 @@ impl Runtime {
                     self.note_pid(&frame);
                 }
                 let index = header.index as usize;
-                let reply = Arc::new(Message::new(frame, &self.memory));
+                let mut reply = Message::new(frame, &self.memory);
+                if header.flags & flags::CHARGED != 0 {
+                    self.charge_stream(&mut reply);
+                }
+                let reply = Arc::new(reply);
                 if reply.is_torn() {
                     return; // The notice of its sender's end follows, and is the answer.
                 }
@@ -79,6 +84,10 @@ impl Runtime {
                     self.meters.on_credit(&self.reactor, header.src, header.actor, Credit::read(&header));
                 } else if let Some(inbox) = self.inbox(header.actor) {
                     inbox.mailbox().on_question(header.src);
+                } else if let Some(inlet) = self.ports.inlet(header.actor) {
+                    inlet.account.on_question(header.src);
+                } else if let Some(account) = self.calls.known_account(header.actor & !STREAM) {
+                    account.on_question(header.src);
                 } else {
                     self.dispatch(Credit::LAST.frame(header.actor, self.me, header.src), None);
                 }

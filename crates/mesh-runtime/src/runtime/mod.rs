@@ -2,11 +2,13 @@
 //!
 //! - this file: what it is made of, its procs, its end;
 //! - `outgoing`: messages from here to their receivers;
+//! - `backlog`: messages that wait here for room at their receivers;
 //! - `incoming`: messages that arrive, and the inboxes they arrive in;
 //! - `early`: messages that come before the spawn that they depend on;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
+mod backlog;
 mod early;
 mod incoming;
 mod moving;
@@ -14,9 +16,11 @@ mod outgoing;
 mod ports;
 mod waiting;
 
+pub use backlog::{Calling, Deferral, Later, millis};
 pub(crate) use outgoing::relate;
 pub use outgoing::{Outgoing, Terms};
-pub use ports::Said;
+pub(crate) use ports::STREAM;
+pub use ports::{Posted, Posting, Said};
 pub use waiting::Waited;
 
 use crate::afar::Afar;
@@ -97,6 +101,8 @@ pub struct Counts {
     pub shm_bytes: usize,
     /// Mailboxes that this process has sent to, and keeps count of.
     pub meters: usize,
+    /// Messages that wait here for room at their receivers, and their bytes.
+    pub deferred: (usize, u64),
 }
 
 /// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
@@ -124,6 +130,7 @@ pub struct Runtime {
     logs: OnceLock<Arc<Logs>>,
     pub(crate) started: Instant,
     pub(crate) meters: Meters,
+    deferred: backlog::Deferred,
     /// Itself, for the mailboxes that send credits on their own.
     this: Weak<Self>,
     pid: u32,
@@ -300,6 +307,7 @@ impl Runtime {
             logs: OnceLock::new(),
             started: Instant::now(),
             meters: Meters::default(),
+            deferred: backlog::Deferred::new(options.link_budget),
             this: Weak::clone(this),
             pid: std::process::id(),
             options,
@@ -386,6 +394,7 @@ impl Runtime {
             ports: self.ports.len(),
             shm_bytes: self.memory.bytes(),
             meters: self.meters.len(),
+            deferred: self.deferred.size(),
         }
     }
 
@@ -638,6 +647,7 @@ impl Runtime {
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
         self.inspection.journal.close(&self.reactor);
+        self.close_backlog();
         self.meters.end(&self.reactor, None);
         let inboxes: Vec<Arc<Inbox>> = read(&self.inboxes).values().cloned().collect();
         for inbox in inboxes {
@@ -689,7 +699,8 @@ impl Handler for Runtime {
     }
 
     fn on_turn(&self) -> Option<Instant> {
-        let turns = [self.agent_turn(), self.gateway_turn(), self.waiting_turn(), self.memory.turn()];
+        let turns =
+            [self.agent_turn(), self.gateway_turn(), self.waiting_turn(), self.memory.turn(), self.backlog_turn()];
         turns.into_iter().flatten().min()
     }
 }

@@ -258,7 +258,7 @@ impl PyMessage {
         let header = self.message().header();
         let stream = header.flags & flags::STREAM != 0;
         let way = Way::Response { call: header.call, actor: header.actor, index: header.index, stream };
-        PyOutlet(self.runtime.outlet(header.src, way, true))
+        PyOutlet::new(self.runtime.outlet(header.src, way, true))
     }
 
     /// Sends this rank's share of a combined reply to the rank above it.

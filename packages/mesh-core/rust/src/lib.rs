@@ -14,6 +14,7 @@ mod moves;
 mod part;
 mod port;
 mod runtime;
+mod target;
 mod topology;
 
 use pyo3::prelude::*;
@@ -27,8 +28,8 @@ mod _native {
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         topology::register(m)?;
         m.add_class::<runtime::PyRuntime>()?;
-        m.add_class::<runtime::PyTarget>()?;
-        m.add_class::<runtime::PyPlacement>()?;
+        m.add_class::<target::PyTarget>()?;
+        m.add_class::<target::PyPlacement>()?;
         m.add_class::<hosts::PyHost>()?;
         m.add_function(wrap_pyfunction!(hosts::attach, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::attach_dialers, m)?)?;
@@ -50,6 +51,7 @@ mod _native {
         m.add_class::<call::PyLost>()?;
         m.add_class::<completion::PyCompletion>()?;
         m.add_class::<completion::PyFinisher>()?;
+        m.add_class::<flow::PyDeferral>()?;
         m.add_class::<inbox::PyInbox>()?;
         m.add_class::<inbox::PyMessage>()?;
         m.add_class::<inbox::PyWaker>()?;

@@ -49,6 +49,7 @@ from mesh_core._hosts import HostMesh, proc_mesh, this_host, this_proc
 from mesh_core._native import Extent, Point, Region, Shape, Slice, __version__
 from mesh_core._process import shutdown
 from mesh_core._procs import ProcMesh
+from mesh_core._sending import Sending
 from mesh_core._values import ValueMesh
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ __all__ = [
     "ProcMesh",
     "Promise",
     "Region",
+    "Sending",
     "SerializationError",
     "Settings",
     "SettingsError",

@@ -308,8 +308,8 @@ class ProcMesh(Mesh):
     @property
     def incarnations(self) -> list[int]:
         """How often the process of each rank was made again, in the order of the ranks."""
-        runtime, procs_id = self._process.runtime, self._procs_id
-        return [incarnation(runtime, procs_id, rank) for rank in self._view]
+        addrs = (self._home.addr(self._procs_id, rank) for rank in self._view)
+        return [incarnation(self._process.runtime, mesh, rank) for mesh, rank, _ in addrs]
 
     def respawn(self, ranks: Ranks = None, *, on: HostMesh | None = None) -> Future[None]:
         """Make processes again that have ended, in their places. Returns at once; the future is done when they are up.

@@ -128,7 +128,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     >>> procs = this_host().spawn_procs()
     >>> stuck = procs.spawn("stuck", Stuck)
     >>> stuck.initialized.get()
-    >>> stuck.wait.broadcast()
+    >>> sent = stuck.wait.broadcast()
     >>> while not inspect.snapshot().actors[0].running:
     ...     pass
     >>> [frame.function for frame in inspect.stacks(procs).item().of("stuck").frames[:3]]
