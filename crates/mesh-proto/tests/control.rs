@@ -7,8 +7,8 @@ mod support;
 use bytes::Bytes;
 use mesh_proto::control::{
     Attachment, Closed, Down, Goodbye, Held, Hello, Holding, HostDown, HostLost, HostStanding, Inspect, Introduction,
-    Lines, PortAddr, Question, Report, Revoked, SpawnProcs, StopProc, StopProcs, Undeliverable, Watch, Whereabouts,
-    ranks_of,
+    Lines, PortAddr, Question, Report, Revoked, SpawnProcs, StopProc, StopProcs, Terms, Undeliverable, Watch,
+    Whereabouts, ranks_of,
 };
 use mesh_proto::hosts::Fate;
 use mesh_proto::logs::LogOptions;
@@ -233,6 +233,11 @@ proptest! {
         prop_assert_eq!(Attachment::decode(&raw), Some(told));
         let said = Introduction { name, pid, cpus: pid };
         prop_assert_eq!(Introduction::decode(&said.encode()), Some(said));
+        let (mine, theirs) = (Duration::from_micros(pid >> 8), Terms { window: Duration::from_micros(pid >> 24) });
+        prop_assert_eq!(Terms::decode(&theirs.encode()), Some(theirs));
+        // Both ends come to the same, whoever asks, and nobody is believed to be silent for ever.
+        let agreed = Terms::agree(mine.min(Duration::from_secs(86_400)), Some(theirs));
+        prop_assert_eq!(agreed, Terms::agree(theirs.window.min(Duration::from_secs(86_400)), Some(Terms { window: mine })));
     }
 
     #[test]

@@ -267,6 +267,37 @@ impl Attachment {
     }
 }
 
+/// What the two ends of a connection tell each other besides: in the greeting of a host that is a member already, and in
+/// the answer to every greeting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// After how much silence the sender takes others for dead, and how often it so speaks.
+    pub window: Duration,
+}
+
+impl Terms {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        Writer::default().time(self.window).done()
+    }
+
+    /// From bytes; `None` if they are something else.
+    #[must_use]
+    pub fn decode(raw: &[u8]) -> Option<Self> {
+        (raw.len() == 8).then(|| Reader::new(raw).time().map(|window| Self { window })).flatten()
+    }
+
+    /// After how much silence of a trunk its other end is dead: the longer time of the two, by which both go, as each
+    /// speaks no more often than its own asks for.
+    #[must_use]
+    pub fn agree(window: Duration, theirs: Option<Self>) -> Duration {
+        // No setting is longer.
+        const MOST: Duration = Duration::from_secs(86_400);
+        theirs.map_or(window, |theirs| window.max(theirs.window.min(MOST)))
+    }
+}
+
 /// What an agent says of itself: in its first reply once it is attached, or when it offers itself to a controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Introduction {

@@ -11,7 +11,7 @@ mod orders;
 mod refusal;
 
 pub use hosts::{
-    Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Whereabouts, host_of,
+    Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Terms, Whereabouts, host_of,
 };
 pub use life::{Down, Goodbye};
 pub use lines::Lines;

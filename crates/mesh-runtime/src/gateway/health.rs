@@ -22,10 +22,6 @@ const REDIAL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(
 /// How often certificates of connected hosts are looked at again.
 const RECHECK: Duration = Duration::from_secs(1);
 
-fn errno_of(error: &std::io::Error) -> rustix::io::Errno {
-    rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::AGAIN)
-}
-
 /// What is to be done once the lock is let go.
 #[derive(Default)]
 struct Due {
@@ -141,7 +137,7 @@ impl Runtime {
 
     fn tick_peers(&self, state: &mut State, now: Duration, due: &mut Due) {
         let me = self.me.host;
-        let window = state.window;
+        let default = state.window;
         let identity = self.gateway.identity.get().filter(|_| now >= state.recheck_at);
         if let Some(identity) = identity {
             state.recheck_at = now + RECHECK;
@@ -163,11 +159,17 @@ impl Runtime {
         for host in hosts {
             let standing = state.topology.standing(host);
             let parent = Some(host) == state.topology.parent(me);
+            let pending = state.is_pending(host);
             let Some(peer) = state.peers.get_mut(&host) else { continue };
             if standing == Standing::Dead {
                 continue;
             }
-            let limit = peer.limit(window);
+            if pending {
+                // ATT-1
+                (peer.lost_since, peer.redial_at) = (None, None);
+                continue;
+            }
+            let (window, limit) = (peer.window(default), peer.limit(default));
             if let (Some(trunk), Some(pulse)) = (&peer.trunk, &mut peer.pulse) {
                 let was_suspect = pulse.heard(trunk.heard_at());
                 pulse.sent(trunk.sent_at());
@@ -255,7 +257,7 @@ impl Runtime {
                 let heard = |host: &HostNo| state.peers.get(host).and_then(|peer| peer.lost_since);
                 let last = state.topology.ancestors(me).iter().filter_map(heard).max();
                 let since = *state.orphaned.get_or_insert(last.unwrap_or(now));
-                due.orphan = now.saturating_sub(since) >= window;
+                due.orphan = now.saturating_sub(since) >= default;
             }
         }
     }
@@ -325,7 +327,7 @@ impl Runtime {
             let me = self.me.host;
             let child = state.topology.children(me).contains(host);
             let dead = state.topology.standing(host) == Standing::Dead;
-            let window = state.window;
+            let window = state.window_of(host);
             let Some(peer) = state.peers.get_mut(&host) else { return };
             // One that does not listen yet may do so soon.
             gone &= fate != Fate::Unreachable
@@ -449,7 +451,7 @@ impl Runtime {
         std::thread::Builder::new()
             .name("mesh-release".to_owned())
             .spawn(release)
-            .map_err(|error| RuntimeError::Os { what: "start a thread", errno: errno_of(&error) })?;
+            .map_err(|error| RuntimeError::thread(&error))?;
         Ok(call)
     }
 
@@ -641,9 +643,7 @@ impl Runtime {
         }
         let until = Instant::now() + limit;
         // They refer to this runtime, and would keep it.
-        let listeners = std::mem::take(&mut *lock(&self.gateway.listeners));
-        listeners.iter().for_each(crate::tls::Listener::close);
-        drop(listeners);
+        self.close_listeners();
         if self.me == ProcAddr::CONTROLLER {
             lock(&self.gateway.state).closing = true;
             self.cast_to_agents(|agents| EndJob::frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
@@ -668,6 +668,11 @@ impl Runtime {
             trunk.close(&self.reactor);
         }
         self.gateway.active.store(false, Ordering::SeqCst);
+    }
+
+    pub(super) fn close_listeners(&self) {
+        let listeners = std::mem::take(&mut *lock(&self.gateway.listeners));
+        listeners.iter().for_each(crate::tls::Listener::close);
     }
 
     /// What an agent says of itself when it is attached.

@@ -21,30 +21,45 @@ fn check(address: &str) -> PyResult<()> {
     split_address(address).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Attaches hosts: the number of the first, and the call that completes as they come up.
+/// Attaches hosts: the number of the first, and the call that completes as they come up. Where an address is not known yet,
+/// [`place_host`] tells it later.
 #[pyfunction]
 pub(crate) fn attach(
     runtime: &PyRuntime,
     py: Python<'_>,
-    addresses: Vec<String>,
+    addresses: Vec<Option<String>>,
     credentials: PathBuf,
     window: f64,
     fan_out: u32,
     patience: f64,
 ) -> PyResult<(u32, PyCall)> {
     let (window, patience) = (duration(window)?, duration(patience)?);
-    addresses.iter().try_for_each(|address| check(address))?;
+    addresses.iter().flatten().try_for_each(|address| check(address))?;
     let runtime = runtime.shared();
-    let (base, call) = leave(py, || {
-        let identity = load(&credentials, Role::Controller)?;
-        runtime.attach(&addresses, &identity, GatewayOptions { window, fan_out, patience })
-    })?;
+    let identity = move || load(&credentials, Role::Controller);
+    let (base, call) =
+        leave(py, || runtime.attach(&addresses, identity, GatewayOptions { window, fan_out, patience }))?;
     let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
 }
 
-/// Listens for hosts that dial out by themselves: where, the number of the first, and the call that completes as they
-/// come.
+/// Says where a host is that was attached without an address.
+#[pyfunction]
+pub(crate) fn place_host(runtime: &PyRuntime, py: Python<'_>, host: u32, address: String) -> PyResult<()> {
+    check(&address)?;
+    let runtime = runtime.shared();
+    outside(py, || runtime.place_host(host, address));
+    Ok(())
+}
+
+/// Says that a host that was attached without an address has none, and why.
+#[pyfunction]
+pub(crate) fn displace_host(runtime: &PyRuntime, py: Python<'_>, host: u32, why: &str) {
+    let runtime = runtime.shared();
+    outside(py, || runtime.displace_host(host, why));
+}
+
+/// Listens for hosts that dial out by themselves: the number of the first, and the call that completes as they come.
 #[pyfunction]
 pub(crate) fn attach_dialers(
     runtime: &PyRuntime,
@@ -54,16 +69,15 @@ pub(crate) fn attach_dialers(
     credentials: PathBuf,
     window: f64,
     fan_out: u32,
-) -> PyResult<(String, u32, PyCall)> {
+) -> PyResult<(u32, PyCall)> {
     let window = duration(window)?;
     check(&address)?;
     let runtime = runtime.shared();
-    let (addrs, base, call) = leave(py, || {
-        let identity = load(&credentials, Role::Controller)?;
-        runtime.attach_dialers(&address, count, &identity, GatewayOptions { window, fan_out, patience: window })
+    let identity = move || load(&credentials, Role::Controller);
+    let (base, call) = leave(py, || {
+        runtime.attach_dialers(&address, count, identity, GatewayOptions { window, fan_out, patience: window })
     })?;
-    let at = addrs.first().map(ToString::to_string).unwrap_or_default();
-    Ok((at, base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
+    Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
 }
 
 /// Says what the controller's own host is called, and what procs are started with there that others ask for.

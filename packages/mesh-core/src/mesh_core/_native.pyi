@@ -39,6 +39,7 @@ __all__ = [
     "credentials_renew",
     "credentials_revoke",
     "die_with_parent",
+    "displace_host",
     "exit_with",
     "flush_stdio",
     "guard_sigterm",
@@ -48,6 +49,7 @@ __all__ = [
     "name_process",
     "packing",
     "peers",
+    "place_host",
     "release_sigterm",
     "repeat_sigterm",
     "roll",
@@ -394,7 +396,7 @@ class HostServer:
 
 def attach(
     runtime: Runtime,
-    addresses: Sequence[str],
+    addresses: Sequence[str | None],
     credentials: str,
     window: float,
     fan_out: int,
@@ -402,8 +404,10 @@ def attach(
 ) -> tuple[int, Call]: ...
 def attach_dialers(
     runtime: Runtime, address: str, count: int, credentials: str, window: float, fan_out: int
-) -> tuple[str, int, Call]: ...
+) -> tuple[int, Call]: ...
 def be_host(runtime: Runtime, name: str, python: Sequence[str], env: Sequence[tuple[str, str]]) -> None: ...
+def displace_host(runtime: Runtime, host: int, why: str) -> None: ...
+def place_host(runtime: Runtime, host: int, address: str) -> None: ...
 def peers(runtime: Runtime) -> list[tuple[int, bool, int]]: ...
 def live_hosts(runtime: Runtime) -> list[int]: ...
 def roll(runtime: Runtime) -> list[tuple[int, str, str, int, str, str, str]]: ...
