@@ -90,7 +90,7 @@ impl SpawnProcs {
 /// End the procs of a mesh on each of some hosts: its owner lets go of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopProcs {
-    /// The mesh.
+    /// The mesh; 0 for all meshes that have procs there, as the host itself is let go.
     pub mesh: MeshId,
     /// The call that waits for their ends.
     pub call: CallId,

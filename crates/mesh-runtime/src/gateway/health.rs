@@ -7,8 +7,6 @@
 use super::State;
 use super::trunk::Trunk;
 use super::verdict::Missed;
-use crate::calls::Call;
-use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
 use mesh_proto::control::{Down, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Whereabouts};
 use mesh_proto::hosts::{Beat, Farewell, Fate, HostSet, Parting, Standing};
@@ -398,6 +396,7 @@ impl Runtime {
             if peer.verdict.is_some() {
                 return;
             }
+            let (fate, why) = super::releasing::end_of(peer.released, fate, why);
             let fate = match (fate, peer.introduction.is_some()) {
                 (Fate::Released, _) => fate,
                 (Fate::NotAuthenticated, true) => Fate::Expelled,
@@ -418,41 +417,6 @@ impl Runtime {
         let told = HostStanding { host, live: standing == Standing::Live };
         self.cast_to_agents(|agents| told.frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
         self.set_standing(host, standing);
-    }
-
-    /// Lets hosts go once these calls, by which what runs there was told to stop, have ended, or `within` has passed:
-    /// nobody misses them. The call that is returned completes with that.
-    ///
-    /// # Errors
-    /// If the runtime is closed, is not the controller's, or no thread can be started.
-    pub fn stop_hosts(
-        &self,
-        first: HostNo,
-        count: u32,
-        ending: Vec<Arc<Call>>,
-        within: Duration,
-    ) -> Result<Arc<Call>, RuntimeError> {
-        self.usable()?;
-        let this = self.this().filter(|_| self.me == ProcAddr::CONTROLLER).ok_or(RuntimeError::NotController)?;
-        let call = self.open(super::agents(first, count), false)?;
-        let told = Arc::clone(&call);
-        let until = Instant::now() + within;
-        let release = move || {
-            for one in ending {
-                this.wait_call(&one, None, Some(until), false, false);
-            }
-            for host in first..first.saturating_add(count) {
-                this.on_host_lost(host, Report::dead(Fate::Released, "its mesh of hosts was stopped"));
-                // For one that was dead before.
-                let ended = Arc::new(this.verdict_on(host).ended());
-                this.calls.on_host_missing(&this.reactor, told.id, host, &ended);
-            }
-        };
-        std::thread::Builder::new()
-            .name("mesh-release".to_owned())
-            .spawn(release)
-            .map_err(|error| RuntimeError::thread(&error))?;
-        Ok(call)
     }
 
     fn host_label(&self, host: HostNo) -> String {

@@ -7,6 +7,7 @@
 //! - `host`: an agent, which serves jobs;
 //! - `away`: messages out, to the hosts that they are for, and on behalf of others;
 //! - `arriving`: packets in, and what gateways tell each other;
+//! - `releasing`: hosts that are let go;
 //! - `roll`: which hosts there are, for people;
 //! - `health`: whether the others live, and what follows if not;
 //! - `verdict`: what became of an attempt to reach a host;
@@ -25,6 +26,7 @@ mod away;
 mod greeting;
 mod health;
 mod host;
+mod releasing;
 mod roll;
 mod trunk;
 mod verdict;
@@ -87,6 +89,8 @@ struct Peer {
     why: String,
     /// Why it is dead, once it is.
     verdict: Option<Arc<HostEnd>>,
+    /// It is being let go, or was, and why; at the controller.
+    released: Option<&'static str>,
     /// What it has said of itself; at the controller.
     introduction: Option<Introduction>,
     /// Which run of that host's runtime this side knows; 0 for none.
@@ -177,6 +181,8 @@ pub(crate) struct Gateway {
     room_wanted: AtomicBool,
     /// What becomes of this runtime's process when the job is over; set by its host.
     ended: OnceLock<Teller>,
+    /// This host is let go: what is said of processes that end here, or that cannot begin.
+    leaving: OnceLock<HostEnd>,
     /// Who is told what people should know.
     log: OnceLock<Teller>,
     /// Where hosts that can only dial out find this one.
@@ -239,6 +245,7 @@ impl Gateway {
             room: Condvar::new(),
             room_wanted: AtomicBool::new(false),
             ended: OnceLock::new(),
+            leaving: OnceLock::new(),
             log: OnceLock::new(),
             listeners: Mutex::default(),
         }

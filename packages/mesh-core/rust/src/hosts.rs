@@ -3,6 +3,8 @@
 use crate::call::PyCall;
 use crate::door::{duration, leave, outside};
 use crate::runtime::{PyRuntime, options};
+use crate::topology::PyRegion;
+use mesh_proto::{Placement, Target};
 use mesh_runtime::tls::{Identity, Role, split_address};
 use mesh_runtime::{GatewayOptions, Host, HostOptions, RuntimeError};
 use pyo3::exceptions::PyValueError;
@@ -106,22 +108,26 @@ pub(crate) fn roll(runtime: &PyRuntime) -> Vec<(u32, String, String, u64, &'stat
     all.map(|one| (one.host, one.name, one.address, one.pid, one.state, one.fate, one.why)).collect()
 }
 
-/// Lets `count` hosts from `first` on go once these calls have ended, or so many seconds have passed: the call that
-/// completes then.
+/// Lets hosts go: what runs there has `within` seconds to end, besides what these calls were told to stop already. The call
+/// completes when they are gone, at the latest after `limit` seconds. A whole mesh of hosts is stopped, a part is detached.
 #[pyfunction]
-pub(crate) fn stop_hosts(
+pub(crate) fn release_hosts(
     runtime: &PyRuntime,
     py: Python<'_>,
-    first: u32,
-    count: u32,
+    hosts: &PyRegion,
     ending: Vec<PyRef<'_, PyCall>>,
     within: f64,
+    limit: f64,
+    whole: bool,
 ) -> PyResult<PyCall> {
-    let within = duration(within)?.min(Duration::from_secs(3600));
+    let longest = Duration::from_secs(100_000);
+    let (within, limit) = (duration(within)?.min(longest), duration(limit)?.min(longest));
     let runtime = runtime.shared();
     let ending = ending.iter().map(|one| Arc::clone(&one.call)).collect();
-    let call = leave(py, || runtime.stop_hosts(first, count, ending, within))?;
-    Ok(PyCall::of(runtime, call, mesh_runtime::agents(first, count)))
+    let why = if whole { "its mesh of hosts was stopped" } else { "the script has detached it" };
+    let region = hosts.inner();
+    let call = leave(py, || runtime.release_hosts(region, ending, within, limit, why))?;
+    Ok(PyCall::of(runtime, call, Target::Many(0, region.clone(), Placement::Agents)))
 }
 
 /// What people call a host, as far as it is known here.

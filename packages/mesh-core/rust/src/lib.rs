@@ -37,7 +37,7 @@ mod _native {
         m.add_function(wrap_pyfunction!(hosts::peers, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::live_hosts, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::roll, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::stop_hosts, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::release_hosts, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::host_name, m)?)?;
         m.add_class::<runtime::PySender>()?;
         m.add_class::<call::PyCall>()?;

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MeshError
+from mesh_core._future import _FAILED
 from mesh_core._native import displace_host, place_host
 from mesh_core._together import _Watch, adopt
 
@@ -63,7 +65,9 @@ class Addresses:
                     break
                 done = watch.done[n]
                 if done == len(futures):
-                    continue
+                    if ready._state == _FAILED and isinstance(ready._value, CancelledError):
+                        continue  # nobody waits for the hosts, which come all the same
+                    break
                 why = self._place(places[done], futures[done], base)
                 if why is not None:
                     displace_host(self._process.runtime, base + places[done], why)

@@ -9,7 +9,7 @@ from mesh_core import _process
 from mesh_core._errors import MeshError
 from mesh_core._home import Home
 from mesh_core._mesh import Mesh, describe
-from mesh_core._native import Extent, Placement, Point, Region, Slice, roll, stop_hosts
+from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
 
 if TYPE_CHECKING:
     import os
@@ -225,28 +225,70 @@ class HostMesh(Mesh):
         ...     len(procs)
         4
         """
-        from mesh_core._future import Future
-
-        process, root = self._process, self._attached()
+        root = self._attached()
         if len(self._view) != len(root):
             raise ValueError(
                 f"only a whole mesh of hosts can be stopped, and this is a part of it ({describe(self._view)} of "
-                f"{describe(root)}); stop what runs there, or the whole mesh"
+                f"{describe(root)}); let these hosts go with detach(), or stop the whole mesh"
             )
+        return self._release("stop")
+
+    def detach(self, part: HostMesh | None = None) -> Future[None]:
+        """Let these hosts go, while the job and its other hosts go on. Returns at once; their agents serve others.
+
+        Processes there stop in order, and are killed if that takes longer than ``stop_timeout``. In a mesh that is on
+        other hosts too the ranks on these hosts are as stopped: that is no failure, and calls to them raise
+        :class:`Undeliverable`. The future is done when the hosts are gone, also where one has died meanwhile. They may be
+        attached again, as other hosts of the job. Only the script that has attached hosts lets them go.
+
+        Args:
+            part: some of these hosts; without it all of them.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=3) as cluster:
+        ...     hosts = cluster.attach()
+        ...     procs = hosts.spawn_procs({"gpus": 1})
+        ...     hosts.detach(hosts.slice(hosts=2)).get(timeout=60)
+        ...     procs.slice(hosts=slice(0, 2)).sizes
+        {'hosts': 2, 'gpus': 1}
+        """
+        self._attached()
+        if part is None:
+            return self._release("detachment")
+        if not isinstance(part, HostMesh):
+            raise TypeError(
+                f"detach() lets hosts go, a part of this mesh such as hosts.slice(hosts=0), not {part!r}"
+            )
+        mine = set(self._view)
+        others = [host for host in part._view if host not in mine]
+        if others:
+            names = ", ".join(self._home.name_of(host) for host in others[:_SHOWN])
+            raise ValueError(
+                f"{names} is not in {self!r}; call detach() on the mesh that it was attached with"
+            )
+        return part._release("detachment")
+
+    def _release(self, what: str) -> Future[None]:
+        from mesh_core._future import Future
+
+        process = self._process
         if process.closed:
             raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
-        mine = set(root)
+        mine = set(self._view)
+        # Of meshes that are on other hosts too, agents end their share.
         meshes = [
             procs
             for _, estate in process.estates.all()
             for procs in estate.procs()
-            if any(procs._home.host_of(rank) in mine for rank in procs._root)
+            if all(procs._home.host_of(rank) in mine for rank in procs._root)
         ]
         # What came last may use what was there before.
         ending = [cast("Call", procs.stop()._call) for procs in reversed(meshes)]
-        limit = process.settings.stop_timeout + _GRACE_S
-        call = stop_hosts(process.runtime, root.rank_at(0), len(root), ending, limit)
-        return Future(process, call, lambda _: process.flush_console(), lambda: f"the stop of {self._name!r}")
+        within = process.settings.stop_timeout
+        call = release_hosts(process.runtime, self._view, ending, within, within + _GRACE_S, what == "stop")
+        return Future(
+            process, call, lambda _: process.flush_console(), lambda: f"the {what} of {self._name!r}"
+        )
 
     def _attached(self) -> Region:
         if self._root is None:
