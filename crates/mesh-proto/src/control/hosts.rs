@@ -1,6 +1,6 @@
 //! What agents report of hosts, and what the controller tells all agents.
 
-use super::body;
+use super::{Traits, body};
 use crate::codec::{Reader, Writer};
 use crate::hosts::{Fate, Standing};
 use crate::{CallId, EndReason, Ended, Frame, Header, HostEnd, HostNo, Kind, ProcAddr, Target};
@@ -299,7 +299,7 @@ impl Terms {
 }
 
 /// What an agent says of itself: in its first reply once it is attached, or when it offers itself to a controller.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Introduction {
     /// What the host calls itself.
     pub name: String,
@@ -307,19 +307,22 @@ pub struct Introduction {
     pub pid: u64,
     /// How many CPUs it may use.
     pub cpus: u64,
+    /// What whoever runs it says of it.
+    pub traits: Traits,
 }
 
 impl Introduction {
     /// As bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        Writer::default().text(&self.name).number(self.pid).number(self.cpus).done()
+        self.traits.write(Writer::default().text(&self.name).number(self.pid).number(self.cpus)).done()
     }
 
     /// From bytes; `None` if they are something else.
     #[must_use]
     pub fn decode(raw: &[u8]) -> Option<Self> {
         let mut raw = Reader::new(raw);
-        Some(Self { name: raw.text()?, pid: raw.number()?, cpus: raw.number()? })
+        let (name, pid, cpus) = (raw.text()?, raw.number()?, raw.number()?);
+        Some(Self { name, pid, cpus, traits: Traits::read(&mut raw)? })
     }
 }

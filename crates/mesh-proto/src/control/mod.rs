@@ -9,6 +9,7 @@ mod lines;
 mod looks;
 mod orders;
 mod refusal;
+mod traits;
 
 pub use hosts::{
     Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Terms, Whereabouts, host_of,
@@ -18,6 +19,7 @@ pub use lines::Lines;
 pub use looks::{Inspect, Question};
 pub use orders::{Hello, SpawnProcs, StopProc, StopProcs, Watch, ranks_at, ranks_of};
 pub use refusal::{Closed, Held, Holding, PortAddr, Undeliverable};
+pub use traits::Traits;
 
 use crate::{Frame, Part};
 use bytes::Bytes;

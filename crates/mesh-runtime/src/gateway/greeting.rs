@@ -14,7 +14,7 @@ use crate::runtime::{Runtime, lock};
 use crate::tls::{
     DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial,
 };
-use mesh_proto::control::{Attachment, Report, Terms};
+use mesh_proto::control::{Attachment, Report, Terms, Traits};
 use mesh_proto::hosts::{
     Fate, Join, Packet, PacketDecoder, PacketKind, Parting, Pulse, Refusal, Refuse, Standing, Welcome,
 };
@@ -331,7 +331,7 @@ impl Runtime {
         &self,
         join: &Join,
         told: &Attachment,
-        identity: &Arc<Identity>,
+        (identity, traits): (&Arc<Identity>, &Traits),
         ended: Box<dyn Fn(String) + Send + Sync>,
         log: Box<dyn Fn(String) + Send + Sync>,
     ) {
@@ -369,7 +369,7 @@ impl Runtime {
         let mut header = Header::new(Kind::Reply, self.me, ProcAddr::CONTROLLER);
         header.call = told.call;
         header.index = self.me.host - told.base;
-        let said = Self::introduction(&self.host_name());
+        let said = Self::introduction(&self.host_name(), traits);
         self.dispatch(Frame::build(header, None, b"", &[Part::Inline(said.encode())]), None);
         self.reactor.ring_io();
     }

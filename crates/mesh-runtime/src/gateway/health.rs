@@ -8,7 +8,9 @@ use super::State;
 use super::trunk::Trunk;
 use super::verdict::Missed;
 use crate::runtime::{Runtime, lock};
-use mesh_proto::control::{Down, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Whereabouts};
+use mesh_proto::control::{
+    Down, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Traits, Whereabouts,
+};
 use mesh_proto::hosts::{Beat, Farewell, Fate, HostSet, Parting, Standing};
 use mesh_proto::{Frame, HostEnd, HostNo, ProcAddr, Target};
 use std::sync::Arc;
@@ -640,8 +642,8 @@ impl Runtime {
     }
 
     /// What an agent says of itself when it is attached.
-    pub(super) fn introduction(name: &str) -> Introduction {
+    pub(super) fn introduction(name: &str, traits: &Traits) -> Introduction {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
-        Introduction { name: name.to_owned(), pid: u64::from(std::process::id()), cpus }
+        Introduction { name: name.to_owned(), pid: u64::from(std::process::id()), cpus, traits: traits.clone() }
     }
 }

@@ -4,6 +4,7 @@ use crate::call::PyCall;
 use crate::door::{duration, leave, outside};
 use crate::runtime::{PyRuntime, options};
 use crate::topology::PyRegion;
+use mesh_proto::control::Traits;
 use mesh_proto::{Placement, Target};
 use mesh_runtime::tls::{Identity, Role, split_address};
 use mesh_runtime::{GatewayOptions, Host, HostOptions, RuntimeError};
@@ -108,6 +109,17 @@ pub(crate) fn roll(runtime: &PyRuntime) -> Vec<(u32, String, String, u64, &'stat
     all.map(|one| (one.host, one.name, one.address, one.pid, one.state, one.fate, one.why)).collect()
 }
 
+/// What a host has said of itself: CPUs, labels, resources.
+type Said = (u64, Vec<(String, String)>, Vec<(String, f64)>);
+
+/// What these hosts have said of themselves, at the controller; none of those that are not attached.
+#[pyfunction]
+pub(crate) fn introductions(runtime: &PyRuntime, hosts: Vec<u32>) -> Vec<Option<Said>> {
+    let all = runtime.shared().introductions(&hosts).into_iter();
+    all.map(|one| one.map(|said| (said.cpus, said.traits.labels().to_vec(), said.traits.resources().to_vec())))
+        .collect()
+}
+
 /// Lets hosts go: what runs there has `within` seconds to end, besides what these calls were told to stop already. The call
 /// completes when they are gone, at the latest after `limit` seconds. A whole mesh of hosts is stopped, a part is detached.
 #[pyfunction]
@@ -147,13 +159,15 @@ pub(crate) struct PyHost {
 impl PyHost {
     /// Listens at `address`, if there is one, with the credentials in a folder.
     #[new]
-    #[pyo3(signature = (address, *, credentials, name, python, env, scratch, once, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
+    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn new(
         py: Python<'_>,
         address: Option<String>,
         credentials: PathBuf,
         name: String,
+        labels: Vec<(String, String)>,
+        resources: Vec<(String, f64)>,
         python: Vec<OsString>,
         env: Vec<(OsString, OsString)>,
         scratch: PathBuf,
@@ -165,12 +179,14 @@ impl PyHost {
         shm_threshold: usize,
         shm_idle: f64,
     ) -> PyResult<Self> {
+        let traits = Traits::new(labels, resources)
+            .ok_or_else(|| PyValueError::new_err("labels or resources of the host are too many, or too long"))?;
         let runtime = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle)?;
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let tell = Arc::clone(&told);
         let host = leave(py, || {
             let identity = load(&credentials, Role::Host)?;
-            let options = HostOptions { name, python, env, scratch, once, runtime };
+            let options = HostOptions { name, traits, python, env, scratch, once, runtime };
             let tell = Box::new(move |line: &str| {
                 tell.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
             });

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
     from mesh_core._surroundings import Env
+    from mesh_core._traits import Host
     from mesh_core._workspace._report import WorkspaceReport
 
 # So long, beside the time that processes may take to end, their end may take to be heard of.
@@ -77,6 +78,57 @@ class HostMesh(Mesh):
 
         known = {host: address for host, _, address, *_ in roll(self._process.runtime)}
         return [known.get(host, "") for host in self._view]
+
+    @property
+    def labels(self) -> list[dict[str, str]]:
+        """The labels of each host, as its agent was started with them; in the order of the mesh.
+
+        Known to the script once the hosts are attached.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=2, labels=[{"zone": "a"}, {"zone": "b"}]) as cluster:
+        ...     hosts = cluster.attach()
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.labels
+        [{'zone': 'a'}, {'zone': 'b'}]
+        """
+        from mesh_core._traits import traits
+
+        return [dict(host.labels) for host in traits(self)]
+
+    @property
+    def resources(self) -> list[dict[str, float]]:
+        """The resources of each host, as its agent was started with them, and its ``"cpus"``; in the order of the mesh.
+
+        Known to the script once the hosts are attached.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=1, resources={"gpus": 8}) as cluster:
+        ...     hosts = cluster.attach()
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.resources[0]["gpus"]
+        8.0
+        """
+        from mesh_core._traits import traits
+
+        return [dict(host.resources) for host in traits(self)]
+
+    def select(self, predicate: Callable[[Host], object] | None = None, /, **labels: str) -> HostMesh:
+        """Return the hosts with these labels, for which ``predicate`` is true, of those that are attached and not dead.
+
+        They must be evenly spaced in this mesh, as all meshes are: all, one, every other, some that follow each other.
+        Otherwise, and if there is none, it is a :class:`ValueError` that names them.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> zones = [{"zone": "a"}, {"zone": "b"}, {"zone": "a"}]
+        >>> with LocalCluster(hosts=3, labels=zones) as cluster, cluster.attach() as hosts:
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.select(zone="a").names
+        ['host-0', 'host-2']
+        """
+        from mesh_core._traits import select
+
+        return select(self, predicate, labels)
 
     @property
     def initialized(self) -> Future[None]:

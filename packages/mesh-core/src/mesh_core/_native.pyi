@@ -44,6 +44,7 @@ __all__ = [
     "flush_stdio",
     "guard_sigterm",
     "host_name",
+    "introductions",
     "line_buffer_stdio",
     "live_hosts",
     "name_process",
@@ -375,6 +376,8 @@ class HostServer:
         *,
         credentials: str,
         name: str,
+        labels: Sequence[tuple[str, str]],
+        resources: Sequence[tuple[str, float]],
         python: Sequence[str],
         env: Sequence[tuple[str, str]],
         scratch: str,
@@ -407,6 +410,9 @@ def attach_dialers(
 ) -> tuple[int, Call]: ...
 def be_host(runtime: Runtime, name: str, python: Sequence[str], env: Sequence[tuple[str, str]]) -> None: ...
 def displace_host(runtime: Runtime, host: int, why: str) -> None: ...
+def introductions(
+    runtime: Runtime, hosts: Sequence[int]
+) -> list[tuple[int, list[tuple[str, str]], list[tuple[str, float]]] | None]: ...
 def place_host(runtime: Runtime, host: int, address: str) -> None: ...
 def peers(runtime: Runtime) -> list[tuple[int, bool, int]]: ...
 def live_hosts(runtime: Runtime) -> list[int]: ...
