@@ -247,7 +247,7 @@ impl Runtime {
     }
 
     /// For the process itself: a worker's event loop hears of it, or whoever takes a controller's notices.
-    fn notice(&self, message: Message) {
+    pub(super) fn notice(&self, message: Message) {
         if self.me == ProcAddr::CONTROLLER {
             self.notices.push(&self.reactor, message);
         } else if !self.me.is_agent() {

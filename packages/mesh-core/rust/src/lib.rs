@@ -61,6 +61,7 @@ mod _native {
         m.add_function(wrap_pyfunction!(door::repeat_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::release_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
+        m.add_function(wrap_pyfunction!(door::serve_to_the_end, m)?)?;
         m.add_function(wrap_pyfunction!(door::words, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_new, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_owner, m)?)?;

@@ -14,5 +14,7 @@ class Control:
     """Have one more extension."""
     BOOTSTRAP: Final = ".bootstrap"
     """Run this function; what it raises ends the process."""
+    INSPECT: Final = ".inspect"
+    """Somebody has connected to the job's inspection socket: the runtime tells the controller."""
     LOG_LEVEL: Final = ".log-level"
     """Send log records from this level on."""

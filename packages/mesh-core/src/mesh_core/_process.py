@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
     from mesh_core._hosted import Hosted
+    from mesh_core._inspection import Inspection
     from mesh_core._interrupts import Interrupts, Termination
     from mesh_core._loop import Bridge
     from mesh_core._native import Completion, Extent, Message, Region, Runtime
@@ -134,6 +135,7 @@ class Process:
         self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
         """The controller's pid, and what it runs; a worker is told of its own."""
         self._console: Console | None = None
+        self._inspection: Inspection | None = None
         self.deadlines = False
         """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
         self._names: dict[str, int] = {}
@@ -355,6 +357,21 @@ class Process:
 
                 self._console = Console(self.runtime.logs())
 
+    def open_inspection(self) -> None:
+        """Let other terminals look into this job; only the controller does, from its first spawn on."""
+        from mesh_core._inspection import Inspection
+
+        with self._lock:
+            if self._inspection is None and self.identity.mesh_id == 0 and self.in_charge:
+                self._inspection = Inspection(self)
+        if self._inspection is not None:
+            self._inspection.open()
+
+    def inspected(self) -> None:
+        """Somebody has connected to this job's inspection socket."""
+        if self._inspection is not None:
+            self._inspection.knocked()
+
     def flush_console(self) -> None:
         """Show what workers have printed so far."""
         if self._console is not None and self.in_charge:
@@ -392,6 +409,8 @@ class Process:
             raise
         finally:
             self.end_extensions()
+            if self._inspection is not None:
+                self._inspection.close()
             self.runtime.close(limit)
             if (stage := self._started_stage()) is not None:
                 stage.end_thread(limit)
@@ -399,6 +418,8 @@ class Process:
                 self._faults.end(_GRACE)
             if self._console is not None:
                 self._console.end()
+            if self._inspection is not None:
+                self._inspection.join()
             if self._scratch is not None:
                 self._scratch.close()
             if self.identity.mesh_id == 0:

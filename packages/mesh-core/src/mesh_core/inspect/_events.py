@@ -252,6 +252,11 @@ class Events:
                     await self._process.bridge().wait(cast("Call", journal), self._seen)
             yield self._ready.popleft()
 
+    @property
+    def over(self) -> bool:
+        """Whether no more will come: the runtime was shut down, or this was closed."""
+        return not self._ready and (self._journal is None or (self._journal.over() and not self._pull()))
+
     def close(self) -> None:
         """Follow no longer."""
         self._journal = None
