@@ -82,11 +82,14 @@ impl Runtime {
                 this.calls.on_host_missing(&this.reactor, told.id, host, &ended);
             }
         };
-        std::thread::Builder::new()
-            .name("mesh-release".to_owned())
-            .spawn(release)
-            .map_err(|error| RuntimeError::thread(&error))?;
-        Ok(call)
+        match std::thread::Builder::new().name("mesh-release".to_owned()).spawn(release) {
+            Ok(_) => Ok(call),
+            Err(error) => {
+                // Hosts that were told to end do so all the same; what becomes of them is told as ever.
+                self.give_up_call(&call);
+                Err(RuntimeError::thread(&error))
+            }
+        }
     }
 
     fn let_go(&self, host: HostNo, why: &str) {

@@ -33,7 +33,7 @@ class Console:
         self._ended = threading.Event()
         self._shown = 0
         self.taps: set[Callable[[bool, str], None]] = set()
-        """Who else is told everything that is shown: whether it is for stderr, and the text."""
+        """Who else is told everything that is shown: whether it is for stderr, and the text, empty at the end."""
         self._records = Records()
         self._hands_on = self._records.wanted
         logs.hand_on_records(self._hands_on)
@@ -64,6 +64,9 @@ class Console:
                     self.logs.hand_on_records(self._hands_on)
         finally:
             self._ended.set()
+            # Who waits for more hears that there is none.
+            for tap in tuple(self.taps):
+                tap(False, "")
 
     @property
     def over(self) -> bool:

@@ -174,7 +174,8 @@ class Guest(threading.Thread):
                 if missed:
                     self.wire.tell(missed=missed)
                 for is_error, text in found:
-                    self.wire.tell(text=text, error_stream=is_error)
+                    if text:
+                        self.wire.tell(text=text, error_stream=is_error)
                 if not found and (over or not self.wire.tell(alive=True)):
                     return False
         finally:
