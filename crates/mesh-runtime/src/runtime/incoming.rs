@@ -120,8 +120,13 @@ impl Runtime {
                 if spec.nursery.argv.first().is_some_and(|program| program.is_empty()) {
                     self.settle_in(&mut spec.nursery);
                 }
-                if let Err(error) = self.make_procs(mesh, ranks.clone(), &spec, (header.src, header.call)) {
-                    let ended = Arc::new(Ended::unmade(EndReason::NotMade(error.to_string())));
+                let made = match self.leaving() {
+                    Some(ended) => Err(ended),
+                    None => self
+                        .make_procs(mesh, ranks.clone(), &spec, (header.src, header.call))
+                        .map_err(|error| Arc::new(Ended::unmade(EndReason::NotMade(error.to_string())))),
+                };
+                if let Err(ended) = made {
                     for rank in ranks {
                         let who = ProcAddr { mesh, rank, host: self.me.host };
                         self.dispatch(Down::notice(who, &ended).frame(self.me, header.src), None);
@@ -131,6 +136,9 @@ impl Runtime {
             }
             Kind::StopProcs => {
                 let Some(StopProcs { mesh, within, ranks, .. }) = StopProcs::read(&frame) else { return };
+                if mesh == 0 {
+                    return self.on_release(header, within);
+                }
                 lock(&self.agent).family.asked(header.src, mesh);
                 if let Some(here) = ranks_of(&frame, MOST_PROCS) {
                     self.tell_ended(header.src, mesh, here.filter(|rank| ranks.contains(*rank as usize)));
@@ -253,7 +261,7 @@ impl Runtime {
     }
 
     /// For the process itself: a worker's event loop hears of it, or whoever takes a controller's notices.
-    fn notice(&self, message: Message) {
+    pub(super) fn notice(&self, message: Message) {
         if self.me == ProcAddr::CONTROLLER {
             self.notices.push(&self.reactor, message);
         } else if !self.me.is_agent() {

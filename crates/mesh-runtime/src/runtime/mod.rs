@@ -11,6 +11,7 @@
 mod backlog;
 mod early;
 mod incoming;
+mod knocks;
 mod moving;
 mod outgoing;
 mod ports;
@@ -60,6 +61,7 @@ use std::time::{Duration, Instant};
 
 const TOKEN_SIGNAL: u64 = 1 << 34;
 const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
+const TOKEN_KNOCKS: u64 = TOKEN_SIGNAL + 2;
 /// Tells a nursery what its host is called.
 const HOST_NAME: &str = "_MESH_HOST";
 /// Tells a nursery where its job's folder is.
@@ -174,6 +176,8 @@ pub struct Runtime {
     watchers: Mutex<Vec<Arc<Waiter>>>,
     /// The event loop of this process's actors: the set of its descriptors, whether one is ready, and its thread.
     loop_fd: AtomicI32,
+    /// See `knocks`.
+    knocks: Mutex<Option<(OwnedFd, &'static str)>>,
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
     pub(crate) inspection: Inspection,
@@ -337,6 +341,7 @@ impl Runtime {
             main: Mutex::new(None),
             watchers: Mutex::default(),
             loop_fd: AtomicI32::new(-1),
+            knocks: Mutex::default(),
             loop_ready: AtomicBool::new(false),
             loop_waiter: Mutex::new(None),
             inspection: Inspection::default(),
@@ -639,6 +644,7 @@ impl Runtime {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
+        self.forget_knocks();
         self.close_gateway(Duration::from_secs(1));
         if let Some(waiter) = lock(&self.loop_waiter).clone() {
             waiter.notify(&self.reactor);
@@ -686,6 +692,8 @@ impl Handler for Runtime {
             self.on_signal();
         } else if token == TOKEN_LOOP {
             self.on_loop();
+        } else if token == TOKEN_KNOCKS {
+            self.on_knock();
         } else if token >= NURSERY_TOKENS {
             self.on_nursery(token, readable, writable);
         } else if let Some(link) = self.link(token as LinkId) {

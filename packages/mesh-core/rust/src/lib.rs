@@ -34,10 +34,13 @@ mod _native {
         m.add_function(wrap_pyfunction!(hosts::attach, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::attach_dialers, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::be_host, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::displace_host, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::introductions, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::place_host, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::peers, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::live_hosts, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::roll, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::stop_hosts, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::release_hosts, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::host_name, m)?)?;
         m.add_function(wrap_pyfunction!(moves::publish_moves, m)?)?;
         m.add_function(wrap_pyfunction!(moves::learn_moves, m)?)?;
@@ -68,6 +71,7 @@ mod _native {
         m.add_function(wrap_pyfunction!(door::repeat_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::release_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
+        m.add_function(wrap_pyfunction!(door::serve_to_the_end, m)?)?;
         m.add_function(wrap_pyfunction!(door::words, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_new, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_owner, m)?)?;

@@ -672,6 +672,13 @@ impl PyRuntime {
         PyInbox { runtime: Arc::clone(&self.0), inbox: self.0.notices() }
     }
 
+    /// Announces the next connection to the job's inspection socket, of which this takes a copy, as a notice.
+    fn watch_inspection(&self, py: Python<'_>, fd: i32) -> PyResult<()> {
+        // SAFETY: the caller owns the descriptor, and keeps it open for the length of this call.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?;
+        leave(py, || self.0.watch_knocks(socket, ".inspect"))
+    }
+
     /// Waits for notices, in nobody's way; returns when there are, or never will be again.
     fn wait_notices(&self, py: Python<'_>) {
         door::serves();

@@ -9,7 +9,7 @@ from mesh_core import _process
 from mesh_core._errors import MeshError
 from mesh_core._home import Home
 from mesh_core._mesh import Mesh, describe
-from mesh_core._native import Extent, Placement, Point, Region, Slice, roll, stop_hosts
+from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
 
 if TYPE_CHECKING:
     import os
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
     from mesh_core._surroundings import Env
+    from mesh_core._traits import Host
     from mesh_core._workspace._report import WorkspaceReport
 
 # So long, beside the time that processes may take to end, their end may take to be heard of.
@@ -77,6 +78,57 @@ class HostMesh(Mesh):
 
         known = {host: address for host, _, address, *_ in roll(self._process.runtime)}
         return [known.get(host, "") for host in self._view]
+
+    @property
+    def labels(self) -> list[dict[str, str]]:
+        """The labels of each host, as its agent was started with them; in the order of the mesh.
+
+        Known to the script once the hosts are attached.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=2, labels=[{"zone": "a"}, {"zone": "b"}]) as cluster:
+        ...     hosts = cluster.attach()
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.labels
+        [{'zone': 'a'}, {'zone': 'b'}]
+        """
+        from mesh_core._traits import traits
+
+        return [dict(host.labels) for host in traits(self)]
+
+    @property
+    def resources(self) -> list[dict[str, float]]:
+        """The resources of each host, as its agent was started with them, and its ``"cpus"``; in the order of the mesh.
+
+        Known to the script once the hosts are attached.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=1, resources={"gpus": 8}) as cluster:
+        ...     hosts = cluster.attach()
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.resources[0]["gpus"]
+        8.0
+        """
+        from mesh_core._traits import traits
+
+        return [dict(host.resources) for host in traits(self)]
+
+    def select(self, predicate: Callable[[Host], object] | None = None, /, **labels: str) -> HostMesh:
+        """Return the hosts with these labels, for which ``predicate`` is true, of those that are attached and not dead.
+
+        They must be evenly spaced in this mesh, as all meshes are: all, one, every other, some that follow each other.
+        Otherwise, and if there is none, it is a :class:`ValueError` that names them.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> zones = [{"zone": "a"}, {"zone": "b"}, {"zone": "a"}]
+        >>> with LocalCluster(hosts=3, labels=zones) as cluster, cluster.attach() as hosts:
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.select(zone="a").names
+        ['host-0', 'host-2']
+        """
+        from mesh_core._traits import select
+
+        return select(self, predicate, labels)
 
     @property
     def initialized(self) -> Future[None]:
@@ -223,28 +275,70 @@ class HostMesh(Mesh):
         ...     len(procs)
         4
         """
-        from mesh_core._future import Future
-
-        process, root = self._process, self._attached()
+        root = self._attached()
         if len(self._view) != len(root):
             raise ValueError(
                 f"only a whole mesh of hosts can be stopped, and this is a part of it ({describe(self._view)} of "
-                f"{describe(root)}); stop what runs there, or the whole mesh"
+                f"{describe(root)}); let these hosts go with detach(), or stop the whole mesh"
             )
+        return self._release("stop")
+
+    def detach(self, part: HostMesh | None = None) -> Future[None]:
+        """Let these hosts go, while the job and its other hosts go on. Returns at once; their agents serve others.
+
+        Processes there stop in order, and are killed if that takes longer than ``stop_timeout``. In a mesh that is on
+        other hosts too the ranks on these hosts are as stopped: that is no failure, and calls to them raise
+        :class:`Undeliverable`. The future is done when the hosts are gone, also where one has died meanwhile. They may be
+        attached again, as other hosts of the job. Only the script that has attached hosts lets them go.
+
+        Args:
+            part: some of these hosts; without it all of them.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=3) as cluster:
+        ...     hosts = cluster.attach()
+        ...     procs = hosts.spawn_procs({"gpus": 1})
+        ...     hosts.detach(hosts.slice(hosts=2)).get(timeout=60)
+        ...     procs.slice(hosts=slice(0, 2)).sizes
+        {'hosts': 2, 'gpus': 1}
+        """
+        self._attached()
+        if part is None:
+            return self._release("detachment")
+        if not isinstance(part, HostMesh):
+            raise TypeError(
+                f"detach() lets hosts go, a part of this mesh such as hosts.slice(hosts=0), not {part!r}"
+            )
+        mine = set(self._view)
+        others = [host for host in part._view if host not in mine]
+        if others:
+            names = ", ".join(self._home.name_of(host) for host in others[:_SHOWN])
+            raise ValueError(
+                f"{names} is not in {self!r}; call detach() on the mesh that it was attached with"
+            )
+        return part._release("detachment")
+
+    def _release(self, what: str) -> Future[None]:
+        from mesh_core._future import Future
+
+        process = self._process
         if process.closed:
             raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
-        mine = set(root)
+        mine = set(self._view)
+        # Of meshes that are on other hosts too, agents end their share.
         meshes = [
             procs
             for _, estate in process.estates.all()
             for procs in estate.procs()
-            if any(procs._home.host_of(rank) in mine for rank in procs._root)
+            if all(procs._home.host_of(rank) in mine for rank in procs._root)
         ]
         # What came last may use what was there before.
         ending = [cast("Call", procs.stop()._call) for procs in reversed(meshes)]
-        limit = process.settings.stop_timeout + _GRACE_S
-        call = stop_hosts(process.runtime, root.rank_at(0), len(root), ending, limit)
-        return Future(process, call, lambda _: process.flush_console(), lambda: f"the stop of {self._name!r}")
+        within = process.settings.stop_timeout
+        call = release_hosts(process.runtime, self._view, ending, within, within + _GRACE_S, what == "stop")
+        return Future(
+            process, call, lambda _: process.flush_console(), lambda: f"the {what} of {self._name!r}"
+        )
 
     def _attached(self) -> Region:
         if self._root is None:

@@ -164,7 +164,9 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         )
     if lost.orderly:
         # A process that was asked to stop closes its link in passing, which is not the reason.
-        why = (lost.reason if lost.pid is None else "") or "its process was stopped"
+        # With a host that was let go its processes were.
+        telling = lost.pid is None or lost.kind.startswith("host_")
+        why = (lost.reason if telling else "") or "its process was stopped"
         return Undeliverable(
             f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on",
             actor=who.name,
