@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mesh_core import _process
 from mesh_core._errors import MeshError
-from mesh_core._home import Home
+from mesh_core._home import Home, ListedHome
 from mesh_core._mesh import Mesh, describe
 from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
 
@@ -77,7 +77,12 @@ class HostMesh(Mesh):
         from mesh_core._native import roll
 
         known = {host: address for host, _, address, *_ in roll(self._process.runtime)}
-        return [known.get(host, "") for host in self._view]
+        return [known.get(host, "") for host in self._numbers]
+
+    @property
+    def _numbers(self) -> list[int]:
+        """The numbers that the hosts have in the job."""
+        return [self._home.host_of(rank) for rank in self._view]
 
     @property
     def labels(self) -> list[dict[str, str]]:
@@ -113,11 +118,71 @@ class HostMesh(Mesh):
 
         return [dict(host.resources) for host in traits(self)]
 
+    def join(self, other: HostMesh) -> HostMesh:
+        """Return these hosts and others as one mesh: those of several attachments, or a mesh and a spare.
+
+        Both have one dimension, or none for a single host. What is spawned on the mesh is a mesh like any other.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=3) as cluster, cluster.attach() as hosts:
+        ...     first, last = hosts.slice(hosts=0), hosts.slice(hosts=2)
+        ...     both = first.join(last)
+        ...     both.sizes, len(both.spawn_procs({"gpus": 2}))
+        ({'hosts': 2}, 4)
+        """
+        if not isinstance(other, HostMesh):
+            raise TypeError(f"join() takes a mesh of hosts, got {other!r}")
+        labels = [*self._view.extent.labels, *other._view.extent.labels]
+        if len(self._view.extent.labels) > 1 or len(other._view.extent.labels) > 1 or len(set(labels)) > 1:
+            raise ValueError(
+                f"meshes of hosts are joined along the one dimension that they have, and {describe(self._view)} and "
+                f"{describe(other._view)} do not have one in common; flatten('hosts') both first"
+            )
+        numbers = [*self._numbers, *other._numbers]
+        twice = sorted({host for host in numbers if numbers.count(host) > 1})
+        if twice:
+            raise ValueError(
+                f"{self._process.home_name(twice[0])} is in both meshes, and a host is in a mesh once; join others"
+            )
+        name = self._name if self._name == other._name else f"{self._name}+{other._name}"
+        return self._listed(
+            numbers, (labels or ["hosts"])[0], name, {**self._home.names, **other._home.names}, other
+        )
+
+    def _listed(
+        self,
+        numbers: list[int],
+        label: str,
+        name: str,
+        names: Mapping[int, str],
+        other: HostMesh | None = None,
+    ) -> HostMesh:
+        """Hosts by their numbers, which need not be evenly spaced."""
+        region = Region.whole(Extent([label], [len(numbers)]))
+        parts = [self] if other is None else [self, other]
+        owned = all(part._root is not None for part in parts)
+        made = HostMesh(
+            self._process, region, name, ListedHome(numbers, names), root=region if owned else None
+        )
+        waits = [part._ready for part in parts if part._ready is not None]
+        if len(waits) == 1:
+            made._ready = waits[0]
+        elif waits:
+            from mesh_core._together import all_done
+
+            made._ready = all_done(self._process, waits, f"the attachment of {name!r}")
+        return made
+
+    def _home_of(self, each: int) -> Home:
+        """Where the processes are of a mesh with so many on each host."""
+        if isinstance(self._home, ListedHome):
+            return ListedHome(self._numbers, self._home.names, each)
+        return Home(Placement.spread(self._view, each), self._home.names)
+
     def select(self, predicate: Callable[[Host], object] | None = None, /, **labels: str) -> HostMesh:
         """Return the hosts with these labels, for which ``predicate`` is true, of those that are attached and not dead.
 
-        They must be evenly spaced in this mesh, as all meshes are: all, one, every other, some that follow each other.
-        Otherwise, and if there is none, it is a :class:`ValueError` that names them.
+        If there is none it is a :class:`ValueError` that says what there is.
 
         >>> from mesh_core.testing import LocalCluster
         >>> zones = [{"zone": "a"}, {"zone": "b"}, {"zone": "a"}]
@@ -217,7 +282,7 @@ class HostMesh(Mesh):
         return spawn(
             self._process,
             extent,
-            Home(Placement.spread(self._view, per), self._home.names),
+            self._home_of(per),
             per_host=per,
             name=name,
             bootstrap=bootstrap,
@@ -309,10 +374,10 @@ class HostMesh(Mesh):
             raise TypeError(
                 f"detach() lets hosts go, a part of this mesh such as hosts.slice(hosts=0), not {part!r}"
             )
-        mine = set(self._view)
-        others = [host for host in part._view if host not in mine]
+        mine = set(self._numbers)
+        others = [host for host in part._numbers if host not in mine]
         if others:
-            names = ", ".join(self._home.name_of(host) for host in others[:_SHOWN])
+            names = ", ".join(self._process.home_name(host) for host in others[:_SHOWN])
             raise ValueError(
                 f"{names} is not in {self!r}; call detach() on the mesh that it was attached with"
             )
@@ -324,21 +389,32 @@ class HostMesh(Mesh):
         process = self._process
         if process.closed:
             raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
-        mine = set(self._view)
+        mine = set(self._numbers)
         # Of meshes that are on other hosts too, agents end their share.
         meshes = [
             procs
             for _, estate in process.estates.all()
             for procs in estate.procs()
-            if all(procs._home.host_of(rank) in mine for rank in procs._root)
+            if procs._hosts_now() <= mine
         ]
         # What came last may use what was there before.
         ending = [cast("Call", procs.stop()._call) for procs in reversed(meshes)]
         within = process.settings.stop_timeout
-        call = release_hosts(process.runtime, self._view, ending, within, within + _GRACE_S, what == "stop")
-        return Future(
-            process, call, lambda _: process.flush_console(), lambda: f"the {what} of {self._name!r}"
-        )
+        limit, said = within + _GRACE_S, f"the {what} of {self._name!r}"
+        futures = [
+            Future(
+                process,
+                release_hosts(process.runtime, hosts, ending, within, limit, what == "stop"),
+                lambda _: process.flush_console(),
+                lambda: said,
+            )
+            for hosts in evenly(self._numbers)
+        ]
+        if len(futures) == 1:
+            return futures[0]
+        from mesh_core._together import all_done
+
+        return all_done(process, futures, said)
 
     def _attached(self) -> Region:
         if self._root is None:
@@ -373,14 +449,17 @@ class HostMesh(Mesh):
             await _blocks.end_async(self._process, self.stop(), error)
 
     def __reduce__(self) -> Any:
-        names = self._home.names
-        known = {host: names[host] for host in self._view if host in names}
-        return _revive_host, (self._view, self._name, Home(self._home.placement, known))
+        names, numbers = self._home.names, self._numbers
+        known = {host: names[host] for host in numbers if host in names}
+        home = (
+            ListedHome(self._home.hosts, known) if self._home.is_joined else Home(self._home.placement, known)
+        )
+        return _revive_host, (self._view, self._name, home)
 
     def _unwell(self) -> dict[int, str]:
         """How those hosts are that do not run as they should, where that is known."""
         told = {host: state for host, _, _, _, state, *_ in roll(self._process.runtime) if state != "running"}
-        return {host: told[host] for host in self._view if host in told} if told else {}
+        return {host: told[host] for host in self._numbers if host in told} if told else {}
 
     def __repr__(self) -> str:
         shown = f"{self._name!r}: {describe(self._view)}"
@@ -398,11 +477,25 @@ class HostMesh(Mesh):
         table = Table(["place", "host", "state"] if unwell else ["place", "host"])
 
         def row(index: int) -> list[str]:
-            host = self._view.rank_at(index)
-            states = [unwell.get(host, "running")] if unwell else []
-            return [place(Point(index, extent)) or "0", self._home.name_of(host), *states]
+            rank = self._view.rank_at(index)
+            states = [unwell.get(self._home.host_of(rank), "running")] if unwell else []
+            return [place(Point(index, extent)) or "0", self._home.name_of(rank), *states]
 
         return listed(table, len(self), row).html(repr(self))
+
+
+def evenly(numbers: Sequence[int]) -> list[Region]:
+    """Numbers as regions of those that are evenly spaced."""
+    regions: list[Region] = []
+    rest = list(numbers)
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 and rest[1] > rest[0] else 1
+        count = 1
+        while count < len(rest) and rest[count] == rest[0] + count * step:
+            count += 1
+        regions.append(Region(["hosts"], Slice(rest[0], [count], [step])))
+        rest = rest[count:]
+    return regions
 
 
 def _revive_host(view: Region, name: str, home: Home) -> HostMesh:

@@ -391,6 +391,11 @@ class ProcMesh(Mesh):
         call = process.runtime.stop_procs(target, process.settings.stop_timeout)
         return Future(process, call, lambda _: process.flush_console(), lambda: what)
 
+    def _hosts_now(self) -> set[int]:
+        """The numbers of the hosts that its ranks are on by now."""
+        runtime, home, procs_id = self._process.runtime, self._home, self._procs_id
+        return {locate(runtime, *home.addr(procs_id, rank))[2] for rank in self._all()}
+
     def _all(self) -> Region:
         """All ranks that there are of the mesh, if it has grown."""
         grown = None if self._recipe is None else self._recipe.root

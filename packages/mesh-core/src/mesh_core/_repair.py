@@ -157,6 +157,15 @@ def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcM
         return grown
 
 
+def begin_apart(mesh: ProcMesh, recipe: Recipe) -> Future[None]:
+    """Make the first processes of a mesh whose hosts lie apart."""
+    groups: dict[int, list[int]] = {}
+    for rank in mesh._root:
+        groups.setdefault(mesh._home.host_of(rank), []).append(rank)
+    with recipe.lock:
+        return _make(mesh, recipe, mesh._root, list(groups.items()))
+
+
 def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
     """See :meth:`ProcMesh.shrink`."""
     from mesh_core._procs import ProcMesh
@@ -248,7 +257,8 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         target = Target.many(mesh_id, region, placement)
         if recipe.log_as is not None:
             recipe.log_as(target, [mesh_id])
-        ready, _ = recipe.begin(call, target, who)
+        ready, boots = recipe.begin(call, target, who)
+        mesh._boots = mesh._boots or boots
         waits.append(ready)
     told = publish_moves(runtime, procs_id, version + 1, runs, left)
     waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))
@@ -317,7 +327,7 @@ def _hosts_of(on: HostMesh) -> list[int]:
 
     if not isinstance(on, HostMesh):
         raise TypeError(f"on= is a HostMesh, such as hosts.slice(hosts=2), not {on!r}")
-    return list(on._view)
+    return on._numbers
 
 
 def _hosts_that_live(mesh: ProcMesh) -> list[int]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MeshError
-from mesh_core._native import Region, Slice, introductions, roll
+from mesh_core._native import introductions, roll
 
 if TYPE_CHECKING:
     from mesh_core._hosts import HostMesh
@@ -85,7 +84,7 @@ def _named(given: object, what: str, name: str, value: str) -> dict[str, Any]:
 
 def traits(hosts: HostMesh) -> list[Host]:
     """The hosts of a mesh, in order; an error if one has not said yet what it is."""
-    process, numbers = hosts._process, list(hosts._view)
+    process, numbers = hosts._process, hosts._numbers
     if process.identity.mesh_id != 0:
         raise MeshError(
             "only the script that has attached hosts knows their labels and resources; ask there, and pass what is wanted"
@@ -121,7 +120,7 @@ def select(
     check_labels(labels)
     all_of = traits(hosts)
     unwell = hosts._unwell()
-    numbers = list(hosts._view)
+    numbers = hosts._numbers
     chosen = [
         (number, host)
         for number, host in zip(numbers, all_of, strict=True)
@@ -131,26 +130,17 @@ def select(
     ]
     if not chosen:
         raise ValueError(_nobody(hosts, all_of, labels))
-    region = _regular(hosts, [number for number, _ in chosen])
-    if region is None:
-        raise ValueError(
-            f"the selected hosts are {_listed([host.name for _, host in chosen])} of {hosts!r}: they are not evenly "
-            "spaced, and a mesh is. Select fewer, or attach them in an order in which those that belong together follow "
-            "each other"
-        )
-    return hosts._with_region(region)
+    from mesh_core._hosts import evenly
 
-
-def _regular(hosts: HostMesh, numbers: list[int]) -> Region | None:
-    """These hosts as a region; none if they are not evenly spaced."""
-    if len(numbers) == len(hosts._view):
-        return hosts._view
-    labels = list(hosts._view.extent.labels)
-    dim = labels[0] if len(labels) == 1 else "hosts"
-    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
-    if any(later - earlier != step for earlier, later in pairwise(numbers)) or step < 1:
-        return None
-    return Region([dim], Slice(numbers[0], [len(numbers)], [step]))
+    found = [number for number, _ in chosen]
+    if len(found) == len(numbers):
+        return hosts
+    labels_of = list(hosts._view.extent.labels)
+    label = labels_of[0] if len(labels_of) == 1 else "hosts"
+    regular = evenly(found)
+    if len(regular) == 1 and not hosts._home.is_joined:
+        return hosts._with_region(regular[0].rename(hosts=label) if label != "hosts" else regular[0])
+    return hosts._listed(found, label, hosts.name, hosts._home.names)
 
 
 def _nobody(hosts: HostMesh, all_of: list[Host], labels: Mapping[str, str]) -> str:
