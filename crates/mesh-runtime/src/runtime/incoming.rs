@@ -71,9 +71,13 @@ impl Runtime {
                 }
             }
             Kind::Spawn => {
-                let gauge = Gauge::new(Some(&frame));
-                let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
-                self.open_inbox(header.actor, &Arc::new(Inbox::of(mailbox, gauge)));
+                // What is sent to one that lives is not to wait for one that will not be made.
+                let before = read(&self.inboxes).get(&header.actor).cloned();
+                if before.is_none_or(|inbox| inbox.is_free()) {
+                    let gauge = Gauge::new(Some(&frame));
+                    let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
+                    self.open_inbox(header.actor, &Arc::new(Inbox::of(mailbox, gauge)));
+                }
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel | Kind::Partial => {

@@ -340,6 +340,11 @@ impl PyInbox {
         self.inbox.len()
     }
 
+    /// Says that its actor has failed: another one may be made in its place.
+    fn retire(&self) {
+        self.inbox.retire();
+    }
+
     /// Closes it: what still waits there goes back to its senders.
     fn close(&self) {
         self.runtime.close_inbox(&self.inbox);

@@ -167,6 +167,9 @@ class ProcMesh(Mesh):
             process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
         )
         making.holding = process.own(owner_id, mesh, actor_id, policy)
+        if any(known_moves(process.runtime, each) is not None for each in self._home.meshes(self._procs_id)):
+            addrs = ((rank, self._home.addr(self._procs_id, rank)) for rank in self._view)
+            making.lives = {rank: incarnation(process.runtime, at[0], at[1]) for rank, at in addrs}
         return mesh
 
     def _check_constructor(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from mesh_core._native import (
     Slice,
     Target,
     gone,
+    incarnation,
     known_moves,
     locate,
     publish_moves,
@@ -91,6 +92,18 @@ def places_of(mesh: ProcMesh | ActorMesh[Any], ranks: Ranks) -> list[int]:
 def lost_places(mesh: ProcMesh | ActorMesh[Any]) -> list[int]:
     """The places whose processes have ended, as far as this process knows."""
     return gone(mesh._process.runtime, mesh._home.target(mesh._procs_id, mesh._view))
+
+
+def other_lives(mesh: ActorMesh[Any], making: Making) -> set[int]:
+    """The ranks whose processes were made again since their actors were made.
+
+    Known at once, where what has ended is told in its turn.
+    """
+    runtime, home = mesh._process.runtime, mesh._home
+    if all(known_moves(runtime, each) is None for each in home.meshes(mesh._procs_id)):
+        return set()
+    lives = {rank: incarnation(runtime, *home.addr(mesh._procs_id, rank)[:2]) for rank in mesh._root}
+    return {rank for rank, life in lives.items() if life != making.lives.get(rank, 0)}
 
 
 # Processes.
@@ -402,6 +415,7 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     if holding is not None:
         holding.regain(there)
         process.estates.of(making.owner_id).add(holding)
+    making.lives |= {rank: incarnation(process.runtime, *home.addr(procs_id, rank)[:2]) for rank in there}
     call = process.runtime.sender(target, mesh._actor_id, mesh._name, "spawn").call(making.spawned)
     who = Addressee(mesh._name, home, root, root, mesh)
 
