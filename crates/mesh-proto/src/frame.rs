@@ -432,7 +432,7 @@ impl Target {
         match self {
             Self::One(_) | Self::Many(..) => Box::new(self.procs().map(move |addr| (addr, actor))),
             Self::Joined(joined) => Box::new(joined.pieces().iter().flat_map(move |piece| {
-                let actor = piece.actor.unwrap_or(actor);
+                let actor = piece.actor_of(actor);
                 piece.target.procs().map(move |addr| (addr, actor))
             })),
         }

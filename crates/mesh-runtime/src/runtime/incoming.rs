@@ -86,6 +86,9 @@ impl Runtime {
             Kind::Credit => {
                 if header.flags & flags::QUESTION == 0 {
                     self.meters.on_credit(&self.reactor, header.src, header.actor, Credit::read(&header));
+                } else if header.actor == 0 {
+                    let own = if self.me == ProcAddr::CONTROLLER { &self.notices } else { &self.system };
+                    own.mailbox().on_question(header.src);
                 } else if let Some(inbox) = self.inbox(header.actor) {
                     inbox.mailbox().on_question(header.src);
                 } else if let Some(inlet) = self.ports.inlet(header.actor) {
@@ -171,6 +174,7 @@ impl Runtime {
             }
             Kind::Watch => {} // For its agent, which has seen it.
             Kind::Extend if self.me.is_agent() && self.me != ProcAddr::CONTROLLER => {
+                self.refuse(&header);
                 self.undeliverable(&header, Undelivered::NoExtensions);
             }
             Kind::Failure | Kind::Extend => self.notice(Message::new(frame, &self.memory)),

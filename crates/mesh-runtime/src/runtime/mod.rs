@@ -35,7 +35,7 @@ use crate::inbox::Inbox;
 use crate::inspect::Inspection;
 use crate::link::Link;
 use crate::logs::Logs;
-use crate::meter::Meters;
+use crate::meter::{Mailbox, Meters};
 use crate::nursery::NurserySpec;
 use crate::ports::Ports;
 use crate::reactor::{Handler, Reactor};
@@ -293,60 +293,66 @@ impl Runtime {
             .map_err(RuntimeError::os("getrandom"))?;
         let signal = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(RuntimeError::os("pipe"))?;
         let reactor = Reactor::new()?;
-        let system = Arc::new(Inbox::new(0, Gauge::new(None)));
-        let notices = Arc::new(Inbox::new(0, Gauge::new(None)));
-        let unseen = match me {
-            ProcAddr::CONTROLLER => Unseen::told_to(Arc::clone(&notices)),
-            _ if me.is_agent() => Unseen::default(),
-            _ => Unseen::told_to(Arc::clone(&system)),
-        };
-        let runtime = Arc::new_cyclic(|this| Self {
-            me,
-            reactor,
-            board: Arc::new(board),
-            calls: Calls::telling(unseen),
-            ports: Ports::default(),
-            memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
-            agent: Mutex::new(Agent::new(me.host)),
-            logs: OnceLock::new(),
-            started: Instant::now(),
-            meters: Meters::default(),
-            deferred: backlog::Deferred::new(options.link_budget),
-            this: Weak::clone(this),
-            pid: std::process::id(),
-            options,
-            router: RwLock::new(router),
-            links: RwLock::default(),
-            inboxes: RwLock::default(),
-            system,
-            notices,
-            alarms: AtomicU64::new(0),
-            alarmed: AtomicBool::new(false),
-            gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
-            waiting: early::Waiting::default(),
-            abroad: AtomicBool::new(false),
-            name: OnceLock::new(),
-            home: OnceLock::new(),
-            known_afar: Mutex::default(),
-            afar: Mutex::default(),
-            pids: Mutex::default(),
-            ids: IdMaker::new(u64::from_ne_bytes(seed)),
-            closed: AtomicBool::new(false),
-            forked: AtomicBool::new(false),
-            sends: AtomicU32::new(0),
-            io: Mutex::new(None),
-            signal,
-            signalled: AtomicBool::new(false),
-            forward: AtomicI32::new(-1),
-            main: Mutex::new(None),
-            watchers: Mutex::default(),
-            loop_fd: AtomicI32::new(-1),
-            knocks: Mutex::default(),
-            loop_ready: AtomicBool::new(false),
-            loop_waiter: Mutex::new(None),
-            inspection: Inspection::default(),
-            moving: moving::Moving::default(),
-            loop_thread: Mutex::new(None),
+        let runtime = Arc::new_cyclic(|this| {
+            // What is said to the process itself counts against nobody's budget, but for messages of extensions.
+            let own = || {
+                let mailbox = Mailbox::new(0, options.mailbox_budget, Weak::clone(this));
+                Arc::new(Inbox::of(mailbox, Gauge::new(None)))
+            };
+            let (system, notices) = (own(), own());
+            let unseen = match me {
+                ProcAddr::CONTROLLER => Unseen::told_to(Arc::clone(&notices)),
+                _ if me.is_agent() => Unseen::default(),
+                _ => Unseen::told_to(Arc::clone(&system)),
+            };
+            Self {
+                me,
+                reactor,
+                board: Arc::new(board),
+                calls: Calls::telling(unseen),
+                ports: Ports::default(),
+                memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
+                agent: Mutex::new(Agent::new(me.host)),
+                logs: OnceLock::new(),
+                started: Instant::now(),
+                meters: Meters::default(),
+                deferred: backlog::Deferred::new(options.link_budget),
+                this: Weak::clone(this),
+                pid: std::process::id(),
+                options,
+                router: RwLock::new(router),
+                links: RwLock::default(),
+                inboxes: RwLock::default(),
+                system,
+                notices,
+                alarms: AtomicU64::new(0),
+                alarmed: AtomicBool::new(false),
+                gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
+                waiting: early::Waiting::default(),
+                abroad: AtomicBool::new(false),
+                name: OnceLock::new(),
+                home: OnceLock::new(),
+                known_afar: Mutex::default(),
+                afar: Mutex::default(),
+                pids: Mutex::default(),
+                ids: IdMaker::new(u64::from_ne_bytes(seed)),
+                closed: AtomicBool::new(false),
+                forked: AtomicBool::new(false),
+                sends: AtomicU32::new(0),
+                io: Mutex::new(None),
+                signal,
+                signalled: AtomicBool::new(false),
+                forward: AtomicI32::new(-1),
+                main: Mutex::new(None),
+                watchers: Mutex::default(),
+                loop_fd: AtomicI32::new(-1),
+                knocks: Mutex::default(),
+                loop_ready: AtomicBool::new(false),
+                loop_waiter: Mutex::new(None),
+                inspection: Inspection::default(),
+                moving: moving::Moving::default(),
+                loop_thread: Mutex::new(None),
+            }
         });
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
         let this = runtime.weak();

@@ -144,7 +144,7 @@ impl Runtime {
     }
 
     fn compose_piece(&self, out: &Outgoing<'_>, piece: &Piece, call: CallId) -> Frame {
-        let actor = piece.actor.unwrap_or(out.actor);
+        let actor = piece.actor_of(out.actor);
         let mut frame = self.compose(&Outgoing { target: &piece.target, actor, ..*out }, call);
         frame.header.index = u32::try_from(piece.first).unwrap_or(u32::MAX);
         frame

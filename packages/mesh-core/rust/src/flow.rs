@@ -66,6 +66,11 @@ impl Gate {
         Self::new(self.actor, self.who.as_ref().map(|who| who.clone_ref(py)))
     }
 
+    /// Whether errors have somebody to name.
+    pub(crate) fn is_named(&self) -> bool {
+        self.who.is_some()
+    }
+
     /// Shows the garbage collector what is held: whom errors are to name refers back to the sender.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.who)

@@ -250,8 +250,10 @@ impl PySender {
             self.runtime.admit(road.target()).map_err(|error| raise(py, &error))?;
         }
         let deadline_ms = until.map_or(0, millis);
-        // Spawns and stops are not an actor's messages, and wait for no room; but a stop overtakes nothing.
-        if self.kind != Kind::Call {
+        // Spawns and stops are not an actor's messages, and wait for no room; but a stop overtakes nothing. What Mesh itself
+        // says to extensions, and what these say to others of their process, waits for none either.
+        let is_extension = self.kind == Kind::Extend && self.name.first() != Some(&b'.') && self.gate.is_named();
+        if self.kind != Kind::Call && !(is_extension && road.target().index_of(self.runtime.me()).is_none()) {
             let later = self.kind == Kind::StopActor && self.runtime.behind(road.target(), self.actor).is_some();
             return Ok(if later {
                 Err(Later { until, ..Later::default() })
