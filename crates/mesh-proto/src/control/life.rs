@@ -27,6 +27,13 @@ impl Goodbye {
     }
 }
 
+/// Whose end a frame tells of, by its header alone; none of any other frame.
+#[must_use]
+pub fn down_of(header: &Header) -> Option<ProcAddr> {
+    let who = ProcAddr { mesh: header.actor, rank: header.index, host: header.src.host };
+    (header.kind == Kind::Down).then_some(who)
+}
+
 /// The notice of a proc's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Down {
@@ -90,7 +97,7 @@ impl Down {
         let stderr_tail = raw.list(Reader::text)?;
         let reason = EndReason::read(&mut raw)?;
         Some(Self {
-            who: ProcAddr { mesh: header.actor, rank: header.index, host: header.src.host },
+            who: down_of(header)?,
             ended: Ended { pid, exit, orderly, reason, stderr_tail },
             answer: header.flags & flags::DEAD != 0,
             calls: header.call,

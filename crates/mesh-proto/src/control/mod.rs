@@ -15,7 +15,7 @@ mod traits;
 pub use hosts::{
     Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Terms, Whereabouts, host_of,
 };
-pub use life::{Down, Goodbye};
+pub use life::{Down, Goodbye, down_of};
 pub use lines::Lines;
 pub use looks::{Inspect, Question};
 pub use news::News;

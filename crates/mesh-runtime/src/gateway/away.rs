@@ -6,7 +6,7 @@ use crate::calls::Outcome;
 use crate::message::pieces;
 use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
-use mesh_proto::control::HostDown;
+use mesh_proto::control::{HostDown, down_of};
 use mesh_proto::hosts::{Cargo, Few, HostSet, Lane, Lost, Packet, Standing};
 use mesh_proto::{Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcAddr, flags};
 use std::sync::Arc;
@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 /// A frame as it travels between hosts, with what it must not overtake.
 fn cargo(header: &Header, frame: Few<Bytes>) -> Cargo {
-    let lane = Lane { sender: (header.src.mesh, header.src.rank, header.src.host), mesh: header.dst.mesh };
+    // What a proc has sent comes before the notice of its end, however large it is.
+    let sender = down_of(header).unwrap_or(header.src);
+    let lane = Lane { sender: (sender.mesh, sender.rank, sender.host), mesh: header.dst.mesh };
     Cargo { frame, lane }
 }
 
