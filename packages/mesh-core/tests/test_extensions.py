@@ -12,7 +12,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mesh_core import Actor, ActorError, ActorTimeout, Channel, MeshError, MeshFailure, endpoint, this_host
+from mesh_core import (
+    Actor,
+    ActorError,
+    ActorTimeout,
+    Channel,
+    MeshError,
+    MeshFailure,
+    endpoint,
+    shutdown,
+    this_host,
+)
 from mesh_core.extensions import (
     NOT_CARRIED,
     ActorEnd,
@@ -533,3 +543,40 @@ def test_what_starts_before_an_extension_is_found_until_that_has_stopped(tmp_pat
         uninstall("relying")
         uninstall("farewell")
     assert order_of(str(tmp_path)) == ["True"]
+
+
+class Patient(Extension):
+    """Answers when it is told to."""
+
+    name = "patient"
+
+    def start(self) -> None:
+        self.answers = threading.Event()
+
+    def receive(self, message: str, sender: Proc) -> str:
+        self.answers.wait(30)
+        return message
+
+
+def test_a_message_to_one_process_that_is_not_answered_in_time_says_so() -> None:
+    patient = install(Patient)
+    try:
+        future = patient.call(patient.proc, "hello")
+        with pytest.raises(
+            ActorTimeout, match=r"a message to extension 'patient' has not finished within 0.01 s"
+        ):
+            future.get(timeout=0.01)
+        patient.answers.set()
+        assert future.get(timeout=30).item() == "hello"
+    finally:
+        uninstall("patient")
+
+
+def test_a_script_that_has_spawned_nothing_can_send_to_itself() -> None:
+    shutdown()
+    patient = install(Patient)
+    try:
+        patient.answers.set()
+        assert patient.call(patient.proc, "hello").get(timeout=30).item() == "hello"
+    finally:
+        uninstall("patient")
