@@ -427,6 +427,17 @@ impl Target {
         }
     }
 
+    /// The mailboxes of that actor, or of those that take its place in pieces.
+    pub fn mailboxes(&self, actor: ActorId) -> Box<dyn Iterator<Item = (ProcAddr, ActorId)> + '_> {
+        match self {
+            Self::One(_) | Self::Many(..) => Box::new(self.procs().map(move |addr| (addr, actor))),
+            Self::Joined(joined) => Box::new(joined.pieces().iter().flat_map(move |piece| {
+                let actor = piece.actor_of(actor);
+                piece.target.procs().map(move |addr| (addr, actor))
+            })),
+        }
+    }
+
     /// The proc at a place in it.
     #[must_use]
     pub fn place(&self, index: usize) -> Option<ProcAddr> {

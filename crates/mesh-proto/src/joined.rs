@@ -16,6 +16,14 @@ pub struct Piece {
     pub actor: Option<ActorId>,
 }
 
+impl Piece {
+    /// The actor that a message for `actor` is for here; one for the process itself stays that.
+    #[must_use]
+    pub fn actor_of(&self, actor: ActorId) -> ActorId {
+        self.actor.filter(|_| actor != 0).unwrap_or(actor)
+    }
+}
+
 /// Pieces in the order of their places. Places that no piece has are nobody's: nothing is sent there, nor awaited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {

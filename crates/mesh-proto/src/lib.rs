@@ -9,6 +9,7 @@
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
 //! - [`Early`]: messages that are quicker than the spawn that they depend on.
 //! - [`Meter`], [`Ledger`]: how much may be under way to one mailbox.
+//! - [`Backlog`]: messages that wait for room while their senders go on.
 //! - [`Gather`]: many replies becoming one.
 //! - [`Holders`]: who may still answer a call by its port.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
@@ -19,6 +20,7 @@
 //! Nothing here reads a clock, a socket or the environment; time is passed in where it matters.
 #![forbid(unsafe_code)]
 
+mod backlog;
 mod codec;
 pub mod control;
 mod decode;
@@ -39,6 +41,7 @@ mod placement;
 mod reason;
 mod router;
 
+pub use backlog::{Backlog, Place};
 pub use decode::{Decoder, READ_CHUNK};
 pub use early::Early;
 pub use error::FrameError;

@@ -7,8 +7,8 @@ mod support;
 use bytes::Bytes;
 use mesh_proto::control::{
     Attachment, Closed, Down, Goodbye, Held, Hello, Holding, HostDown, HostLost, HostStanding, Inspect, Introduction,
-    Lines, PortAddr, Question, Report, Revoked, SpawnProcs, StopProc, StopProcs, Undeliverable, Watch, Whereabouts,
-    ranks_of,
+    Lines, PortAddr, Question, Report, Revoked, SpawnProcs, StopProc, StopProcs, Terms, Traits, Undeliverable, Watch,
+    Whereabouts, ranks_of,
 };
 use mesh_proto::hosts::Fate;
 use mesh_proto::logs::LogOptions;
@@ -228,12 +228,22 @@ proptest! {
         below in prop::collection::vec((any::<u32>(), text()), 0..4), name in text(), pid in any::<u64>(),
     ) {
         let (call, base, count, fan_out, dialed) = numbers;
-        let told = Attachment { call, base, count, fan_out, window, patience, dialed, below };
+        let told = Attachment { call, base, count, fan_out, window, patience, dialed, below: below.clone() };
         let raw = told.encode();
         prop_assert!((0..raw.len()).all(|cut| Attachment::decode(&raw[..cut]).is_none()));
         prop_assert_eq!(Attachment::decode(&raw), Some(told));
-        let said = Introduction { name, pid, cpus: pid };
-        prop_assert_eq!(Introduction::decode(&said.encode()), Some(said));
+        let labels = below.iter().map(|(host, _)| (format!("l{host}"), name.clone())).collect();
+        let resources = below.iter().map(|(host, _)| (format!("r{host}"), f64::from(*host) / 3.0)).collect();
+        let traits = Traits::new(labels, resources).unwrap_or_default();
+        let said = Introduction { name, pid, cpus: pid, traits };
+        let raw = said.encode();
+        prop_assert!((0..raw.len()).all(|cut| Introduction::decode(&raw[..cut]).is_none()));
+        prop_assert_eq!(Introduction::decode(&raw), Some(said));
+        let (mine, theirs) = (Duration::from_micros(pid >> 8), Terms { window: Duration::from_micros(pid >> 24) });
+        prop_assert_eq!(Terms::decode(&theirs.encode()), Some(theirs));
+        // Both ends come to the same, whoever asks, and nobody is believed to be silent for ever.
+        let agreed = Terms::agree(mine.min(Duration::from_secs(86_400)), Some(theirs));
+        prop_assert_eq!(agreed, Terms::agree(theirs.window.min(Duration::from_secs(86_400)), Some(Terms { window: mine })));
     }
 
     #[test]
@@ -302,4 +312,33 @@ fn ends_of_hosts_say_what_became_of_them() {
     assert_eq!(end(Fate::Released).to_string(), "its host (b7, tcp://b7:1) was let go: x is dead: y");
     assert_eq!(HostEnd::absent("who?".to_owned()).to_string(), "who?");
     assert!(end(Fate::Released).ended().orderly && !end(Fate::Left).ended().orderly);
+}
+
+#[test]
+fn what_is_said_of_a_host_has_bounds() {
+    let label = |name: &str, value: &str| Traits::new(vec![(name.to_owned(), value.to_owned())], vec![]);
+    let resource = |amount: f64| Traits::new(vec![], vec![("gpus".to_owned(), amount)]);
+    assert!(label("zone", "").is_some() && label(&"n".repeat(Traits::LONGEST_NAME), "").is_some());
+    assert!(label("", "a").is_none() && label(&"n".repeat(Traits::LONGEST_NAME + 1), "").is_none());
+    assert!(label("zone", &"a".repeat(Traits::LONGEST_VALUE)).is_some());
+    assert!(label("zone", &"a".repeat(Traits::LONGEST_VALUE + 1)).is_none());
+    assert!(resource(0.0).is_some() && resource(f64::MAX).is_some());
+    assert!(resource(-1.0).is_none() && resource(f64::NAN).is_none() && resource(f64::INFINITY).is_none());
+    let many = |n: usize| (0..n).map(|n| (format!("l{n}"), String::new())).collect::<Vec<_>>();
+    assert!(Traits::new(many(Traits::MOST), vec![]).is_some() && Traits::new(many(Traits::MOST + 1), vec![]).is_none());
+}
+
+#[test]
+fn a_host_that_claims_a_million_labels_is_not_heard_out() {
+    let most = Traits::new((0..Traits::MOST).map(|n| (format!("l{n:02}"), String::new())).collect(), vec![]).unwrap();
+    let raw = Introduction { traits: most, ..Introduction::default() }.encode();
+    // Behind an empty name and two numbers stands how many labels there are.
+    let count = 8 + 8 + 8;
+    let mut forged = raw.to_vec();
+    forged[count..count + 8].copy_from_slice(&1_000_000_u64.to_le_bytes());
+    let label = forged[count + 8..count + 8 + 8 + 3 + 8].to_vec();
+    forged.truncate(count + 8);
+    (0..1_000_000).for_each(|_| forged.extend_from_slice(&label));
+    assert!(Introduction::decode(&raw).is_some());
+    assert!(Introduction::decode(&forged).is_none());
 }

@@ -18,7 +18,7 @@ use mesh_proto::{
 };
 use mesh_topology::Region;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -279,6 +279,7 @@ impl Runtime {
                 ended.exit = Exit::OutOfMemory;
             }
             ended.stderr_tail = self.last_words(addr);
+            self.note_leaving(&mut ended);
             self.board.clear(seat);
             self.on_ended(addr, seat, Arc::new(ended));
         }
@@ -459,6 +460,11 @@ impl Runtime {
         for nursery in running {
             nursery.reap(limit);
         }
+    }
+
+    /// The meshes that have processes here.
+    pub(crate) fn meshes_here(&self) -> HashSet<MeshId> {
+        lock(&self.agent).procs.keys().map(|addr| addr.mesh).collect()
     }
 
     /// The controller's own meshes that have not all ended. The others end with their owners.

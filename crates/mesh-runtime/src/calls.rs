@@ -3,6 +3,7 @@
 use crate::completion::{Completion, Listener};
 use crate::inbox::LoopWaker;
 use crate::message::Message;
+use crate::meter::Mailbox as Account;
 use crate::reactor::Reactor;
 use crate::unseen::{Callee, Unseen, is_failure};
 use crate::wait::Waiter;
@@ -50,6 +51,12 @@ fn is_value(reply: &Message) -> bool {
     reply.header().kind == Kind::Reply && reply.header().flags & flags::ERROR == 0
 }
 
+fn handed_out(outcome: &Outcome) {
+    if let Outcome::Replied(message) = outcome {
+        message.done();
+    }
+}
+
 /// What the callee would have said, had it been the last to let go of the port.
 fn end_of_port(callee: ProcAddr, id: CallId) -> Message {
     let end = Undeliverable { call: id, place: 0, actor: 0, why: Undelivered::PortHandedOn };
@@ -74,6 +81,8 @@ pub struct Call {
     /// Whether to note when the call completes, and when it did, in nanoseconds since the epoch.
     timed: AtomicBool,
     finished: AtomicU64,
+    /// The account with those who send to a stream, from the first value on that they count.
+    account: OnceLock<Arc<Account>>,
     state: Mutex<State>,
 }
 
@@ -91,6 +100,7 @@ impl Call {
             arrived: AtomicUsize::new(0),
             timed: AtomicBool::new(false),
             finished: AtomicU64::new(0),
+            account: OnceLock::new(),
             state: Mutex::new(State {
                 gather: (!empty).then_some(gather),
                 outcomes: empty.then(Vec::new),
@@ -163,7 +173,24 @@ impl Call {
     pub fn nth(&self, n: usize) -> Option<(usize, Outcome)> {
         let mut state = self.lock();
         state.looked = true;
-        state.order.get(n).cloned()
+        let found = state.order.get(n).cloned();
+        drop(state);
+        found.inspect(|(_, outcome)| handed_out(outcome))
+    }
+
+    /// Whoever reads a stream has come to its `n`th outcome: its sender may send as much again, whenever it is looked at.
+    pub fn hand_out(&self, n: usize) {
+        let outcome = self.lock().order.get(n).map(|(_, outcome)| outcome.clone());
+        if let Some(outcome) = outcome {
+            handed_out(&outcome);
+        }
+    }
+
+    /// Nobody reads the stream any more: its senders wait for nothing.
+    fn close_account(&self) {
+        if let Some(account) = self.account.get() {
+            account.close();
+        }
     }
 
     /// As [`Call::nth`], and lets go of it: it cannot be had again.
@@ -177,6 +204,8 @@ impl Call {
         } else if let Some(place) = state.outcomes.as_mut().and_then(|all| all.get_mut(index)) {
             *place = Outcome::Cancelled;
         }
+        drop(state);
+        handed_out(&outcome);
         Some((index, outcome))
     }
 
@@ -464,6 +493,18 @@ impl Calls {
     /// Nobody can look at the call any more: what still comes for it is dropped.
     pub(crate) fn abandon(&self, call: &Call) {
         self.close(call.id);
+        call.close_account();
+    }
+
+    /// The account of a stream that is read here, made by `make` if there is none.
+    pub(crate) fn account(&self, id: CallId, make: impl FnOnce() -> Account) -> Option<Arc<Account>> {
+        let call = self.shard(id).get(&id).filter(|call| call.stream).cloned()?;
+        Some(Arc::clone(call.account.get_or_init(|| Arc::new(make()))))
+    }
+
+    /// The same, if there is one.
+    pub(crate) fn known_account(&self, id: CallId) -> Option<Arc<Account>> {
+        self.shard(id).get(&id).and_then(|call| call.account.get().cloned())
     }
 
     /// As [`Calls::abandon`], of a call whose failure is told all the same.
@@ -517,6 +558,7 @@ impl Calls {
                 cancelled
             },
         );
+        call.close_account();
         cancelled
     }
 

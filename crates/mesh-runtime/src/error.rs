@@ -191,6 +191,10 @@ impl RuntimeError {
         }
     }
 
+    pub(crate) fn thread(error: &std::io::Error) -> Self {
+        Self::Os { what: "start a thread", errno: Errno::from_io_error(error).unwrap_or(Errno::AGAIN) }
+    }
+
     pub(crate) fn os(what: &'static str) -> impl FnOnce(Errno) -> Self {
         move |errno| match errno {
             Errno::MFILE | Errno::NFILE => Self::files(what, errno),

@@ -108,6 +108,8 @@ pub struct Inbox {
     queue: Mutex<Queue>,
     len: AtomicUsize,
     closed: AtomicBool,
+    /// Its actor has failed: another one may be made under its id, with an inbox of its own.
+    retired: AtomicBool,
     /// What the actor does and has done, for whoever looks from outside.
     pub gauge: Gauge,
     mailbox: Arc<Mailbox>,
@@ -126,6 +128,7 @@ impl Inbox {
             queue: Mutex::default(),
             len: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             gauge,
             mailbox: Arc::new(mailbox),
         }
@@ -155,6 +158,16 @@ impl Inbox {
     /// Whether none waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The actor has failed.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether another actor may take its place.
+    pub(crate) fn is_free(&self) -> bool {
+        self.is_closed() || self.retired.load(Ordering::SeqCst)
     }
 
     /// Whether the inbox takes no more.

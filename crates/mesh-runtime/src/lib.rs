@@ -49,7 +49,9 @@ pub use message::Message;
 pub use meter::Meter;
 pub use nursery::NurserySpec;
 pub use ports::{Mailbox, Outlet, Packed, Receive, Way};
-pub use runtime::{Counts, Options, Outgoing, Runtime, Said, Terms, Waited};
+pub use runtime::{
+    Calling, Counts, Deferral, Later, Options, Outgoing, Posted, Posting, Runtime, Said, Terms, Waited, millis,
+};
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};
 pub use stdio::{flush_stdio, line_buffer_stdio, write_whole};

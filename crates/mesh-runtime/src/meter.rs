@@ -5,9 +5,9 @@
 //! back when it is dropped, whichever way that comes about.
 
 use crate::reactor::Reactor;
-use crate::runtime::{Runtime, lock};
+use crate::runtime::{Runtime, STREAM, lock};
 use crate::wait::Waiter;
-use mesh_proto::{ActorId, Admission, Credit, Header, HostNo, Ledger, ProcAddr};
+use mesh_proto::{ActorId, Admission, Credit, Header, HostNo, Kind, Ledger, Place, ProcAddr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -20,6 +20,8 @@ const MANY: usize = 256;
 struct State {
     flow: mesh_proto::Meter,
     waiters: Vec<Arc<Waiter>>,
+    /// A message of the backlog waits for the next change (BKL-3).
+    marked: bool,
 }
 
 /// What this process has under way to one mailbox.
@@ -31,14 +33,25 @@ pub struct Meter {
 }
 
 impl Meter {
-    fn change(&self, reactor: &Reactor, change: impl FnOnce(&mut mesh_proto::Meter)) {
+    /// True if a message of the backlog has waited for this.
+    fn change(&self, reactor: &Reactor, change: impl FnOnce(&mut mesh_proto::Meter)) -> bool {
         let mut state = lock(&self.state);
         change(&mut state.flow);
         let waiters = std::mem::take(&mut state.waiters);
+        let marked = std::mem::take(&mut state.marked);
         drop(state);
         for waiter in waiters {
             waiter.notify(reactor);
         }
+        marked
+    }
+
+    /// Has the next change told to the backlog; false if a message of `cost` bytes would be let through by now.
+    pub(crate) fn mark(&self, cost: u64) -> bool {
+        let mut state = lock(&self.state);
+        let full = !state.flow.has_room(cost);
+        state.marked |= full;
+        full
     }
 
     /// The process that the mailbox is in.
@@ -53,6 +66,12 @@ impl Meter {
         (!flow.has_room(cost)).then(|| (flow.outstanding(), flow.window()))
     }
 
+    /// Bytes that were sent and not heard of again, and how many may be.
+    pub fn level(&self) -> (u64, u64) {
+        let flow = lock(&self.state).flow;
+        (flow.outstanding(), flow.window())
+    }
+
     #[cfg(test)]
     pub(crate) fn outstanding(&self) -> u64 {
         lock(&self.state).flow.outstanding()
@@ -65,10 +84,6 @@ impl Meter {
 
     pub(crate) fn admit(&self, cost: u64) -> Admission {
         lock(&self.state).flow.admit(cost)
-    }
-
-    pub(crate) fn refund(&self, reactor: &Reactor, cost: u64) {
-        self.change(reactor, |flow| flow.refund(cost));
     }
 
     /// Has the calling thread woken when something changes.
@@ -89,11 +104,14 @@ pub(crate) struct Meters {
     shards: [Mutex<Shard>; SHARDS],
     /// A shard that has grown to this is swept.
     sweep_at: [AtomicUsize; SHARDS],
+    /// Those that have changed, and that messages of the backlog wait for.
+    changed: Mutex<Vec<Place>>,
 }
 
 impl Default for Meters {
     fn default() -> Self {
-        Self { shards: Default::default(), sweep_at: std::array::from_fn(|_| AtomicUsize::new(MANY)) }
+        let sweep_at = std::array::from_fn(|_| AtomicUsize::new(MANY));
+        Self { shards: Default::default(), sweep_at, changed: Mutex::default() }
     }
 }
 
@@ -129,13 +147,38 @@ impl Meters {
         (Arc::clone(meter), ask)
     }
 
+    fn change(&self, reactor: &Reactor, meter: &Meter, change: impl FnOnce(&mut mesh_proto::Meter)) {
+        if meter.change(reactor, change) {
+            lock(&self.changed).push((meter.addr, meter.mailbox));
+            reactor.ring_io();
+        }
+    }
+
+    /// Those that have changed since the last time, and that messages of the backlog wait for.
+    pub(crate) fn take_changed(&self) -> Vec<Place> {
+        std::mem::take(&mut *lock(&self.changed))
+    }
+
+    /// A message that was counted is not sent after all.
+    fn refund(&self, reactor: &Reactor, meter: &Meter, cost: u64) {
+        self.change(reactor, meter, |flow| flow.refund(cost));
+    }
+
+    /// Nothing more is sent there. One for which something waits is kept.
+    pub(crate) fn forget(&self, addr: ProcAddr, mailbox: ActorId) {
+        let (_, mut shard) = self.shard(addr, mailbox);
+        if shard.get(&(addr, mailbox)).is_some_and(|meter| !lock(&meter.state).marked) {
+            shard.remove(&(addr, mailbox));
+        }
+    }
+
     /// A mailbox has spoken.
     pub(crate) fn on_credit(&self, reactor: &Reactor, addr: ProcAddr, mailbox: ActorId, credit: Credit) {
         let (_, mut shard) = self.shard(addr, mailbox);
         let meter = if credit.last { shard.remove(&(addr, mailbox)) } else { shard.get(&(addr, mailbox)).cloned() };
         drop(shard);
         if let Some(meter) = meter {
-            meter.change(reactor, |flow| flow.on_credit(credit));
+            self.change(reactor, &meter, |flow| flow.on_credit(credit));
         }
     }
 
@@ -160,7 +203,7 @@ impl Meters {
                 !ends
             });
             for meter in ended {
-                meter.change(reactor, mesh_proto::Meter::end);
+                self.change(reactor, &meter, mesh_proto::Meter::end);
             }
         }
     }
@@ -191,7 +234,8 @@ impl Mailbox {
     /// Credits leave while the ledger is held: they have to arrive in the order in which it gave them.
     fn tell(&self) -> impl FnMut(ProcAddr, Credit) {
         |sender, credit| {
-            if let Some(runtime) = self.runtime.upgrade() {
+            // A forked copy that drops what it has a copy of says nothing for the original.
+            if let Some(runtime) = self.runtime.upgrade().filter(|runtime| !runtime.is_forked()) {
                 runtime.send_credit(self.id, sender, credit);
             }
         }
@@ -249,14 +293,19 @@ impl Runtime {
                 Admission::Free => {}
                 Admission::Full => {
                     // Two senders that each kept what they had, and waited for what the other has, would wait for ever.
-                    for other in &meters[..index] {
-                        other.refund(&self.reactor, cost);
-                    }
+                    self.refund_all(&meters[..index], cost);
                     return Err(index);
                 }
             }
         }
         Ok(counted)
+    }
+
+    /// A message that was counted by these is not sent after all.
+    pub fn refund_all(&self, meters: &[Arc<Meter>], cost: u64) {
+        for meter in meters {
+            self.meters.refund(&self.reactor, meter, cost);
+        }
     }
 
     fn send_credit(&self, mailbox: ActorId, sender: ProcAddr, credit: Credit) {
@@ -272,10 +321,11 @@ impl Runtime {
         if header.flags & mesh_proto::flags::CHARGED == 0 {
             return;
         }
+        let mailbox = if header.kind == Kind::Reply { header.call | STREAM } else { header.actor };
         if header.src == self.me {
-            self.meters.on_credit(&self.reactor, header.dst, header.actor, Credit::LAST);
+            self.meters.on_credit(&self.reactor, header.dst, mailbox, Credit::LAST);
         } else {
-            self.dispatch(Credit::LAST.frame(header.actor, header.dst, header.src), None);
+            self.dispatch(Credit::LAST.frame(mailbox, header.dst, header.src), None);
         }
     }
 }

@@ -4,11 +4,14 @@
 //! receive was given up, is the next one again.
 //! PRT-2: a sender whose receiver is gone hears of it: at once where that is known, else with the answer to what it sent.
 //! PRT-3: whoever sends the port of a call on tells the caller to whom, and whoever lets go of one that came tells that.
+//! PRT-4: values that have come and that nobody has asked for are within the port's budget: their senders count them, and
+//! hear of each once a receive has it. What receives have been given is their maker's.
 
 use crate::calls::{Call, Calls, Outcome};
 use crate::message::Message;
+use crate::meter::Mailbox as Account;
 use crate::reactor::Reactor;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, STREAM};
 use mesh_proto::control::{Closed, PortAddr};
 use mesh_proto::{ActorId, CallId, HostNo, PortEnd, ProcAddr, Target, Ticket};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -56,15 +59,18 @@ pub(crate) struct Inlet {
     pub(crate) id: u64,
     once: bool,
     queue: Mutex<Queue>,
+    /// The account with its senders.
+    pub(crate) account: Arc<Account>,
 }
 
 impl Inlet {
-    pub(crate) fn new(id: u64, once: bool) -> Self {
-        Self { id, once, queue: Mutex::default() }
+    pub(crate) fn new(once: bool, account: Account) -> Self {
+        Self { id: account.id(), once, queue: Mutex::default(), account: Arc::new(account) }
     }
 
     /// Takes a value in, or drops it where it takes no more.
-    pub(crate) fn push(&self, reactor: &Reactor, calls: &Calls, message: Message) -> Taken {
+    pub(crate) fn push(&self, reactor: &Reactor, calls: &Calls, mut message: Message) -> Taken {
+        message.charge_to(&self.account);
         let mut queue = lock(&self.queue);
         if queue.shut {
             return Taken::Refused;
@@ -73,7 +79,7 @@ impl Inlet {
         queue.next += 1;
         queue.values.insert(place, Arc::new(message));
         queue.shut = self.once;
-        match_up(&mut queue, reactor, calls);
+        settle(queue, reactor, calls);
         if self.once { Taken::Last } else { Taken::In }
     }
 
@@ -81,7 +87,7 @@ impl Inlet {
     pub(crate) fn receive(&self, reactor: &Reactor, calls: &Calls, receive: &Arc<Receive>) {
         let mut queue = lock(&self.queue);
         queue.waiting.push_back(Arc::clone(receive));
-        match_up(&mut queue, reactor, calls);
+        settle(queue, reactor, calls);
     }
 
     /// Nobody waits for `receive` any more. The value, if it had come, is the next one again (PRT-1).
@@ -91,7 +97,7 @@ impl Inlet {
         queue.waiting.retain(|one| !Arc::ptr_eq(one, receive));
         if let Some(Outcome::Replied(message)) = receive.call.take_outcomes().and_then(|all| all.into_iter().next()) {
             queue.values.insert(receive.place.load(Ordering::SeqCst), message);
-            match_up(&mut queue, reactor, calls);
+            settle(queue, reactor, calls);
         }
     }
 
@@ -100,7 +106,7 @@ impl Inlet {
         let mut queue = lock(&self.queue);
         queue.shut = true;
         let left = std::mem::take(&mut queue.values).into_values().collect();
-        match_up(&mut queue, reactor, calls);
+        settle(queue, reactor, calls);
         left
     }
 
@@ -114,8 +120,16 @@ impl Inlet {
     }
 }
 
-/// Hands values to those who wait. Under the queue's lock, so that both keep their order.
-fn match_up(queue: &mut Queue, reactor: &Reactor, calls: &Calls) {
+/// Hands values to those who wait, and tells their senders (PRT-4).
+fn settle(mut queue: MutexGuard<'_, Queue>, reactor: &Reactor, calls: &Calls) {
+    let given = match_up(&mut queue, reactor, calls);
+    drop(queue);
+    given.iter().for_each(|message| message.done());
+}
+
+/// Hands values to those who wait. Under the queue's lock, so that both keep their order. Returns what was handed out.
+fn match_up(queue: &mut Queue, reactor: &Reactor, calls: &Calls) -> Vec<Arc<Message>> {
+    let mut given = Vec::new();
     while let Some(receive) = queue.waiting.pop_front() {
         if receive.call.is_done() {
             continue; // Given up meanwhile.
@@ -126,14 +140,17 @@ fn match_up(queue: &mut Queue, reactor: &Reactor, calls: &Calls) {
                 continue;
             }
             queue.waiting.push_front(receive);
-            return;
+            break;
         };
         receive.place.store(place, Ordering::SeqCst);
-        if !calls.complete(reactor, &receive.call, Outcome::Replied(Arc::clone(&message))) {
+        if calls.complete(reactor, &receive.call, Outcome::Replied(Arc::clone(&message))) {
+            given.push(message);
+        } else {
             // Given up just now.
             queue.values.insert(place, message);
         }
     }
+    given
 }
 
 /// One port, for all who send to it in this process.
@@ -370,6 +387,28 @@ impl Outlet {
         self.runtime.tell_loose(self);
     }
 
+    /// Under what id the receiver's process counts what comes, if it does: where many values may come.
+    pub fn counted(&self) -> Option<ActorId> {
+        match self.way {
+            Way::Channel { id, once: false } => Some(id),
+            Way::Response { call, stream: true, .. } if call != 0 => Some(call | STREAM),
+            _ => None,
+        }
+    }
+
+    /// The process's runtime.
+    pub fn runtime(&self) -> &Arc<Runtime> {
+        &self.runtime
+    }
+
+    /// Has somebody wait until the queue towards the receiver is within budget; what is sent there meanwhile waits behind.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn turn(&self, place: ActorId) -> Result<crate::Deferral, crate::RuntimeError> {
+        self.runtime.turn(&Arc::new(Target::One(self.owner)), place, None, 0)
+    }
+
     /// What tells one handing on from all others.
     pub fn new_ticket(&self) -> Ticket {
         self.runtime.new_id()
@@ -410,6 +449,13 @@ impl Drop for Outlet {
         let tickets = self.runtime.ports.let_go(&self.address(), &self.known);
         if !tickets.is_empty() && self.is_awaited() {
             self.runtime.tell_let_go(self, &tickets);
+        }
+        // A stream has one meter for each call: it is not to be kept for long.
+        if let (Way::Response { .. }, Some(place)) = (self.way, self.counted())
+            && Arc::strong_count(&self.known) == 1
+            && self.runtime.behind(&Target::One(self.owner), place).is_none()
+        {
+            self.runtime.meters.forget(self.owner, place);
         }
     }
 }

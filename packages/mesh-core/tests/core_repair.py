@@ -79,7 +79,7 @@ class Counter(Actor):
 
     @endpoint
     def say(self, text: str) -> None:
-        print(text)
+        print(text)  # noqa: T201 - what it is for
 
     @endpoint
     def listed(self) -> list[int]:

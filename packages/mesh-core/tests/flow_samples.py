@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from mesh_core import Accumulator, Actor, MailboxFull, endpoint
+from mesh_core import Accumulator, Actor, Channel, MailboxFull, Port, PortReceiver, endpoint
 
 GATE = threading.Event()
 """This process's: where `Slow` waits, and `Valve` lets it through."""
+
+
+MADE = [0]
+"""This process's: how many items a `Fountain` has made."""
 
 
 class Slow(Actor):
@@ -31,6 +36,37 @@ class Slow(Actor):
     @endpoint
     def fail(self, value: Any) -> None:
         raise ValueError("nobody hears of it")
+
+
+class Recorder(Actor):
+    """The same, and it notes what has come, in order."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    @endpoint
+    def note(self, number: int, _: bytes) -> int:
+        GATE.wait()
+        self.numbers.append(number)
+        return number
+
+    @endpoint
+    def blob(self, _: bytes) -> None:
+        GATE.wait()
+
+    @endpoint
+    def answer(self, port: Port[int], count: int) -> None:
+        """Answer a call of somebody else's."""
+        for number in range(count):
+            port.send(number)
+
+    @endpoint
+    def seen(self) -> list[int]:
+        return self.numbers
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
 
 
 class Valve(Actor):
@@ -77,13 +113,30 @@ class Looper(Actor):
             target.note.broadcast(bytes(size))
 
     @endpoint(concurrent=True)
-    async def note(self, value: Any) -> None:
+    async def flood_and_wait(self, target: Any, size: int, count: int) -> int:
+        """Send without waiting, then wait for everything."""
+        answers = [target.note.call_one(number, bytes(size)) for number in range(count)]
+        return len([await answer for answer in answers])
+
+    @endpoint
+    async def flood_numbers(self, target: Any, size: int, count: int) -> None:
+        for number in range(count):
+            target.note.broadcast(number, bytes(size))
+
+    @endpoint
+    async def flood_awaiting(self, target: Any, size: int, count: int) -> None:
+        """Send, each once the one before is on its way."""
+        for number in range(count):
+            await target.note.broadcast(number, bytes(size))
+
+    @endpoint(concurrent=True)
+    async def note(self, *values: Any) -> None:
         await asyncio.sleep(0)
 
 
-def fill(target: Any, value: Any, most: int = 1_000_000) -> tuple[int, str]:
+def fill(target: Any, value: Any, most: int = 1_000_000, endpoint: str = "note") -> tuple[int, str]:
     """Broadcast until the target's mailbox is full; how many went, and the complaint."""
-    note = target.note.with_options(block=False)
+    note = getattr(target, endpoint).with_options(block=False)
     for count in range(most):
         try:
             note.broadcast(value)
@@ -237,3 +290,169 @@ class Plain(Actor):
     @endpoint
     def ping(self) -> str:
         return "pong"
+
+
+class Speaker(Actor):
+    """Sends values to ports, faster than anybody receives."""
+
+    def __init__(self) -> None:
+        self.receiver: PortReceiver[Any] | None = None
+
+    @endpoint
+    def speak(self, port: Port[Any], size: int, count: int) -> int:
+        for number in range(count):
+            port.send((number, bytes(size)))
+        return count
+
+    @endpoint(concurrent=True)
+    async def speak_async(self, port: Port[Any], size: int, count: int) -> int:
+        for number in range(count):
+            await port.send((number, bytes(size)))
+        return count
+
+    @endpoint
+    async def speak_carelessly(self, port: Port[Any], size: int, count: int) -> tuple[int, str]:
+        for number in range(count):
+            try:
+                port.send((number, bytes(size)))
+            except MailboxFull as error:
+                return number, str(error)
+        return count, ""
+
+    @endpoint(concurrent=True)
+    async def ping(self) -> str:
+        return "pong"
+
+    @endpoint
+    def blob(self, size: int) -> bytes:
+        return bytes(size)
+
+    @endpoint(concurrent=True)
+    async def blob_async(self, size: int) -> bytes:
+        return bytes(size)
+
+    @endpoint
+    def open(self) -> Port[Any]:
+        port, self.receiver = Channel[Any].open()
+        return port
+
+    @endpoint
+    def waiting(self) -> int:
+        assert self.receiver is not None
+        return len(self.receiver)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Level(Actor):
+    """Beside a `Fountain`, which may be busy."""
+
+    @endpoint
+    def made(self) -> int:
+        return MADE[0]
+
+
+class Fountain(Actor):
+    """Answers calls with more than anybody reads."""
+
+    def __init__(self) -> None:
+        MADE[0] = 0
+        self.over = threading.Event()
+        self.stream: Any = None
+
+    def _made(self, number: int, size: int) -> tuple[int, bytes]:
+        MADE[0] = number + 1
+        return number, bytes(size)
+
+    @staticmethod
+    def _end(count: int, fail: bool) -> None:
+        if fail:
+            raise ValueError(f"after {count}")
+
+    @endpoint
+    def items(self, size: int, count: int, fail: bool = False) -> Iterator[tuple[int, bytes]]:
+        self.over.clear()
+        try:
+            for number in range(count):
+                yield self._made(number, size)
+            self._end(count, fail)
+        finally:
+            self.over.set()
+
+    @endpoint(concurrent=True)
+    async def items_async(
+        self, size: int, count: int, fail: bool = False
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        self.over.clear()
+        try:
+            for number in range(count):
+                yield self._made(number, size)
+            self._end(count, fail)
+        finally:
+            self.over.set()
+
+    @endpoint(explicit_response_port=True)
+    def by_port(self, port: Port[Any], size: int, count: int, fail: bool = False) -> None:
+        for number in range(count):
+            port.send(self._made(number, size))
+        self._end(count, fail)
+
+    @endpoint(explicit_response_port=True)
+    async def by_port_async(self, port: Port[Any], size: int, count: int, fail: bool = False) -> None:
+        for number in range(count):
+            await port.send(self._made(number, size))
+        self._end(count, fail)
+
+    @endpoint(explicit_response_port=True)
+    def elsewhere(self, port: Port[Any], size: int, count: int, helper: Any, fail: bool = False) -> None:
+        """Another message of the same actor answers."""
+        helper.help.broadcast(port, size, count, fail)
+
+    @endpoint
+    def help(self, port: Port[Any], size: int, count: int, fail: bool) -> None:
+        for number in range(count):
+            port.send(self._made(number, size))
+        if fail:
+            port.exception(ValueError(f"after {count}"))
+
+    @endpoint(explicit_response_port=True)
+    async def hand_on(self, port: Port[Any], slow: Any, size: int, count: int) -> None:
+        """Have somebody answer whose mailbox is full."""
+        for number in range(count):
+            slow.note.broadcast(number, bytes(size))
+        slow.answer.broadcast(port, 5)
+        given_up = slow.answer.broadcast(port, 7)
+        assert given_up.cancel()
+
+    @endpoint(explicit_response_port=True)
+    async def carelessly(self, port: Port[Any], size: int, count: int) -> None:
+        for number in range(count):
+            port.send(self._made(number, size))
+
+    @endpoint
+    def ended(self) -> bool:
+        return self.over.wait(30)
+
+    @endpoint
+    def begin(self, other: Any, size: int) -> None:
+        self.stream = other.items.stream(size, 10**9)
+
+    @endpoint
+    def read(self, other: Any, size: int, count: int) -> int:
+        return len([item.get(timeout=30) for item in other.items.stream(size, count)])
+
+    @endpoint
+    async def read_async(self, other: Any, size: int, count: int) -> int:
+        return len([await item async for item in other.items_async.stream(size, count)])
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def meters(self) -> int:
+        from mesh_core._process import current
+
+        return current().runtime.counts()["meters"]

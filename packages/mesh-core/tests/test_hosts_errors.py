@@ -74,10 +74,9 @@ def test_credentials_of_another_job(cluster: LocalCluster, tmp_path: Path) -> No
 
 def test_a_hosts_credentials_drive_no_job(cluster: LocalCluster) -> None:
     folder = Path(cluster.credentials) / "host"
-    with pytest.raises(
-        AuthenticationError, match="holds no credentials of a controller; give the folder that"
-    ):
-        attach_to_workers(cluster.addresses, credentials=folder)
+    error = refusal(cluster.addresses, folder)
+    assert isinstance(error, AuthenticationError)
+    assert "holds no credentials of a controller; give the folder that" in str(error)
 
 
 def test_what_is_no_list_of_addresses_and_no_credentials(cluster: LocalCluster) -> None:
@@ -90,10 +89,11 @@ def test_what_is_no_list_of_addresses_and_no_credentials(cluster: LocalCluster) 
 def test_another_jobs_credentials_for_hosts_that_dial(cluster: LocalCluster, tmp_path: Path) -> None:
     attach_to_workers(cluster.addresses, credentials=cluster.credentials).initialized.get(timeout=30)
     other = Credentials.new(tmp_path / "other").path
+    hosts = attach_to_workers(listen="127.0.0.1:0", expect=1, credentials=other)
     with pytest.raises(
         AuthenticationError, match=r"all hosts of one job use the same ones, and `shutdown\(\)`"
     ):
-        attach_to_workers(listen="127.0.0.1:0", expect=1, credentials=other)
+        hosts.initialized.get(timeout=30)
 
 
 def test_a_folder_is_the_same_one_by_any_path(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -242,8 +242,9 @@ def test_certificates_that_have_run_out(cluster: LocalCluster, tmp_path: Path) -
     # Certificates end with a second.
     while own.certificates[0].remaining.total_seconds() > -1.0 and time.monotonic() < deadline:
         time.sleep(0.01)
-    with pytest.raises(AuthenticationError, match=r"has expired: `mesh credentials renew` makes another"):
-        attach_to_workers(cluster.addresses, credentials=own)
+    error = refusal(cluster.addresses, own.path)
+    assert isinstance(error, AuthenticationError)
+    assert "has expired: `mesh credentials renew` makes another" in str(error)
 
 
 def test_one_address_twice(cluster: LocalCluster) -> None:
@@ -266,8 +267,11 @@ def test_a_malformed_address_is_refused_where_it_is_given(cluster: LocalCluster,
 
 
 def test_a_folder_that_does_not_exist_is_called_that(cluster: LocalCluster, tmp_path: Path) -> None:
+    hosts = attach_to_workers(cluster.addresses, credentials=tmp_path / "trane")
     with pytest.raises(AuthenticationError, match=r"there is no folder .*trane; give the folder that"):
-        attach_to_workers(cluster.addresses, credentials=tmp_path / "trane")
+        hosts.initialized.get(timeout=30)
+    with pytest.raises(AuthenticationError, match="there is no folder"):
+        hosts.spawn_procs().spawn("late", Late).ready.call().get(timeout=30)
 
 
 def test_a_time_to_wait_that_is_none(cluster: LocalCluster) -> None:

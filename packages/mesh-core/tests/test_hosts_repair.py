@@ -110,3 +110,41 @@ def test_an_actor_of_another_host_repairs_what_it_owns(hosts: HostMesh) -> None:
                 continue  # the news is on its way: nobody but the owner's host waits for it
         assert (now[0], now[2]) == (before[0], before[2])
         assert now[1] != before[1]
+
+
+def test_hosts_that_lie_apart_are_joined_and_used_like_any_mesh(hosts: HostMesh) -> None:
+    losses = Losses()
+    apart = hosts.slice(hosts=2).join(hosts.slice(hosts=0))
+    assert (apart.sizes, apart.names) == ({"hosts": 2}, [hosts.names[2], hosts.names[0]])
+    with apart.spawn_procs({"gpus": 2}, name="apart", supervise=losses) as procs:
+        counters = spawn(procs)
+        assert where(counters) == [0, 1, 2, 3]
+        assert where(counters.slice(hosts=1)) == [2, 3]
+        assert counters.listed.with_options(reduce="concat").call().get(timeout=WITHIN) == [0, 1, 2, 3]
+        found = {
+            proc.name: host.name
+            for host in inspect.snapshot().hosts
+            for proc in host.procs
+            if proc.mesh == "apart"
+        }
+        assert found == {f"apart[{rank}]": apart.names[rank // 2] for rank in range(4)}
+        failure = losses.slay(procs, 1)
+        assert (failure.rank, failure.host) == (1, apart.names[0])
+        procs.respawn().get(timeout=WITHIN)
+        counters.respawn().get(timeout=WITHIN)
+        assert procs.incarnations == [0, 1, 0, 0]
+        assert where(counters) == [0, 1, 2, 3]
+        asker = procs.slice(hosts=1, gpus=0).spawn("asker", Asker, counters)
+        assert [rank for rank, *_ in asker.who.call_one().get(timeout=WITHIN)] == [0, 1, 2, 3]
+    both = hosts.slice(hosts=slice(0, 2)).join(hosts.slice(hosts=2))
+    assert both.names == hosts.names
+    assert both.slice(hosts=slice(1, 3)).names == hosts.names[1:]
+
+
+def test_what_cannot_be_joined_says_why(hosts: HostMesh) -> None:
+    with pytest.raises(ValueError, match="is in both meshes, and a host is in a mesh once"):
+        hosts.join(hosts.slice(hosts=1))
+    with pytest.raises(ValueError, match="joined along the one dimension that they have"):
+        hosts.slice(hosts=slice(0, 2)).rename(hosts="racks").join(hosts.slice(hosts=slice(2, 3)))
+    with pytest.raises(TypeError, match="join\\(\\) takes a mesh of hosts"):
+        hosts.join("b7")  # type: ignore[arg-type]  # on purpose

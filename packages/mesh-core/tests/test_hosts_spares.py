@@ -54,6 +54,7 @@ def test_what_a_dead_host_had_is_made_again_on_a_spare_one() -> None:
         # The new ones are told of like any other, and by the rank that they have.
         failure = losses.slay(procs, 3)
         assert (failure.rank, failure.point and dict(failure.point)) == (3, {"hosts": 1, "gpus": 1})
+        assert failure.host == "host-2"
         procs.stop().get(timeout=WITHIN)
         assert not family(cluster.pids[2]).keys() & set(procs.pids)
         hosts.stop().get(timeout=WITHIN)

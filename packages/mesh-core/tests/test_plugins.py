@@ -54,6 +54,7 @@ def test_own_commands_and_checks_come_by_entry_points():
         "debug",
         "doctor",
         "host",
+        "look",
         "plugins",
     }
     assert {each.value for each in entries} == {"mesh_core.cli._builtin"}

@@ -458,17 +458,6 @@ def test_ctrl_c_leaves_each_wait(script: Callable[..., Script]) -> None:
     assert running.process.returncode == 0
 
 
-def test_addresses_may_be_futures_of_any_kind(tmp_path: Any) -> None:
-    from mesh_core import attach_to_workers
-
-    promise, foreign = Promise[Any](), concurrent.futures.Future[Any]()
-    promise.set_result(1)
-    foreign.set_result(2)
-    for wrong in (promise.future, foreign):
-        with pytest.raises(TypeError, match="or a future of one"):
-            attach_to_workers([wrong], credentials=tmp_path)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_any_interleaving_ends(seed: int) -> None:
     chance = random.Random(seed)

@@ -105,7 +105,7 @@ def test_what_an_editor_completes(tmp_path: Path) -> None:
         "ValueMesh[float | BaseException]",
         "float",
         "float",
-        "None",
+        "Sending",
         "list[int]",
         "list[list[int]]",
         "str",

@@ -1,6 +1,6 @@
 //! What agents report of hosts, and what the controller tells all agents.
 
-use super::body;
+use super::{Traits, body};
 use crate::codec::{Reader, Writer};
 use crate::hosts::{Fate, Standing};
 use crate::{CallId, EndReason, Ended, Frame, Header, HostEnd, HostNo, Kind, ProcAddr, Target};
@@ -267,8 +267,39 @@ impl Attachment {
     }
 }
 
+/// What the two ends of a connection tell each other besides: in the greeting of a host that is a member already, and in
+/// the answer to every greeting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// After how much silence the sender takes others for dead, and how often it so speaks.
+    pub window: Duration,
+}
+
+impl Terms {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        Writer::default().time(self.window).done()
+    }
+
+    /// From bytes; `None` if they are something else.
+    #[must_use]
+    pub fn decode(raw: &[u8]) -> Option<Self> {
+        (raw.len() == 8).then(|| Reader::new(raw).time().map(|window| Self { window })).flatten()
+    }
+
+    /// After how much silence of a trunk its other end is dead: the longer time of the two, by which both go, as each
+    /// speaks no more often than its own asks for.
+    #[must_use]
+    pub fn agree(window: Duration, theirs: Option<Self>) -> Duration {
+        // No setting is longer.
+        const MOST: Duration = Duration::from_secs(86_400);
+        theirs.map_or(window, |theirs| window.max(theirs.window.min(MOST)))
+    }
+}
+
 /// What an agent says of itself: in its first reply once it is attached, or when it offers itself to a controller.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Introduction {
     /// What the host calls itself.
     pub name: String,
@@ -276,19 +307,22 @@ pub struct Introduction {
     pub pid: u64,
     /// How many CPUs it may use.
     pub cpus: u64,
+    /// What whoever runs it says of it.
+    pub traits: Traits,
 }
 
 impl Introduction {
     /// As bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        Writer::default().text(&self.name).number(self.pid).number(self.cpus).done()
+        self.traits.write(Writer::default().text(&self.name).number(self.pid).number(self.cpus)).done()
     }
 
     /// From bytes; `None` if they are something else.
     #[must_use]
     pub fn decode(raw: &[u8]) -> Option<Self> {
         let mut raw = Reader::new(raw);
-        Some(Self { name: raw.text()?, pid: raw.number()?, cpus: raw.number()? })
+        let (name, pid, cpus) = (raw.text()?, raw.number()?, raw.number()?);
+        Some(Self { name, pid, cpus, traits: Traits::read(&mut raw)? })
     }
 }

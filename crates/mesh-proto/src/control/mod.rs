@@ -10,9 +10,10 @@ mod looks;
 mod news;
 mod orders;
 mod refusal;
+mod traits;
 
 pub use hosts::{
-    Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Whereabouts, host_of,
+    Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Terms, Whereabouts, host_of,
 };
 pub use life::{Down, Goodbye};
 pub use lines::Lines;
@@ -20,6 +21,7 @@ pub use looks::{Inspect, Question};
 pub use news::News;
 pub use orders::{Hello, SpawnProcs, StopProc, StopProcs, Watch, ranks_at, ranks_of};
 pub use refusal::{Closed, Held, Holding, PortAddr, Undeliverable};
+pub use traits::Traits;
 
 use crate::{Frame, Part};
 use bytes::Bytes;

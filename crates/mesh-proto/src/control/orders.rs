@@ -91,7 +91,7 @@ impl SpawnProcs {
 /// End procs of a mesh on each of some hosts: its owner lets go of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopProcs {
-    /// The mesh.
+    /// The mesh; 0 for all meshes that have procs there, as the host itself is let go.
     pub mesh: MeshId,
     /// The call that waits for their ends.
     pub call: CallId,

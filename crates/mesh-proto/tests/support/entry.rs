@@ -2,7 +2,7 @@
 
 use mesh_proto::control::{
     Attachment, Closed, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines, News,
-    Revoked, SpawnProcs, StopProcs, Undeliverable, Whereabouts, ranks_of,
+    Revoked, SpawnProcs, StopProcs, Terms, Undeliverable, Whereabouts, ranks_of,
 };
 use mesh_proto::{Decoder, Frame, ProcAddr, READ_CHUNK, Target};
 
@@ -125,6 +125,9 @@ fn read_as_control(frame: &Frame) {
     }
     if let Some(told) = Attachment::decode(frame.name()) {
         assert_eq!(Attachment::decode(&told.encode()), Some(told));
+    }
+    if let Some(terms) = Terms::decode(frame.name()) {
+        assert_eq!(Terms::decode(&terms.encode()), Some(terms));
     }
     if let Some(said) = Introduction::decode(frame.name()) {
         assert_eq!(Introduction::decode(&said.encode()), Some(said));

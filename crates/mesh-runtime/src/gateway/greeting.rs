@@ -12,9 +12,9 @@ use crate::error::RuntimeError;
 use crate::reactor::timespec;
 use crate::runtime::{Runtime, lock};
 use crate::tls::{
-    DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial, resolve,
+    DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial,
 };
-use mesh_proto::control::{Attachment, Report};
+use mesh_proto::control::{Attachment, Report, Terms, Traits};
 use mesh_proto::hosts::{
     Fate, Join, Packet, PacketDecoder, PacketKind, Parting, Pulse, Refusal, Refuse, Standing, Welcome,
 };
@@ -106,6 +106,7 @@ struct Greeted {
     decoder: PacketDecoder,
     facts: PeerFacts,
     incarnation: u64,
+    terms: Option<Terms>,
 }
 
 impl Runtime {
@@ -115,7 +116,10 @@ impl Runtime {
         let Some(identity) = self.gateway.identity.get().cloned() else { return };
         let (address, window) = {
             let mut state = lock(&self.gateway.state);
-            let window = state.window;
+            if state.is_pending(host) {
+                return;
+            }
+            let window = state.window_of(host);
             let Some(peer) = state.peers.get_mut(&host) else { return };
             // Beside a connection that is silent another one may come up.
             let wanted = peer.trunk.is_none() || peer.pulse.as_ref().is_some_and(Pulse::is_suspect);
@@ -156,6 +160,7 @@ impl Runtime {
     fn join(&self, host: HostNo) -> Join {
         let mut state = lock(&self.gateway.state);
         let below = Self::hosts_below(&state, host);
+        let terms = Terms { window: state.window_of(host) };
         let State { job, incarnation, peers, .. } = &mut *state;
         let peer = peers.entry(host).or_default();
         let body = peer.attachment.as_ref().map(|told| Attachment { below, ..(**told).clone() }.encode());
@@ -165,7 +170,7 @@ impl Runtime {
             to: host,
             incarnation: *incarnation,
             expected: peer.incarnation,
-            body: body.unwrap_or_default(),
+            body: body.unwrap_or_else(|| terms.encode()),
         }
     }
 
@@ -187,7 +192,8 @@ impl Runtime {
                     let why = format!("{address} was started anew, and what ran there is gone");
                     return Err(Missed::for_good(Fate::Restarted, why));
                 }
-                Ok(Some(Greeted { stream, decoder, facts, incarnation: welcome.incarnation }))
+                let terms = Terms::decode(&welcome.body);
+                Ok(Some(Greeted { stream, decoder, facts, incarnation: welcome.incarnation, terms }))
             }
             PacketKind::Refuse => match Refuse::read(answer) {
                 Ok(Refuse { code: Refusal::Busy, .. }) => Ok(None),
@@ -241,10 +247,16 @@ impl Runtime {
         if let Some((code, text)) = refusal {
             return refuse(stream, code, text);
         }
-        let incarnation = lock(&self.gateway.state).incarnation;
-        let welcome = Welcome { incarnation, body: bytes::Bytes::new() }.packet(self.me.host);
+        let (incarnation, own) = {
+            let state = lock(&self.gateway.state);
+            (state.incarnation, Terms { window: state.window_of(join.from) })
+        };
+        let welcome = Welcome { incarnation, body: own.encode() }.packet(self.me.host);
         if say(&mut stream, &welcome, Instant::now() + GREETING).is_ok() {
-            self.adopt(join.from, Greeted { stream, decoder, facts, incarnation: join.incarnation }, false);
+            let attached = Attachment::decode(&join.body).map(|told| Terms { window: told.window });
+            let terms = attached.or_else(|| Terms::decode(&join.body));
+            let incarnation = join.incarnation;
+            self.adopt(join.from, Greeted { stream, decoder, facts, incarnation, terms }, false);
         }
     }
 
@@ -252,7 +264,7 @@ impl Runtime {
     fn adopt(&self, host: HostNo, greeted: Greeted, dialed: bool) {
         let now = self.started.elapsed();
         let token = self.gateway.next_token.fetch_add(1, Ordering::Relaxed);
-        let Greeted { stream, decoder, facts, incarnation } = greeted;
+        let Greeted { stream, decoder, facts, incarnation, terms } = greeted;
         let trunk = match Trunk::new(token, host, facts, stream, decoder, now) {
             Ok(trunk) => Arc::new(trunk),
             Err(error) => return self.dial_failed(host, Missed::for_now(error.to_string())),
@@ -262,7 +274,7 @@ impl Runtime {
             trunks.insert(token, Arc::clone(&trunk));
             drop(trunks);
             let mut state = lock(&self.gateway.state);
-            let window = state.window;
+            let window = Terms::agree(state.window_of(host), terms);
             let over = state.over;
             let dead = state.topology.standing(host) == Standing::Dead;
             state.topology.reachable(host);
@@ -277,6 +289,7 @@ impl Runtime {
             peer.why.clear();
             peer.incarnation = incarnation;
             peer.pulse = Some(Pulse::new(window, now));
+            peer.agreed = Some(window);
             peer.kept_bytes = 0;
             let kept = std::mem::take(&mut peer.kept);
             for packet in kept {
@@ -318,7 +331,7 @@ impl Runtime {
         &self,
         join: &Join,
         told: &Attachment,
-        identity: &Arc<Identity>,
+        (identity, traits): (&Arc<Identity>, &Traits),
         ended: Box<dyn Fn(String) + Send + Sync>,
         log: Box<dyn Fn(String) + Send + Sync>,
     ) {
@@ -356,40 +369,20 @@ impl Runtime {
         let mut header = Header::new(Kind::Reply, self.me, ProcAddr::CONTROLLER);
         header.call = told.call;
         header.index = self.me.host - told.base;
-        let said = Self::introduction(&self.host_name());
+        let said = Self::introduction(&self.host_name(), traits);
         self.dispatch(Frame::build(header, None, b"", &[Part::Inline(said.encode())]), None);
         self.reactor.ring_io();
     }
 
-    /// Listens for hosts that can only dial out, and takes up to `count` of them. Returns where it listens, the number of
-    /// the first, and the call that completes as they come.
-    ///
-    /// # Errors
-    /// As [`Runtime::attach`]; or if the address cannot be had.
-    pub fn attach_dialers(
+    /// Takes up to `count` hosts that dial one of these addresses.
+    pub(super) fn listen_for_dialers(
         &self,
-        address: &str,
-        count: u32,
-        identity: &Arc<Identity>,
-        options: super::GatewayOptions,
-    ) -> Result<(Vec<SocketAddr>, HostNo, Arc<crate::calls::Call>), RuntimeError> {
-        self.usable()?;
-        if self.me != ProcAddr::CONTROLLER {
-            return Err(RuntimeError::NotController);
-        }
-        let identity = Arc::clone(self.gateway.known_as(identity)?);
-        let addrs = resolve(address, GREETING).map_err(|error| RuntimeError::Address(error.to_string()))?;
-        let (base, call) = {
-            let mut state = lock(&self.gateway.state);
-            let base = state.next_host;
-            state.next_host += count;
-            state.window = options.window;
-            state.fan_out = options.fan_out;
-            (base, self.open(super::agents(base, count), false)?)
-        };
+        addrs: &[SocketAddr],
+        identity: Arc<Identity>,
+        (told, base, count, options): (u64, HostNo, u32, super::GatewayOptions),
+    ) -> Result<(), RuntimeError> {
         let seats = Arc::new(Mutex::new((base..base + count).collect::<Vec<_>>()));
         let this = self.weak();
-        let told = call.id;
         let knocked = move |knock: Knock| {
             let Some(runtime) = this.upgrade() else { return };
             let (stream, peer) = match knock {
@@ -405,12 +398,14 @@ impl Runtime {
             let greeting = move || runtime.take_offer(stream, peer, &seats, (told, base, count, options));
             let _ = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024).spawn(greeting);
         };
-        let listener = Listener::bind(&addrs[..1], identity, Limits::default(), knocked)
+        let listener = Listener::bind(addrs, identity, Limits::default(), knocked)
             .map_err(|error| RuntimeError::Address(error.to_string()))?;
-        let addrs = listener.addrs().to_vec();
         lock(&self.gateway.listeners).push(listener);
-        self.gateway.active.store(true, Ordering::SeqCst);
-        Ok((addrs, base, call))
+        if self.is_closed() {
+            // Whoever closes may have looked just before.
+            self.close_listeners();
+        }
+        Ok(())
     }
 
     /// A host offers itself, or comes back.

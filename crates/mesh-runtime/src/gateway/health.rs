@@ -7,10 +7,10 @@
 use super::State;
 use super::trunk::Trunk;
 use super::verdict::Missed;
-use crate::calls::Call;
-use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
-use mesh_proto::control::{Down, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Whereabouts};
+use mesh_proto::control::{
+    Down, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Traits, Whereabouts,
+};
 use mesh_proto::hosts::{Beat, Farewell, Fate, HostSet, Parting, Standing};
 use mesh_proto::{Frame, HostEnd, HostNo, ProcAddr, Target};
 use std::sync::Arc;
@@ -21,10 +21,6 @@ use std::time::{Duration, Instant};
 const REDIAL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1000)];
 /// How often certificates of connected hosts are looked at again.
 const RECHECK: Duration = Duration::from_secs(1);
-
-fn errno_of(error: &std::io::Error) -> rustix::io::Errno {
-    rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::AGAIN)
-}
 
 /// What is to be done once the lock is let go.
 #[derive(Default)]
@@ -141,7 +137,7 @@ impl Runtime {
 
     fn tick_peers(&self, state: &mut State, now: Duration, due: &mut Due) {
         let me = self.me.host;
-        let window = state.window;
+        let default = state.window;
         let identity = self.gateway.identity.get().filter(|_| now >= state.recheck_at);
         if let Some(identity) = identity {
             state.recheck_at = now + RECHECK;
@@ -163,11 +159,17 @@ impl Runtime {
         for host in hosts {
             let standing = state.topology.standing(host);
             let parent = Some(host) == state.topology.parent(me);
+            let pending = state.is_pending(host);
             let Some(peer) = state.peers.get_mut(&host) else { continue };
             if standing == Standing::Dead {
                 continue;
             }
-            let limit = peer.limit(window);
+            if pending {
+                // ATT-1
+                (peer.lost_since, peer.redial_at) = (None, None);
+                continue;
+            }
+            let (window, limit) = (peer.window(default), peer.limit(default));
             if let (Some(trunk), Some(pulse)) = (&peer.trunk, &mut peer.pulse) {
                 let was_suspect = pulse.heard(trunk.heard_at());
                 pulse.sent(trunk.sent_at());
@@ -255,7 +257,7 @@ impl Runtime {
                 let heard = |host: &HostNo| state.peers.get(host).and_then(|peer| peer.lost_since);
                 let last = state.topology.ancestors(me).iter().filter_map(heard).max();
                 let since = *state.orphaned.get_or_insert(last.unwrap_or(now));
-                due.orphan = now.saturating_sub(since) >= window;
+                due.orphan = now.saturating_sub(since) >= default;
             }
         }
     }
@@ -325,7 +327,7 @@ impl Runtime {
             let me = self.me.host;
             let child = state.topology.children(me).contains(host);
             let dead = state.topology.standing(host) == Standing::Dead;
-            let window = state.window;
+            let window = state.window_of(host);
             let Some(peer) = state.peers.get_mut(&host) else { return };
             // One that does not listen yet may do so soon.
             gone &= fate != Fate::Unreachable
@@ -396,6 +398,7 @@ impl Runtime {
             if peer.verdict.is_some() {
                 return;
             }
+            let (fate, why) = super::releasing::end_of(peer.released, fate, why);
             let fate = match (fate, peer.introduction.is_some()) {
                 (Fate::Released, _) => fate,
                 (Fate::NotAuthenticated, true) => Fate::Expelled,
@@ -416,41 +419,6 @@ impl Runtime {
         let told = HostStanding { host, live: standing == Standing::Live };
         self.cast_to_agents(|agents| told.frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
         self.set_standing(host, standing);
-    }
-
-    /// Lets hosts go once these calls, by which what runs there was told to stop, have ended, or `within` has passed:
-    /// nobody misses them. The call that is returned completes with that.
-    ///
-    /// # Errors
-    /// If the runtime is closed, is not the controller's, or no thread can be started.
-    pub fn stop_hosts(
-        &self,
-        first: HostNo,
-        count: u32,
-        ending: Vec<Arc<Call>>,
-        within: Duration,
-    ) -> Result<Arc<Call>, RuntimeError> {
-        self.usable()?;
-        let this = self.this().filter(|_| self.me == ProcAddr::CONTROLLER).ok_or(RuntimeError::NotController)?;
-        let call = self.open(super::agents(first, count), false)?;
-        let told = Arc::clone(&call);
-        let until = Instant::now() + within;
-        let release = move || {
-            for one in ending {
-                this.wait_call(&one, None, Some(until), false, false);
-            }
-            for host in first..first.saturating_add(count) {
-                this.on_host_lost(host, Report::dead(Fate::Released, "its mesh of hosts was stopped"));
-                // For one that was dead before.
-                let ended = Arc::new(this.verdict_on(host).ended());
-                this.calls.on_host_missing(&this.reactor, told.id, host, &ended);
-            }
-        };
-        std::thread::Builder::new()
-            .name("mesh-release".to_owned())
-            .spawn(release)
-            .map_err(|error| RuntimeError::Os { what: "start a thread", errno: errno_of(&error) })?;
-        Ok(call)
     }
 
     fn host_label(&self, host: HostNo) -> String {
@@ -641,9 +609,7 @@ impl Runtime {
         }
         let until = Instant::now() + limit;
         // They refer to this runtime, and would keep it.
-        let listeners = std::mem::take(&mut *lock(&self.gateway.listeners));
-        listeners.iter().for_each(crate::tls::Listener::close);
-        drop(listeners);
+        self.close_listeners();
         if self.me == ProcAddr::CONTROLLER {
             lock(&self.gateway.state).closing = true;
             self.cast_to_agents(|agents| EndJob::frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
@@ -670,9 +636,14 @@ impl Runtime {
         self.gateway.active.store(false, Ordering::SeqCst);
     }
 
+    pub(super) fn close_listeners(&self) {
+        let listeners = std::mem::take(&mut *lock(&self.gateway.listeners));
+        listeners.iter().for_each(crate::tls::Listener::close);
+    }
+
     /// What an agent says of itself when it is attached.
-    pub(super) fn introduction(name: &str) -> Introduction {
+    pub(super) fn introduction(name: &str, traits: &Traits) -> Introduction {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
-        Introduction { name: name.to_owned(), pid: u64::from(std::process::id()), cpus }
+        Introduction { name: name.to_owned(), pid: u64::from(std::process::id()), cpus, traits: traits.clone() }
     }
 }

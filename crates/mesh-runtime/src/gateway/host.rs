@@ -7,7 +7,7 @@ use crate::tls::{
     DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial, resolve,
 };
 use mesh_proto::HostNo;
-use mesh_proto::control::Attachment;
+use mesh_proto::control::{Attachment, Traits};
 use mesh_proto::hosts::{Join, PacketDecoder, PacketKind, Parting, Refusal};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -24,6 +24,8 @@ const OFFER_AGAIN: Duration = Duration::from_millis(500);
 pub struct HostOptions {
     /// What people call it.
     pub name: String,
+    /// What is said of it besides.
+    pub traits: Traits,
     /// The command of its interpreter.
     pub python: Vec<OsString>,
     /// The environment of what runs there.
@@ -227,7 +229,7 @@ impl Host {
                 (host.tell)(&text);
             }
         };
-        runtime.begin_job(join, attachment, &self.identity, Box::new(over), Box::new(log));
+        runtime.begin_job(join, attachment, (&self.identity, &self.options.traits), Box::new(over), Box::new(log));
         (self.tell)(&format!("job {:016x} begins here, as its host {}", join.job, join.to));
         Ok(runtime)
     }
@@ -300,7 +302,7 @@ impl Host {
                 }
                 Err(error) => return Err(error.to_string()),
             };
-        let body = Runtime::introduction(&self.options.name).encode();
+        let body = Runtime::introduction(&self.options.name, &self.options.traits).encode();
         let offer = Join { job: 0, from: 0, to: 0, incarnation: 0, expected: 0, body };
         let failed = |error: io::Error| format!("{address} did not take this host: {error}");
         let mut decoder = PacketDecoder::default();

@@ -1,11 +1,13 @@
 //! The part of an agent's runtime that talks to other hosts.
 //!
-//! - this file: what it is made of, and attaching hosts;
+//! - this file: what it is made of;
+//! - `attaching`: hosts that join a job, before they are connected to;
 //! - `trunk`: one encrypted connection;
 //! - `greeting`: how connections come about, and who is taken in;
 //! - `host`: an agent, which serves jobs;
 //! - `away`: messages out, to the hosts that they are for, and on behalf of others;
 //! - `arriving`: packets in, and what gateways tell each other;
+//! - `releasing`: hosts that are let go;
 //! - `roll`: which hosts there are, for people;
 //! - `health`: whether the others live, and what follows if not;
 //! - `verdict`: what became of an attempt to reach a host;
@@ -19,10 +21,12 @@
 
 mod arriving;
 mod assembly;
+mod attaching;
 mod away;
 mod greeting;
 mod health;
 mod host;
+mod releasing;
 mod roll;
 mod trunk;
 mod verdict;
@@ -30,11 +34,11 @@ mod verdict;
 pub use host::{Host, HostOptions, HostTold};
 pub use roll::HostView;
 
-use crate::calls::Call;
 use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
 use crate::tls::{Identity, Listener};
 use assembly::Assembly;
+use attaching::Pending;
 use mesh_proto::control::{Attachment, Introduction};
 use mesh_proto::hosts::{Fate, HostMerge, Packet, Pulse, RelayMerge, Strands, Topology};
 use mesh_proto::{HostEnd, HostNo, LinkId, MeshId, Placement, ProcAddr, Target};
@@ -73,6 +77,8 @@ struct Peer {
     address: Option<String>,
     trunk: Option<Arc<Trunk>>,
     pulse: Option<Pulse>,
+    /// After how much silence it is dead, as the two ends of its connection have agreed.
+    agreed: Option<Duration>,
     /// This side makes the connection, and makes it again.
     dials: bool,
     dialing: bool,
@@ -83,6 +89,8 @@ struct Peer {
     why: String,
     /// Why it is dead, once it is.
     verdict: Option<Arc<HostEnd>>,
+    /// It is being let go, or was, and why; at the controller.
+    released: Option<&'static str>,
     /// What it has said of itself; at the controller.
     introduction: Option<Introduction>,
     /// Which run of that host's runtime this side knows; 0 for none.
@@ -102,6 +110,11 @@ impl Peer {
         self.attachment.as_ref().filter(|_| self.incarnation == 0).map_or(Duration::ZERO, |told| told.patience)
     }
 
+    /// After how much silence it is dead, if the job's hosts are after `window`.
+    fn window(&self, window: Duration) -> Duration {
+        self.agreed.or_else(|| self.attachment.as_ref().map(|told| told.window)).unwrap_or(window)
+    }
+
     /// Whether it was let go in order.
     fn is_released(&self) -> bool {
         self.verdict.as_ref().is_some_and(|verdict| verdict.fate == Fate::Released)
@@ -109,7 +122,7 @@ impl Peer {
 
     /// For how long it may be out of reach.
     fn limit(&self, window: Duration) -> Duration {
-        window.max(self.patience())
+        self.window(window).max(self.patience())
     }
 }
 
@@ -126,6 +139,7 @@ struct State {
     window: Duration,
     fan_out: u32,
     next_host: HostNo,
+    pending: Pending,
     /// When the I/O thread was last told to look in again.
     armed: Duration,
     /// Since when nobody above this host is connected to it.
@@ -143,6 +157,11 @@ struct State {
 impl State {
     fn limit_of(&self, peer: &Peer) -> Duration {
         peer.limit(self.window)
+    }
+
+    /// After how much silence a host is dead.
+    fn window_of(&self, host: HostNo) -> Duration {
+        self.peers.get(&host).map_or(self.window, |peer| peer.window(self.window))
     }
 }
 
@@ -162,6 +181,8 @@ pub(crate) struct Gateway {
     room_wanted: AtomicBool,
     /// What becomes of this runtime's process when the job is over; set by its host.
     ended: OnceLock<Teller>,
+    /// This host is let go: what is said of processes that end here, or that cannot begin.
+    leaving: OnceLock<HostEnd>,
     /// Who is told what people should know.
     log: OnceLock<Teller>,
     /// Where hosts that can only dial out find this one.
@@ -206,6 +227,7 @@ impl Gateway {
             window: Duration::from_secs(10),
             fan_out: mesh_proto::hosts::DEFAULT_FAN_OUT,
             next_host: 1,
+            pending: Pending::default(),
             armed: Duration::MAX,
             orphaned: None,
             over: false,
@@ -223,6 +245,7 @@ impl Gateway {
             room: Condvar::new(),
             room_wanted: AtomicBool::new(false),
             ended: OnceLock::new(),
+            leaving: OnceLock::new(),
             log: OnceLock::new(),
             listeners: Mutex::default(),
         }
@@ -265,55 +288,6 @@ pub fn agents(first: HostNo, count: u32) -> Target {
 }
 
 impl Runtime {
-    /// Attaches hosts that agents run on, at these addresses. Returns the number of the first, and the call that
-    /// completes as they come up: each answers with what it says of itself.
-    ///
-    /// # Errors
-    /// If the runtime is closed, is not the controller's, or was given other credentials before.
-    pub fn attach(
-        &self,
-        addresses: &[String],
-        identity: &Arc<Identity>,
-        options: GatewayOptions,
-    ) -> Result<(HostNo, Arc<Call>), RuntimeError> {
-        self.usable()?;
-        if self.me != ProcAddr::CONTROLLER {
-            return Err(RuntimeError::NotController);
-        }
-        self.gateway.known_as(identity)?;
-        let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-        let (base, call) = {
-            let mut state = lock(&self.gateway.state);
-            let base = state.next_host;
-            let call = self.open(agents(base, count), false)?;
-            state.next_host += count;
-            state.window = options.window;
-            state.fan_out = options.fan_out;
-            state.topology.add_group(base, count, options.fan_out);
-            let now = self.started.elapsed();
-            for (host, address) in (base..).zip(addresses) {
-                let peer = state.peers.entry(host).or_default();
-                peer.address = Some(address.clone());
-                peer.lost_since = Some(now);
-                let attachment = Attachment {
-                    call: call.id,
-                    base,
-                    count,
-                    fan_out: options.fan_out,
-                    window: options.window,
-                    patience: options.patience,
-                    dialed: false,
-                    below: Vec::new(),
-                };
-                peer.attachment = Some(Arc::new(attachment));
-            }
-            (base, call)
-        };
-        self.gateway.active.store(true, Ordering::SeqCst);
-        self.reach_out();
-        Ok((base, call))
-    }
-
     /// Sees to it that there is, or comes, a connection to every host that this one relays to.
     pub(crate) fn reach_out(&self) {
         let wanted: Vec<HostNo> = {

@@ -68,6 +68,12 @@ impl Runtime {
         known.map(view).collect()
     }
 
+    /// What these hosts have said of themselves; none of those that have not, or that only the controller has heard.
+    pub fn introductions(&self, hosts: &[HostNo]) -> Vec<Option<Introduction>> {
+        let state = lock(&self.gateway.state);
+        hosts.iter().map(|host| state.peers.get(host).and_then(|peer| peer.introduction.clone())).collect()
+    }
+
     /// The hosts that can be expected to answer, at the controller.
     pub(crate) fn hosts_in_reach(&self) -> Vec<HostNo> {
         if !self.gateway.is_active() {

@@ -1,5 +1,6 @@
 //! Messages in: from a link or from this very process, to whoever they are for.
 
+use super::ports::STREAM;
 use super::{Runtime, lock, read, write};
 use crate::agent::SpawnSpec;
 use crate::calls::Outcome;
@@ -33,7 +34,11 @@ impl Runtime {
                     self.note_pid(&frame);
                 }
                 let index = header.index as usize;
-                let reply = Arc::new(Message::new(frame, &self.memory));
+                let mut reply = Message::new(frame, &self.memory);
+                if header.flags & flags::CHARGED != 0 {
+                    self.charge_stream(&mut reply);
+                }
+                let reply = Arc::new(reply);
                 if reply.is_torn() {
                     return; // The notice of its sender's end follows, and is the answer.
                 }
@@ -66,9 +71,13 @@ impl Runtime {
                 }
             }
             Kind::Spawn => {
-                let gauge = Gauge::new(Some(&frame));
-                let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
-                self.open_inbox(header.actor, &Arc::new(Inbox::of(mailbox, gauge)));
+                // What is sent to one that lives is not to wait for one that will not be made.
+                let before = read(&self.inboxes).get(&header.actor).cloned();
+                if before.is_none_or(|inbox| inbox.is_free()) {
+                    let gauge = Gauge::new(Some(&frame));
+                    let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
+                    self.open_inbox(header.actor, &Arc::new(Inbox::of(mailbox, gauge)));
+                }
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel | Kind::Partial => {
@@ -77,8 +86,15 @@ impl Runtime {
             Kind::Credit => {
                 if header.flags & flags::QUESTION == 0 {
                     self.meters.on_credit(&self.reactor, header.src, header.actor, Credit::read(&header));
+                } else if header.actor == 0 {
+                    let own = if self.me == ProcAddr::CONTROLLER { &self.notices } else { &self.system };
+                    own.mailbox().on_question(header.src);
                 } else if let Some(inbox) = self.inbox(header.actor) {
                     inbox.mailbox().on_question(header.src);
+                } else if let Some(inlet) = self.ports.inlet(header.actor) {
+                    inlet.account.on_question(header.src);
+                } else if let Some(account) = self.calls.known_account(header.actor & !STREAM) {
+                    account.on_question(header.src);
                 } else {
                     self.dispatch(Credit::LAST.frame(header.actor, self.me, header.src), None);
                 }
@@ -111,8 +127,13 @@ impl Runtime {
                 if spec.nursery.argv.first().is_some_and(|program| program.is_empty()) {
                     self.settle_in(&mut spec.nursery);
                 }
-                if let Err(error) = self.make_procs(mesh, ranks.clone(), &spec, (header.src, header.call)) {
-                    let ended = Arc::new(Ended::unmade(EndReason::NotMade(error.to_string())));
+                let made = match self.leaving() {
+                    Some(ended) => Err(ended),
+                    None => self
+                        .make_procs(mesh, ranks.clone(), &spec, (header.src, header.call))
+                        .map_err(|error| Arc::new(Ended::unmade(EndReason::NotMade(error.to_string())))),
+                };
+                if let Err(ended) = made {
                     for rank in ranks {
                         let who = ProcAddr { mesh, rank, host: self.me.host };
                         self.dispatch(Down::notice(who, &ended).frame(self.me, header.src), None);
@@ -122,6 +143,9 @@ impl Runtime {
             }
             Kind::StopProcs => {
                 let Some(StopProcs { mesh, within, ranks, .. }) = StopProcs::read(&frame) else { return };
+                if mesh == 0 {
+                    return self.on_release(header, within);
+                }
                 lock(&self.agent).family.asked(header.src, mesh);
                 if let Some(here) = ranks_of(&frame, MOST_PROCS) {
                     self.tell_ended(header.src, mesh, here.filter(|rank| ranks.contains(*rank as usize)));
@@ -150,6 +174,7 @@ impl Runtime {
             }
             Kind::Watch => {} // For its agent, which has seen it.
             Kind::Extend if self.me.is_agent() && self.me != ProcAddr::CONTROLLER => {
+                self.refuse(&header);
                 self.undeliverable(&header, Undelivered::NoExtensions);
             }
             Kind::Failure | Kind::Extend => self.notice(Message::new(frame, &self.memory)),
@@ -244,7 +269,7 @@ impl Runtime {
     }
 
     /// For the process itself: a worker's event loop hears of it, or whoever takes a controller's notices.
-    fn notice(&self, message: Message) {
+    pub(super) fn notice(&self, message: Message) {
         if self.me == ProcAddr::CONTROLLER {
             self.notices.push(&self.reactor, message);
         } else if !self.me.is_agent() {

@@ -2,21 +2,26 @@
 //!
 //! - this file: what it is made of, its procs, its end;
 //! - `outgoing`: messages from here to their receivers;
+//! - `backlog`: messages that wait here for room at their receivers;
 //! - `incoming`: messages that arrive, and the inboxes they arrive in;
 //! - `early`: messages that come before the spawn that they depend on;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
+mod backlog;
 mod early;
 mod incoming;
+mod knocks;
 mod moving;
 mod outgoing;
 mod ports;
 mod waiting;
 
+pub use backlog::{Calling, Deferral, Later, millis};
 pub(crate) use outgoing::relate;
 pub use outgoing::{Outgoing, Terms};
-pub use ports::Said;
+pub(crate) use ports::STREAM;
+pub use ports::{Posted, Posting, Said};
 pub use waiting::Waited;
 
 use crate::afar::Afar;
@@ -30,7 +35,7 @@ use crate::inbox::Inbox;
 use crate::inspect::Inspection;
 use crate::link::Link;
 use crate::logs::Logs;
-use crate::meter::Meters;
+use crate::meter::{Mailbox, Meters};
 use crate::nursery::NurserySpec;
 use crate::ports::Ports;
 use crate::reactor::{Handler, Reactor};
@@ -56,6 +61,7 @@ use std::time::{Duration, Instant};
 
 const TOKEN_SIGNAL: u64 = 1 << 34;
 const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
+const TOKEN_KNOCKS: u64 = TOKEN_SIGNAL + 2;
 /// Tells a nursery what its host is called.
 const HOST_NAME: &str = "_MESH_HOST";
 /// Tells a nursery where its job's folder is.
@@ -97,6 +103,8 @@ pub struct Counts {
     pub shm_bytes: usize,
     /// Mailboxes that this process has sent to, and keeps count of.
     pub meters: usize,
+    /// Messages that wait here for room at their receivers, and their bytes.
+    pub deferred: (usize, u64),
 }
 
 /// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
@@ -124,6 +132,7 @@ pub struct Runtime {
     logs: OnceLock<Arc<Logs>>,
     pub(crate) started: Instant,
     pub(crate) meters: Meters,
+    deferred: backlog::Deferred,
     /// Itself, for the mailboxes that send credits on their own.
     this: Weak<Self>,
     pid: u32,
@@ -167,6 +176,8 @@ pub struct Runtime {
     watchers: Mutex<Vec<Arc<Waiter>>>,
     /// The event loop of this process's actors: the set of its descriptors, whether one is ready, and its thread.
     loop_fd: AtomicI32,
+    /// See `knocks`.
+    knocks: Mutex<Option<(OwnedFd, &'static str)>>,
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
     pub(crate) inspection: Inspection,
@@ -282,58 +293,66 @@ impl Runtime {
             .map_err(RuntimeError::os("getrandom"))?;
         let signal = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(RuntimeError::os("pipe"))?;
         let reactor = Reactor::new()?;
-        let system = Arc::new(Inbox::new(0, Gauge::new(None)));
-        let notices = Arc::new(Inbox::new(0, Gauge::new(None)));
-        let unseen = match me {
-            ProcAddr::CONTROLLER => Unseen::told_to(Arc::clone(&notices)),
-            _ if me.is_agent() => Unseen::default(),
-            _ => Unseen::told_to(Arc::clone(&system)),
-        };
-        let runtime = Arc::new_cyclic(|this| Self {
-            me,
-            reactor,
-            board: Arc::new(board),
-            calls: Calls::telling(unseen),
-            ports: Ports::default(),
-            memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
-            agent: Mutex::new(Agent::new(me.host)),
-            logs: OnceLock::new(),
-            started: Instant::now(),
-            meters: Meters::default(),
-            this: Weak::clone(this),
-            pid: std::process::id(),
-            options,
-            router: RwLock::new(router),
-            links: RwLock::default(),
-            inboxes: RwLock::default(),
-            system,
-            notices,
-            alarms: AtomicU64::new(0),
-            alarmed: AtomicBool::new(false),
-            gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
-            waiting: early::Waiting::default(),
-            abroad: AtomicBool::new(false),
-            name: OnceLock::new(),
-            home: OnceLock::new(),
-            known_afar: Mutex::default(),
-            afar: Mutex::default(),
-            pids: Mutex::default(),
-            ids: IdMaker::new(u64::from_ne_bytes(seed)),
-            closed: AtomicBool::new(false),
-            forked: AtomicBool::new(false),
-            sends: AtomicU32::new(0),
-            io: Mutex::new(None),
-            signal,
-            signalled: AtomicBool::new(false),
-            forward: AtomicI32::new(-1),
-            main: Mutex::new(None),
-            watchers: Mutex::default(),
-            loop_fd: AtomicI32::new(-1),
-            loop_ready: AtomicBool::new(false),
-            loop_waiter: Mutex::new(None),
-            inspection: Inspection::default(),
-            moving: moving::Moving::default(),
-            loop_thread: Mutex::new(None),
+        let runtime = Arc::new_cyclic(|this| {
+            // What is said to the process itself counts against nobody's budget, but for messages of extensions.
+            let own = || {
+                let mailbox = Mailbox::new(0, options.mailbox_budget, Weak::clone(this));
+                Arc::new(Inbox::of(mailbox, Gauge::new(None)))
+            };
+            let (system, notices) = (own(), own());
+            let unseen = match me {
+                ProcAddr::CONTROLLER => Unseen::told_to(Arc::clone(&notices)),
+                _ if me.is_agent() => Unseen::default(),
+                _ => Unseen::told_to(Arc::clone(&system)),
+            };
+            Self {
+                me,
+                reactor,
+                board: Arc::new(board),
+                calls: Calls::telling(unseen),
+                ports: Ports::default(),
+                memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
+                agent: Mutex::new(Agent::new(me.host)),
+                logs: OnceLock::new(),
+                started: Instant::now(),
+                meters: Meters::default(),
+                deferred: backlog::Deferred::new(options.link_budget),
+                this: Weak::clone(this),
+                pid: std::process::id(),
+                options,
+                router: RwLock::new(router),
+                links: RwLock::default(),
+                inboxes: RwLock::default(),
+                system,
+                notices,
+                alarms: AtomicU64::new(0),
+                alarmed: AtomicBool::new(false),
+                gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
+                waiting: early::Waiting::default(),
+                abroad: AtomicBool::new(false),
+                name: OnceLock::new(),
+                home: OnceLock::new(),
+                known_afar: Mutex::default(),
+                afar: Mutex::default(),
+                pids: Mutex::default(),
+                ids: IdMaker::new(u64::from_ne_bytes(seed)),
+                closed: AtomicBool::new(false),
+                forked: AtomicBool::new(false),
+                sends: AtomicU32::new(0),
+                io: Mutex::new(None),
+                signal,
+                signalled: AtomicBool::new(false),
+                forward: AtomicI32::new(-1),
+                main: Mutex::new(None),
+                watchers: Mutex::default(),
+                loop_fd: AtomicI32::new(-1),
+                knocks: Mutex::default(),
+                loop_ready: AtomicBool::new(false),
+                loop_waiter: Mutex::new(None),
+                inspection: Inspection::default(),
+                moving: moving::Moving::default(),
+                loop_thread: Mutex::new(None),
+            }
         });
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
         let this = runtime.weak();
@@ -386,6 +405,7 @@ impl Runtime {
             ports: self.ports.len(),
             shm_bytes: self.memory.bytes(),
             meters: self.meters.len(),
+            deferred: self.deferred.size(),
         }
     }
 
@@ -630,6 +650,7 @@ impl Runtime {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
+        self.forget_knocks();
         self.close_gateway(Duration::from_secs(1));
         if let Some(waiter) = lock(&self.loop_waiter).clone() {
             waiter.notify(&self.reactor);
@@ -638,6 +659,7 @@ impl Runtime {
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
         self.inspection.journal.close(&self.reactor);
+        self.close_backlog();
         self.meters.end(&self.reactor, None);
         let inboxes: Vec<Arc<Inbox>> = read(&self.inboxes).values().cloned().collect();
         for inbox in inboxes {
@@ -676,6 +698,8 @@ impl Handler for Runtime {
             self.on_signal();
         } else if token == TOKEN_LOOP {
             self.on_loop();
+        } else if token == TOKEN_KNOCKS {
+            self.on_knock();
         } else if token >= NURSERY_TOKENS {
             self.on_nursery(token, readable, writable);
         } else if let Some(link) = self.link(token as LinkId) {
@@ -689,7 +713,8 @@ impl Handler for Runtime {
     }
 
     fn on_turn(&self) -> Option<Instant> {
-        let turns = [self.agent_turn(), self.gateway_turn(), self.waiting_turn(), self.memory.turn()];
+        let turns =
+            [self.agent_turn(), self.gateway_turn(), self.waiting_turn(), self.memory.turn(), self.backlog_turn()];
         turns.into_iter().flatten().min()
     }
 }

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use mesh_proto::control::{Down, Undeliverable, Watch, ranks_of};
 use mesh_proto::hosts::HostSet;
 use mesh_proto::{
-    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, PortEnd, ProcAddr, Route, Target,
-    Undelivered, flags,
+    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Piece, PortEnd, ProcAddr, Route,
+    Target, Undelivered, flags,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -139,13 +139,25 @@ impl Runtime {
     /// for the slowest receiver.
     fn send_out(&self, out: &Outgoing<'_>, call: CallId, mark: impl Fn(Frame) -> Frame) -> usize {
         let Target::Joined(joined) = out.target else { return self.dispatch(mark(self.compose(out, call)), None) };
-        let queued = joined.pieces().iter().map(|piece| {
-            let actor = piece.actor.unwrap_or(out.actor);
-            let mut frame = mark(self.compose(&Outgoing { target: &piece.target, actor, ..*out }, call));
-            frame.header.index = u32::try_from(piece.first).unwrap_or(u32::MAX);
-            self.dispatch(frame, None)
-        });
-        queued.max().unwrap_or(0)
+        let frames = joined.pieces().iter().map(|piece| mark(self.compose_piece(out, piece, call)));
+        frames.map(|frame| self.dispatch(frame, None)).max().unwrap_or(0)
+    }
+
+    fn compose_piece(&self, out: &Outgoing<'_>, piece: &Piece, call: CallId) -> Frame {
+        let actor = piece.actor_of(out.actor);
+        let mut frame = self.compose(&Outgoing { target: &piece.target, actor, ..*out }, call);
+        frame.header.index = u32::try_from(piece.first).unwrap_or(u32::MAX);
+        frame
+    }
+
+    /// The frames of a message: one, or for joined receivers one for each piece.
+    pub(super) fn compose_all(&self, out: &Outgoing<'_>, call: CallId) -> Vec<Frame> {
+        match out.target {
+            Target::Joined(joined) => {
+                joined.pieces().iter().map(|piece| self.compose_piece(out, piece, call)).collect()
+            }
+            Target::One(_) | Target::Many(..) => vec![self.compose(out, call)],
+        }
     }
 
     /// Sends a message that somebody waits for. Returns the call, and how many bytes now wait for the slowest receiver.
@@ -265,6 +277,9 @@ impl Runtime {
     pub fn cancel(&self, call: &Call, target: &Target, actor: ActorId) -> bool {
         if self.usable().is_err() || !self.calls.cancel(&self.reactor, call) {
             return false;
+        }
+        if self.take_back_call(call.id) {
+            return true; // Its receivers have never heard of it.
         }
         let out = Outgoing { kind: Kind::Cancel, target, actor, name: b"", payload: b"", buffers: &[] };
         let tree = call.reduced().map_or(0, |_| flags::TREE);

@@ -4,15 +4,24 @@ use super::Runtime;
 use crate::calls::Call;
 use crate::error::RuntimeError;
 use crate::message::Message;
+use crate::meter::Mailbox as Account;
 use crate::ports::{Inlet, Mailbox, Outlet, Taken, Way};
-use crate::runtime::Outgoing;
+use crate::runtime::{Deferral, Later, Outgoing};
 use mesh_proto::control::{Closed, Held, Holding, PortAddr, Undeliverable, Watch};
-use mesh_proto::{Frame, Header, Holders, Kind, PortEnd, ProcAddr, Target, Ticket, Undelivered, flags};
+use mesh_proto::{
+    ActorId, Frame, Header, Holders, Kind, MESSAGE_COST, PortEnd, ProcAddr, Target, Ticket, Undelivered, flags,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A port that is sent to more at once is nobody's in particular.
 const MOST_HOLDERS: usize = 1024;
+
+/// What tells the id under which the values of a streamed call are counted from those of mailboxes.
+pub(crate) const STREAM: ActorId = 1 << 63;
+
+/// The beginning of a value's name if the place of its sender goes along.
+const RANKED: &[u8] = b"ranked\0";
 
 /// Whether a message's sender holds a port, and wants to hear if nobody listens there.
 pub(super) fn is_for_port(header: &Header) -> bool {
@@ -36,7 +45,8 @@ impl Runtime {
     /// If the runtime is closed.
     pub fn open_port(self: &Arc<Self>, once: bool) -> Result<Mailbox, RuntimeError> {
         self.usable()?;
-        let inlet = Arc::new(Inlet::new(self.new_id(), once));
+        let account = Account::new(self.new_id(), self.options.mailbox_budget, self.weak());
+        let inlet = Arc::new(Inlet::new(once, account));
         self.ports.open(&inlet);
         Ok(Mailbox { runtime: Arc::clone(self), inlet })
     }
@@ -52,6 +62,8 @@ impl Runtime {
             for message in left {
                 self.refuse_post(message.header(), PortEnd::ClosedBefore);
             }
+            // Whoever waits for room is to know by then.
+            inlet.account.close();
         }
     }
 
@@ -72,11 +84,35 @@ impl Runtime {
         outlet
     }
 
+    /// Accounts for a value of a stream where that is read.
+    pub(super) fn charge_stream(&self, reply: &mut Message) {
+        let header = *reply.header();
+        let budget = self.options.mailbox_budget;
+        match self.calls.account(header.call, || Account::new(header.call | STREAM, budget, self.weak())) {
+            Some(account) => reply.charge_to(&account),
+            None => self.refuse(&header),
+        }
+    }
+
     /// Tells the caller who holds the port of its call, if there is one.
     fn tell_held(&self, outlet: &Outlet, news: Holding) {
         let Way::Response { call, index, .. } = outlet.way else { return };
         if call != 0 && self.usable().is_ok() {
-            self.dispatch(Held { call, place: index, news }.frame(self.me, outlet.owner), None);
+            self.dispatch_behind(outlet, Held { call, place: index, news }.frame(self.me, outlet.owner));
+        }
+    }
+
+    /// Sends what says something of a port: not before values of it that wait for room.
+    fn dispatch_behind(&self, outlet: &Outlet, frame: Frame) {
+        let target = Target::One(outlet.owner);
+        match outlet.counted().filter(|place| self.behind(&target, *place).is_some()) {
+            Some(place) => {
+                // Whoever closes drops it.
+                let _ = self.dispatch_later(vec![frame], &Arc::new(target), place, Later::default());
+            }
+            None => {
+                self.dispatch(frame, None);
+            }
         }
     }
 
@@ -135,7 +171,10 @@ impl Runtime {
         match inlet.map_or(Taken::Refused, |inlet| inlet.push(&self.reactor, &self.calls, message)) {
             Taken::In => {}
             Taken::Last => self.ports.shut(header.actor),
-            Taken::Refused => self.refuse_post(&header, PortEnd::Closed),
+            Taken::Refused => {
+                self.refuse(&header);
+                self.refuse_post(&header, PortEnd::Closed);
+            }
         }
     }
 
@@ -206,16 +245,87 @@ pub struct Said<'a> {
     pub place: Option<(u32, &'a [u8])>,
 }
 
+impl Said<'_> {
+    /// As what the value travels to a channel.
+    fn name(&self) -> Vec<u8> {
+        self.place.map_or_else(Vec::new, |(_, shape)| [RANKED, shape].concat())
+    }
+}
+
+/// How a value gets to its port.
+#[derive(Debug)]
+pub enum Posting {
+    /// At once, and whether meters have counted it.
+    Now(bool),
+    /// Once there is room.
+    Later(Later),
+}
+
+/// What became of a value that was sent.
+#[derive(Debug)]
+pub enum Posted {
+    /// It is on its way. So many bytes wait for its receiver now.
+    Sent(usize),
+    /// It waits for room.
+    Waits(Deferral),
+}
+
 impl Outlet {
-    /// Sends a value. Returns how many bytes now wait for the receiver.
+    /// What a value with so many bytes counts against its receiver's budget; the same that its frame will
+    /// (`Frame::cost`).
+    pub fn cost(&self, said: &Said<'_>, bytes: usize) -> u64 {
+        let name = match (self.way, said.place) {
+            (Way::Channel { .. }, Some((_, shape))) => RANKED.len() + shape.len(),
+            _ => 0,
+        };
+        MESSAGE_COST + (name + bytes) as u64
+    }
+
+    /// Sends a value.
     ///
     /// # Errors
     /// If the receiver is known to be gone or to take no more, or the runtime is closed.
-    pub fn send(&self, said: Said<'_>, payload: &[u8], buffers: &[&[u8]]) -> Result<usize, RuntimeError> {
+    pub fn send(
+        &self,
+        said: Said<'_>,
+        payload: &[u8],
+        buffers: &[&[u8]],
+        how: Posting,
+    ) -> Result<Posted, RuntimeError> {
+        let runtime = &self.runtime;
+        let frame = match self.made(said, payload, buffers) {
+            Ok(Some(frame)) => frame,
+            refused => {
+                if let Posting::Later(later) = how {
+                    runtime.unreserve(later.cost);
+                }
+                return refused.map(|_| Posted::Sent(0)); // Nobody waits.
+            }
+        };
+        match how {
+            Posting::Now(counted) => {
+                let mut frame = frame;
+                frame.header.flags |= if counted { flags::CHARGED } else { 0 };
+                let queued = runtime.dispatch(frame, None);
+                // The receiver may be here, or this process may know that it is not.
+                match self.known.closed() {
+                    Some(why) => Err(RuntimeError::PortClosed(why)),
+                    None => Ok(Posted::Sent(queued)),
+                }
+            }
+            Posting::Later(later) => {
+                let target = Arc::new(Target::One(self.owner));
+                let place = self.counted().unwrap_or(0);
+                Ok(Posted::Waits(runtime.dispatch_later(vec![frame], &target, place, later)?))
+            }
+        }
+    }
+
+    fn made(&self, said: Said<'_>, payload: &[u8], buffers: &[&[u8]]) -> Result<Option<Frame>, RuntimeError> {
         let runtime = &self.runtime;
         runtime.usable()?;
         if let Way::Response { call: 0, .. } = self.way {
-            return Ok(0); // Nobody waits.
+            return Ok(None);
         }
         if let Some(why) = self.known.closed() {
             return Err(RuntimeError::PortClosed(why));
@@ -231,12 +341,7 @@ impl Outlet {
         let out = Outgoing { kind: Kind::Post, target: &target, actor: 0, name: b"", payload, buffers };
         let mut frame = match self.way {
             Way::Channel { id, .. } => {
-                let mut name = Vec::new();
-                if let Some((_, shape)) = said.place {
-                    name.extend_from_slice(b"ranked\0");
-                    name.extend_from_slice(shape);
-                }
-                let mut frame = runtime.compose(&Outgoing { actor: id, name: &name, ..out }, 0);
+                let mut frame = runtime.compose(&Outgoing { actor: id, name: &said.name(), ..out }, 0);
                 frame.header.index = said.place.map_or(0, |(rank, _)| rank);
                 frame
             }
@@ -252,12 +357,7 @@ impl Outlet {
             }
         };
         frame.header.flags |= if said.error { flags::ERROR } else { 0 };
-        let queued = runtime.dispatch(frame, None);
-        // The receiver may be here, or this process may know that it is not.
-        match self.known.closed() {
-            Some(why) => Err(RuntimeError::PortClosed(why)),
-            None => Ok(queued),
-        }
+        Ok(Some(frame))
     }
 
     /// Says that no more comes this way: the end of a stream, or of the hope for an answer.
@@ -268,6 +368,6 @@ impl Outlet {
             return;
         }
         let end = Undeliverable { call, place: index, actor, why: Undelivered::PortDropped };
-        self.runtime.dispatch(end.frame(self.runtime.me, self.owner), None);
+        self.runtime.dispatch_behind(self, end.frame(self.runtime.me, self.owner));
     }
 }

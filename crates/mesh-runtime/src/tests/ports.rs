@@ -3,10 +3,11 @@
 use super::{options, procs};
 use crate::calls::{Calls, Outcome};
 use crate::message::Message;
+use crate::meter::Mailbox as Account;
 use crate::ports::{Inlet, Taken};
 use crate::reactor::Reactor;
 use crate::shm::Memory;
-use crate::{Runtime, RuntimeError, Said, Way};
+use crate::{Posting, Runtime, RuntimeError, Said, Way};
 use mesh_proto::{Ended, Exit, Frame, Header, Kind, Placement, ProcAddr, Target, flags};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,12 +39,12 @@ fn values_and_receives_meet_in_order() {
     let outlet = runtime.outlet(runtime.me(), Way::Channel { id: mailbox.id(), once: false }, false);
     let early = [mailbox.receive().unwrap(), mailbox.receive().unwrap()];
     for n in 0..4_u64 {
-        outlet.send(SAID, &n.to_le_bytes(), &[]).unwrap();
+        outlet.send(SAID, &n.to_le_bytes(), &[], Posting::Now(false)).unwrap();
     }
     let late = [mailbox.receive().unwrap(), mailbox.receive().unwrap()];
     assert_eq!(mailbox.len(), 0);
     // One that nobody looked at is the next one again, before those that came later.
-    outlet.send(SAID, &4_u64.to_le_bytes(), &[]).unwrap();
+    outlet.send(SAID, &4_u64.to_le_bytes(), &[], Posting::Now(false)).unwrap();
     mailbox.give_up(&late[1]);
     mailbox.give_up(&late[0]);
     assert_eq!(mailbox.len(), 3);
@@ -53,10 +54,10 @@ fn values_and_receives_meet_in_order() {
     }
     let waiting = mailbox.receive().unwrap();
     assert!(mailbox.cancel(&waiting) && !mailbox.cancel(&waiting));
-    outlet.send(SAID, &5_u64.to_le_bytes(), &[]).unwrap();
+    outlet.send(SAID, &5_u64.to_le_bytes(), &[], Posting::Now(false)).unwrap();
     assert_eq!(taken(&mailbox.receive().unwrap().call), Some(5));
     drop(mailbox);
-    assert!(matches!(outlet.send(SAID, b"", &[]), Err(RuntimeError::PortClosed(_))));
+    assert!(matches!(outlet.send(SAID, b"", &[], Posting::Now(false)), Err(RuntimeError::PortClosed(_))));
     drop(outlet);
     assert_eq!((runtime.counts().ports, runtime.counts().calls), (0, 0));
     runtime.close(Duration::ZERO);
@@ -66,7 +67,7 @@ fn values_and_receives_meet_in_order() {
 fn a_port_for_one_value_is_over_when_it_was_received() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
-    let inlet = Inlet::new(1, true);
+    let inlet = Inlet::new(true, Account::new(1, 1 << 20, std::sync::Weak::new()));
     assert_eq!(inlet.push(&reactor, &calls, message(Kind::Post, 0, 7)), Taken::Last);
     assert_eq!(inlet.push(&reactor, &calls, message(Kind::Post, 0, 8)), Taken::Refused);
     assert_eq!(inlet.close(&reactor, &calls).len(), 1);
@@ -85,7 +86,7 @@ fn nothing_is_lost_between_giving_up_and_receiving() {
         scope.spawn(move || {
             let outlet = runtime.outlet(runtime.me(), Way::Channel { id: mailbox.id(), once: false }, false);
             for n in 0..COUNT {
-                outlet.send(SAID, &n.to_le_bytes(), &[]).unwrap();
+                outlet.send(SAID, &n.to_le_bytes(), &[], Posting::Now(false)).unwrap();
             }
             done.store(true, Ordering::SeqCst);
         });
@@ -207,7 +208,7 @@ fn a_closed_notice_that_is_garbage_harms_nobody() {
     runtime.dispatch(Frame::build(Header::new(Kind::Closed, me, me), None, b"", &[]), None);
     assert!(outlet.is_open());
     // A value for a port that was never opened: refused, not kept.
-    assert!(outlet.send(SAID, b"x", &[]).is_err() && !outlet.is_open());
+    assert!(outlet.send(SAID, b"x", &[], Posting::Now(false)).is_err() && !outlet.is_open());
     drop(outlet);
     runtime.close(Duration::ZERO);
 }

@@ -227,6 +227,11 @@ impl PyCall {
         }
     }
 
+    /// Whoever reads the stream has come to its `n`th outcome.
+    fn hand_out(&self, n: usize) {
+        self.call.hand_out(n);
+    }
+
     /// As `nth`, and lets go of it: it cannot be had again.
     fn take_nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
         match self.call.take_nth(n) {
@@ -254,6 +259,11 @@ impl PyCall {
         if self.runtime.original().is_ok() {
             self.call.forget(&listener.core);
         }
+    }
+
+    /// Whether it was not sent yet, since a receiver lags behind.
+    fn waits_here(&self) -> bool {
+        self.runtime.waits_here(self.call.id)
     }
 
     /// Places in the target of those that have not answered.

@@ -82,6 +82,12 @@ pub(crate) fn serves() {
     SERVES.set(true);
 }
 
+/// The same, for threads of Python code that tell others of the runtime's end.
+#[pyfunction]
+pub(crate) fn serve_to_the_end() {
+    serves();
+}
+
 /// Holds a thread that has nowhere to return to. Not to be called inside the interpreter.
 fn stay_out() {
     let state = STATE.load(Ordering::Relaxed);

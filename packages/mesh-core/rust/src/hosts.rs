@@ -3,6 +3,9 @@
 use crate::call::PyCall;
 use crate::door::{duration, leave, outside};
 use crate::runtime::{PyRuntime, options};
+use crate::topology::PyRegion;
+use mesh_proto::control::Traits;
+use mesh_proto::{Placement, Target};
 use mesh_runtime::tls::{Identity, Role, split_address};
 use mesh_runtime::{GatewayOptions, Host, HostOptions, RuntimeError};
 use pyo3::exceptions::PyValueError;
@@ -21,30 +24,45 @@ fn check(address: &str) -> PyResult<()> {
     split_address(address).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Attaches hosts: the number of the first, and the call that completes as they come up.
+/// Attaches hosts: the number of the first, and the call that completes as they come up. Where an address is not known yet,
+/// [`place_host`] tells it later.
 #[pyfunction]
 pub(crate) fn attach(
     runtime: &PyRuntime,
     py: Python<'_>,
-    addresses: Vec<String>,
+    addresses: Vec<Option<String>>,
     credentials: PathBuf,
     window: f64,
     fan_out: u32,
     patience: f64,
 ) -> PyResult<(u32, PyCall)> {
     let (window, patience) = (duration(window)?, duration(patience)?);
-    addresses.iter().try_for_each(|address| check(address))?;
+    addresses.iter().flatten().try_for_each(|address| check(address))?;
     let runtime = runtime.shared();
-    let (base, call) = leave(py, || {
-        let identity = load(&credentials, Role::Controller)?;
-        runtime.attach(&addresses, &identity, GatewayOptions { window, fan_out, patience })
-    })?;
+    let identity = move || load(&credentials, Role::Controller);
+    let (base, call) =
+        leave(py, || runtime.attach(&addresses, identity, GatewayOptions { window, fan_out, patience }))?;
     let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
 }
 
-/// Listens for hosts that dial out by themselves: where, the number of the first, and the call that completes as they
-/// come.
+/// Says where a host is that was attached without an address.
+#[pyfunction]
+pub(crate) fn place_host(runtime: &PyRuntime, py: Python<'_>, host: u32, address: String) -> PyResult<()> {
+    check(&address)?;
+    let runtime = runtime.shared();
+    outside(py, || runtime.place_host(host, address));
+    Ok(())
+}
+
+/// Says that a host that was attached without an address has none, and why.
+#[pyfunction]
+pub(crate) fn displace_host(runtime: &PyRuntime, py: Python<'_>, host: u32, why: &str) {
+    let runtime = runtime.shared();
+    outside(py, || runtime.displace_host(host, why));
+}
+
+/// Listens for hosts that dial out by themselves: the number of the first, and the call that completes as they come.
 #[pyfunction]
 pub(crate) fn attach_dialers(
     runtime: &PyRuntime,
@@ -54,16 +72,15 @@ pub(crate) fn attach_dialers(
     credentials: PathBuf,
     window: f64,
     fan_out: u32,
-) -> PyResult<(String, u32, PyCall)> {
+) -> PyResult<(u32, PyCall)> {
     let window = duration(window)?;
     check(&address)?;
     let runtime = runtime.shared();
-    let (addrs, base, call) = leave(py, || {
-        let identity = load(&credentials, Role::Controller)?;
-        runtime.attach_dialers(&address, count, &identity, GatewayOptions { window, fan_out, patience: window })
+    let identity = move || load(&credentials, Role::Controller);
+    let (base, call) = leave(py, || {
+        runtime.attach_dialers(&address, count, identity, GatewayOptions { window, fan_out, patience: window })
     })?;
-    let at = addrs.first().map(ToString::to_string).unwrap_or_default();
-    Ok((at, base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
+    Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
 }
 
 /// Says what the controller's own host is called, and what procs are started with there that others ask for.
@@ -92,22 +109,37 @@ pub(crate) fn roll(runtime: &PyRuntime) -> Vec<(u32, String, String, u64, &'stat
     all.map(|one| (one.host, one.name, one.address, one.pid, one.state, one.fate, one.why)).collect()
 }
 
-/// Lets `count` hosts from `first` on go once these calls have ended, or so many seconds have passed: the call that
-/// completes then.
+/// What a host has said of itself: CPUs, labels, resources.
+type Said = (u64, Vec<(String, String)>, Vec<(String, f64)>);
+
+/// What these hosts have said of themselves, at the controller; none of those that are not attached.
 #[pyfunction]
-pub(crate) fn stop_hosts(
+pub(crate) fn introductions(runtime: &PyRuntime, hosts: Vec<u32>) -> Vec<Option<Said>> {
+    let all = runtime.shared().introductions(&hosts).into_iter();
+    all.map(|one| one.map(|said| (said.cpus, said.traits.labels().to_vec(), said.traits.resources().to_vec())))
+        .collect()
+}
+
+/// Lets hosts go: what runs there has `within` seconds to end, besides what these calls were told to stop already. The call
+/// completes when they are gone, at the latest after `limit` seconds. A whole mesh of hosts is stopped, a part is detached.
+#[pyfunction]
+pub(crate) fn release_hosts(
     runtime: &PyRuntime,
     py: Python<'_>,
-    first: u32,
-    count: u32,
+    hosts: &PyRegion,
     ending: Vec<PyRef<'_, PyCall>>,
     within: f64,
+    limit: f64,
+    whole: bool,
 ) -> PyResult<PyCall> {
-    let within = duration(within)?.min(Duration::from_secs(3600));
+    let longest = Duration::from_secs(100_000);
+    let (within, limit) = (duration(within)?.min(longest), duration(limit)?.min(longest));
     let runtime = runtime.shared();
     let ending = ending.iter().map(|one| Arc::clone(&one.call)).collect();
-    let call = leave(py, || runtime.stop_hosts(first, count, ending, within))?;
-    Ok(PyCall::of(runtime, call, mesh_runtime::agents(first, count)))
+    let why = if whole { "its mesh of hosts was stopped" } else { "the script has detached it" };
+    let region = hosts.inner();
+    let call = leave(py, || runtime.release_hosts(region, ending, within, limit, why))?;
+    Ok(PyCall::of(runtime, call, Target::Many(0, region.clone(), Placement::Agents)))
 }
 
 /// What people call a host, as far as it is known here.
@@ -127,13 +159,15 @@ pub(crate) struct PyHost {
 impl PyHost {
     /// Listens at `address`, if there is one, with the credentials in a folder.
     #[new]
-    #[pyo3(signature = (address, *, credentials, name, python, env, scratch, once, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
+    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn new(
         py: Python<'_>,
         address: Option<String>,
         credentials: PathBuf,
         name: String,
+        labels: Vec<(String, String)>,
+        resources: Vec<(String, f64)>,
         python: Vec<OsString>,
         env: Vec<(OsString, OsString)>,
         scratch: PathBuf,
@@ -145,12 +179,14 @@ impl PyHost {
         shm_threshold: usize,
         shm_idle: f64,
     ) -> PyResult<Self> {
+        let traits = Traits::new(labels, resources)
+            .ok_or_else(|| PyValueError::new_err("labels or resources of the host are too many, or too long"))?;
         let runtime = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle)?;
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let tell = Arc::clone(&told);
         let host = leave(py, || {
             let identity = load(&credentials, Role::Host)?;
-            let options = HostOptions { name, python, env, scratch, once, runtime };
+            let options = HostOptions { name, traits, python, env, scratch, once, runtime };
             let tell = Box::new(move |line: &str| {
                 tell.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
             });

@@ -258,7 +258,7 @@ impl PyMessage {
         let header = self.message().header();
         let stream = header.flags & flags::STREAM != 0;
         let way = Way::Response { call: header.call, actor: header.actor, index: header.index, stream };
-        PyOutlet(self.runtime.outlet(header.src, way, true))
+        PyOutlet::new(self.runtime.outlet(header.src, way, true))
     }
 
     /// Sends this rank's share of a combined reply to the rank above it.
@@ -338,6 +338,11 @@ impl PyInbox {
 
     fn __len__(&self) -> usize {
         self.inbox.len()
+    }
+
+    /// Says that its actor has failed: another one may be made in its place.
+    fn retire(&self) {
+        self.inbox.retire();
     }
 
     /// Closes it: what still waits there goes back to its senders.

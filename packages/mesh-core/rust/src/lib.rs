@@ -14,6 +14,7 @@ mod moves;
 mod part;
 mod port;
 mod runtime;
+mod target;
 mod topology;
 
 use pyo3::prelude::*;
@@ -27,16 +28,19 @@ mod _native {
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         topology::register(m)?;
         m.add_class::<runtime::PyRuntime>()?;
-        m.add_class::<runtime::PyTarget>()?;
-        m.add_class::<runtime::PyPlacement>()?;
+        m.add_class::<target::PyTarget>()?;
+        m.add_class::<target::PyPlacement>()?;
         m.add_class::<hosts::PyHost>()?;
         m.add_function(wrap_pyfunction!(hosts::attach, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::attach_dialers, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::be_host, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::displace_host, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::introductions, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::place_host, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::peers, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::live_hosts, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::roll, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::stop_hosts, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::release_hosts, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::host_name, m)?)?;
         m.add_function(wrap_pyfunction!(moves::publish_moves, m)?)?;
         m.add_function(wrap_pyfunction!(moves::learn_moves, m)?)?;
@@ -50,6 +54,7 @@ mod _native {
         m.add_class::<call::PyLost>()?;
         m.add_class::<completion::PyCompletion>()?;
         m.add_class::<completion::PyFinisher>()?;
+        m.add_class::<flow::PyDeferral>()?;
         m.add_class::<inbox::PyInbox>()?;
         m.add_class::<inbox::PyMessage>()?;
         m.add_class::<inbox::PyWaker>()?;
@@ -66,6 +71,7 @@ mod _native {
         m.add_function(wrap_pyfunction!(door::repeat_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::release_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
+        m.add_function(wrap_pyfunction!(door::serve_to_the_end, m)?)?;
         m.add_function(wrap_pyfunction!(door::words, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_new, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_owner, m)?)?;

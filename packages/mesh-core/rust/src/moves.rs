@@ -2,7 +2,8 @@
 
 use crate::call::PyCall;
 use crate::door;
-use crate::runtime::{PyRuntime, PyTarget};
+use crate::runtime::PyRuntime;
+use crate::target::PyTarget;
 use mesh_proto::{Moved, ProcAddr, Run, Target};
 use mesh_runtime::Runtime;
 use pyo3::prelude::*;

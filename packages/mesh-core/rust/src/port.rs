@@ -2,9 +2,10 @@
 
 use crate::call::PyCall;
 use crate::door::raise;
+use crate::flow::{Bid, Gate, Passage, PyDeferral, in_coroutine};
 use crate::runtime::Payload;
 use mesh_proto::{ProcAddr, Target, Ticket};
-use mesh_runtime::{Mailbox, Outlet, Packed, Runtime, Said, Way};
+use mesh_runtime::{Deferral, Later, Mailbox, Outlet, Packed, Posted, Posting, Runtime, Said, Way};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::cell::RefCell;
@@ -31,7 +32,7 @@ impl PyMailbox {
     /// The sending end.
     fn outlet(&self, once: bool) -> PyOutlet {
         let way = Way::Channel { id: self.mailbox.id(), once };
-        PyOutlet(self.runtime.outlet(self.runtime.me(), way, false))
+        PyOutlet::new(self.runtime.outlet(self.runtime.me(), way, false))
     }
 
     /// Begins to wait for the next value.
@@ -71,22 +72,34 @@ pub(crate) enum PyAddress {
 
 /// The sending end of a port.
 #[pyclass(name = "Outlet", module = "mesh_core._native", frozen)]
-pub(crate) struct PyOutlet(pub(crate) Outlet);
+pub(crate) struct PyOutlet {
+    outlet: Outlet,
+    /// To whom it leads.
+    target: Arc<Target>,
+    gate: Gate,
+}
 
 impl PyOutlet {
+    pub(crate) fn new(outlet: Outlet) -> Self {
+        let target = Arc::new(Target::One(outlet.owner()));
+        let channel = matches!(outlet.way(), Way::Channel { .. });
+        let gate = Gate::of_port(outlet.counted().unwrap_or(0), channel);
+        Self { outlet, target, gate }
+    }
+
     /// Makes the port of a call part of the message that is being pickled; the ticket under which it travels.
     fn pack(&self) -> Ticket {
         PACKING.with_borrow_mut(|packing| {
             let Some(ports) = packing else {
                 // Pickled by other hands, for whatever: who is to have it nobody knows.
-                self.0.hand_on();
-                return self.0.new_ticket();
+                self.outlet.hand_on();
+                return self.outlet.new_ticket();
             };
             // In one message it travels under one ticket, however often it is in it or is pickled.
-            if let Some(port) = ports.iter().find(|port| port.is_of(&self.0)) {
+            if let Some(port) = ports.iter().find(|port| port.is_of(&self.outlet)) {
                 return port.ticket();
             }
-            let port = self.0.packed();
+            let port = self.outlet.packed();
             let ticket = port.ticket();
             ports.push(port);
             ticket
@@ -94,7 +107,7 @@ impl PyOutlet {
     }
 
     pub(crate) fn from_address(runtime: &Arc<Runtime>, address: PyAddress) -> Self {
-        Self(match address {
+        Self::new(match address {
             PyAddress::Channel(mesh, rank, host, id, once) => {
                 runtime.outlet(ProcAddr { mesh, rank, host }, Way::Channel { id, once }, false)
             }
@@ -105,28 +118,76 @@ impl PyOutlet {
         })
     }
 
-    fn post(&self, py: Python<'_>, payload: &Payload<'_>, said: Said<'_>) -> PyResult<()> {
-        let to = Target::One(self.0.owner());
-        let queued = payload.ship(py, &to, String::new, |bytes, buffers| self.0.send(said, bytes, buffers))?;
-        // A sender that outruns the receiver waits here, where Ctrl-C still works.
-        while queued > self.0.budget() && !py.detach(|| self.0.wait_room(Duration::from_millis(100))) {
+    fn post(&self, py: Python<'_>, payload: Payload<'_>, said: Said<'_>, own: bool) -> PyResult<Option<PyDeferral>> {
+        let how = self.admit(py, &said, payload.len(), own)?;
+        let to = &self.target;
+        let posted = match how {
+            Posting::Now(_) => {
+                payload.ship(py, to, String::new, |bytes, buffers| self.outlet.send(said, bytes, buffers, how))
+            }
+            Posting::Later(later) => payload.entrust(py, later, String::new, |bytes, buffers, later| {
+                self.outlet.send(said, bytes, buffers, Posting::Later(later))
+            }),
+        }?;
+        let queued = match posted {
+            Posted::Waits(deferral) => return Ok(Some(self.deferral(deferral))),
+            Posted::Sent(queued) => queued,
+        };
+        if queued > self.outlet.budget() && in_coroutine(py)? {
+            let place = self.outlet.counted().unwrap_or(0);
+            let turn = self.outlet.turn(place).map_err(|error| raise(py, &error))?;
+            return Ok(Some(self.deferral(turn)));
+        }
+        // A sender that outruns the connection waits here, where Ctrl-C still works.
+        while queued > self.outlet.budget() && !py.detach(|| self.outlet.wait_room(Duration::from_millis(100))) {
             py.check_signals()?;
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// Counts a value against its receiver's budget, if it has one.
+    fn admit(&self, py: Python<'_>, said: &Said<'_>, bytes: usize, own: bool) -> PyResult<Posting> {
+        let (runtime, target) = (self.outlet.runtime(), &self.target);
+        let Some(place) = self.outlet.counted().filter(|_| self.outlet.is_open()) else {
+            return Ok(Posting::Now(false));
+        };
+        if said.error && matches!(self.outlet.way(), Way::Response { .. }) {
+            // How a call has failed waits for no room; but it overtakes nothing.
+            let behind = runtime.behind(target, place).is_some();
+            return Ok(if behind { Posting::Later(Later::default()) } else { Posting::Now(false) });
+        }
+        let cost = self.outlet.cost(said, bytes);
+        let bid = Bid { runtime, target, cost, block: true, until: None, own };
+        Ok(match self.gate.pass(py, bid)? {
+            Passage::Now(counted) => Posting::Now(counted),
+            Passage::Later(meters) => Posting::Later(Later { meters: Some(meters), cost, ..Later::default() }),
+        })
+    }
+
+    fn deferral(&self, deferral: Deferral) -> PyDeferral {
+        let runtime = Arc::clone(self.outlet.runtime());
+        PyDeferral { runtime, deferral, target: Arc::clone(&self.target), actor: 0 }
     }
 }
 
 #[pymethods]
 impl PyOutlet {
-    /// Sends a value, with the sender's rank and the shape of its mesh if `place` is given.
-    #[pyo3(signature = (value, place=None))]
-    fn send(&self, py: Python<'_>, value: &Bound<'_, PyAny>, place: Option<(u32, String)>) -> PyResult<()> {
+    /// Sends a value, with the sender's rank and the shape of its mesh if `place` is given. Returns what to wait for where
+    /// it could not be sent at once. `own` says that somebody is going to wait for it.
+    #[pyo3(signature = (value, place=None, own=false))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        value: &Bound<'_, PyAny>,
+        place: Option<(u32, String)>,
+        own: bool,
+    ) -> PyResult<Option<PyDeferral>> {
         let payload = Payload::dump_as(value, "the value")?;
         let place = place.as_ref().map(|(rank, shape)| (*rank, shape.as_bytes()));
-        self.post(py, &payload, Said { error: false, place })
+        self.post(py, payload, Said { error: false, place }, own)
     }
 
-    /// Sends an exception that was encoded before.
+    /// Sends an exception that was encoded before; as `send`, by somebody who goes on.
     #[pyo3(signature = (data, buffers, place=None))]
     fn send_error(
         &self,
@@ -134,39 +195,39 @@ impl PyOutlet {
         data: &Bound<'_, PyBytes>,
         buffers: &Bound<'_, PyAny>,
         place: Option<(u32, String)>,
-    ) -> PyResult<()> {
+    ) -> PyResult<Option<PyDeferral>> {
         let payload = Payload::new(data.clone(), buffers)?;
         let place = place.as_ref().map(|(rank, shape)| (*rank, shape.as_bytes()));
-        self.post(py, &payload, Said { error: true, place })
+        self.post(py, payload, Said { error: true, place }, true)
     }
 
     /// Says that no more comes: the end of a stream.
     fn end(&self) {
-        self.0.end();
+        self.outlet.end();
     }
 
     /// Whether a message would still be sent.
     #[getter]
     fn is_open(&self) -> bool {
-        self.0.is_open()
+        self.outlet.is_open()
     }
 
     /// Whether it is the port of a call, rather than of a channel.
     #[getter]
     fn is_response(&self) -> bool {
-        matches!(self.0.way(), Way::Response { .. })
+        matches!(self.outlet.way(), Way::Response { .. })
     }
 
     /// Whether anybody waits at the other end at all.
     #[getter]
     fn is_awaited(&self) -> bool {
-        !matches!(self.0.way(), Way::Response { call: 0, .. })
+        !matches!(self.outlet.way(), Way::Response { call: 0, .. })
     }
 
     /// What another process makes the same port of. Where that is sent, the end of this one is not the end of all.
     fn hand_on(&self) -> PyAddress {
-        let owner = self.0.owner();
-        match self.0.way() {
+        let owner = self.outlet.owner();
+        match self.outlet.way() {
             Way::Channel { id, once } => PyAddress::Channel(owner.mesh, owner.rank, owner.host, id, once),
             Way::Response { call, actor, index, stream } => {
                 let ticket = self.pack();

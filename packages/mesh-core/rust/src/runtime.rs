@@ -3,15 +3,18 @@
 use crate::call::PyCall;
 use crate::completion::PyCompletion;
 use crate::door::{self, deadline, duration, leave, outside, raise};
-use crate::flow::{Gate, millis};
+use crate::flow::{Bid, Gate, Passage, PyDeferral, in_coroutine};
 use crate::inbox::{PyInbox, PyMessage, PyWaker};
 use crate::logs::PyLogs;
 use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
+use crate::target::{PyPlacement, PyTarget};
 use crate::topology::PyRegion;
 use bytes::Bytes;
-use mesh_proto::{ActorId, EndReason, Joined, Kind, Piece, Placement, ProcAddr, Target};
-use mesh_runtime::{Callee, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms};
-use mesh_topology::Region;
+use mesh_proto::{ActorId, EndReason, Kind, MESSAGE_COST, Piece, ProcAddr, Target};
+use mesh_runtime::{
+    Call, Callee, Calling, Later, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms,
+    millis,
+};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyLookupError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -110,6 +113,22 @@ impl<'py> Payload<'py> {
         sent.map_err(|error| raise(py, &error))
     }
 
+    /// As [`Self::ship`], of what is sent later, by somebody else: `send` is given what is then to be done.
+    pub(crate) fn entrust<T: Send>(
+        mut self,
+        py: Python<'py>,
+        mut later: Later,
+        who: impl FnOnce() -> String,
+        send: impl FnOnce(&[u8], &[&[u8]], Later) -> Result<T, RuntimeError> + Send,
+    ) -> PyResult<T> {
+        later.ports = std::mem::take(&mut self.ports);
+        if !later.ports.is_empty() {
+            later.ports.iter().for_each(Packed::begin);
+            later.who = who();
+        }
+        self.send(py, |bytes, buffers| send(bytes, buffers, later)).map_err(|error| raise(py, &error))
+    }
+
     /// Hands the bytes to `send`, outside the interpreter if there are many.
     pub(crate) fn send<T: Send>(&self, py: Python<'py>, send: impl FnOnce(&[u8], &[&[u8]]) -> T + Send) -> T {
         let envelope = self.envelope.as_bytes();
@@ -126,139 +145,6 @@ impl<'py> Payload<'py> {
         } else {
             send(envelope, &buffers)
         }
-    }
-}
-
-/// On which host each rank of a mesh lives.
-#[pyclass(name = "Placement", module = "mesh_core._native", frozen, eq, hash)]
-#[derive(PartialEq, Eq, Hash)]
-pub(crate) struct PyPlacement(pub(crate) Placement);
-
-#[pymethods]
-impl PyPlacement {
-    /// All ranks on one host.
-    #[staticmethod]
-    fn on(host: u32) -> Self {
-        Self(Placement::On(host))
-    }
-
-    /// `per_host` ranks on each host of a region.
-    #[staticmethod]
-    fn spread(hosts: &PyRegion, per_host: u32) -> PyResult<Self> {
-        if per_host == 0 || hosts.inner().is_empty() {
-            return Err(PyValueError::new_err("a mesh has at least one rank on at least one host"));
-        }
-        Ok(Self(Placement::spread(hosts.inner().clone(), per_host)))
-    }
-
-    /// The mesh of the host agents themselves.
-    #[staticmethod]
-    fn agents() -> Self {
-        Self(Placement::Agents)
-    }
-
-    /// The number of the host that a rank is on.
-    fn host_of(&self, rank: u32) -> u32 {
-        self.0.host_of(rank)
-    }
-
-    /// The number of the one host, where there is but one.
-    #[getter]
-    fn only(&self) -> Option<u32> {
-        self.0.only()
-    }
-
-    /// The numbers of the hosts, in the order of the ranks; none of the mesh of agents.
-    fn hosts(&self) -> Vec<u32> {
-        match &self.0 {
-            Placement::On(host) => vec![*host],
-            Placement::Agents => Vec::new(),
-            Placement::Spread(spread) => spread.hosts.iter().filter_map(|host| u32::try_from(host).ok()).collect(),
-        }
-    }
-
-    /// The ranks on a host, of a mesh of `size`: the first, and the one after the last.
-    fn ranks_on(&self, host: u32, size: usize) -> (usize, usize) {
-        let ranks = self.0.ranks_on(host, size);
-        (ranks.start, ranks.end)
-    }
-
-    /// For pickling.
-    fn to_wire<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.0.to_wire())
-    }
-
-    /// What [`Self::to_wire`] has made.
-    #[staticmethod]
-    fn from_wire(raw: &[u8]) -> PyResult<Self> {
-        Placement::from_wire(raw).map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
-    }
-
-    fn __reduce__(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, (Py<PyBytes>,))> {
-        let revive = py.get_type::<Self>().getattr("from_wire")?.unbind();
-        Ok((revive, (PyBytes::new(py, &self.0.to_wire()).unbind(),)))
-    }
-}
-
-/// Who a message is for.
-#[pyclass(name = "Target", module = "mesh_core._native", frozen)]
-pub(crate) struct PyTarget {
-    pub(crate) target: Arc<Target>,
-    /// The dimensions of the view that is messaged, as receivers are told them: `hosts=2,gpus=8`.
-    shape: String,
-}
-
-impl PyTarget {
-    fn shape_of(region: &Region) -> String {
-        let extent = region.extent();
-        let dims: Vec<String> =
-            extent.labels().zip(extent.sizes()).map(|(label, size)| format!("{label}={size}")).collect();
-        dims.join(",")
-    }
-}
-
-#[pymethods]
-impl PyTarget {
-    /// One proc, messaged as such or as a `view` of one rank, which may have dimensions all the same.
-    #[staticmethod]
-    #[pyo3(signature = (mesh, rank, placement, view=None))]
-    fn one(mesh: u64, rank: u32, placement: &PyPlacement, view: Option<&PyRegion>) -> Self {
-        let target = Arc::new(Target::One(placement.0.addr(mesh, rank as usize)));
-        let shape = view.map(|view| Self::shape_of(view.inner())).unwrap_or_default();
-        Self { target, shape }
-    }
-
-    /// The ranks of a region of a mesh.
-    #[staticmethod]
-    fn many(mesh: u64, region: &PyRegion, placement: &PyPlacement) -> Self {
-        let region = region.inner();
-        let target = Arc::new(Target::Many(mesh, region.clone(), placement.0.clone()));
-        Self { target, shape: Self::shape_of(region) }
-    }
-
-    /// Others joined, which are given with the place of the first of each, into a view; an actor's id where it is another
-    /// one there. Places that nobody is given for are nobody's.
-    #[staticmethod]
-    fn joined(pieces: Vec<(usize, PyRef<'_, Self>, Option<ActorId>)>, view: &PyRegion) -> Self {
-        let mut flat = Vec::with_capacity(pieces.len());
-        for (first, target, actor) in pieces {
-            for piece in target.target.pieces().iter() {
-                flat.push(Piece {
-                    first: first + piece.first,
-                    target: piece.target.clone(),
-                    actor: actor.or(piece.actor),
-                });
-            }
-        }
-        let region = view.inner();
-        Self {
-            target: Arc::new(Target::Joined(Arc::new(Joined::new(flat, region.len())))),
-            shape: Self::shape_of(region),
-        }
-    }
-
-    fn __len__(&self) -> usize {
-        self.target.len()
     }
 }
 
@@ -281,11 +167,11 @@ pub(crate) struct PySender {
     /// Up to which news of repaired meshes they are known to be where they were.
     as_of: AtomicU64,
     /// Where they are since a mesh was repaired.
-    later: Mutex<Option<Arc<Later>>>,
+    detour: Mutex<Option<Arc<Detour>>>,
 }
 
 /// Where some actors are since a mesh was repaired.
-pub(crate) struct Later {
+pub(crate) struct Detour {
     as_of: u64,
     target: Arc<Target>,
     gate: Gate,
@@ -294,14 +180,14 @@ pub(crate) struct Later {
 /// Where a message goes, as it was from the beginning or as it is by now.
 enum Road<'a> {
     First(&'a PySender),
-    Later(Arc<Later>),
+    Detour(Arc<Detour>),
 }
 
 impl Road<'_> {
     fn target(&self) -> &Arc<Target> {
         match self {
             Self::First(sender) => &sender.target,
-            Self::Later(later) => &later.target,
+            Self::Detour(detour) => &detour.target,
         }
     }
 
@@ -313,7 +199,7 @@ impl Road<'_> {
     fn gate(&self) -> &Gate {
         match self {
             Self::First(sender) => &sender.gate,
-            Self::Later(later) => &later.gate,
+            Self::Detour(detour) => &detour.gate,
         }
     }
 }
@@ -327,18 +213,18 @@ impl PySender {
 
     #[cold]
     fn look_up(&self, py: Python<'_>, news: u64) -> Road<'_> {
-        let mut later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = later.as_ref().filter(|known| known.as_of == news) {
-            return Road::Later(Arc::clone(known));
+        let mut detour = self.detour.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = detour.as_ref().filter(|known| known.as_of == news) {
+            return Road::Detour(Arc::clone(known));
         }
         let target = self.runtime.resolve(&self.target);
         if Arc::ptr_eq(&target, &self.target) {
             self.as_of.store(news, Ordering::Release);
             return Road::First(self);
         }
-        let fresh = Arc::new(Later { as_of: news, target, gate: self.gate.again(py) });
-        *later = Some(Arc::clone(&fresh));
-        Road::Later(fresh)
+        let fresh = Arc::new(Detour { as_of: news, target, gate: self.gate.again(py) });
+        *detour = Some(Arc::clone(&fresh));
+        Road::Detour(fresh)
     }
 
     fn outgoing<'a>(
@@ -351,27 +237,96 @@ impl PySender {
         Outgoing { kind, target: road.target(), actor: self.actor, name: &self.name, payload, buffers }
     }
 
-    /// Counts the message against its receivers' budgets; a sender that outruns one of them waits here.
-    fn admit(&self, py: Python<'_>, road: &Road<'_>, payload: &Payload<'_>, until: Option<Instant>) -> PyResult<Terms> {
+    /// Counts the message against its receivers' budgets. A thread that outruns one of them waits here; what a coroutine
+    /// sends is sent later, and nothing is returned but with what.
+    fn admit(
+        &self,
+        py: Python<'_>,
+        road: &Road<'_>,
+        payload: &Payload<'_>,
+        until: Option<Instant>,
+    ) -> PyResult<Result<Terms, Later>> {
         if !self.block {
             self.runtime.admit(road.target()).map_err(|error| raise(py, &error))?;
         }
-        // Spawns and stops are not an actor's messages, and never wait behind them.
-        let bytes = self.name.len() + payload.len();
-        let charged =
-            self.kind == Kind::Call && road.gate().pass(py, &self.runtime, road.target(), bytes, self.block, until)?;
-        Ok(Terms { charged, deadline_ms: until.map_or(0, millis) })
+        let deadline_ms = until.map_or(0, millis);
+        // Spawns and stops are not an actor's messages, and wait for no room; but a stop overtakes nothing. What Mesh itself
+        // says to extensions, and what these say to others of their process, waits for none either.
+        let is_extension = self.kind == Kind::Extend && self.name.first() != Some(&b'.') && self.gate.is_named();
+        if self.kind != Kind::Call && !(is_extension && road.target().index_of(self.runtime.me()).is_none()) {
+            let later = self.kind == Kind::StopActor && self.runtime.behind(road.target(), self.actor).is_some();
+            return Ok(if later {
+                Err(Later { until, ..Later::default() })
+            } else {
+                Ok(Terms { charged: false, deadline_ms })
+            });
+        }
+        let (runtime, target) = (&*self.runtime, road.target());
+        // As `Outgoing::cost` has it.
+        let cost = MESSAGE_COST + (self.name.len() + payload.len()) as u64;
+        Ok(match road.gate().pass(py, Bid { runtime, target, cost, block: self.block, until, own: false })? {
+            Passage::Now(charged) => Ok(Terms { charged, deadline_ms }),
+            Passage::Later(meters) => Err(Later { meters: Some(meters), cost, until, ..Later::default() }),
+        })
     }
 
-    /// A sender that outruns a link waits here, where Ctrl-C still works.
-    fn hold_back(&self, py: Python<'_>, target: &Target, queued: usize) -> PyResult<()> {
+    /// A thread that outruns a link waits here, where Ctrl-C still works. For a coroutine there is something to wait for.
+    fn hold_back(&self, py: Python<'_>, target: &Arc<Target>, queued: usize) -> PyResult<Option<PyDeferral>> {
         if queued <= self.runtime.link_budget() || !self.block {
-            return Ok(());
+            return Ok(None);
+        }
+        if in_coroutine(py)? {
+            // Whatever is sent there next waits behind this.
+            let turn = self.runtime.turn(target, self.actor, None, 0).map_err(|error| raise(py, &error))?;
+            return Ok(Some(self.deferral(turn, target)));
         }
         while !outside(py, || self.runtime.wait_room(target, Duration::from_millis(100))) {
             py.check_signals()?;
         }
-        Ok(())
+        Ok(None)
+    }
+
+    fn deferral(&self, deferral: mesh_runtime::Deferral, target: &Arc<Target>) -> PyDeferral {
+        let (runtime, target) = (Arc::clone(&self.runtime), Arc::clone(target));
+        PyDeferral { runtime, deferral, target, actor: self.actor }
+    }
+
+    fn waited_for(&self, call: Arc<Call>, target: &Arc<Target>) -> PyCall {
+        if self.timed {
+            call.keep_time();
+        }
+        if let Some(callee) = &self.callee {
+            call.describe(callee);
+        }
+        let (runtime, target) = (Arc::clone(&self.runtime), Arc::clone(target));
+        PyCall { runtime, call, target, actor: self.actor, port: None }
+    }
+}
+
+impl PySender {
+    #[cold]
+    fn call_later(
+        &self,
+        py: Python<'_>,
+        road: &Road<'_>,
+        payload: Payload<'_>,
+        stream: bool,
+        later: Later,
+    ) -> PyResult<PyCall> {
+        let how = match (self.reduce, stream) {
+            (true, _) => Calling::Reduced,
+            (false, true) => Calling::Stream,
+            (false, false) => Calling::Each,
+        };
+        let call = payload.entrust(
+            py,
+            later,
+            || self.gate.called(py),
+            |bytes, buffers, later| {
+                self.runtime.call_later(&self.outgoing(road, self.kind, bytes, buffers), road.target(), how, later)
+            },
+        )?;
+        Ok(self.waited_for(call, road.target()))
     }
 }
 
@@ -380,8 +335,8 @@ impl PySender {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.gate.traverse(&visit)?;
         // Only where nobody holds it: who does keeps the sender, too.
-        match self.later.try_lock() {
-            Ok(later) => later.as_ref().map_or(Ok(()), |later| later.gate.traverse(&visit)),
+        match self.detour.try_lock() {
+            Ok(detour) => detour.as_ref().map_or(Ok(()), |detour| detour.gate.traverse(&visit)),
             Err(_) => Ok(()),
         }
     }
@@ -410,7 +365,7 @@ impl PySender {
             callee: self.callee.clone(),
             gate: self.gate.again(py),
             as_of: AtomicU64::new(0),
-            later: Mutex::new(None),
+            detour: Mutex::new(None),
         })
     }
 
@@ -423,7 +378,10 @@ impl PySender {
         if self.reduce && !road.is_whole() {
             return Err(PyLookupError::new_err("its receivers are no region of one mesh any more"));
         }
-        let terms = self.admit(py, &road, &payload, deadline(limit)?)?;
+        let terms = match self.admit(py, &road, &payload, deadline(limit)?)? {
+            Ok(terms) => terms,
+            Err(later) => return self.call_later(py, &road, payload, stream, later),
+        };
         let (call, queued) = payload.ship(
             py,
             road.target(),
@@ -437,36 +395,39 @@ impl PySender {
                 }
             },
         )?;
-        if self.timed {
-            call.keep_time();
-        }
-        if let Some(callee) = &self.callee {
-            call.describe(callee);
-        }
+        let call = self.waited_for(call, road.target());
         self.hold_back(py, road.target(), queued)?;
-        Ok(PyCall {
-            runtime: Arc::clone(&self.runtime),
-            call,
-            target: Arc::clone(road.target()),
-            actor: self.actor,
-            port: None,
-        })
+        Ok(call)
     }
 
-    /// Sends `value`; nobody waits.
-    fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Sends `value`; nobody waits for an answer. Returns what to wait for where it could not be sent at once.
+    fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<PyDeferral>> {
         door::enter(py);
         let payload = Payload::dump(value)?;
         let road = self.road(py);
-        let terms = self.admit(py, &road, &payload, None)?;
         let kind = if self.kind == Kind::Call { Kind::Tell } else { self.kind };
-        let queued = payload.ship(
-            py,
-            road.target(),
-            || self.gate.called(py),
-            |bytes, buffers| self.runtime.tell_on(&self.outgoing(&road, kind, bytes, buffers), terms),
-        )?;
-        self.hold_back(py, road.target(), queued)
+        match self.admit(py, &road, &payload, None)? {
+            Ok(terms) => {
+                let queued = payload.ship(
+                    py,
+                    road.target(),
+                    || self.gate.called(py),
+                    |bytes, buffers| self.runtime.tell_on(&self.outgoing(&road, kind, bytes, buffers), terms),
+                )?;
+                self.hold_back(py, road.target(), queued)
+            }
+            Err(later) => {
+                let deferral = payload.entrust(
+                    py,
+                    later,
+                    || self.gate.called(py),
+                    |bytes, buffers, later| {
+                        self.runtime.tell_later(&self.outgoing(&road, kind, bytes, buffers), road.target(), later)
+                    },
+                )?;
+                Ok(Some(self.deferral(deferral, road.target())))
+            }
+        }
     }
 
     /// Whether its receivers are the region that was named, just now: only those can combine their replies on the way up.
@@ -612,7 +573,7 @@ impl PyRuntime {
             callee,
             gate,
             as_of: AtomicU64::new(0),
-            later: Mutex::new(None),
+            detour: Mutex::new(None),
         })
     }
 
@@ -713,6 +674,13 @@ impl PyRuntime {
         PyInbox { runtime: Arc::clone(&self.0), inbox: self.0.notices() }
     }
 
+    /// Announces the next connection to the job's inspection socket, of which this takes a copy, as a notice.
+    fn watch_inspection(&self, py: Python<'_>, fd: i32) -> PyResult<()> {
+        // SAFETY: the caller owns the descriptor, and keeps it open for the length of this call.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?;
+        leave(py, || self.0.watch_knocks(socket, ".inspect"))
+    }
+
     /// Waits for notices, in nobody's way; returns when there are, or never will be again.
     fn wait_notices(&self, py: Python<'_>) {
         door::serves();
@@ -793,6 +761,8 @@ impl PyRuntime {
         out.set_item("ports", counts.ports)?;
         out.set_item("shm_bytes", counts.shm_bytes)?;
         out.set_item("meters", counts.meters)?;
+        out.set_item("deferred", counts.deferred.0)?;
+        out.set_item("deferred_bytes", counts.deferred.1)?;
         Ok(out)
     }
 }

@@ -49,6 +49,7 @@ from mesh_core._hosts import HostMesh, proc_mesh, this_host, this_proc
 from mesh_core._native import Extent, Point, Region, Shape, Slice, __version__
 from mesh_core._process import shutdown
 from mesh_core._procs import ProcMesh
+from mesh_core._sending import Sending
 from mesh_core._values import ValueMesh
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ __all__ = [
     "Extent",
     "FailureKind",
     "Future",
+    "Host",
     "HostAgent",
     "HostMesh",
     "Instance",
@@ -105,6 +107,7 @@ __all__ = [
     "ProcMesh",
     "Promise",
     "Region",
+    "Sending",
     "SerializationError",
     "Settings",
     "SettingsError",
@@ -157,6 +160,7 @@ _LATER = {
     "send": "mesh_core._send",
     "rank_seed": "mesh_core._seeds",
     "Credentials": "mesh_core._credentials",
+    "Host": "mesh_core._traits",
     "HostAgent": "mesh_core._host_agent",
     "get_or_spawn_controller": "mesh_core._controllers",
     "FailureKind": "mesh_core._failure",

@@ -171,12 +171,15 @@ class ActorMesh(Mesh, Generic[T]):
         return [Point(place, extent) for place in self._lost()]
 
     def _lost(self) -> list[int]:
-        from mesh_core._repair import lost_places
+        from mesh_core._repair import lost_places, other_lives
 
         lost = set(lost_places(self))
-        holding = None if self._making is None else self._making.holding
-        if holding is not None and (told := holding.lost | holding.failed):
-            lost.update(place for place, rank in enumerate(self._view) if rank in told)
+        if self._making is not None:
+            gone = other_lives(self, self._making)
+            if (holding := self._making.holding) is not None:
+                gone |= holding.lost | holding.failed
+            if gone:
+                lost.update(place for place, rank in enumerate(self._view) if rank in gone)
         return sorted(lost)
 
     def respawn(self, ranks: Ranks = None) -> Future[None]:
@@ -201,7 +204,7 @@ class ActorMesh(Mesh, Generic[T]):
         ...         context().actor_instance.kill("a test")
         >>> with this_host().spawn_procs({"gpus": 2}) as procs:
         ...     counters = procs.spawn("counters", Counter, 10, supervise=lambda failure: True)
-        ...     counters.fail.broadcast()
+        ...     _ = counters.fail.broadcast()
         ...     while len(counters.failed()) < 2:
         ...         pass
         ...     counters.respawn().get(timeout=30)

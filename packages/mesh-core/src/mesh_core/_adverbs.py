@@ -12,6 +12,7 @@ from mesh_core._deadlines import inherited
 from mesh_core._errors import ActorTimeout, MeshError
 from mesh_core._future import _FAILED, Future, Stream, StreamFuture
 from mesh_core._outcomes import Addressee, error_of, load, value_of
+from mesh_core._sending import SENT, Sending
 from mesh_core._tracing import notice
 from mesh_core._values import ValueMesh, lazy
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
     from mesh_core._awaited import Awaited
     from mesh_core._endpoint import Arity
-    from mesh_core._native import Call, Completion, Message, Region, Sender
+    from mesh_core._native import Call, Completion, Deferral, Message, Region, Sender
     from mesh_core._process import Process
     from mesh_core._reduce import ReducedEndpoint
     from mesh_core._reducers import Reducer
@@ -349,15 +350,23 @@ class Endpoint(Generic[P, R]):
             calls.popleft()
         return len(calls)
 
-    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send to every actor of the mesh; nobody replies. What an endpoint raises is logged where it happened."""
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> Sending:
+        """Send to every actor of the mesh; nobody replies. What an endpoint raises is logged where it happened.
+
+        On a thread it waits where an actor lags behind. In a coroutine it returns at once; what it returns may be
+        awaited, until the message is on its way, or be ignored.
+        """
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
         if self._mesh._process.tracer is not None and not self._spanned:
             tracer = self._mesh._process.tracer
-            tracer.call(self, "broadcast", lambda traced: traced._senders.tell((args, kwargs)))
+            deferral = tracer.call(self, "broadcast", lambda traced: traced._senders.tell((args, kwargs)))
         else:
-            self._senders.tell((args, kwargs))
+            deferral = self._senders.tell((args, kwargs))
+        return SENT if deferral is None else self._sending(deferral)
+
+    def _sending(self, deferral: Deferral) -> Sending:
+        return Sending(self._mesh._process, deferral, f"broadcast to {self._what()}")
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``.
@@ -377,7 +386,8 @@ class Endpoint(Generic[P, R]):
 
         def make(n: int) -> StreamFuture[R]:
             def finish(call: Call) -> R:
-                arrived = call.nth(n)
+                # What a generator yields is read once, and is not kept for a second time.
+                arrived = call.take_nth(n) if self._arity.streams else call.nth(n)
                 if arrived is None and deadline is not None and time.monotonic() >= deadline:
                     # The first that was waited for in vain has given up the call for all of them.
                     raise ActorTimeout(
@@ -477,7 +487,7 @@ class ItemsEndpoint(Endpoint[P, R]):
         """Refuse: see ``stream``."""
         raise self._only_stream("choose")
 
-    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> Sending:
         """Refuse: nobody would read the items."""
         raise self._only_stream("broadcast")
 

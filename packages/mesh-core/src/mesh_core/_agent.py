@@ -14,7 +14,7 @@ from mesh_core._errors import MeshError
 from mesh_core._native import HostServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import FrameType
 
     from mesh_core._credentials import Credentials
@@ -47,6 +47,8 @@ def run_worker_loop_forever(
     credentials: Credentials | str | os.PathLike[str],
     dial: str | None = None,
     name: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    resources: Mapping[str, float] | None = None,
     once: bool = False,
     ready: Callable[[str], object] | None = None,
     tell: Callable[[str], object] = _tell,
@@ -60,6 +62,8 @@ def run_worker_loop_forever(
         credentials: the host's credentials, or the folder that holds them.
         dial: a controller's address, for networks in which nobody can connect to this host.
         name: what errors and listings call the host; its network name if nothing is given.
+        labels: what scripts select the host by, for example ``{"zone": "a"}`` (:meth:`HostMesh.select`).
+        resources: the same with amounts, for example ``{"gpus": 8}``. Nobody checks or reserves them.
         once: serve one job, no other beside it, and return when it has ended.
         ready: told the address, once it listens.
         tell: told what people should know: jobs that begin and end, and who was refused.
@@ -74,7 +78,9 @@ def run_worker_loop_forever(
     from mesh_core._scratch import Scratch
     from mesh_core._settings import current_settings
     from mesh_core._spawning import interpreter_command
+    from mesh_core._traits import check_labels, check_resources
 
+    said_labels, said_resources = check_labels(labels), check_resources(resources)
     scratch = Scratch()
     try:
         server = HostServer(
@@ -85,6 +91,8 @@ def run_worker_loop_forever(
             env=sorted(os.environ.items()),
             scratch=scratch.path,
             once=once,
+            labels=sorted(said_labels.items()),
+            resources=sorted(said_resources.items()),
             **runtime_options(current_settings()),
         )
     except BaseException:

@@ -8,7 +8,24 @@ if TYPE_CHECKING:
     from mesh_core._native import Completion, Waker
 
 
-class Awaited(Protocol):
+class Coming(Protocol):
+    """Something that an event loop can wait for."""
+
+    def look(self, seen: int | None = None) -> bool:
+        """Wait until it is done or has progressed, or until that would block; true in the first case."""
+
+    def tell(self, waker: Waker, token: int, seen: int = ...) -> None:
+        """Give an event loop ``token`` when it is done, or has progressed."""
+
+    def is_local(self) -> bool:
+        """Whether it is for an actor of this process."""
+
+    @property
+    def actor(self) -> int:
+        """The actor that it is for; 0 for none."""
+
+
+class Awaited(Coming, Protocol):
     """Something that is going to be done: a call, a promise, or several futures together.
 
     It may progress before it is done. Whoever waits says how much of that it has ``seen``.
@@ -19,12 +36,6 @@ class Awaited(Protocol):
 
     def wait(self, timeout: float | None = None, seen: int | None = None, heed: bool = True) -> bool:
         """Block until it is done, or has progressed; false if ``timeout`` came first."""
-
-    def look(self, seen: int | None = None) -> bool:
-        """As :meth:`wait`, and return before blocking."""
-
-    def tell(self, waker: Waker, token: int, seen: int = ...) -> None:
-        """Give an event loop ``token`` when it is done, or has progressed."""
 
     def note(self, listener: Completion, token: int, seen: int = ...) -> None:
         """The same for a list of what is waited for together."""
@@ -40,10 +51,3 @@ class Awaited(Protocol):
 
     def missing(self) -> list[int]:
         """Who has not answered, of those that were asked."""
-
-    def is_local(self) -> bool:
-        """Whether an actor of this process was asked."""
-
-    @property
-    def actor(self) -> int:
-        """The actor that was asked; 0 for none."""

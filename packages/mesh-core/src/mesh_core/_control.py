@@ -14,6 +14,8 @@ class Control:
     """Have one more extension."""
     BOOTSTRAP: Final = ".bootstrap"
     """Run this function; what it raises ends the process."""
+    INSPECT: Final = ".inspect"
+    """Somebody has connected to the job's inspection socket: the runtime tells the controller."""
 
 
 LOGGING: Final = "mesh.logging"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._context import current_message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mesh_core._awaited import Awaited
     from mesh_core._outcomes import Addressee
     from mesh_core._process import Process
@@ -36,7 +38,11 @@ def late(process: Process, call: Awaited, owner: Any) -> tuple[str, dict[str, An
         return "", {}
     points = [who.point(index) for index in missing[:_NAMED]]
     ranks = ", ".join(str(point.rank) for point in points)
-    if len(missing) == 1:
+    waits_here: Callable[[], bool] | None = getattr(call, "waits_here", None)
+    if waits_here is not None and waits_here():
+        those = f"rank {ranks}" if len(missing) == 1 else f"some of {len(missing)} ranks"
+        text = f"it was not sent, since actor {who.name!r} on {those} lags behind"
+    elif len(missing) == 1:
         text = f"actor {who.name!r} on rank {ranks}, host {who.host(missing[0])}, has not answered"
     else:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""

@@ -288,7 +288,7 @@ class SpawnError(MeshError):
 
 
 class MailboxFull(MeshError):
-    """A message was not sent since the receiver's budget is used up, and the sender asked not to wait."""
+    """A message was not sent since the receiver's budget is used up, and its sender asked not to wait, or must not."""
 
     def __init__(
         self,

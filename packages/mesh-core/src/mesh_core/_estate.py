@@ -94,7 +94,7 @@ class Holding:
 class Making:
     """What actors were made with, at whoever spawned them: some of them may have to be made again."""
 
-    __slots__ = ("holding", "owner_id", "procs", "spawned", "stopped")
+    __slots__ = ("holding", "lives", "owner_id", "procs", "spawned", "stopped")
 
     def __init__(self, spawned: tuple[Any, ...], owner_id: int, procs: ProcMesh | None) -> None:
         self.spawned = spawned
@@ -102,6 +102,8 @@ class Making:
         self.owner_id = owner_id
         self.procs = procs
         """The processes that they are on, if these were spawned here."""
+        self.lives: dict[int, int] = {}
+        """In which life of its process each rank's actor was made, but for those in the first."""
         self.holding: Holding | None = None
         self.stopped = False
 

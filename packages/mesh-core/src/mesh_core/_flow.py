@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Literal
 
 from mesh_core._context import current_instance
 from mesh_core._errors import ActorTimeout, MailboxFull
@@ -14,11 +15,17 @@ Place = tuple[int, int, int]
 """Bytes under way, how many may be, and those of the message that has no room."""
 
 
-def _said(who: Addressee | None, index: int, place: Place) -> tuple[str, dict[str, object]]:
+def _said(
+    who: Addressee | Literal["channel", "stream"] | None, index: int, place: Place
+) -> tuple[str, dict[str, object]]:
     queued, window, size = place
     where: dict[str, object] = {}
     name = "an actor"
-    if who is not None:
+    if who == "channel":
+        name = "the receiver of a channel"
+    elif who == "stream":
+        name = "the caller that reads this stream"
+    elif who is not None:
         rank = who.point(index).rank
         name = f"actor {who.name!r} on rank {rank}"
         where = {"actor": who.name, "rank": rank, "host": who.host(index)}
@@ -28,12 +35,15 @@ def _said(who: Addressee | None, index: int, place: Place) -> tuple[str, dict[st
     ), where
 
 
-def refusal(who: Addressee | None, actor: int, index: int, place: Place, how: str) -> MailboxFull | None:
+def refusal(
+    who: Addressee | Literal["channel", "stream"] | None, actor: int, index: int, place: Place, how: str
+) -> MailboxFull | None:
     """Say why a message has to be refused; ``None`` if its sender may wait.
 
     ``how`` is ``"refuse"`` if the sender asked for that, and else where it would wait: on the thread of the ``"loop"``
-    that the receiver needs, or on some other ``"thread"`` of the receiver's process. Nobody may wait who would keep the
-    receiver from working: that loop, and an actor for itself.
+    that the receiver needs, on some other ``"thread"`` of the receiver's process, or there for a ``"port"``. Nobody may
+    wait who would keep the receiver from working: that loop, an actor for itself, and a thread that receives itself,
+    perhaps.
     """
     if how == "thread":
         me = current_instance()
@@ -47,12 +57,35 @@ def refusal(who: Addressee | None, actor: int, index: int, place: Place, how: st
             "; it was not sent, since waiting here would stop the event loop that this process's actors run on, and with "
             "it the receiver. Await the calls that are under way before sending more"
         )
+    elif how == "port":
+        said += (
+            "; it was not sent, since this process receives there itself, perhaps in this very thread. Receive what has come "
+            "before sending more, or send in a coroutine, which can await it"
+        )
     else:
         said += "; it was not sent, since an actor that waits for itself waits for ever. Send less at a time"
     return MailboxFull(said, budget=place[1], **where)  # type: ignore[arg-type]  # by name
 
 
-def unsent(who: Addressee | None, index: int, place: Place) -> ActorTimeout:
+def unsent(who: Addressee | Literal["channel", "stream"] | None, index: int, place: Place) -> ActorTimeout:
     """Say that a call's deadline came before there was room for its message."""
     said, where = _said(who, index, place)
     return ActorTimeout(f"{said}; it was not sent within its deadline", **where)  # type: ignore[arg-type]  # by name
+
+
+def in_coroutine() -> bool:
+    """Say whether an event loop runs in this thread, which nothing may block."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+def crowded(
+    who: Addressee | Literal["channel", "stream"] | None, index: int, place: Place, waiting: int, budget: int
+) -> MailboxFull:
+    """Say that a coroutine has sent more than can wait in this process."""
+    said, where = _said(who, index, place)
+    said += (
+        f"; {waiting:,} bytes wait in this process to be sent, and link_budget lets {budget:,} wait. It was not sent, since "
+        "nothing may block the event loop. Await the call or the broadcast before sending more"
+    )
+    return MailboxFull(said, budget=budget, **where)  # type: ignore[arg-type]  # by name

@@ -443,7 +443,7 @@ class Stream(Generic[R]):
     ``async for``, which gives futures to be awaited.
     """
 
-    __slots__ = ("_call", "_closes", "_make", "_open_ended")
+    __slots__ = ("_call", "_closes", "_make", "_open_ended", "_read")
 
     def __init__(
         self,
@@ -458,6 +458,8 @@ class Stream(Generic[R]):
         """Whether to leave the loop is to have read enough: what generators yield nobody else waits for."""
         self._open_ended = open_ended
         """Whether each rank may give any number of results, which is known only when the last has come."""
+        self._read = 0
+        """How many of a generator's items were given; a second loop goes on there."""
 
     def __len__(self) -> int:
         return len(self._call)
@@ -468,22 +470,31 @@ class Stream(Generic[R]):
         return (self._make(n) for n in range(len(self._call)))
 
     async def __aiter__(self) -> AsyncIterator[Future[R]]:
-        n = 0
+        n = self._read
         try:
             while n < len(self._call) or self._open_ended:
                 future = self._make(n)
-                if self._open_ended and await future._is_last_async():
-                    return
+                if self._open_ended:
+                    if await future._is_last_async():
+                        return
+                    self._hand_out(n)
                 yield future
                 n += 1
         finally:
             if self._closes:
                 self.cancel()
 
+    def _hand_out(self, n: int) -> None:
+        # From here on it is the reader's: its sender may send as much again.
+        self._call.hand_out(n)
+        if self._closes:
+            self._read = n + 1
+
     def _each(self) -> Iterator[Future[R]]:
-        n = 0
+        n = self._read
         try:
             while not (future := self._make(n))._is_last():
+                self._hand_out(n)
                 yield future
                 n += 1
         finally:

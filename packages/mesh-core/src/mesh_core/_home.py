@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._native import Placement, Target, host_name, roll
+from mesh_core._native import Placement, Target, host_name, locate, roll
 
 if TYPE_CHECKING:
     from mesh_core._native import Region, Runtime
@@ -64,6 +64,11 @@ class Home:
         """The number of the one host, where there is but one."""
         return self.placement.only
 
+    @property
+    def hosts(self) -> list[int]:
+        """The numbers of the hosts, in the order of the ranks; none of the mesh of agents."""
+        return self.placement.hosts()
+
     def meshes(self, procs_id: int) -> Iterator[int]:
         """The meshes that have processes in the mesh ``procs_id``, whose home this is."""
         yield procs_id
@@ -74,22 +79,26 @@ class Home:
 
     def name_of(self, rank: int) -> str:
         """What a rank's host is called."""
-        host = self.placement.host_of(rank)
+        host = self.host_of(rank)
         return self._names.get(host) or f"host {host}"
+
+    def name_now(self, runtime: Runtime, procs_id: int, rank: int) -> str:
+        """What the host is called that a rank is on by now."""
+        host = locate(runtime, *self.addr(procs_id, rank))[2]
+        return self._names.get(host) or host_name(runtime, host) or f"host {host}"
 
     @property
     def label(self) -> str:
         """The hosts, in a few words."""
-        only = self.placement.only
+        only = self.only
         if only is not None:
             return self._names.get(only) or f"host {only}"
-        hosts = self.placement.hosts()
-        return f"{len(hosts)} hosts"
+        return f"{len(self.hosts)} hosts"
 
     def called(self, view: Region) -> str:
         """The hosts of a part of the mesh, in a few words."""
-        if self.placement.only is None and 0 < len(view) <= _LOOKED_AT:
-            hosts = {self.placement.host_of(rank) for rank in view}
+        if self.only is None and 0 < len(view) <= _LOOKED_AT:
+            hosts = {self.host_of(rank) for rank in view}
             return self.name_of(view.rank_at(0)) if len(hosts) == 1 else f"{len(hosts)} hosts"
         return self.label
 
@@ -105,9 +114,43 @@ class Home:
 
     def addr(self, procs_id: int, rank: int) -> tuple[int, int, int]:
         """The address of a rank's first process; see ``_native.locate`` for where it is now."""
-        return procs_id, rank, self.placement.host_of(rank)
+        return procs_id, rank, self.host_of(rank)
 
     def __reduce__(self) -> Any:
         # A mesh of hosts names those that it is of.
         hosts = (self.placement.hosts() or list(self._names))[:_NAMED]
         return Home, (self.placement, {host: self._names[host] for host in hosts if host in self._names})
+
+
+class ListedHome(Home):
+    """So many ranks on each of some hosts, which need not be evenly spaced."""
+
+    __slots__ = ("_each", "_hosts")
+
+    def __init__(self, hosts: Sequence[int], names: Mapping[int, str], each: int = 1) -> None:
+        super().__init__(Placement.on(hosts[0]), names)
+        self._hosts = tuple(hosts)
+        self._each = each
+
+    @property
+    def is_joined(self) -> bool:
+        return True
+
+    @property
+    def only(self) -> int | None:
+        return self._hosts[0] if len(set(self._hosts)) == 1 else None
+
+    @property
+    def hosts(self) -> list[int]:
+        return list(self._hosts)
+
+    def host_of(self, rank: int) -> int:
+        return self._hosts[rank // self._each]
+
+    def of(self, each: int) -> ListedHome:
+        """The same hosts, with so many ranks on each."""
+        return ListedHome(self._hosts, self._names, each)
+
+    def __reduce__(self) -> Any:
+        names = {host: self._names[host] for host in self._hosts[:_NAMED] if host in self._names}
+        return ListedHome, (self._hosts, names, self._each)

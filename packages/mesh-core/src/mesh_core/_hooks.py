@@ -27,11 +27,14 @@ class Hooks:
     __slots__ = (
         "actor_class",
         "closed",
+        "closing",
         "failures",
         "find_pids",
         "find_policy",
         "find_tracer",
         "flush",
+        "knocked",
+        "noticing",
         "packed_class",
         "preparing",
         "raised",
@@ -55,6 +58,12 @@ class Hooks:
         """Called when this process is about to have actors, by several threads perhaps."""
         self.flush: list[Callable[[], object]] = []
         """Called when processes have stopped, to show what they have printed."""
+        self.noticing: list[Callable[[], object]] = []
+        """Called on the thread that takes the controller's notices, as that begins: there they are in nobody's way."""
+        self.knocked: Callable[[], object] = _nothing
+        """Called when somebody has connected to the descriptor that the runtime watches for the job."""
+        self.closing: list[Callable[[], object]] = []
+        """Called when the runtime of this process is about to be closed."""
         self.closed: list[Callable[[], object]] = []
         """Called when the runtime of this process is closed."""
         self.failures: list[Callable[[MeshFailure, bool, str], object]] = []

@@ -12,7 +12,7 @@ import tempfile
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MeshError
 
@@ -60,6 +60,8 @@ class HostAgent:
         credentials: the host's credentials, or the folder that holds them.
         listen: where to listen; port 0 takes any.
         name: what errors and listings call the host; its network name if nothing is given.
+        labels: what scripts select the host by, for example ``{"zone": "a"}`` (:meth:`HostMesh.select`).
+        resources: the same with amounts, for example ``{"gpus": 8}``. Nobody checks or reserves them.
         once: serve one job, and end when that has ended.
         env: changes to the environment of this process.
         python: the interpreter to run; the one that runs this script if nothing is given. It must have mesh_core.
@@ -72,15 +74,21 @@ class HostAgent:
         *,
         listen: str = "127.0.0.1:0",
         name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        resources: Mapping[str, float] | None = None,
         once: bool = False,
         env: Mapping[str, str] | None = None,
         python: str | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._told = {
+        from mesh_core._traits import check_labels, check_resources
+
+        self._told: dict[str, Any] = {
             "address": listen,
             "credentials": str(getattr(credentials, "path", credentials)),
             "name": name,
+            "labels": check_labels(labels),
+            "resources": check_resources(resources),
             "once": once,
         }
         self._env = {**os.environ, **(env or {})}

@@ -97,6 +97,8 @@ class Hosted:
         self.made = False
         """Whether the constructor has returned, or raised."""
         self.broken = broken
+        if broken is not None:
+            inbox.retire()
         """Why there is no object."""
         self.table: dict[str, EndpointProperty[..., Any]] = (
             stage.process.table(cls) if cls is not None else {}
@@ -134,6 +136,7 @@ class Hosted:
                     f"no thread can be started for {self.describe()}: {error}. Raise the limit on threads or memory "
                     "(ulimit -u, ulimit -v, the limits of the container), or use coroutines, which share one thread"
                 )
+                self.inbox.retire()
         if self.broken is None:
             self.stage.constructors.construct(self)
         else:
@@ -177,6 +180,8 @@ class Hosted:
             if not given_up:
                 # Unless it was killed meanwhile.
                 self.object, self.broken = made, self.broken or error
+                if self.broken is not None:
+                    self.inbox.retire()
                 self.made = True
         if given_up:
             _ending.clean_up_late(self, made)
@@ -412,6 +417,7 @@ class Hosted:
                 return
             failure = self._failure(error, because)
             self.broken = SupervisionError(failure=failure)
+            self.inbox.retire()
             self.ending = True
         self.stage.process.faults.pass_on(self.owner, failure)
         self.downfall = asyncio.run_coroutine_threadsafe(_ending.tear_down(self, error), self.stage.loop)

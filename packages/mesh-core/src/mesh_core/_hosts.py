@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mesh_core import _process
 from mesh_core._errors import MeshError
-from mesh_core._home import Home
+from mesh_core._home import Home, ListedHome
 from mesh_core._mesh import Mesh, describe
-from mesh_core._native import Extent, Placement, Point, Region, Slice, roll, stop_hosts
+from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
 
 if TYPE_CHECKING:
     import os
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
     from mesh_core._surroundings import Env
+    from mesh_core._traits import Host
     from mesh_core._workspace._report import WorkspaceReport
 
 # So long, beside the time that processes may take to end, their end may take to be heard of.
@@ -76,7 +77,123 @@ class HostMesh(Mesh):
         from mesh_core._native import roll
 
         known = {host: address for host, _, address, *_ in roll(self._process.runtime)}
-        return [known.get(host, "") for host in self._view]
+        return [known.get(host, "") for host in self._numbers]
+
+    @property
+    def _numbers(self) -> list[int]:
+        """The numbers that the hosts have in the job."""
+        return [self._home.host_of(rank) for rank in self._view]
+
+    @property
+    def labels(self) -> list[dict[str, str]]:
+        """The labels of each host, as its agent was started with them; in the order of the mesh.
+
+        Known to the script once the hosts are attached.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=2, labels=[{"zone": "a"}, {"zone": "b"}]) as cluster:
+        ...     hosts = cluster.attach()
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.labels
+        [{'zone': 'a'}, {'zone': 'b'}]
+        """
+        from mesh_core._traits import traits
+
+        return [dict(host.labels) for host in traits(self)]
+
+    @property
+    def resources(self) -> list[dict[str, float]]:
+        """The resources of each host, as its agent was started with them, and its ``"cpus"``; in the order of the mesh.
+
+        Known to the script once the hosts are attached.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=1, resources={"gpus": 8}) as cluster:
+        ...     hosts = cluster.attach()
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.resources[0]["gpus"]
+        8.0
+        """
+        from mesh_core._traits import traits
+
+        return [dict(host.resources) for host in traits(self)]
+
+    def join(self, other: HostMesh) -> HostMesh:
+        """Return these hosts and others as one mesh: those of several attachments, or a mesh and a spare.
+
+        Both have one dimension, or none for a single host. What is spawned on the mesh is a mesh like any other.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=3) as cluster, cluster.attach() as hosts:
+        ...     first, last = hosts.slice(hosts=0), hosts.slice(hosts=2)
+        ...     both = first.join(last)
+        ...     both.sizes, len(both.spawn_procs({"gpus": 2}))
+        ({'hosts': 2}, 4)
+        """
+        if not isinstance(other, HostMesh):
+            raise TypeError(f"join() takes a mesh of hosts, got {other!r}")
+        labels = [*self._view.extent.labels, *other._view.extent.labels]
+        if len(self._view.extent.labels) > 1 or len(other._view.extent.labels) > 1 or len(set(labels)) > 1:
+            raise ValueError(
+                f"meshes of hosts are joined along the one dimension that they have, and {describe(self._view)} and "
+                f"{describe(other._view)} do not have one in common; flatten('hosts') both first"
+            )
+        numbers = [*self._numbers, *other._numbers]
+        twice = sorted({host for host in numbers if numbers.count(host) > 1})
+        if twice:
+            raise ValueError(
+                f"{self._process.home_name(twice[0])} is in both meshes, and a host is in a mesh once; join others"
+            )
+        name = self._name if self._name == other._name else f"{self._name}+{other._name}"
+        return self._listed(
+            numbers, (labels or ["hosts"])[0], name, {**self._home.names, **other._home.names}, other
+        )
+
+    def _listed(
+        self,
+        numbers: list[int],
+        label: str,
+        name: str,
+        names: Mapping[int, str],
+        other: HostMesh | None = None,
+    ) -> HostMesh:
+        """Hosts by their numbers, which need not be evenly spaced."""
+        region = Region.whole(Extent([label], [len(numbers)]))
+        parts = [self] if other is None else [self, other]
+        owned = all(part._root is not None for part in parts)
+        made = HostMesh(
+            self._process, region, name, ListedHome(numbers, names), root=region if owned else None
+        )
+        waits = [part._ready for part in parts if part._ready is not None]
+        if len(waits) == 1:
+            made._ready = waits[0]
+        elif waits:
+            from mesh_core._together import all_done
+
+            made._ready = all_done(self._process, waits, f"the attachment of {name!r}")
+        return made
+
+    def _home_of(self, each: int) -> Home:
+        """Where the processes are of a mesh with so many on each host."""
+        if isinstance(self._home, ListedHome):
+            return ListedHome(self._numbers, self._home.names, each)
+        return Home(Placement.spread(self._view, each), self._home.names)
+
+    def select(self, predicate: Callable[[Host], object] | None = None, /, **labels: str) -> HostMesh:
+        """Return the hosts with these labels, for which ``predicate`` is true, of those that are attached and not dead.
+
+        If there is none it is a :class:`ValueError` that says what there is.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> zones = [{"zone": "a"}, {"zone": "b"}, {"zone": "a"}]
+        >>> with LocalCluster(hosts=3, labels=zones) as cluster, cluster.attach() as hosts:
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.select(zone="a").names
+        ['host-0', 'host-2']
+        """
+        from mesh_core._traits import select
+
+        return select(self, predicate, labels)
 
     @property
     def initialized(self) -> Future[None]:
@@ -165,7 +282,7 @@ class HostMesh(Mesh):
         return spawn(
             self._process,
             extent,
-            Home(Placement.spread(self._view, per), self._home.names),
+            self._home_of(per),
             per_host=per,
             name=name,
             bootstrap=bootstrap,
@@ -223,28 +340,81 @@ class HostMesh(Mesh):
         ...     len(procs)
         4
         """
-        from mesh_core._future import Future
-
-        process, root = self._process, self._attached()
+        root = self._attached()
         if len(self._view) != len(root):
             raise ValueError(
                 f"only a whole mesh of hosts can be stopped, and this is a part of it ({describe(self._view)} of "
-                f"{describe(root)}); stop what runs there, or the whole mesh"
+                f"{describe(root)}); let these hosts go with detach(), or stop the whole mesh"
             )
+        return self._release("stop")
+
+    def detach(self, part: HostMesh | None = None) -> Future[None]:
+        """Let these hosts go, while the job and its other hosts go on. Returns at once; their agents serve others.
+
+        Processes there stop in order, and are killed if that takes longer than ``stop_timeout``. In a mesh that is on
+        other hosts too the ranks on these hosts are as stopped: that is no failure, and calls to them raise
+        :class:`Undeliverable`. The future is done when the hosts are gone, also where one has died meanwhile. They may be
+        attached again, as other hosts of the job. Only the script that has attached hosts lets them go.
+
+        Args:
+            part: some of these hosts; without it all of them.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=3) as cluster:
+        ...     hosts = cluster.attach()
+        ...     procs = hosts.spawn_procs({"gpus": 1})
+        ...     hosts.detach(hosts.slice(hosts=2)).get(timeout=60)
+        ...     procs.slice(hosts=slice(0, 2)).sizes
+        {'hosts': 2, 'gpus': 1}
+        """
+        self._attached()
+        if part is None:
+            return self._release("detachment")
+        if not isinstance(part, HostMesh):
+            raise TypeError(
+                f"detach() lets hosts go, a part of this mesh such as hosts.slice(hosts=0), not {part!r}"
+            )
+        mine = set(self._numbers)
+        others = [host for host in part._numbers if host not in mine]
+        if others:
+            names = ", ".join(self._process.home_name(host) for host in others[:_SHOWN])
+            raise ValueError(
+                f"{names} is not in {self!r}; call detach() on the mesh that it was attached with"
+            )
+        return part._release("detachment")
+
+    def _release(self, what: str) -> Future[None]:
+        from mesh_core._future import Future
+
+        process = self._process
         if process.closed:
             raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
-        mine = set(root)
+        mine = set(self._numbers)
+        # Of meshes that are on other hosts too, agents end their share.
         meshes = [
             procs
             for _, estate in process.estates.all()
             for procs in estate.procs()
-            if any(procs._home.host_of(rank) in mine for rank in procs._root)
+            if procs._hosts_now() <= mine
         ]
         # What came last may use what was there before.
         ending = [cast("Call", procs.stop()._call) for procs in reversed(meshes)]
-        limit = process.settings.stop_timeout + _GRACE_S
-        call = stop_hosts(process.runtime, root.rank_at(0), len(root), ending, limit)
-        return Future(process, call, lambda _: process.flush_console(), lambda: f"the stop of {self._name!r}")
+        within = process.settings.stop_timeout
+        limit, said = within + _GRACE_S, f"the {what} of {self._name!r}"
+        futures = [
+            Future(
+                process,
+                release_hosts(process.runtime, hosts, ending, within, limit, what == "stop"),
+                lambda _: process.flush_console(),
+                lambda: said,
+            )
+            for hosts in evenly(self._numbers)
+        ]
+        if len(futures) == 1:
+            return futures[0]
+        from mesh_core._together import all_done
+
+        return all_done(process, futures, said)
 
     def _attached(self) -> Region:
         if self._root is None:
@@ -279,14 +449,17 @@ class HostMesh(Mesh):
             await _blocks.end_async(self._process, self.stop(), error)
 
     def __reduce__(self) -> Any:
-        names = self._home.names
-        known = {host: names[host] for host in self._view if host in names}
-        return _revive_host, (self._view, self._name, Home(self._home.placement, known))
+        names, numbers = self._home.names, self._numbers
+        known = {host: names[host] for host in numbers if host in names}
+        home = (
+            ListedHome(self._home.hosts, known) if self._home.is_joined else Home(self._home.placement, known)
+        )
+        return _revive_host, (self._view, self._name, home)
 
     def _unwell(self) -> dict[int, str]:
         """How those hosts are that do not run as they should, where that is known."""
         told = {host: state for host, _, _, _, state, *_ in roll(self._process.runtime) if state != "running"}
-        return {host: told[host] for host in self._view if host in told} if told else {}
+        return {host: told[host] for host in self._numbers if host in told} if told else {}
 
     def __repr__(self) -> str:
         shown = f"{self._name!r}: {describe(self._view)}"
@@ -304,11 +477,25 @@ class HostMesh(Mesh):
         table = Table(["place", "host", "state"] if unwell else ["place", "host"])
 
         def row(index: int) -> list[str]:
-            host = self._view.rank_at(index)
-            states = [unwell.get(host, "running")] if unwell else []
-            return [place(Point(index, extent)) or "0", self._home.name_of(host), *states]
+            rank = self._view.rank_at(index)
+            states = [unwell.get(self._home.host_of(rank), "running")] if unwell else []
+            return [place(Point(index, extent)) or "0", self._home.name_of(rank), *states]
 
         return listed(table, len(self), row).html(repr(self))
+
+
+def evenly(numbers: Sequence[int]) -> list[Region]:
+    """Numbers as regions of those that are evenly spaced."""
+    regions: list[Region] = []
+    rest = list(numbers)
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 and rest[1] > rest[0] else 1
+        count = 1
+        while count < len(rest) and rest[count] == rest[0] + count * step:
+            count += 1
+        regions.append(Region(["hosts"], Slice(rest[0], [count], [step])))
+        rest = rest[count:]
+    return regions
 
 
 def _revive_host(view: Region, name: str, home: Home) -> HostMesh:

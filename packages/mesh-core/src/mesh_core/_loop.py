@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mesh_core._native import Waker
 
 if TYPE_CHECKING:
-    from mesh_core._awaited import Awaited
+    from mesh_core._awaited import Coming
     from mesh_core._native import Runtime
 
 _ALL = 2**63 - 1
@@ -78,7 +78,7 @@ class Bridge:
             for each in waiting:
                 each.set_exception(error)
 
-    async def wait(self, call: Awaited, seen: int = _ALL) -> None:
+    async def wait(self, call: Coming, seen: int = _ALL) -> None:
         """Return once the call is complete; a streamed one, once it has more than ``seen`` outcomes."""
         # With nothing else to run, looking for the answer a moment beats going to sleep.
         if not self._waiting and getattr(self.loop(), "_ready", True) == _NOTHING and call.look(seen):

@@ -28,7 +28,10 @@ class Addressee:
 
     def host(self, index: int) -> str:
         """What the host of an addressee is called."""
-        return self.home.name_of(self.view.rank_at(index))
+        rank = self.view.rank_at(index)
+        if self.mesh is None:
+            return self.home.name_of(rank)
+        return self.home.name_now(self.mesh._process.runtime, self.mesh._procs_id, rank)
 
     def point(self, index: int) -> Point:
         """The place in the whole mesh of an addressee."""
@@ -161,7 +164,9 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         )
     if lost.orderly:
         # A process that was asked to stop closes its link in passing, which is not the reason.
-        why = (lost.reason if lost.pid is None else "") or "its process was stopped"
+        # With a host that was let go its processes were.
+        telling = lost.pid is None or lost.kind.startswith("host_")
+        why = (lost.reason if telling else "") or "its process was stopped"
         return Undeliverable(
             f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on",
             actor=who.name,

@@ -16,12 +16,13 @@ from mesh_core._errors import ChannelClosed, MeshError
 from mesh_core._future import Future
 from mesh_core._native import Lost, Point
 from mesh_core._outcomes import load
+from mesh_core._sending import SENT, Sending
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from mesh_core._native import Call, Mailbox, Message, Outlet
+    from mesh_core._native import Call, Deferral, Mailbox, Message, Outlet
 
 R = TypeVar("R")
 
@@ -32,8 +33,11 @@ class Port(Generic[R]):
     Ports are small, picklable and own nothing; pass them on as arguments, keep them, send from any thread. What
     :meth:`send` promises: values of one sender arrive in the order sent, once each. A receiver that is closed, dropped,
     or whose process has ended makes ``send`` raise :class:`Undeliverable`: at once where this process knows; else the
-    first value sent after the end is lost, its refusal comes back, and later sends raise. ``send`` never waits for the
-    receiver to look, only for the way there to have room.
+    first value sent after the end is lost, its refusal comes back, and later sends raise.
+
+    Values that nobody has asked for with ``recv()`` are bounded as an actor's messages are, by ``mailbox_budget``: beyond
+    that a thread waits in ``send``, and a coroutine in awaiting what ``send`` returns. A thread of the receiver's own
+    process gets :class:`MailboxFull` instead, as it may be the one that has to receive.
     """
 
     __slots__ = ("__weakref__", "_outlet", "_ranked")
@@ -42,20 +46,20 @@ class Port(Generic[R]):
         self._outlet = outlet
         self._ranked = ranked
 
-    def send(self, value: R) -> None:
-        """Send a value to the receiver.
+    def send(self, value: R) -> Sending:
+        """Send a value to the receiver. What is returned may be awaited, until the value is on its way, or ignored.
 
         >>> from mesh_core import Channel
         >>> port, receiver = Channel[int].open()
-        >>> port.send(7)
+        >>> sent = port.send(7)
         >>> receiver.recv().get(timeout=30)
         7
         """
-        self._outlet.send(value, current_place() if self._ranked else None)
+        return _sending(self._outlet.send(value, current_place() if self._ranked else None))
 
-    def exception(self, error: BaseException) -> None:
+    def exception(self, error: BaseException) -> Sending:
         """Send an exception: the receiver raises it as an :class:`ActorError` that is a ``type(error)`` as well."""
-        self._fail(error, self._ranked)
+        return self._fail(error, self._ranked)
 
     def close(self) -> None:
         """Say that no more comes. For the port of a call: it ends this rank's part of a ``stream``.
@@ -67,11 +71,15 @@ class Port(Generic[R]):
             raise TypeError("the port of a channel is closed at the other end, by PortReceiver.close()")
         self._outlet.end()
 
-    def _answer(self, value: R) -> None:
-        # As a response: the place of who answers goes along.
-        self._outlet.send(value, current_place())
+    def _answer(self, value: R) -> Sending:
+        # As a response: the place of who answers goes along. Who answers on a loop awaits it.
+        return _sending(self._outlet.send(value, current_place(), True))
 
-    def _fail(self, error: BaseException, ranked: bool) -> None:
+    def _item(self, value: R) -> Sending:
+        # One of many, by who awaits each.
+        return _sending(self._outlet.send(value, None, True))
+
+    def _fail(self, error: BaseException, ranked: bool) -> Sending:
         from mesh_core._context import current_instance
         from mesh_core._exceptions import encode_exception
 
@@ -85,7 +93,7 @@ class Port(Generic[R]):
             host=identity.host,
             pid=os.getpid(),
         )
-        self._outlet.send_error(data, buffers, current_place() if ranked else None)
+        return _sending(self._outlet.send_error(data, buffers, current_place() if ranked else None))
 
     def __copy__(self) -> Self:
         # It does not change.
@@ -100,6 +108,10 @@ class Port(Generic[R]):
     def __repr__(self) -> str:
         what = "a call" if self._outlet.is_response else "a channel"
         return f"<Port of {what}{'' if self._outlet.is_open else ', closed'}>"
+
+
+def _sending(deferral: Deferral | None) -> Sending:
+    return SENT if deferral is None else Sending(_process.current(), deferral, "a value for a port")
 
 
 def _revive(address: tuple[Any, ...], ranked: bool) -> Port[Any]:
@@ -205,7 +217,7 @@ class Channel(Generic[R]):
 
     >>> from mesh_core import Channel
     >>> port, receiver = Channel[str].open()
-    >>> port.send("one"); port.send("two")
+    >>> sent = port.send("one"), port.send("two")
     >>> receiver.recv().get(timeout=30), receiver.recv().get(timeout=30)
     ('one', 'two')
     """
@@ -224,7 +236,7 @@ class Channel(Generic[R]):
 
         >>> from mesh_core import Channel
         >>> port, receiver = Channel[str].open_ranked(once=True)
-        >>> port.send("from a script")
+        >>> sent = port.send("from a script")
         >>> receiver.recv().get(timeout=30)
         (None, 'from a script')
         """

@@ -369,6 +369,8 @@ class Process:
             raise
         finally:
             self.end_extensions()
+            for close in self.hooks.closing:
+                close()
             self.runtime.close(limit)
             if (stage := self._started_stage()) is not None:
                 stage.end_thread(limit)

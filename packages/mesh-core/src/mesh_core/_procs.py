@@ -167,6 +167,9 @@ class ProcMesh(Mesh):
             process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
         )
         making.holding = process.own(owner_id, mesh, actor_id, policy)
+        if any(known_moves(process.runtime, each) is not None for each in self._home.meshes(self._procs_id)):
+            addrs = ((rank, self._home.addr(self._procs_id, rank)) for rank in self._view)
+            making.lives = {rank: incarnation(process.runtime, at[0], at[1]) for rank, at in addrs}
         return mesh
 
     def _check_constructor(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -308,8 +311,8 @@ class ProcMesh(Mesh):
     @property
     def incarnations(self) -> list[int]:
         """How often the process of each rank was made again, in the order of the ranks."""
-        runtime, procs_id = self._process.runtime, self._procs_id
-        return [incarnation(runtime, procs_id, rank) for rank in self._view]
+        addrs = (self._home.addr(self._procs_id, rank) for rank in self._view)
+        return [incarnation(self._process.runtime, mesh, rank) for mesh, rank, _ in addrs]
 
     def respawn(self, ranks: Ranks = None, *, on: HostMesh | None = None) -> Future[None]:
         """Make processes again that have ended, in their places. Returns at once; the future is done when they are up.
@@ -390,6 +393,11 @@ class ProcMesh(Mesh):
             self._recipe.stopped = True
         call = process.runtime.stop_procs(target, process.settings.stop_timeout)
         return Future(process, call, lambda _: process.flush_console(), lambda: what)
+
+    def _hosts_now(self) -> set[int]:
+        """The numbers of the hosts that its ranks are on by now."""
+        runtime, home, procs_id = self._process.runtime, self._home, self._procs_id
+        return {locate(runtime, *home.addr(procs_id, rank))[2] for rank in self._all()}
 
     def _all(self) -> Region:
         """All ranks that there are of the mesh, if it has grown."""

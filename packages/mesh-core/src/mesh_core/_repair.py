@@ -21,6 +21,7 @@ from mesh_core._native import (
     Slice,
     Target,
     gone,
+    incarnation,
     known_moves,
     locate,
     publish_moves,
@@ -56,10 +57,7 @@ class _Made(Addressee):
         self._ranks = ranks
 
     def host(self, index: int) -> str:
-        process = self.mesh._process
-        rank = self._ranks[index]
-        host = locate(process.runtime, self.mesh._procs_id, rank, self.home.host_of(rank))[2]
-        return str(process.home_name(host))
+        return self.home.name_now(self.mesh._process.runtime, self.mesh._procs_id, self._ranks[index])
 
     def point(self, index: int) -> Point:
         return self.root.point_of(self._ranks[index])
@@ -94,6 +92,18 @@ def places_of(mesh: ProcMesh | ActorMesh[Any], ranks: Ranks) -> list[int]:
 def lost_places(mesh: ProcMesh | ActorMesh[Any]) -> list[int]:
     """The places whose processes have ended, as far as this process knows."""
     return gone(mesh._process.runtime, mesh._home.target(mesh._procs_id, mesh._view))
+
+
+def other_lives(mesh: ActorMesh[Any], making: Making) -> set[int]:
+    """The ranks whose processes were made again since their actors were made.
+
+    Known at once, where what has ended is told in its turn.
+    """
+    runtime, home = mesh._process.runtime, mesh._home
+    if all(known_moves(runtime, each) is None for each in home.meshes(mesh._procs_id)):
+        return set()
+    lives = {rank: incarnation(runtime, *home.addr(mesh._procs_id, rank)[:2]) for rank in mesh._root}
+    return {rank for rank, life in lives.items() if life != making.lives.get(rank, 0)}
 
 
 # Processes.
@@ -158,6 +168,15 @@ def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcM
         grown._ready = _make(grown, recipe, bigger, list(groups.items()))
         recipe.root = bigger
         return grown
+
+
+def begin_apart(mesh: ProcMesh, recipe: Recipe) -> Future[None]:
+    """Make the first processes of a mesh whose hosts lie apart."""
+    groups: dict[int, list[int]] = {}
+    for rank in mesh._root:
+        groups.setdefault(mesh._home.host_of(rank), []).append(rank)
+    with recipe.lock:
+        return _make(mesh, recipe, mesh._root, list(groups.items()))
 
 
 def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
@@ -251,7 +270,8 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         target = Target.many(mesh_id, region, placement)
         if recipe.log_as is not None:
             recipe.log_as(target, [mesh_id])
-        ready, _ = recipe.begin(call, target, who)
+        ready, boots = recipe.begin(call, target, who)
+        mesh._boots = mesh._boots or boots
         waits.append(ready)
     told = publish_moves(runtime, procs_id, version + 1, runs, left)
     waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))
@@ -320,7 +340,7 @@ def _hosts_of(on: HostMesh) -> list[int]:
 
     if not isinstance(on, HostMesh):
         raise TypeError(f"on= is a HostMesh, such as hosts.slice(hosts=2), not {on!r}")
-    return list(on._view)
+    return on._numbers
 
 
 def _hosts_that_live(mesh: ProcMesh) -> list[int]:
@@ -395,6 +415,7 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     if holding is not None:
         holding.regain(there)
         process.estates.of(making.owner_id).add(holding)
+    making.lives |= {rank: incarnation(process.runtime, *home.addr(procs_id, rank)[:2]) for rank in there}
     call = process.runtime.sender(target, mesh._actor_id, mesh._name, "spawn").call(making.spawned)
     who = Addressee(mesh._name, home, root, root, mesh)
 

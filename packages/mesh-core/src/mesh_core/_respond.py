@@ -120,7 +120,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
         try:
             with contextlib.closing(function(hosted.object, *args, **kwargs)) as items:
                 for item in items:
-                    port.send(item)
+                    port._item(item)
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             _failed(hosted, message, port, error)
 
@@ -135,7 +135,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
         try:
             async with contextlib.aclosing(function(hosted.object, *args, **kwargs)) as items:
                 async for item in items:
-                    port.send(item)
+                    await port._item(item)
                     # One that never suspends must not hold up the others of its process, nor its own cancellation.
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -218,7 +218,7 @@ def _to_port(base: Spec) -> Callable[..., Any]:
                     raise
             else:
                 if not gives_port:
-                    port._answer(value)
+                    await port._answer(value)
 
     return respond_async if base.is_async else respond
 
@@ -248,7 +248,7 @@ def _items_to_port(base: Spec) -> Callable[..., Any]:
             try:
                 async with contextlib.aclosing(function(hosted.object, *rest, **kwargs)) as items:
                     async for item in items:
-                        port._answer(item)
+                        await port._answer(item)
             except BaseException as error:
                 _tell_raised(hosted, message, port, error, is_async=True)
                 port._fail(error, True)

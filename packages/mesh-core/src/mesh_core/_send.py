@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 
 from mesh_core._adverbs import Endpoint, endpoint_of
 from mesh_core._endpoint import Arity
+from mesh_core._sending import SENT, Sending
 
 if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
@@ -22,10 +23,12 @@ def send(
     kwargs: Mapping[str, Any] | None = None,
     port: Port[R] | None = None,
     selection: Literal["all", "choose"] | int = "all",
-) -> None:
+) -> Sending:
     """Send a message to an endpoint, and have each answer sent to ``port``, which may be anybody's.
 
     ``selection`` says who gets it: ``"all"``, ``"choose"`` (one, picked at random), or the rank of one in the mesh.
+    In a coroutine what is returned can be awaited, as for ``broadcast``.
+
     Without a port nobody hears the answers. Nor is anybody told through a port that an actor has died: where that
     matters use ``call``, or wait with a timeout.
 
@@ -37,7 +40,7 @@ def send(
     >>> with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
     ...     squarers = procs.spawn("squarers", Squarer)
     ...     port, receiver = Channel[int].open_ranked()
-    ...     send(squarers.square, (3,), port=port)
+    ...     sent = send(squarers.square, (3,), port=port)
     ...     sorted((place.rank, n) for place, n in (receiver.recv().get(timeout=30) for _ in range(2)))
     [(0, 9), (1, 9)]
     """
@@ -51,9 +54,10 @@ def send(
         mesh = mesh._at(_pick(len(mesh), selection))
     if port is None:
         # An endpoint that answers by a port gets one at which nobody listens.
-        endpoint._sender(mesh._view).tell((args, kwargs))
+        deferral = endpoint._sender(mesh._view).tell((args, kwargs))
     else:
-        endpoint._sender(mesh._view, ">").tell(((port, *args), kwargs))
+        deferral = endpoint._sender(mesh._view, ">").tell(((port, *args), kwargs))
+    return SENT if deferral is None else endpoint._sending(deferral)
 
 
 def _pick(count: int, selection: object) -> int:

@@ -157,7 +157,8 @@ class Settings:
     """How long the script may take to end in order after SIGTERM before it is killed, in seconds; 0 leaves SIGTERM alone."""
 
     link_budget: int = _setting(256 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
-    """Bytes that may be queued towards one process before its senders wait."""
+    """Bytes that may be queued towards one process before its senders wait, and bytes of messages that coroutines of a
+    process have sent and whose receivers have no room."""
 
     mailbox_budget: int = _setting(64 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
     """Bytes that may wait at one actor, from all its senders, before these wait."""

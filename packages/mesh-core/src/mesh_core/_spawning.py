@@ -83,7 +83,7 @@ def spawn(
         raise ValueError(f"devices is 'own' (a device for each process) or None, not {devices!r}")
     binding = checked_binding(proc_bind, per_host)
     changes, own = checked_env(env, extent)
-    afar = home.placement.only != process.identity.host_no
+    afar = home.only != process.identity.host_no
     if not afar:
         python = python or process.python
         if python is not None and shutil.which(python) is None:
@@ -121,7 +121,6 @@ def spawn(
         devices=devices,
         torch=[_master(process, home), free_port(here=not afar)] if torch_env else None,
     )
-    call = recipe.order(mesh_id, region, home.placement, extent, own=own)
     notice(process)
     if process.tracer is not None:
         process.tracer.spawn_procs(recipe.name, len(region), home.label)
@@ -133,14 +132,22 @@ def spawn(
         root=region,
         view=region,
         ready=None,
-        spawned=call,
         recipe=recipe,
     )
-    who = Addressee(recipe.name, home, region, region, mesh)
-    mesh._ready, mesh._boots = recipe.begin(call, mesh._target(), who)
+    if home.is_joined:
+        # Of hosts that lie apart: each has a mesh of processes of its own, as after a repair.
+        from mesh_core._repair import begin_apart
+
+        recipe.size = 0
+        recipe.holding = process.own(owner_id, mesh, 0, policy)
+        mesh._ready = begin_apart(mesh, recipe)
+    else:
+        mesh._spawned = recipe.order(mesh_id, region, home.placement, extent, own=own)
+        who = Addressee(recipe.name, home, region, region, mesh)
+        mesh._ready, mesh._boots = recipe.begin(mesh._spawned, mesh._target(), who)
+        recipe.holding = process.own(owner_id, mesh, 0, policy)
     if bootstrap is not None:
         process.boots[mesh_id] = mesh._ready
-    recipe.holding = process.own(owner_id, mesh, 0, policy)
     return mesh
 
 
@@ -328,14 +335,14 @@ def _changed(env: dict[str, str], changes: Env) -> dict[str, str]:
 
 def _master(process: Process, home: Home) -> str:
     """Where the processes of a mesh find the host of its first rank."""
-    if home.placement.only is not None:
+    if home.only is not None:
         return "127.0.0.1"
-    first = home.placement.host_of(0)
+    first = home.host_of(0)
     addresses = {host: _machine(address) for host, _, address, *_ in roll(process.runtime)}
     found = addresses.get(first, "")
-    local = [host for host in home.placement.hosts() if addresses.get(host, "").startswith(_LOOPBACK)]
+    local = [host for host in home.hosts if addresses.get(host, "").startswith(_LOOPBACK)]
     # The address of this machine for itself is none for others.
-    if found and (not found.startswith(_LOOPBACK) or len(local) == len(home.placement.hosts())):
+    if found and (not found.startswith(_LOOPBACK) or len(local) == len(home.hosts)):
         return found
     return home.name_of(0)
 

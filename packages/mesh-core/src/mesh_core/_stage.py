@@ -153,11 +153,14 @@ class Stage:
     def _on_ready(self) -> None:
         for token in self.waker.drain():
             if token == _SYSTEM:
-                for message in self._system.take_nowait(1_000_000):
-                    try:
-                        self._on_system(message)
-                    except BaseException as error:  # noqa: BLE001 - the guard: STG-3
-                        self._on_trouble(message, error)
+                # Not all at once where they are large: their senders hear of them when a batch is gone.
+                while batch := self._system.take_nowait(1_000_000):
+                    for message in batch:
+                        try:
+                            self._on_system(message)
+                        except BaseException as error:  # noqa: BLE001 - the guard: STG-3
+                            self._on_trouble(message, error)
+                    del message
             else:
                 actor = self.actors.get(token)
                 if actor is not None:

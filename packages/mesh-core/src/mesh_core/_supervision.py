@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native, _process, _unseen
 from mesh_core._context import current_instance
+from mesh_core._control import Control
 from mesh_core._errors import SupervisionError
 from mesh_core._failure import FailureKind, MeshFailure, error_of, of_loss
 from mesh_core._native import Placement, Target
@@ -82,6 +83,9 @@ class Faults:
                 self._thread.start()
 
     def _watch(self) -> None:
+        # Here it is in nobody's way.
+        for begin in self._process.hooks.noticing:
+            begin()
         runtime = self._process.runtime
         inbox = runtime.notices()
         while True:
@@ -125,7 +129,10 @@ class Faults:
 
     def _on_notice(self, message: Message) -> None:
         if message.kind == "extension":
-            self._process.extensions.on_message(message)
+            if message.name == Control.INSPECT:
+                self._process.hooks.knocked()
+            else:
+                self._process.extensions.on_message(message)
         elif message.kind == "down":
             self._process.on_down(message)
             for owner, holding, failure, told in self.struck(message):
@@ -456,7 +463,7 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
         lost,
         mesh,
         name=mesh.name,
-        host=mesh._home.name_of(rank),
+        host=mesh._home.name_now(mesh._process.runtime, mesh._procs_id, rank),
         point=point,
         rank=point.rank,
     )

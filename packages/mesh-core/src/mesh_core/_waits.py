@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._errors import MeshError
 
 if TYPE_CHECKING:
-    from mesh_core._awaited import Awaited
+    from mesh_core._awaited import Coming
     from mesh_core._process import Process
 
 
-def refused(process: Process, call: Awaited, owner: Any, what: str, *, awaited: bool) -> MeshError | None:
+def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: bool) -> MeshError | None:
     """The error of a wait that cannot end; ``None`` for all others. Called where a process has actors of its own."""
     stage = process._stage
     if stage is None or not call.is_local():

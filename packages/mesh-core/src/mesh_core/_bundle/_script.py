@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from mesh_core._bundle import equip as equip_any
 from mesh_core._logging._console import Console
 
 if TYPE_CHECKING:
+    from mesh_core._inspection import Inspection
     from mesh_core._process import Process
 
 
@@ -21,6 +23,9 @@ def equip(process: Process) -> None:
     hooks.spawning.append(partial(_open_console, process))
     hooks.staging.append(partial(_begin, process))
     hooks.flush.append(partial(_flush, process))
+    hooks.noticing.append(partial(_open_inspection, process))
+    hooks.knocked = partial(_inspected, process)
+    hooks.closing.append(partial(_close_inspection, process))
     hooks.closed.append(partial(_end, process))
 
 
@@ -42,9 +47,34 @@ def _begin(process: Process) -> None:
     process.extensions.ensure(Debugging)
 
 
+def _inspection(process: Process) -> Inspection | None:
+    """What lets others look into the job; only where it was opened."""
+    module = sys.modules.get("mesh_core._inspection")
+    return None if module is None else process.slots.find(module.Inspection)
+
+
+def _open_inspection(process: Process) -> None:
+    from mesh_core._inspection import Inspection
+
+    if process.in_charge:
+        process.slots.of(Inspection, lambda: Inspection(process)).open()
+
+
+def _inspected(process: Process) -> None:
+    if (inspection := _inspection(process)) is not None:
+        inspection.knocked()
+
+
+def _close_inspection(process: Process) -> None:
+    if (inspection := _inspection(process)) is not None:
+        inspection.close()
+
+
 def _end(process: Process) -> None:
     if (console := process.slots.find(Console)) is not None:
         console.end()
+    if (inspection := _inspection(process)) is not None:
+        inspection.join()
     from mesh_core._debug._places import forget_job
 
     forget_job(process.pid)

@@ -13,6 +13,9 @@ from mesh_core._private import open_private
 
 _ANSWER_S = 2.0
 _TRIES = 5
+
+INSPECTION = "inspect"
+"""The name of a job's inspection socket."""
 _REMEDY = "remove it, or set XDG_RUNTIME_DIR to a folder of your own"
 
 
@@ -48,18 +51,18 @@ def peer_uid(peer: socket.socket) -> int:
     return int(uid)
 
 
-def listen(job: int) -> tuple[socket.socket, str]:
-    """Open this process's socket in the folder of its job; returns it and its path."""
+def listen(job: int, name: str = "") -> tuple[socket.socket, str]:
+    """Open this process's socket in the folder of its job, as ``name`` or as its debugger's; returns it and its path."""
     reasons = []
     for folder in folders():
         try:
-            return _listen_in(folder, job)
+            return _listen_in(folder, job, name or f"{os.getpid()}.sock")
         except OSError as error:
             reasons.append(str(error))
-    raise OSError("no folder for a debugger's socket: " + "; ".join(reasons))
+    raise OSError("no folder for a socket: " + "; ".join(reasons))
 
 
-def _listen_in(folder: str, job: int) -> tuple[socket.socket, str]:
+def _listen_in(folder: str, job: int, name: str) -> tuple[socket.socket, str]:
     place = f"{folder}/{job}"
     for tried in range(_TRIES):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -68,8 +71,7 @@ def _listen_in(folder: str, job: int) -> tuple[socket.socket, str]:
                 # Listening before it has its name: whoever finds the name gets an answer, or it is stale.
                 early = f".{os.getpid()}-{os.urandom(4).hex()}"
                 listener.bind(f"/proc/self/fd/{at}/{early}")
-                listener.listen(16)
-                name = f"{os.getpid()}.sock"
+                listener.listen(64)
                 os.rename(early, name, src_dir_fd=at, dst_dir_fd=at)
             return listener, f"{place}/{name}"
         except OSError as error:
@@ -139,6 +141,32 @@ def find(job: int | None = None) -> Iterator[tuple[str, socket.socket | None]]:
                 remove_empty(place)
 
 
+def find_inspected(job: int | None = None) -> Iterator[tuple[int, str, socket.socket | None]]:
+    """Connect to every job of this user that can be looked into; yields its pid and path as :func:`find` does."""
+    seen: set[int] = set()
+    for folder in folders():
+        for name in _jobs(folder):
+            number = int(name)
+            if number in seen or (job is not None and number != job):
+                continue
+            place = f"{folder}/{name}"
+            with contextlib.suppress(OSError), _opened(place) as at:
+                try:
+                    peer = _connect_at(at, INSPECTION)
+                except (ConnectionRefusedError, FileNotFoundError):
+                    _unlink_at(at, INSPECTION)
+                except PermissionError:
+                    pass
+                except OSError:
+                    # It does not accept: a signal has stopped it, say.
+                    seen.add(number)
+                    yield number, f"{place}/{INSPECTION}", None
+                else:
+                    seen.add(number)
+                    yield number, f"{place}/{INSPECTION}", peer
+            remove_empty(place)
+
+
 def _jobs(folder: str) -> list[str]:
     try:
         at = open_private(folder)
@@ -165,6 +193,14 @@ def _find_in(place: str, at: int) -> Iterator[tuple[str, socket.socket | None]]:
                 yield f"{place}/{name}", peer
         elif _is_early(name) and not os.path.exists(f"/proc/{name[1:].partition('-')[0]}"):  # noqa: PTH110
             _unlink_at(at, name)
+        elif name == INSPECTION and not os.path.exists(f"/proc/{place.rpartition('/')[2]}"):  # noqa: PTH110
+            # Its job has ended, or has another numbering of processes.
+            try:
+                _connect_at(at, name).close()
+            except ConnectionRefusedError:
+                _unlink_at(at, name)
+            except OSError:
+                continue
 
 
 def _is_number(text: str) -> bool:
@@ -184,7 +220,7 @@ def _is_early(name: str) -> bool:
 def _unlink_at(at: int, name: str) -> None:
     """Remove a socket of ours; whatever else has that name stays."""
     with contextlib.suppress(OSError):
-        if _is_name(name) or _is_early(name):
+        if _is_name(name) or _is_early(name) or name == INSPECTION:
             found = os.stat(name, dir_fd=at, follow_symlinks=False)
             if stat.S_ISSOCK(found.st_mode):
                 os.unlink(name, dir_fd=at)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mesh_core._logging._records import Records
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mesh_core._logging._records import Told
     from mesh_core._native import Logs
 
@@ -30,6 +32,8 @@ class Console:
         self.logs = logs
         self._ended = threading.Event()
         self._shown = 0
+        self.taps: set[Callable[[bool, str], None]] = set()
+        """Who else is told everything that is shown: whether it is for stderr, and the text, empty at the end."""
         self._records = Records()
         self._hands_on = self._records.wanted
         logs.hand_on_records(self._hands_on)
@@ -46,6 +50,8 @@ class Console:
                 texts: list[str] = []
                 error, handlers = False, self._records.possible
                 for is_error, text, records in chunks:
+                    for tap in tuple(self.taps):
+                        tap(is_error, text)
                     if texts and (error != is_error or (records and handlers)):
                         self._write(error, texts)
                     if not (records and handlers and self._hand_on(records)):
@@ -58,6 +64,14 @@ class Console:
                     self.logs.hand_on_records(self._hands_on)
         finally:
             self._ended.set()
+            # Who waits for more hears that there is none.
+            for tap in tuple(self.taps):
+                tap(False, "")
+
+    @property
+    def over(self) -> bool:
+        """Whether all was shown that there will ever be."""
+        return self._ended.is_set()
 
     def _write(self, error: bool, texts: list[str]) -> None:
         stream = sys.stderr if error else sys.stdout

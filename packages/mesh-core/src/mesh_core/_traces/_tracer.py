@@ -52,7 +52,7 @@ class Tracer:
         except BaseException as error:
             span.end(error)
             raise
-        if future is None:
+        if adverb == "broadcast":
             span.end()
         else:
             span.follow(future)

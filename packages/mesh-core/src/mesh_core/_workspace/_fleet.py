@@ -36,7 +36,7 @@ class Fleet:
 
     def keepers(self, hosts: HostMesh) -> Any:
         """The keepers of these hosts, as one mesh."""
-        wanted = list(hosts._view)
+        wanted = hosts._numbers
         for crew in list(self._crews):
             self._mend(crew, wanted)
         known = {host for numbers, _, _ in self._crews for host in numbers}
@@ -59,7 +59,7 @@ class Fleet:
         from mesh_core._workspace._keeper import Keeper
 
         procs = hosts.spawn_procs(name="workspace")
-        self._crews.append((list(hosts._view), procs, procs.spawn("workspace", Keeper)))
+        self._crews.append((hosts._numbers, procs, procs.spawn("workspace", Keeper)))
 
     def _mend(self, crew: tuple[list[int], Any, Any], wanted: list[int]) -> None:
         """Have those made again that have died on these hosts."""

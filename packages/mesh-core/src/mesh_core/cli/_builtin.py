@@ -8,12 +8,13 @@ from mesh_core.plugins import Check, Command, CommandPlugin, DoctorCheck, hookim
 
 @hookimpl
 def mesh_register_commands() -> Iterable[CommandPlugin]:
-    """`mesh credentials`, `mesh debug`, `mesh doctor`, `mesh host` and `mesh plugins`."""
+    """`mesh credentials`, `mesh debug`, `mesh doctor`, `mesh host`, `mesh look` and `mesh plugins`."""
     creates = {
         "plugins": _plugins,
         "credentials": _credentials,
         "debug": _debug,
         "host": _host,
+        "look": _look,
         "doctor": _doctor,
     }
     for name, create in creates.items():
@@ -65,6 +66,12 @@ def _host() -> Command:
     from mesh_core.cli._host import HostCommand
 
     return HostCommand()
+
+
+def _look() -> Command:
+    from mesh_core.cli._look import LookCommand
+
+    return LookCommand()
 
 
 def _doctor() -> Command:

@@ -16,6 +16,21 @@ example, with a folder that `mesh credentials new train` has made where the scri
 The address is printed on stdout; jobs that begin and end, and who was refused, on stderr."""
 
 
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, such as zone=a")
+    return name, value
+
+
+def _amount(text: str) -> tuple[str, float]:
+    name, value = _pair(text)
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=NUMBER, such as gpus=8") from None
+
+
 class HostCommand:
     """Serves jobs on this machine."""
 
@@ -43,6 +58,22 @@ class HostCommand:
             help="serve one job, no other beside it, and exit when it has ended",
         )
         parser.add_argument("--name", help="what errors and listings call this host")
+        parser.add_argument(
+            "--label",
+            metavar="NAME=VALUE",
+            action="append",
+            default=[],
+            type=_pair,
+            help="what scripts select this host by, such as zone=a (hosts.select(zone='a')); may be repeated",
+        )
+        parser.add_argument(
+            "--resource",
+            metavar="NAME=NUMBER",
+            action="append",
+            default=[],
+            type=_amount,
+            help="the same with an amount, such as gpus=8; may be repeated",
+        )
 
     def run(self, options: argparse.Namespace) -> int:
         """Serve until SIGTERM, SIGHUP or Ctrl-C."""
@@ -63,6 +94,8 @@ class HostCommand:
             credentials=options.credentials,
             dial=options.dial,
             name=options.name,
+            labels=dict(options.label),
+            resources=dict(options.resource),
             once=options.once,
             ready=ready,
         )

@@ -10,6 +10,7 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "debug": "debug actors that are stopped at a breakpoint",
         "doctor": "check that this machine is ready for Mesh",
         "host": "serve jobs on this machine",
+        "look": "look into a running job: its tree, events, logs, and the stacks of its processes",
         "plugins": "list the plugins of this environment, and what keeps any from working",
     }
 )

@@ -11,6 +11,7 @@ from mesh_core._errors import MeshError
 if TYPE_CHECKING:
     from mesh_core import ActorMesh, Future, ProcMesh, ValueMesh
     from mesh_core._process import Process
+    from mesh_core._sending import Sending
     from mesh_core.extensions._here import Proc
     from mesh_core.extensions._told import ActorEnd, Raised, Spawning
 
@@ -99,8 +100,12 @@ class Extension:
 
         return install_on(self, to)
 
-    def tell(self, to: ProcMesh | ActorMesh[Any] | Proc, message: Any) -> None:
-        """Send a message that nobody answers. What ``receive`` raises is logged in the process that receives it."""
+    def tell(self, to: ProcMesh | ActorMesh[Any] | Proc, message: Any) -> Sending:
+        """Send a message that nobody answers. What ``receive`` raises is logged in the process that receives it.
+
+        A thread waits while more than ``mailbox_budget`` bytes are under way to a process; a coroutine goes on, and may await
+        what is returned.
+        """
         from mesh_core.extensions._messages import tell
 
-        tell(self, to, message)
+        return tell(self, to, message)

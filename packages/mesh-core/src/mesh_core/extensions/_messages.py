@@ -10,6 +10,7 @@ from mesh_core._control import Control
 from mesh_core._errors import MeshError
 from mesh_core._native import Extent, Placement, Region, Target
 from mesh_core._outcomes import Addressee
+from mesh_core._sending import SENT, Sending
 from mesh_core.extensions._here import Proc, current_proc
 from mesh_core.extensions._told import Spawning
 
@@ -66,10 +67,13 @@ def install_on(extension: Extension, to: ProcMesh | ActorMesh[Any]) -> Future[Va
     return ManyFuture(process, sender.call(carried), question.finish, question.what)
 
 
-def tell(extension: Extension, to: Any, message: Any) -> None:
+def tell(extension: Extension, to: Any, message: Any) -> Sending:
     """See :meth:`Extension.tell`."""
     sender, _ = _address(extension, to)
-    sender.tell((message, current_proc()))
+    deferral = sender.tell((message, current_proc()))
+    if deferral is None:
+        return SENT
+    return Sending(_process.current(), deferral, f"a message to extension {extension.name!r}")
 
 
 def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
@@ -93,4 +97,4 @@ def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
             f"cannot send from extension {extension.name!r}: this instance is not installed in this process. "
             "Use the one that install() or find() returns"
         )
-    return process.runtime.sender(target, 0, extension.name, "extension"), who
+    return process.runtime.sender(target, 0, extension.name, "extension", True, who), who

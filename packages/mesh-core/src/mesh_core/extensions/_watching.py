@@ -47,7 +47,7 @@ class Watch:
         if not lost.orderly:
             from mesh_core._failure import of_loss
 
-            host = mesh._home.name_of(rank)
+            host = mesh._home.name_now(mesh._process.runtime, mesh._procs_id, rank)
             failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, rank=rank)
         self._callback(ProcEnd(address=address, point=point, mesh=mesh, failure=failure))
 

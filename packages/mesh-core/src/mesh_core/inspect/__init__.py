@@ -5,6 +5,8 @@
 ``events()``   what happens, as it happens
 ``stacks()``   the Python threads of every process of a mesh, also of one that is stuck
 ``trace()``    whether calls make OpenTelemetry spans
+``jobs()``     the jobs of this user that run on this machine
+``connect()``  one of them, to ask it all this from another terminal
 ============== ==========================================================================================
 
 All of it is answered by the processes' runtimes, not by Python code there: it works while an actor is stuck, its event
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 from mesh_core._traces import trace
 from mesh_core.inspect._events import Event, Events, events
+from mesh_core.inspect._remote import JobInfo, LogText, RunningJob, connect, jobs
 from mesh_core.inspect._snapshot import ActorState, HostState, ProcState, Running, Snapshot, snapshot
 from mesh_core.inspect._stacks import ProcStacks, StackFrame, ThreadStack, stacks
 
@@ -34,13 +37,18 @@ __all__ = [
     "Event",
     "Events",
     "HostState",
+    "JobInfo",
+    "LogText",
     "ProcStacks",
     "ProcState",
     "Running",
+    "RunningJob",
     "Snapshot",
     "StackFrame",
     "ThreadStack",
+    "connect",
     "events",
+    "jobs",
     "snapshot",
     "stacks",
     "trace",

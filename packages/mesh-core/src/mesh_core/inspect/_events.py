@@ -34,7 +34,7 @@ class Event:
     ==================== =============================================================================
     ``host_attached``    a host has answered for the first time
     ``host_died``        a host is not part of the job any more; ``text`` says why
-    ``host_stopped``     a host was let go, by :meth:`HostMesh.stop`
+    ``host_stopped``     a host was let go, by :meth:`HostMesh.stop` or ``detach``
     ``procs_spawned``    a mesh of processes was asked for; ``count`` of them on this ``host``
     ``proc_up``          a process can be reached
     ``proc_stopped``     a process has ended as it was asked to
@@ -252,6 +252,11 @@ class Events:
                     # A journal is waited for as a call is: it can be looked at, and tells a waker.
                     await self._process.bridge().wait(cast("Call", journal), self._seen)
             yield self._ready.popleft()
+
+    @property
+    def over(self) -> bool:
+        """Whether no more will come: the runtime was shut down, or this was closed."""
+        return not self._ready and (self._journal is None or (self._journal.over() and not self._pull()))
 
     def close(self) -> None:
         """Follow no longer."""

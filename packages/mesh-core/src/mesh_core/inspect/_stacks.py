@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._dumps import Stack
 from mesh_core._dumps import stacks as own_stacks
+from mesh_core._errors import MeshError
 from mesh_core._native import Message, locate
 from mesh_core._show import counted
 from mesh_core._values import ValueMesh
-from mesh_core.inspect._ask import Addr, ask, is_stopped, proc_name
+from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, proc_name
+from mesh_core.inspect._hosts import look, stopped
 from mesh_core.inspect._hosts import pids as pids_afar
-from mesh_core.inspect._hosts import stopped
 from mesh_core.inspect._table import span
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     >>> procs = this_host().spawn_procs()
     >>> stuck = procs.spawn("stuck", Stuck)
     >>> stuck.initialized.get()
-    >>> stuck.wait.broadcast()
+    >>> sent = stuck.wait.broadcast()
     >>> while not inspect.snapshot().actors[0].running:
     ...     pass
     >>> [frame.function for frame in inspect.stacks(procs).item().of("stuck").frames[:3]]
@@ -140,8 +141,33 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
         raise TypeError(f"stacks() takes a mesh of processes or actors, not {mesh!r}")
     process: Process = mesh._process
     view, procs_id = mesh._view, mesh._procs_id
-    mesh_name = _mesh_name(process, mesh)
     addrs: list[Addr] = [locate(process.runtime, *mesh._home.addr(procs_id, rank)) for rank in view]
+    names = dict.fromkeys((addr[0] for addr in addrs), _mesh_name(process, mesh))
+    return ValueMesh.of(mesh.extent, _stacks_at(process, addrs, names, timeout))
+
+
+def stacks_of_job(process: Process, mesh: str, timeout: float) -> list[ProcStacks]:
+    """The same of all processes of a job, the controller first; of one mesh alone if its name is given."""
+    tree = look(process, time.monotonic() + timeout, pss=False)
+    if tree is None:
+        raise MeshError(f"the controller did not answer within {timeout} s; try a longer timeout")
+    names = {number: name for number, (name, _) in tree.titles.items()}
+    addrs: list[Addr] = [(who[0], who[1], who[2]) for who, *_ in tree.procs]
+    addrs.sort(key=lambda addr: (names.get(addr[0], ""), *addr))
+    found = [addr for addr in [ROOT, *addrs] if mesh in ("", names.get(addr[0], "controller"))]
+    if not found:
+        from mesh_core._nearest import did_you_mean
+
+        known = sorted({*names.values(), "controller"})
+        raise MeshError(
+            f"no mesh of processes is called {mesh!r}{did_you_mean(mesh, known) or '; there are: ' + ', '.join(known)}"
+        )
+    return _stacks_at(process, found, names, timeout)
+
+
+def _stacks_at(
+    process: Process, addrs: list[Addr], names: dict[int, str], timeout: float
+) -> list[ProcStacks]:
     here: Addr = process.runtime.me
     pids = {addr: process.runtime.pid_of(*addr) for addr in addrs}
     frozen = {addr for addr, pid in pids.items() if is_stopped(pid)}
@@ -161,7 +187,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     dumps = ask(process, "dump", able, deadline)
     found = []
     for addr in addrs:
-        name = proc_name(process, addr, {addr[0]: mesh_name})
+        name = proc_name(process, addr, names)
         if addr == here:
             found.append(_made(name, {"loop": 0, "actors": (), "pid": process.pid}, own_stacks()))
         elif addr in told:
@@ -175,7 +201,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
             found.append(
                 ProcStacks(name, pids[addr], (), f"it has ended, or did not answer within {timeout} s")
             )
-    return ValueMesh.of(mesh.extent, found)
+    return found
 
 
 def _mesh_name(process: Process, mesh: Any) -> str:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import signal
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mesh_core._errors import MeshError
 from mesh_core._host_agent import HostAgent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
 
     from mesh_core import HostMesh
 
+V = TypeVar("V")
+
+
+def _each(
+    given: Mapping[str, V] | Sequence[Mapping[str, V]] | None, hosts: int, what: str
+) -> list[Mapping[str, V] | None]:
+    """What was said of all hosts, or of each."""
+    if given is None or isinstance(given, Mapping):
+        return [given] * hosts
+    if len(given) != hosts:
+        raise ValueError(f"{what}= must be of all hosts, or one for each of {hosts}, got {len(given)}")
+    return list(given)
+
 
 class LocalCluster:
     """``hosts`` agents on this machine, each a process of its own with an address and credentials of its own.
+
+    ``labels`` and ``resources`` are those of each host, or one mapping for all.
 
     >>> from mesh_core.testing import LocalCluster
     >>> with LocalCluster(hosts=2) as cluster:
@@ -29,10 +45,18 @@ class LocalCluster:
     """
 
     def __init__(
-        self, hosts: int, *, env: Mapping[str, str] | None = None, credentials: str | None = None
+        self,
+        hosts: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        credentials: str | None = None,
+        labels: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        resources: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
     ) -> None:
         if hosts < 1:
             raise ValueError(f"a cluster has at least one host, not {hosts}")
+        self._labels = _each(labels, hosts, "labels")
+        self._resources = _each(resources, hosts, "resources")
         self._count = hosts
         self._env = dict(env or {})
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -83,7 +107,14 @@ class LocalCluster:
         name = f"host-{number}"
         folder = Path(self._folder.name) / name
         Credentials.load(self.credentials).issue_host(folder)
-        return HostAgent(folder, name=name, env=self._env, log=folder.with_suffix(".log"))
+        return HostAgent(
+            folder,
+            name=name,
+            labels=self._labels[number],
+            resources=self._resources[number],
+            env=self._env,
+            log=folder.with_suffix(".log"),
+        )
 
     def log(self, number: int) -> str:
         """What an agent has written."""

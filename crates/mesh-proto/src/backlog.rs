@@ -1,0 +1,159 @@
+//! Messages that wait in their sender's process until their receivers have room, while their senders go on.
+//!
+//! A message for several mailboxes goes to all of them at once, so it waits for the room of all.
+//!
+//! BKL-1: messages for one mailbox leave in the order in which they came: a message may leave once it is the first one
+//! in the queue of each of its mailboxes. A message joins all its queues in one step, so the oldest of all is the first
+//! one everywhere, and two messages never wait for each other.
+//!
+//! BKL-2: what waits is within the budget, or is a single message; beyond that there is at most one message of each who
+//! waits for its own to leave. A message is reserved for before it is made.
+
+use crate::hosts::QuickMap;
+use crate::{ActorId, ProcAddr};
+use std::collections::VecDeque;
+
+/// A mailbox: its process and its id there.
+pub type Place = (ProcAddr, ActorId);
+
+#[derive(Debug)]
+struct Waiting<T> {
+    to: Box<[Place]>,
+    /// In so many of its queues others are before it.
+    behind: usize,
+    cost: u64,
+    item: T,
+}
+
+/// What waits in one process. See the module.
+#[derive(Debug)]
+pub struct Backlog<T> {
+    waiting: QuickMap<u64, Waiting<T>>,
+    queues: QuickMap<Place, VecDeque<u64>>,
+    next: u64,
+    bytes: u64,
+    budget: u64,
+}
+
+impl<T> Backlog<T> {
+    /// An empty one, for `budget` bytes.
+    #[must_use]
+    pub fn new(budget: u64) -> Self {
+        Self { waiting: QuickMap::default(), queues: QuickMap::default(), next: 0, bytes: 0, budget }
+    }
+
+    /// How many messages wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether none waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Bytes that wait, or that are reserved.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How many bytes may wait.
+    #[must_use]
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Which of these mailboxes has messages that wait: whatever else is sent there has to wait behind them.
+    #[must_use]
+    pub fn blocks(&self, to: impl IntoIterator<Item = Place>) -> Option<usize> {
+        if self.queues.is_empty() {
+            return None;
+        }
+        to.into_iter().position(|place| self.queues.contains_key(&place))
+    }
+
+    /// Reserves room for a message of `cost` bytes; false if there is none (BKL-2), unless it is taken `surely`: by who
+    /// sends no other before this one has left.
+    #[must_use]
+    pub fn reserve(&mut self, cost: u64, surely: bool) -> bool {
+        let sum = self.bytes.saturating_add(cost);
+        let room = surely || self.bytes == 0 || sum <= self.budget;
+        if room {
+            self.bytes = sum;
+        }
+        room
+    }
+
+    /// What was reserved is not needed after all.
+    pub fn release(&mut self, cost: u64) {
+        self.bytes = self.bytes.saturating_sub(cost);
+    }
+
+    /// Adds a message, for whose `cost` bytes there is a reservation. Returns its number.
+    pub fn push(&mut self, to: Box<[Place]>, cost: u64, item: T) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let mut behind = 0;
+        for place in &to {
+            let queue = self.queues.entry(*place).or_default();
+            behind += usize::from(!queue.is_empty());
+            queue.push_back(number);
+        }
+        self.waiting.insert(number, Waiting { to, behind, cost, item });
+        number
+    }
+
+    /// The message that may be the next one to a mailbox, if it is the first one everywhere else too (BKL-1).
+    #[must_use]
+    pub fn first(&self, to: Place) -> Option<u64> {
+        let number = *self.queues.get(&to)?.front()?;
+        self.ready(number).map(|_| number)
+    }
+
+    /// A message, if no other is before it (BKL-1).
+    #[must_use]
+    pub fn ready(&self, number: u64) -> Option<&T> {
+        self.waiting.get(&number).filter(|one| one.behind == 0).map(|one| &one.item)
+    }
+
+    /// Takes a message out, whether its turn has come or its sender gives it up. Those that may be next because of that
+    /// are appended to `freed`.
+    pub fn remove(&mut self, number: u64, freed: &mut Vec<u64>) -> Option<T> {
+        let gone = self.waiting.remove(&number)?;
+        self.bytes = self.bytes.saturating_sub(gone.cost);
+        for place in &gone.to {
+            let Some(queue) = self.queues.get_mut(place) else { continue };
+            if queue.front() != Some(&number) {
+                queue.retain(|one| *one != number);
+                continue;
+            }
+            queue.pop_front();
+            match queue.front() {
+                None => {
+                    self.queues.remove(place);
+                }
+                Some(next) => {
+                    if let Some(next_one) = self.waiting.get_mut(next) {
+                        next_one.behind -= 1;
+                        if next_one.behind == 0 {
+                            freed.push(*next);
+                        }
+                    }
+                }
+            }
+        }
+        Some(gone.item)
+    }
+
+    /// Takes everything out, in the order in which it came.
+    pub fn clear(&mut self) -> Vec<T> {
+        self.queues.clear();
+        self.bytes = 0;
+        let mut all: Vec<_> = self.waiting.drain().collect();
+        all.sort_unstable_by_key(|(number, _)| *number);
+        all.into_iter().map(|(_, one)| one.item).collect()
+    }
+}

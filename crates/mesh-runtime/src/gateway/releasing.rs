@@ -1,0 +1,183 @@
+//! Letting hosts go, in order, while the job and its other hosts go on.
+//!
+//! REL-1: a host that is let go first ends what runs there for the job, each process in order or, if that takes too long,
+//! by a kill; then it waits until what these have sent was acknowledged, and says that it is done. Only then, or if it does
+//! not answer in time, the controller declares it released. REL-2: from the moment on at which its release began nobody
+//! takes its end, or that of its processes, for a failure, however it comes.
+
+use super::State;
+use crate::calls::Call;
+use crate::error::RuntimeError;
+use crate::runtime::{Runtime, lock};
+use mesh_proto::control::{Report, StopProcs};
+use mesh_proto::hosts::{Fate, HostSet};
+use mesh_proto::{EndReason, Ended, Frame, Header, HostEnd, HostNo, Kind, Placement, ProcAddr, Target};
+use mesh_topology::Region;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long an agent waits for what its processes have sent to be acknowledged, once they have ended.
+const LAST: Duration = Duration::from_secs(3);
+/// Less than a segment: what is as small goes in the order in which it was sent.
+const SMALL: u64 = 64 << 10;
+/// How often it looks again, should nobody have told it to.
+const LOOK: Duration = Duration::from_millis(50);
+
+impl Runtime {
+    /// Lets hosts go: what runs there is told to end, and has `within` for that. `ending` are calls by which meshes were
+    /// told to stop already. `why` is for people. The call that is returned completes when all of them are gone.
+    ///
+    /// # Errors
+    /// If the runtime is closed, is not the controller's, or no thread can be started.
+    pub fn release_hosts(
+        &self,
+        hosts: &Region,
+        ending: Vec<Arc<Call>>,
+        within: Duration,
+        limit: Duration,
+        why: &'static str,
+    ) -> Result<Arc<Call>, RuntimeError> {
+        self.usable()?;
+        let this = self.this().filter(|_| self.me == ProcAddr::CONTROLLER).ok_or(RuntimeError::NotController)?;
+        let agents = Target::Many(0, hosts.clone(), Placement::Agents);
+        let (told, order) = (self.open(agents.clone(), false)?, self.open(agents.clone(), false)?);
+        let ranks = hosts.clone();
+        let hosts: HostSet = agents.procs().map(|agent| agent.host).collect();
+        let absent: Vec<HostNo> = {
+            let mut state = lock(&self.gateway.state);
+            let mut absent = Vec::new();
+            for host in hosts.iter() {
+                let peer = state.peers.entry(host).or_default();
+                peer.released = Some(why);
+                if peer.introduction.is_none() {
+                    absent.push(host);
+                }
+            }
+            absent
+        };
+        // Nothing runs on a host that is not attached yet, and there may be nobody to answer.
+        for host in absent {
+            self.let_go(host, why);
+        }
+        let stop = StopProcs { mesh: 0, call: order.id, per_host: 0, within, ranks };
+        let (call, until) = (Arc::clone(&told), Instant::now() + limit);
+        // Messages take turns by their size, and the order must not overtake what was sent before.
+        let ordered = self.is_heard(&lock(&self.gateway.state), &hosts);
+        if ordered {
+            self.dispatch(stop.frame(self.me, &agents), None);
+        }
+        let release = move || {
+            if !ordered {
+                this.wait_until(Instant::now() + within, |state| this.is_heard(state, &hosts), || true);
+                this.dispatch(stop.frame(this.me, &agents), None);
+            }
+            for one in ending.iter().chain([&order]) {
+                this.wait_call(one, None, Some(until), false, false);
+            }
+            this.give_up_call(&order);
+            for host in hosts.iter() {
+                this.let_go(host, why);
+                // For one that was dead before.
+                let ended = Arc::new(this.verdict_on(host).ended());
+                this.calls.on_host_missing(&this.reactor, told.id, host, &ended);
+            }
+        };
+        match std::thread::Builder::new().name("mesh-release".to_owned()).spawn(release) {
+            Ok(_) => Ok(call),
+            Err(error) => {
+                // Hosts that were told to end do so all the same; what becomes of them is told as ever.
+                self.give_up_call(&call);
+                Err(RuntimeError::thread(&error))
+            }
+        }
+    }
+
+    fn let_go(&self, host: HostNo, why: &str) {
+        self.on_host_lost(host, Report::dead(Fate::Released, why));
+    }
+
+    fn give_up_call(&self, call: &Call) {
+        self.calls.cancel(&self.reactor, call);
+    }
+
+    /// The controller lets this host go: what runs here ends, then the controller hears of that.
+    pub(crate) fn on_release(&self, order: Header, within: Duration) {
+        if order.src != ProcAddr::CONTROLLER || !self.me.is_agent() || self.me == ProcAddr::CONTROLLER {
+            return;
+        }
+        let Some(this) = self.this() else { return };
+        let end =
+            HostEnd { fate: Fate::Released, label: self.host_name(), why: "the script needs it no longer".to_owned() };
+        let _ = self.gateway.leaving.set(end);
+        let leave = move || {
+            for mesh in this.meshes_here() {
+                this.end_procs(mesh, None, within);
+            }
+            this.wait_until_left(Instant::now() + within + LAST);
+            let mut header = Header::new(Kind::Reply, this.me, order.src);
+            (header.call, header.index) = (order.call, order.index);
+            this.dispatch(Frame::build(header, None, b"", &[]), None);
+        };
+        // If there is no thread for it, the controller waits no longer than it has said.
+        let _ = std::thread::Builder::new().name("mesh-leave".to_owned()).spawn(leave);
+    }
+
+    /// Whether what was sent to these hosts has arrived, as far as it takes more than a moment.
+    fn is_heard(&self, state: &State, hosts: &HostSet) -> bool {
+        hosts.iter().all(|host| {
+            let via = state.topology.next_hop(self.me.host, host);
+            let large = state.strands.outstanding(host) > SMALL;
+            !large && via.is_none_or(|via| state.strands.waiting(via) == 0)
+        })
+    }
+
+    /// Waits until no process runs here any more, and what these have sent has arrived.
+    fn wait_until_left(&self, until: Instant) {
+        self.wait_until(until, |_| true, || lock(&self.agent).len() == 0);
+        let arrived = |state: &State| {
+            let waits = |host: &HostNo| state.strands.outstanding(*host) + state.strands.waiting(*host) > 0;
+            state.merge.next_deadline().is_none() && !state.peers.keys().any(waits)
+        };
+        self.wait_until(until, arrived, || true);
+    }
+
+    /// Waits until both hold. The second is looked at without the lock: it may take that of the agent.
+    fn wait_until(&self, until: Instant, first: impl Fn(&State) -> bool, second: impl Fn() -> bool) {
+        while Instant::now() < until && !self.is_closed() {
+            // Before the look: who changes something in between is heard.
+            self.gateway.room_wanted.store(true, Ordering::SeqCst);
+            let second = second();
+            let state = lock(&self.gateway.state);
+            if first(&state) && second {
+                return;
+            }
+            drop(self.gateway.room.wait_timeout(state, LOOK));
+        }
+    }
+
+    /// A process of this host has ended: in order, and for its host's sake, if this host is let go.
+    pub(crate) fn note_leaving(&self, ended: &mut Ended) {
+        if let Some(end) = self.gateway.leaving.get() {
+            if ended.orderly {
+                ended.reason = EndReason::Host(end.clone());
+            }
+            self.tell_room();
+        }
+    }
+
+    /// Why nothing new runs on this host, if it is let go.
+    pub(crate) fn leaving(&self) -> Option<Arc<Ended>> {
+        self.gateway.leaving.get().map(|end| Arc::new(end.ended()))
+    }
+}
+
+/// What is said of a host that has ended while it was let go (REL-2): `released` says why, if it was.
+pub(super) fn end_of(released: Option<&'static str>, fate: Fate, why: String) -> (Fate, String) {
+    match released {
+        Some(asked) if fate != Fate::Released => {
+            (Fate::Released, format!("{asked}; it was gone before it had ended what ran there: {why}"))
+        }
+        _ => (fate, why),
+    }
+}

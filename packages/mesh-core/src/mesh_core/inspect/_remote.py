@@ -1,0 +1,257 @@
+"""Looking into a job from another process of the same user: the other end of its inspection socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mesh_core._debug import _places
+from mesh_core._debug._wire import Garbled, Told, Wire
+from mesh_core._errors import MeshError
+from mesh_core.inspect._events import Event
+from mesh_core.inspect._rebuilt import Strange, rebuilt
+from mesh_core.inspect._snapshot import Snapshot
+from mesh_core.inspect._stacks import ProcStacks
+
+T = TypeVar("T")
+
+_ANSWER_S = 5.0
+"""How long a job may take to answer, besides the time that a question gives it."""
+_SILENT_S = 10.0
+"""A job that is followed says once a second that it goes on."""
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """A job of this user that runs on this machine."""
+
+    pid: int
+    """The script's process."""
+    script: str
+    """What it runs."""
+    host: str
+    began: float
+    """When it used Mesh for the first time, in seconds since the epoch."""
+    folder: str
+    """The script's working directory."""
+    version: str
+    """Its version of Mesh."""
+
+
+@dataclass(frozen=True)
+class LogText:
+    """Something that a job's workers have printed, as its script shows it: one line, or several."""
+
+    text: str
+    is_error: bool
+    """Whether it was for stderr."""
+    missed: int = 0
+    """How many texts this reader was too slow for since the one before."""
+
+
+class RunningJob:
+    """A job that another process drives, to be looked at; made by :func:`connect`.
+
+    Each question makes a connection of its own. Nothing that is asked changes the job.
+    """
+
+    def __init__(self, info: JobInfo, path: str) -> None:
+        self.info = info
+        """What it tells of itself."""
+        self._path = path
+        self.missed = 0
+        """How many events readers of this object were too slow for."""
+
+    def snapshot(self, timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
+        """The whole tree at one moment, as :func:`mesh_core.inspect.snapshot` gives it there."""
+        return self._ask(Snapshot, timeout, do="snapshot", timeout=timeout, pss=pss)
+
+    def stacks(self, mesh: str = "", timeout: float = 2.0) -> tuple[ProcStacks, ...]:
+        """The Python threads of all processes, the script's first; or of the mesh of processes with this name."""
+        told = self._answer(timeout, do="stacks", timeout=timeout, mesh=mesh)
+        if not isinstance(told, list):
+            raise self._strange("stacks must be a list")
+        return tuple(self._made(ProcStacks, one) for one in told)
+
+    def events(self, *, past: bool = False) -> Iterator[Event]:
+        """What happens, as it happens, until the job ends; with ``past`` what is still kept comes first.
+
+        Close the iterator, or drop it, to follow no longer.
+        """
+        for told in self._follow(do="events", past=past):
+            if isinstance(missed := told.get("missed"), int):
+                self.missed += missed
+            elif "event" in told:
+                yield self._event(told["event"])
+
+    def logs(self) -> Iterator[LogText]:
+        """What workers print, as the script shows it, from now on and until the job ends."""
+        missed = 0
+        for told in self._follow(do="logs"):
+            if isinstance(more := told.get("missed"), int):
+                missed += more
+            elif isinstance(text := told.get("text"), str):
+                yield LogText(text, told.get("error_stream") is True, missed)
+                missed = 0
+
+    def _event(self, told: Any) -> Event:
+        # A failure is told as its report.
+        if isinstance(told, dict) and isinstance(report := told.pop("failure", None), str):
+            told["text"] = report
+        return self._made(Event, told)
+
+    def _ask(self, cls: type[T], limit: float, **question: Any) -> T:
+        told = self._answer(limit, **question)
+        if cls is Snapshot and isinstance(told, dict) and isinstance(told.get("failures"), list):
+            for one in told["failures"]:
+                if isinstance(one, dict) and isinstance(report := one.pop("failure", None), str):
+                    one["text"] = report
+        return self._made(cls, told)
+
+    def _made(self, cls: type[T], told: Any) -> T:
+        try:
+            return rebuilt(cls, told)
+        except Strange as error:
+            raise self._strange(str(error)) from None
+
+    def _strange(self, what: str) -> MeshError:
+        from mesh_core import __version__
+
+        return MeshError(
+            f"job {self.info.pid} gave an answer that this version of Mesh ({__version__}) does not understand: {what}. "
+            f"Look into it with its own, {self.info.version}"
+        )
+
+    def _answer(self, limit: float, **question: Any) -> Any:
+        with self._asked(**question) as wire:
+            return self._ok(self._hear(wire, limit + _ANSWER_S))
+
+    def _follow(self, **question: Any) -> Iterator[Told]:
+        with self._asked(**question) as wire:
+            heard = self._hear(wire, _ANSWER_S)
+            self._ok(heard[:1])
+            heard = heard[1:]
+            while True:
+                yield from heard
+                try:
+                    heard = self._hear(wire, _SILENT_S)
+                except _Over:
+                    return
+
+    def _ok(self, heard: list[Told]) -> Any:
+        if "ok" in heard[0]:
+            return heard[0]["ok"]
+        raise MeshError(f"job {self.info.pid}: {heard[0].get('error', 'it gave no answer')}")
+
+    @contextmanager
+    def _asked(self, **question: Any) -> Iterator[Wire]:
+        try:
+            wire = Wire(_places.connect(self._path))
+        except OSError as error:
+            raise _Over(
+                f"job {self.info.pid} cannot be reached: {error}; it has ended, or is about to"
+            ) from None
+        try:
+            wire.tell(**question)
+            yield wire
+        finally:
+            wire.close()
+
+    def _hear(self, wire: Wire, limit: float) -> list[Told]:
+        try:
+            heard = wire.hear(limit)
+        except TimeoutError:
+            raise MeshError(
+                f"job {self.info.pid} has not answered within {limit:g} s: it may be stopped by a signal, or its "
+                "interpreter be held by C code"
+            ) from None
+        except Garbled as error:
+            raise self._strange(str(error)) from None
+        if heard is None:
+            raise _Over(f"job {self.info.pid} has ended")
+        return heard
+
+    def __repr__(self) -> str:
+        return f"<RunningJob {self.info.pid}: {self.info.script or 'python'}>"
+
+
+class _Over(MeshError):
+    """The job has ended."""
+
+
+def _jobs(pid: int | None) -> tuple[list[tuple[JobInfo, str]], list[int]]:
+    """Those that answer, with their sockets; and the pids of those that do not."""
+    found: list[tuple[JobInfo, str]] = []
+    silent: list[int] = []
+    asked: list[tuple[int, str, Wire]] = []
+    for number, path, peer in _places.find_inspected(pid):
+        if peer is None:
+            silent.append(number)
+            continue
+        wire = Wire(peer)
+        wire.tell(do="describe")
+        asked.append((number, path, wire))
+    until = time.monotonic() + _ANSWER_S
+    for number, path, wire in asked:
+        try:
+            told = wire.hear(max(0.0, until - time.monotonic()))
+            if told is not None:
+                found.append((rebuilt(JobInfo, told[0].get("ok")), path))
+        except (TimeoutError, Garbled, Strange):
+            silent.append(number)
+        finally:
+            wire.close()
+    found.sort(key=lambda each: (each[0].began, each[0].pid))
+    return found, silent
+
+
+def jobs() -> list[JobInfo]:
+    """The jobs of this user on this machine that can be looked into, the oldest first.
+
+    A script is one from its first spawn on, until it ends. One that does not answer, as a signal has stopped it, is not in
+    the list.
+
+    >>> from mesh_core import inspect, shutdown, this_host
+    >>> import os
+    >>> this_host().spawn_procs().initialized.get()
+    >>> os.getpid() in [job.pid for job in inspect.jobs()]
+    True
+    >>> shutdown()
+    """
+    return [info for info, _ in _jobs(None)[0]]
+
+
+def connect(job: int | None = None) -> RunningJob:
+    """Look into a job that another process of this user drives on this machine.
+
+    Args:
+        job: the pid of its script; may be left out where there is one job alone.
+
+    >>> from mesh_core import inspect, shutdown, this_host
+    >>> import os
+    >>> this_host().spawn_procs(name="workers").initialized.get()
+    >>> job = inspect.connect(os.getpid())
+    >>> [proc.name for proc in job.snapshot().procs]
+    ['controller', 'workers[0]']
+    >>> shutdown()
+    """
+    if job is not None and (isinstance(job, bool) or not isinstance(job, int)):
+        raise TypeError(f"connect() takes the pid of a job's script, got {job!r}")
+    found, silent = _jobs(job)
+    if len(found) == 1:
+        return RunningJob(*found[0])
+    if found:
+        several = ", ".join(f"{info.pid} ({info.script or 'python'})" for info, _ in found)
+        raise MeshError(f"there are {len(found)} jobs; name one by its pid: {several}")
+    if silent:
+        raise MeshError(
+            f"job {', '.join(map(str, silent))} does not answer: it may be stopped by a signal, or its interpreter be held "
+            "by C code"
+        )
+    which = "no job of this user runs" if job is None else f"no job {job} of this user runs"
+    raise MeshError(
+        f"{which} on this machine; a script can be looked into from its first spawn on, on the machine where it runs"
+    )

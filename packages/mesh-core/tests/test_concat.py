@@ -1,0 +1,121 @@
+"""Meshes that are put together of others."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from core_repair import WITHIN, Asker, Counter, Losses, ranks
+
+from mesh_core import Actor, MeshError, concat, endpoint, this_host
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def who(mesh: Any) -> list[tuple[int, int, int, int]]:
+    told: list[tuple[int, int, int, int]] = mesh.who.call().get(timeout=WITHIN).values()
+    return told
+
+
+def test_processes_are_put_together_and_sliced_like_any_mesh() -> None:
+    host = this_host()
+    with (
+        host.spawn_procs({"rows": 2, "gpus": 2}) as first,
+        host.spawn_procs({"rows": 2, "gpus": 1}) as second,
+    ):
+        both = concat([first, second], dim="gpus")
+        assert both.sizes == {"rows": 2, "gpus": 3}
+        assert "rows=2, gpus=3" in repr(both)
+        assert both.pids == [*first.pids[:2], second.pids[0], *first.pids[2:], second.pids[1]]
+        counters = both.spawn("counters", Counter)
+        told = who(counters)
+        assert [(rank, size, place) for rank, size, place, _ in told] == [(n, 6, n) for n in range(6)]
+        assert [pid for *_, pid in told] == both.pids
+        assert who(counters.slice(gpus=2)) == [(n, 6, place, both.pids[n]) for place, n in enumerate((2, 5))]
+        assert [rank for rank, *_ in who(counters.slice(rows=1, gpus=slice(0, 3, 2)))] == [3, 5]
+        assert counters.listed.with_options(reduce="concat").call().get(timeout=WITHIN) == list(range(6))
+        counters.stop().get(timeout=WITHIN)
+
+
+def test_actors_are_put_together_each_under_its_own_name_and_budget() -> None:
+    host = this_host()
+    with host.spawn_procs({"gpus": 2}) as first, host.spawn_procs({"gpus": 3}) as second:
+        a: Any = first.spawn("a", Counter, 1)
+        b: Any = second.spawn("b", Counter, 2)
+        both = concat([b.slice(gpus=slice(1, 3)), a], dim="gpus")
+        assert both.name == "b+a"
+        assert both.begun_with.call().get(timeout=WITHIN).values() == [2, 2, 1, 1]
+        assert [(rank, place) for rank, _, place, _ in who(both)] == [(1, 0), (2, 1), (0, 2), (1, 3)]
+        data = bytes(300_000)
+        for _ in range(20):  # more than any mailbox takes without giving back
+            both.echo.broadcast(data)
+        assert both.echo.call(data).get(timeout=WITHIN).values() == [data] * 4
+        for n in range(100):
+            both.hear.broadcast(n)
+            a.hear.broadcast(-n)
+        heard = both.all.call().get(timeout=WITHIN).values()
+        assert heard[:2] == [list(range(100))] * 2
+        assert heard[2:] == [[number for n in range(100) for number in (n, -n)]] * 2
+
+
+def test_what_is_put_together_is_put_together_again_and_sent() -> None:
+    host = this_host()
+    with host.spawn_procs({"gpus": 2}) as procs:
+        singles = [concat([procs.slice(gpus=n)], dim="place") for n in (1, 0, 1)]
+        assert singles[0].sizes == {"place": 1}
+        nested = concat([concat(singles[:2], dim="place"), singles[2]], dim="place")
+        assert nested.pids == [procs.pids[1], procs.pids[0], procs.pids[1]]
+        actors: Any = procs.spawn("actors", Counter)
+        turned = concat([actors.slice(gpus=1), actors.slice(gpus=0)], dim="gpus")
+        with host.spawn_procs() as others:
+            asker: Any = others.spawn("asker", Asker, turned)
+            assert [rank for rank, *_ in asker.who.call_one().get(timeout=WITHIN)] == [1, 0]
+        assert who(pickle.loads(pickle.dumps(turned))) == who(turned)
+
+
+def test_repairs_of_parts_are_seen_and_owners_told() -> None:
+    losses, told = Losses(), Losses()
+    host = this_host()
+    with host.spawn_procs({"gpus": 2}, supervise=losses) as first, host.spawn_procs({"gpus": 2}) as second:
+        both = concat([first, second], dim="gpus")
+        counters: Any = both.spawn("counters", Counter, supervise=told)
+        counters.initialized.get(timeout=WITHIN)
+        losses.slay(first, 1)
+        failure = told.next()
+        assert (failure.mesh_name, failure.rank) == ("counters", 1)
+        assert ranks(both.failed()) == ranks(counters.failed()) == [1]
+        first.respawn().get(timeout=WITHIN)
+        counters.respawn().get(timeout=WITHIN)
+        assert [rank for rank, *_ in who(counters)] == [0, 1, 2, 3]
+        assert both.incarnations == [0, 1, 0, 0]
+        with pytest.raises(MeshError, match="or a mesh that was put together of others"):
+            both.respawn([1])
+
+
+class Other(Actor):
+    @endpoint
+    def hear(self, n: int) -> int:
+        return n
+
+
+def test_what_does_not_fit_together_says_why() -> None:
+    host = this_host()
+    with host.spawn_procs({"gpus": 2}) as first, host.spawn_procs({"rows": 2, "gpus": 2}) as second:
+        with pytest.raises(
+            ValueError,
+            match="meshes are put together along 'gpus' if they are alike but for that: gpus=2 and rows=2, gpus=2",
+        ):
+            concat([first, second], dim="gpus")
+        with pytest.raises(ValueError, match="needs at least one mesh"):
+            concat([], dim="gpus")
+        with pytest.raises(
+            TypeError, match="meshes of processes together, or meshes of actors, not ProcMesh, int"
+        ):
+            concat([first, 3], dim="gpus")
+        with pytest.raises(TypeError, match="dim is the name of a dimension, not 0"):
+            concat([first, first], dim=0)  # type: ignore[call-overload]  # on purpose
+        counters: Any = first.spawn("counters", Counter)
+        other: Any = first.spawn("other", Other)
+        with pytest.raises(TypeError, match="actors of one class together, and these are of Counter, Other"):
+            concat([counters, other], dim="gpus")
