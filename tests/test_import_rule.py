@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import doc_page
 import import_rule
 import workspace
 
@@ -52,6 +53,35 @@ def test_package_imports_only_what_it_may(package):
     ]
     assert sources(package), f"{package} has no sources under src/"
     assert not broken, "\n".join(broken)
+
+
+def outside() -> list[Path]:
+    """What is written as users of Mesh write: examples and outside packages with their tests, and the other packages."""
+    files = [*(workspace.ROOT / "examples").rglob("*.py"), *(workspace.ROOT / "examples").rglob("*.md")]
+    for package in PACKAGES:
+        if package.import_name != CORE:
+            files += [*package.path.rglob("*.py"), package.path / "README.md"]
+    return sorted(files)
+
+
+def texts_of(path: Path) -> list[str]:
+    text = path.read_text()
+    return [text] if path.suffix == ".py" else [block.code for block in doc_page.blocks(text)]
+
+
+def test_nobody_outside_of_core_imports_what_is_private_to_it():
+    """Also in functions, tests and READMEs: what these do, users copy. Attributes are what ruff's SLF001 looks at."""
+    broken = [
+        f"{path.relative_to(workspace.ROOT)}: {violation.why}"
+        for path in outside()
+        for text in texts_of(path)
+        for violation in import_rule.violations(
+            text, package="", workspace={CORE}, allowed={CORE}, declared=set()
+        )
+        if violation.why.startswith("RULE-2")
+    ]
+    assert not broken, "\n".join(broken)
+    assert {path.parts[-3] for path in outside()} >= {plugin.name for plugin in PLUGINS}
 
 
 def module_and_name(path: str) -> tuple[ModuleType, str | None]:
@@ -112,6 +142,8 @@ def test_core_imports_none_of_its_plugins():
         ("from mesh_core._native import Region", "RULE-2"),
         ("import mesh_core._native", "RULE-2"),
         ("import mesh_core\nmesh_core._native.Region", "RULE-2"),
+        ("def f():\n    from mesh_core._process import current", "RULE-2"),
+        ("def f():\n    import importlib\n    importlib.import_module('mesh_core._process')", "RULE-2"),
         ("import mesh_core.testing as t\nt._helper()", "RULE-2"),
         ("import torch", "RULE-3"),
         ("class A:\n    import torch", "RULE-3"),

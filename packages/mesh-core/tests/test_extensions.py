@@ -12,7 +12,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mesh_core import Actor, ActorError, ActorTimeout, Channel, MeshError, MeshFailure, endpoint, this_host
+from mesh_core import (
+    Actor,
+    ActorError,
+    ActorTimeout,
+    Channel,
+    MeshError,
+    MeshFailure,
+    endpoint,
+    shutdown,
+    this_host,
+)
 from mesh_core.extensions import (
     NOT_CARRIED,
     ActorEnd,
@@ -474,3 +484,99 @@ def test_watch_says_what_it_takes() -> None:
         watch(3, print)  # type: ignore[arg-type]
     with this_host().spawn_procs() as procs, pytest.raises(TypeError, match="callback must be callable"):
         watch(procs, 3)  # type: ignore[arg-type]
+
+
+class Farewell(Extension):
+    """Tells the process that has installed it goodbye, when it is stopped."""
+
+    name = "farewell"
+
+    def start(self) -> None:
+        self.heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def for_spawn(self, spawning: Spawning) -> Proc:
+        return self.proc
+
+    def receive(self, message: str, sender: Proc) -> str:
+        self.heard.put(message)
+        return "goodbye"
+
+    def stop(self) -> None:
+        if self.payload is not None:
+            (answer,) = self.call(self.payload, f"{self.proc} ends").get(timeout=30).values()
+            self.tell(self.payload, f"it was told {answer}, found {type(find(Farewell)).__name__}")
+
+
+def test_messages_can_be_sent_and_answered_while_an_extension_stops() -> None:
+    farewell = install(Farewell)
+    try:
+        with this_host().spawn_procs(name="workers") as procs:
+            procs.initialized.get(timeout=30)
+        assert [farewell.heard.get(timeout=30) for _ in range(2)] == [
+            "workers[0] ends",
+            "it was told goodbye, found Farewell",
+        ]
+    finally:
+        uninstall("farewell")
+    assert find(Farewell) is None
+    with pytest.raises(MeshError, match="this instance is not installed in this process"):
+        farewell.tell(current_proc(), "late")
+
+
+class Relying(Extension):
+    """Needs another extension to the end."""
+
+    name = "relying"
+    after = ("farewell",)
+
+    def stop(self) -> None:
+        Path(self.payload, str(find(Farewell) is not None)).touch()
+
+
+def test_what_starts_before_an_extension_is_found_until_that_has_stopped(tmp_path: Path) -> None:
+    install(Farewell)
+    install(Relying, str(tmp_path))
+    try:
+        with this_host().spawn_procs() as procs:
+            procs.initialized.get(timeout=30)
+    finally:
+        uninstall("relying")
+        uninstall("farewell")
+    assert order_of(str(tmp_path)) == ["True"]
+
+
+class Patient(Extension):
+    """Answers when it is told to."""
+
+    name = "patient"
+
+    def start(self) -> None:
+        self.answers = threading.Event()
+
+    def receive(self, message: str, sender: Proc) -> str:
+        self.answers.wait(30)
+        return message
+
+
+def test_a_message_to_one_process_that_is_not_answered_in_time_says_so() -> None:
+    patient = install(Patient)
+    try:
+        future = patient.call(patient.proc, "hello")
+        with pytest.raises(
+            ActorTimeout, match=r"a message to extension 'patient' has not finished within 0.01 s"
+        ):
+            future.get(timeout=0.01)
+        patient.answers.set()
+        assert future.get(timeout=30).item() == "hello"
+    finally:
+        uninstall("patient")
+
+
+def test_a_script_that_has_spawned_nothing_can_send_to_itself() -> None:
+    shutdown()
+    patient = install(Patient)
+    try:
+        patient.answers.set()
+        assert patient.call(patient.proc, "hello").get(timeout=30).item() == "hello"
+    finally:
+        uninstall("patient")

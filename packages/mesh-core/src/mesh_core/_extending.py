@@ -45,12 +45,14 @@ class Extensions:
         self._process = process
         self._lock = threading.RLock()
         self._running: dict[str, _Running] = {}
+        self._stopping: dict[str, _Running] = {}
+        """Those that take no messages any more, and still send: each until its ``stop`` has returned."""
         self.failure: MeshError | None = None
         """Why an extension that this worker was spawned with could not start."""
 
     def find(self, name: str) -> Extension | None:
         """The instance of that name."""
-        running = self._running.get(name)
+        running = self._running.get(name) or self._stopping.get(name)
         return None if running is None else running.extension
 
     def install(self, cls: type[E], payload: Any) -> E:
@@ -82,12 +84,14 @@ class Extensions:
         """Stop an instance."""
         with self._lock:
             running = self._running.pop(name, None)
+            if running is not None:
+                self._stopping[name] = running
         if running is None:
             known = (
                 ", ".join(sorted(each for each in self._running if not each.startswith("mesh."))) or "none"
             )
             raise MeshError(f"no extension {name!r} is installed in this process; there are: {known}")
-        running.end()
+        self._end([running])
 
     # Carried along.
 
@@ -122,9 +126,17 @@ class Extensions:
         """Stop all of them."""
         with self._lock:
             running = list(self._running.values())
+            self._stopping.update(self._running)
             self._running.clear()
-        for each in reversed(running):
+        self._end(running[::-1])
+
+    def _end(self, running: list[_Running]) -> None:
+        for each in running:
             each.end()
+            name = each.extension.name
+            with self._lock:
+                if self._stopping.get(name) is each:
+                    del self._stopping[name]
 
     # What reaches them.
 

@@ -58,7 +58,7 @@ class Extension:
         """Begin, before any actor of the process is made."""
 
     def stop(self) -> None:
-        """End, after the last actor of the process has ended."""
+        """End, after the last actor of the process has ended. Messages no longer arrive, and can still be sent."""
 
     def receive(self, message: Any, sender: Proc) -> Any:
         """Handle a message from another process's instance, and return the answer. It may be a coroutine function."""

@@ -78,6 +78,8 @@ def tell(extension: Extension, to: Any, message: Any) -> Sending:
 
 def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
     process = _process.current()
+    # The script may send to itself before it has spawned anything, and that thread takes what comes.
+    process.faults.watch()
     name = f"extension {extension.name}"
     if isinstance(to, Proc):
         mesh, rank, host = to.address
