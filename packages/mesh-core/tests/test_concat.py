@@ -114,7 +114,7 @@ def test_what_does_not_fit_together_says_why() -> None:
         ):
             concat([first, 3], dim="gpus")
         with pytest.raises(TypeError, match="dim is the name of a dimension, not 0"):
-            concat([first, first], dim=0)  # type: ignore[call-overload]  # on purpose
+            concat([first, first], dim=0)
         counters: Any = first.spawn("counters", Counter)
         other: Any = first.spawn("other", Other)
         with pytest.raises(TypeError, match="actors of one class together, and these are of Counter, Other"):

@@ -222,7 +222,7 @@ def test_what_cannot_be_respawned_says_why(procs: ProcMesh, losses: Losses) -> N
     with pytest.raises(IndexError, match="has the ranks 0 to 3, and no rank 4"):
         procs.respawn(4)
     with pytest.raises(TypeError, match="ranks must be numbers or points"):
-        procs.respawn("1")
+        procs.respawn("1")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ValueError, match="is no point of"):
         procs.respawn(Point(0, procs.slice(gpus=slice(0, 2)).extent))
     losses.slay(procs, 1)
