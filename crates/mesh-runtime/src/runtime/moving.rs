@@ -48,14 +48,12 @@ impl Runtime {
 
     /// Something is sent to these: if a host dies, so do those of them that are there.
     pub fn note_target(&self, target: &Target) {
-        for piece in target.pieces().iter() {
-            match &piece.target {
-                Target::One(addr) => self.note_afar(addr.mesh, &Placement::On(addr.host), addr.rank as usize + 1),
-                Target::Many(mesh, region, placement) => {
-                    self.note_afar(*mesh, placement, region.as_slice().bounds().end);
-                }
-                Target::Joined(_) => {}
+        match target {
+            Target::One(addr) => self.note_afar(addr.mesh, &Placement::On(addr.host), addr.rank as usize + 1),
+            Target::Many(mesh, region, placement) => {
+                self.note_afar(*mesh, placement, region.as_slice().bounds().end);
             }
+            Target::Joined(joined) => joined.pieces().iter().for_each(|piece| self.note_target(&piece.target)),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
 use crate::target::{PyPlacement, PyTarget};
 use crate::topology::PyRegion;
 use bytes::Bytes;
-use mesh_proto::{ActorId, EndReason, Kind, MESSAGE_COST, Piece, ProcAddr, Target};
+use mesh_proto::{ActorId, EndReason, Kind, MESSAGE_COST, ProcAddr, Target};
 use mesh_runtime::{
     Call, Callee, Calling, Later, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms,
     millis,
@@ -543,8 +543,12 @@ impl PyRuntime {
             name.push(0);
             name.extend_from_slice(shape.as_bytes());
         }
-        let is_long = |piece: &Piece| piece.target.to_wire().len() > usize::from(u16::MAX);
-        if target.pieces().iter().any(is_long) {
+        let is_long = |one: &Target| one.to_wire().len() > usize::from(u16::MAX);
+        let too_long = match &**target {
+            Target::Joined(joined) => joined.pieces().iter().any(|piece| is_long(&piece.target)),
+            one => is_long(one),
+        };
+        if too_long {
             return Err(PyValueError::new_err(
                 "the labels of the mesh are too long to be sent: 65,535 bytes is the limit",
             ));

@@ -177,7 +177,7 @@ class ActorMesh(Mesh, Generic[T]):
         if self._making is not None:
             gone = other_lives(self, self._making)
             if (holding := self._making.holding) is not None:
-                gone |= holding.lost | holding.failed
+                gone = gone | holding.lost | holding.failed
             if gone:
                 lost.update(place for place, rank in enumerate(self._view) if rank in gone)
         return sorted(lost)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core._errors import ActorError
@@ -45,11 +46,12 @@ class Holding:
             from mesh_core._policy_run import PolicyRun
 
             self.policy = PolicyRun(policy, mesh.name)
-        self.dead: set[tuple[int, int]] = set()
+        # Hardly any has something in them, and there may be very many: a set of its own takes each 200 bytes.
+        self.dead: frozenset[tuple[int, int]] = frozenset()
         """Processes that were in it, by their addresses."""
-        self.lost: set[int] = set()
+        self.lost: frozenset[int] = frozenset()
         """Ranks of the processes' mesh: what is there now is dead."""
-        self.failed: set[int] = set()
+        self.failed: frozenset[int] = frozenset()
         """Ranks whose actors have failed, while their processes live."""
 
     def loses(self, procs_id: int, rank: int, process: tuple[int, int]) -> int | None:
@@ -57,10 +59,10 @@ class Holding:
         here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
         if here is None or here not in self.mesh._root or here in self.lost or process in self.dead:
             return None
-        self.dead.add(process)
+        self.dead |= {process}
         # The rank may have another process by now.
         if locate(self.mesh._process.runtime, procs_id, rank, 0)[:2] == process:
-            self.lost.add(here)
+            self.lost |= {here}
         return here
 
     def regain(self, ranks: Iterable[int]) -> None:
@@ -74,7 +76,7 @@ class Holding:
         procs_id, rank, _ = seat(self.mesh._process.runtime, key[0], key[1], 0)
         here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
         if here is not None:
-            self.failed.add(here)
+            self.failed |= {here}
 
     def end_policy(self) -> None:
         """Its policy is asked no more."""
@@ -91,6 +93,9 @@ class Holding:
         return runtime.sender(target, self.actor_id, "", "stop_actor").call("")
 
 
+_NO_LIVES: Mapping[int, int] = MappingProxyType({})
+
+
 class Making:
     """What actors were made with, at whoever spawned them: some of them may have to be made again."""
 
@@ -102,7 +107,7 @@ class Making:
         self.owner_id = owner_id
         self.procs = procs
         """The processes that they are on, if these were spawned here."""
-        self.lives: dict[int, int] = {}
+        self.lives: Mapping[int, int] = _NO_LIVES
         """In which life of its process each rank's actor was made, but for those in the first."""
         self.holding: Holding | None = None
         self.stopped = False

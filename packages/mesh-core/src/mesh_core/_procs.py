@@ -167,7 +167,7 @@ class ProcMesh(Mesh):
             process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
         )
         making.holding = process.own(owner_id, mesh, actor_id, policy)
-        if any(known_moves(process.runtime, each) is not None for each in self._home.meshes(self._procs_id)):
+        if self._home.is_joined or known_moves(process.runtime, self._procs_id) is not None:
             addrs = ((rank, self._home.addr(self._procs_id, rank)) for rank in self._view)
             making.lives = {rank: incarnation(process.runtime, at[0], at[1]) for rank, at in addrs}
         return mesh

@@ -415,7 +415,8 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     if holding is not None:
         holding.regain(there)
         process.estates.of(making.owner_id).add(holding)
-    making.lives |= {rank: incarnation(process.runtime, *home.addr(procs_id, rank)[:2]) for rank in there}
+    lives = {rank: incarnation(process.runtime, *home.addr(procs_id, rank)[:2]) for rank in there}
+    making.lives = {**making.lives, **lives}
     call = process.runtime.sender(target, mesh._actor_id, mesh._name, "spawn").call(making.spawned)
     who = Addressee(mesh._name, home, root, root, mesh)
 
