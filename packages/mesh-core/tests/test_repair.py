@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,7 @@ from core_repair import WITHIN, Asker, Counter, Keeper, Losses, await_loss, rank
 from mesh_core import (
     DeviceMeshError,
     MeshError,
+    MeshFailure,
     Point,
     ProcMesh,
     SupervisionError,
@@ -122,6 +125,52 @@ def test_a_rank_can_be_lost_and_made_again_many_times(procs: ProcMesh, losses: L
         assert counters.slice(gpus=3).hear.call_one(1).get(timeout=WITHIN) == 1
     assert len({failure.id for failure in failures}) == 5, "each is a failure of its own"
     assert {(failure.rank, failure.signal) for failure in failures} == {(3, signal.SIGKILL)}
+
+
+def test_a_death_that_is_told_while_the_rank_is_made_again_is_not_the_last_to_be_told(losses: Losses) -> None:
+    made, told = threading.Event(), threading.Event()
+
+    def env(point: Point) -> dict[str, str | None]:
+        if made.is_set():
+            told.set()  # by now the rank is being made again
+            losses.wait()
+        return {}
+
+    def hold(failure: MeshFailure) -> bool:
+        return told.wait(WITHIN)  # and so is whatever is told after it
+
+    host = this_host()
+    with host.spawn_procs(supervise=hold) as other, host.spawn_procs(env=env, supervise=losses) as procs:
+        for mesh in (other, procs):
+            mesh.initialized.get(timeout=WITHIN)
+        for mesh in (other, procs):
+            pid = mesh.pids[0]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await_loss(mesh)
+        made.set()
+        procs.respawn().get(timeout=WITHIN)
+        made.clear()
+        assert losses.next().rank == 0
+        assert losses.slay(procs, 0).rank == 0
+        procs.respawn().get(timeout=WITHIN)
+
+
+def test_a_stop_beside_a_repair_leaves_no_process(losses: Losses) -> None:
+    for _ in range(10):
+        procs = this_host().spawn_procs({"gpus": 2}, supervise=losses)
+        losses.slay(procs, 1)
+        repairs: list[Any] = []
+
+        def repair(procs: ProcMesh = procs, repairs: list[Any] = repairs) -> None:
+            with contextlib.suppress(MeshError):
+                repairs.append(procs.respawn())
+
+        thread = threading.Thread(target=repair)
+        thread.start()
+        procs.stop().get(timeout=WITHIN)
+        thread.join()
+        assert procs.pids == [None, None]
 
 
 def test_all_ranks_can_be_made_again_and_are_still_owned(procs: ProcMesh, losses: Losses) -> None:

@@ -55,7 +55,7 @@ class Holding:
     def loses(self, procs_id: int, rank: int, process: tuple[int, int]) -> int | None:
         """Note that a process has ended that had a rank of some mesh; return its rank in this one, if it is told just now."""
         here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
-        if here is None or here not in self.mesh._root or here in self.lost or process in self.dead:
+        if here is None or here not in self.mesh._root or process in self.dead:
             return None
         self.dead.add(process)
         # The rank may have another process by now.

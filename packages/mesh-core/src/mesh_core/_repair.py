@@ -274,6 +274,10 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         mesh._boots = mesh._boots or boots
         waits.append(ready)
     told = publish_moves(runtime, procs_id, version + 1, runs, left)
+    if holding is not None:
+        # The notice of an old end may have come in between, when that process still had its rank.
+        holding.regain(rank for _, ranks in groups for rank in ranks)
+        process.estates.of(recipe.owner_id).add(holding)
     waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))
     recipe.repair = all_done(process, waits, f"the repair of {mesh._name!r}")
     return recipe.repair
