@@ -518,6 +518,25 @@ def test_a_mesh_grows_and_shrinks(losses: Losses) -> None:
         assert losses.none(), "what was taken away is no failure"
 
 
+def test_a_mesh_that_has_grown_or_shrunk_since_neither_grows_nor_shrinks(losses: Losses) -> None:
+    with this_host().spawn_procs({"gpus": 2}, supervise=losses) as procs:
+        grown = procs.grow(gpus=1)
+        grown.initialized.get(timeout=WITHIN)
+        before = grown.pids
+        with pytest.raises(ValueError, match="has gpus=3 by now; grow the mesh that the last"):
+            procs.grow(gpus=1)
+        with pytest.raises(ValueError, match="has gpus=3 by now; shrink the mesh that the last"):
+            procs.shrink(gpus=1)
+        assert grown.pids == before, "nobody has taken the place of a process that lives"
+
+
+def test_deaths_are_told_after_lost_ranks_were_taken_away(procs: ProcMesh, losses: Losses) -> None:
+    losses.slay(procs, 3)
+    smaller = procs.shrink(gpus=2)
+    smaller.initialized.get(timeout=WITHIN)
+    assert [losses.slay(smaller, rank).rank for rank in (0, 1)] == [0, 1]
+
+
 def test_what_cannot_grow_or_shrink_says_why(procs: ProcMesh) -> None:
     with pytest.raises(
         ValueError, match=r"grow\(\) takes how many places of the first dimension, 'gpus', got tpus=1"

@@ -142,7 +142,7 @@ def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcM
     recipe = _recipe(mesh, "grown")
     with recipe.lock:
         _check_owner(recipe, mesh)
-        label, count = _outermost(mesh, sizes, "grow")
+        label, count = _outermost(recipe, mesh, sizes, "grow")
         extent, size = mesh._root.extent, len(mesh._root)
         each = size // extent.size(label)
         bigger = Region.whole(Extent(extent.labels, [extent.sizes[0] + count, *extent.sizes[1:]]))
@@ -186,7 +186,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
     recipe = _recipe(mesh, "shrunk")
     with recipe.lock:
         _check_owner(recipe, mesh)
-        label, count = _outermost(mesh, sizes, "shrink")
+        label, count = _outermost(recipe, mesh, sizes, "shrink")
         extent = mesh._root.extent
         left = extent.size(label) - count
         if left < 1:
@@ -211,6 +211,8 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         recipe.root = smaller
         if recipe.holding is not None:
             recipe.holding.mesh = shrunk
+            # It is lost as a whole with the ranks that are left.
+            recipe.holding.regain(rest)
         call = process.runtime.stop_procs(target, process.settings.stop_timeout)
         name = mesh._name
         shrunk._ready = Future(
@@ -319,9 +321,14 @@ def _check_owner(recipe: Recipe, mesh: ProcMesh) -> None:
     process.check_owner(recipe.owner_id)
 
 
-def _outermost(mesh: ProcMesh, sizes: Mapping[str, int], verb: str) -> tuple[str, int]:
+def _outermost(recipe: Recipe, mesh: ProcMesh, sizes: Mapping[str, int], verb: str) -> tuple[str, int]:
     """The dimension that changes, and by how many places."""
     extent = mesh._root.extent
+    root = recipe.root
+    if root is not None and len(root) != len(mesh._root):
+        raise ValueError(
+            f"{mesh!r} has {describe(root)} by now; {verb} the mesh that the last grow() or shrink() has returned"
+        )
     if len(mesh._view) != len(mesh._root):
         raise ValueError(f"only a whole mesh can {verb}, and this is a part of it ({describe(mesh._view)})")
     if not extent.labels:
