@@ -537,6 +537,15 @@ def test_deaths_are_told_after_lost_ranks_were_taken_away(procs: ProcMesh, losse
     assert [losses.slay(smaller, rank).rank for rank in (0, 1)] == [0, 1]
 
 
+def test_ranks_that_were_taken_away_and_made_again_stop_with_the_others(procs: ProcMesh) -> None:
+    smaller = procs.shrink(gpus=2)
+    smaller.initialized.get(timeout=WITHIN)
+    procs.respawn().get(timeout=WITHIN)
+    assert procs.failed() == []
+    smaller.stop().get(timeout=WITHIN)
+    assert procs.pids == [None] * 4
+
+
 def test_what_cannot_grow_or_shrink_says_why(procs: ProcMesh) -> None:
     with pytest.raises(
         ValueError, match=r"grow\(\) takes how many places of the first dimension, 'gpus', got tpus=1"

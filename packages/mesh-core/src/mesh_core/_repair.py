@@ -132,6 +132,9 @@ def respawn(mesh: ProcMesh, ranks: Ranks, on: HostMesh | None) -> Future[None]:
         root = recipe.root
         # As large as it is by now, whatever view of it is asked.
         root = mesh._root if root is None or len(root) < len(mesh._root) else root
+        if recipe.root is not None and any(rank not in recipe.root for _, ranks in groups for rank in ranks):
+            # What was taken away is there again, and ends with the others.
+            recipe.root = root
         return _make(mesh, recipe, root, groups)
 
 
