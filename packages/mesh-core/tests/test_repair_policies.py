@@ -93,6 +93,19 @@ def test_restart_mends_several_losses_at_once_and_passes_none_on(told: Told) -> 
         assert told.empty()
 
 
+def test_restart_leaves_alone_what_was_taken_away() -> None:
+    policy = Answering(lambda event: [Restart()])
+    with this_host().spawn_procs({"gpus": 3}, supervise=lambda failure: True) as procs:
+        counters: Any = procs.spawn("counters", Counter, supervise=policy)
+        before = who(counters)
+        smaller = procs.shrink(gpus=1)
+        smaller.initialized.get(timeout=WITHIN)
+        slay(procs, 0)
+        assert policy.next().rank == 0
+        assert until(lambda: who(counters.slice(gpus=slice(0, 2))))[1] == before[1]
+        assert procs.incarnations == [1, 0, 0]
+
+
 def test_respawn_and_restart_of_two_policies_go_together() -> None:
     below, above = Answering(lambda event: [Respawn()]), Answering(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 2}, supervise=below) as procs:

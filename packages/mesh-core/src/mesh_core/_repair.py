@@ -455,6 +455,8 @@ async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) 
         )
         raise MeshError(f"{action!r} is for {what}; use {'Restart' if is_actors else 'Respawn'}")
     places = places_of(mesh, action.ranks)
+    if isinstance(mesh, ActorMesh) and action.ranks is None:
+        places = _not_taken_away(mesh, places)
     if not places:
         return
     lost = {point.rank for point in mesh.failed()}
@@ -465,6 +467,14 @@ async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) 
         await respawn_actors(mesh, places)
     else:
         await respawn(mesh, places, None)
+
+
+def _not_taken_away(mesh: ActorMesh[Any], places: list[int]) -> list[int]:
+    """The places but for those whose processes :func:`shrink` has stopped."""
+    procs = None if mesh._making is None else mesh._making.procs
+    recipe = None if procs is None else procs._recipe
+    root = None if recipe is None else recipe.root
+    return places if root is None else [place for place in places if mesh._view.rank_at(place) in root]
 
 
 async def _respawn_below(mesh: ActorMesh[Any], places: list[int]) -> None:
