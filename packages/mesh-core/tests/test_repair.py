@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from core_owners import suspend
 from core_processes import family, nurseries
 from core_repair import WITHIN, Asker, Counter, Keeper, Losses, await_loss, ranks
 
@@ -457,6 +458,23 @@ def test_an_actor_repairs_what_it_owns_and_others_see_it() -> None:
 
 
 # What is seen from outside.
+
+
+def test_a_call_that_takes_too_long_tells_of_a_new_process_that_is_suspended(
+    procs: ProcMesh, losses: Losses
+) -> None:
+    counters = spawn(procs)
+    losses.slay(procs, 1)
+    procs.respawn().get(timeout=WITHIN)
+    counters.respawn().get(timeout=WITHIN)
+    pid = procs.pids[1]
+    assert pid is not None
+    suspend(pid)
+    try:
+        with pytest.raises(TimeoutError, match=f"process {pid} of rank 1 is stopped by a signal"):
+            counters.all.call().get(timeout=0.2)
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_snapshot_shows_ranks_and_lives(procs: ProcMesh, losses: Losses) -> None:
