@@ -498,7 +498,7 @@ impl Target {
         Ok(Self::Many(mesh, region, Placement::from_wire(rest)?))
     }
 
-    /// The place of `addr` in the target, if it is in it.
+    /// The first place of `addr` in the target, if it is in it.
     #[must_use]
     pub fn index_of(&self, addr: ProcAddr) -> Option<usize> {
         match self {
@@ -510,8 +510,17 @@ impl Target {
                     None
                 }
             }
-            Self::Joined(joined) => joined.index_of(addr),
+            Self::Joined(joined) => joined.places_of(addr).next(),
         }
+    }
+
+    /// All places of `addr` in the target.
+    pub fn places_of(&self, addr: ProcAddr) -> impl Iterator<Item = usize> + '_ {
+        let (joined, single) = match self {
+            Self::Joined(joined) => (Some(joined.places_of(addr)), None),
+            Self::One(_) | Self::Many(..) => (None, self.index_of(addr)),
+        };
+        joined.into_iter().flatten().chain(single)
     }
 }
 

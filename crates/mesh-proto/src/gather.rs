@@ -79,10 +79,8 @@ impl<R> Gather<R> {
 
     /// A proc has ended: if it is in the target and has not replied, it never will.
     pub fn on_down(&mut self, addr: ProcAddr, ended: &Arc<crate::Ended>) -> bool {
-        match self.target.index_of(addr) {
-            Some(index) => self.on_outcome(index, Outcome::Lost(Arc::clone(ended))),
-            None => false,
-        }
+        let places: Vec<usize> = self.target.places_of(addr).collect();
+        places.into_iter().any(|index| self.on_outcome(index, Outcome::Lost(Arc::clone(ended))))
     }
 
     /// The caller gave up: whatever is missing is cancelled.

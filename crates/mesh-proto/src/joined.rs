@@ -75,10 +75,9 @@ impl Joined {
         piece.target.place(index - piece.first)
     }
 
-    /// The place of a proc.
-    #[must_use]
-    pub fn index_of(&self, addr: ProcAddr) -> Option<usize> {
-        self.pieces.iter().find_map(|piece| piece.target.index_of(addr).map(|index| piece.first + index))
+    /// The places of a proc: one that is in several pieces has several.
+    pub fn places_of(&self, addr: ProcAddr) -> impl Iterator<Item = usize> + '_ {
+        self.pieces.iter().filter_map(move |piece| piece.target.index_of(addr).map(|index| piece.first + index))
     }
 }
 

@@ -352,17 +352,21 @@ impl Call {
     fn on_down(
         &self,
         reactor: &Reactor,
-        finish: impl FnOnce(&mut State),
+        finish: impl Fn(&mut State),
         addr: ProcAddr,
         ended: &Arc<Ended>,
     ) -> (bool, bool) {
-        let (index, missing) = {
+        let (places, missing) = {
             let state = self.lock();
             let Some(gather) = state.gather.as_ref() else { return (false, false) };
-            (gather.target().index_of(addr), gather.missing())
+            (gather.target().places_of(addr).collect::<Vec<_>>(), gather.missing())
         };
-        let Some(index) = index else { return (false, false) };
-        let complete = self.on_outcome(reactor, finish, index, Outcome::Lost(Arc::clone(ended)));
+        if places.is_empty() {
+            return (false, false);
+        }
+        // The one that is missing last completes it.
+        let complete =
+            places.into_iter().any(|index| self.on_outcome(reactor, &finish, index, Outcome::Lost(Arc::clone(ended))));
         let waited = complete || self.lock().gather.as_ref().is_some_and(|gather| gather.missing() < missing);
         (waited, complete)
     }

@@ -35,6 +35,10 @@ class Losses:
         """The next one."""
         return self._told.get(timeout=WITHIN)
 
+    def wait(self) -> None:
+        """Wait for one, and leave it there."""
+        self._told.put(self.next())
+
     def none(self) -> bool:
         """Whether there is none just now."""
         return self._told.empty()

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
 import pytest
 from core_repair import WITHIN, Asker, Counter, Losses, ranks
 
-from mesh_core import Actor, MeshError, concat, endpoint, this_host
+from mesh_core import Actor, MeshError, SupervisionError, concat, endpoint, this_host
 
 pytestmark = pytest.mark.usefixtures("runtime")
+
+
+class Quitter(Actor):
+    """Ends its process as it is called for the second time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @endpoint
+    def second_ends_it(self) -> int:
+        self.calls += 1
+        if self.calls == 2:
+            os._exit(1)
+        return self.calls
 
 
 def who(mesh: Any) -> list[tuple[int, int, int, int]]:
@@ -72,6 +87,39 @@ def test_what_is_put_together_is_put_together_again_and_sent() -> None:
             asker: Any = others.spawn("asker", Asker, turned)
             assert [rank for rank, *_ in asker.who.call_one().get(timeout=WITHIN)] == [1, 0]
         assert who(pickle.loads(pickle.dumps(turned))) == who(turned)
+
+
+def test_actors_that_are_put_together_twice_keep_their_own_names() -> None:
+    host = this_host()
+    with host.spawn_procs({"gpus": 2}) as first, host.spawn_procs({"gpus": 1}) as second:
+        a: Any = first.spawn("a", Counter)
+        b: Any = second.spawn("b", Counter)
+        pair = concat([a, b], dim="gpus")
+        nested = concat([pair, pair.slice(gpus=slice(2, 3))], dim="gpus")
+        pids = [pid for *_, pid in who(nested)]
+        assert pids == [*first.pids, *second.pids, *second.pids]
+
+
+def test_a_rank_that_is_there_twice_is_lost_at_both_places() -> None:
+    with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:
+        actors: Any = procs.spawn("actors", Quitter, supervise=lambda failure: True)
+        one = actors.slice(gpus=slice(1, 2))
+        twice = concat([one, one], dim="gpus")
+        outcomes = twice.second_ends_it.call().get(timeout=WITHIN, return_exceptions=True).values()
+        assert (outcomes[0], type(outcomes[1])) == (1, SupervisionError)
+
+
+def test_the_rest_of_a_part_is_owned_after_the_whole_has_stopped() -> None:
+    told = Losses()
+    host = this_host()
+    with (
+        host.spawn_procs({"gpus": 2}, supervise=lambda failure: True) as first,
+        host.spawn_procs({"gpus": 1}) as second,
+    ):
+        a: Any = first.spawn("a", Counter, supervise=told)
+        b: Any = second.spawn("b", Counter)
+        concat([a.slice(gpus=slice(0, 1)), b], dim="gpus").stop().get(timeout=WITHIN)
+        assert told.slay(first, 1).rank == 1
 
 
 def test_repairs_of_parts_are_seen_and_owners_told() -> None:

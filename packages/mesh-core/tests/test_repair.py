@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from core_owners import suspend
 from core_processes import family, nurseries
 from core_repair import WITHIN, Asker, Counter, Keeper, Losses, await_loss, ranks
 
 from mesh_core import (
     DeviceMeshError,
     MeshError,
+    MeshFailure,
     Point,
     ProcMesh,
     SupervisionError,
@@ -122,6 +126,52 @@ def test_a_rank_can_be_lost_and_made_again_many_times(procs: ProcMesh, losses: L
         assert counters.slice(gpus=3).hear.call_one(1).get(timeout=WITHIN) == 1
     assert len({failure.id for failure in failures}) == 5, "each is a failure of its own"
     assert {(failure.rank, failure.signal) for failure in failures} == {(3, signal.SIGKILL)}
+
+
+def test_a_death_that_is_told_while_the_rank_is_made_again_is_not_the_last_to_be_told(losses: Losses) -> None:
+    made, told = threading.Event(), threading.Event()
+
+    def env(point: Point) -> dict[str, str | None]:
+        if made.is_set():
+            told.set()  # by now the rank is being made again
+            losses.wait()
+        return {}
+
+    def hold(failure: MeshFailure) -> bool:
+        return told.wait(WITHIN)  # and so is whatever is told after it
+
+    host = this_host()
+    with host.spawn_procs(supervise=hold) as other, host.spawn_procs(env=env, supervise=losses) as procs:
+        for mesh in (other, procs):
+            mesh.initialized.get(timeout=WITHIN)
+        for mesh in (other, procs):
+            pid = mesh.pids[0]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await_loss(mesh)
+        made.set()
+        procs.respawn().get(timeout=WITHIN)
+        made.clear()
+        assert losses.next().rank == 0
+        assert losses.slay(procs, 0).rank == 0
+        procs.respawn().get(timeout=WITHIN)
+
+
+def test_a_stop_beside_a_repair_leaves_no_process(losses: Losses) -> None:
+    for _ in range(10):
+        procs = this_host().spawn_procs({"gpus": 2}, supervise=losses)
+        losses.slay(procs, 1)
+        repairs: list[Any] = []
+
+        def repair(procs: ProcMesh = procs, repairs: list[Any] = repairs) -> None:
+            with contextlib.suppress(MeshError):
+                repairs.append(procs.respawn())
+
+        thread = threading.Thread(target=repair)
+        thread.start()
+        procs.stop().get(timeout=WITHIN)
+        thread.join()
+        assert procs.pids == [None, None]
 
 
 def test_all_ranks_can_be_made_again_and_are_still_owned(procs: ProcMesh, losses: Losses) -> None:
@@ -410,6 +460,23 @@ def test_an_actor_repairs_what_it_owns_and_others_see_it() -> None:
 # What is seen from outside.
 
 
+def test_a_call_that_takes_too_long_tells_of_a_new_process_that_is_suspended(
+    procs: ProcMesh, losses: Losses
+) -> None:
+    counters = spawn(procs)
+    losses.slay(procs, 1)
+    procs.respawn().get(timeout=WITHIN)
+    counters.respawn().get(timeout=WITHIN)
+    pid = procs.pids[1]
+    assert pid is not None
+    suspend(pid)
+    try:
+        with pytest.raises(TimeoutError, match=f"process {pid} of rank 1 is stopped by a signal"):
+            counters.all.call().get(timeout=0.2)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_a_snapshot_shows_ranks_and_lives(procs: ProcMesh, losses: Losses) -> None:
     spawn(procs).initialized.get(timeout=WITHIN)
     losses.slay(procs, 2)
@@ -467,6 +534,34 @@ def test_a_mesh_grows_and_shrinks(losses: Losses) -> None:
         again.initialized.get(timeout=WITHIN)
         assert [rank for rank, *_ in who(spawn(again))] == [0, 1]
         assert losses.none(), "what was taken away is no failure"
+
+
+def test_a_mesh_that_has_grown_or_shrunk_since_neither_grows_nor_shrinks(losses: Losses) -> None:
+    with this_host().spawn_procs({"gpus": 2}, supervise=losses) as procs:
+        grown = procs.grow(gpus=1)
+        grown.initialized.get(timeout=WITHIN)
+        before = grown.pids
+        with pytest.raises(ValueError, match="has gpus=3 by now; grow the mesh that the last"):
+            procs.grow(gpus=1)
+        with pytest.raises(ValueError, match="has gpus=3 by now; shrink the mesh that the last"):
+            procs.shrink(gpus=1)
+        assert grown.pids == before, "nobody has taken the place of a process that lives"
+
+
+def test_deaths_are_told_after_lost_ranks_were_taken_away(procs: ProcMesh, losses: Losses) -> None:
+    losses.slay(procs, 3)
+    smaller = procs.shrink(gpus=2)
+    smaller.initialized.get(timeout=WITHIN)
+    assert [losses.slay(smaller, rank).rank for rank in (0, 1)] == [0, 1]
+
+
+def test_ranks_that_were_taken_away_and_made_again_stop_with_the_others(procs: ProcMesh) -> None:
+    smaller = procs.shrink(gpus=2)
+    smaller.initialized.get(timeout=WITHIN)
+    procs.respawn().get(timeout=WITHIN)
+    assert procs.failed() == []
+    smaller.stop().get(timeout=WITHIN)
+    assert procs.pids == [None] * 4
 
 
 def test_what_cannot_grow_or_shrink_says_why(procs: ProcMesh) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,6 +76,34 @@ def test_restart_makes_the_process_again_below_its_actor() -> None:
             assert policy.next().rank == 2
             assert until(lambda: who(counters))[:2] == before[:2]
             assert procs.incarnations == [0, 0, life]
+
+
+def test_restart_mends_several_losses_at_once_and_passes_none_on(told: Told) -> None:
+    policy = Answering(lambda event: [Restart()])
+    with this_host().spawn_procs({"gpus": 5}, supervise=lambda failure: True) as procs:
+        counters: Any = procs.spawn("counters", Counter, supervise=policy)
+        who(counters)
+        for _ in range(5):
+            pids = procs.pids[:4]
+            for pid in pids:
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            assert {policy.next().rank for _ in pids} == {0, 1, 2, 3}
+            until(lambda: who(counters))
+        assert told.empty()
+
+
+def test_restart_leaves_alone_what_was_taken_away() -> None:
+    policy = Answering(lambda event: [Restart()])
+    with this_host().spawn_procs({"gpus": 3}, supervise=lambda failure: True) as procs:
+        counters: Any = procs.spawn("counters", Counter, supervise=policy)
+        before = who(counters)
+        smaller = procs.shrink(gpus=1)
+        smaller.initialized.get(timeout=WITHIN)
+        slay(procs, 0)
+        assert policy.next().rank == 0
+        assert until(lambda: who(counters.slice(gpus=slice(0, 2))))[1] == before[1]
+        assert procs.incarnations == [1, 0, 0]
 
 
 def test_respawn_and_restart_of_two_policies_go_together() -> None:

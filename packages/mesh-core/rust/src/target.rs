@@ -125,7 +125,8 @@ impl PyTarget {
                 flat.push(Piece {
                     first: first + piece.first,
                     target: piece.target.clone(),
-                    actor: actor.or(piece.actor),
+                    // What a part says of its own parts counts.
+                    actor: piece.actor.or(actor),
                 });
             }
         }

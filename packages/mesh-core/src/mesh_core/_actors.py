@@ -220,7 +220,7 @@ class ActorMesh(Mesh, Generic[T]):
         if len(self._view) == len(self._root):
             if self._making is not None:
                 self._making.end()
-            self._process.estates.drop(self._actor_id)
+            self._process.estates.drop(self._actor_id, self._procs_id)
         target = self._home.target(self._procs_id, self._view)
         call = self._process.runtime.sender(target, self._actor_id, "", "stop_actor").call(reason)
         who = self._addressee()

@@ -47,9 +47,12 @@ def late(process: Process, call: Awaited, owner: Any) -> tuple[str, dict[str, An
     else:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         text = f"actors {who.name!r} on ranks {ranks}{more}, {_hosts(missing, who)}, have not answered"
+    from mesh_core import _native
+
     # A message of an extension to one process names no mesh.
     for index in [] if who.mesh is None else missing[:_NAMED]:
-        pid = process.runtime.pid_of(*who.home.addr(who.mesh._procs_id, who.view.rank_at(index)))
+        first = who.home.addr(who.mesh._procs_id, who.view.rank_at(index))
+        pid = process.runtime.pid_of(*_native.locate(process.runtime, *first))
         if pid is not None and _is_stopped(pid):
             text += (
                 f"; process {pid} of rank {who.point(index).rank} is stopped by a signal; SIGCONT resumes it"

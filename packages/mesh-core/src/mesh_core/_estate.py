@@ -57,7 +57,7 @@ class Holding:
     def loses(self, procs_id: int, rank: int, process: tuple[int, int]) -> int | None:
         """Note that a process has ended that had a rank of some mesh; return its rank in this one, if it is told just now."""
         here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
-        if here is None or here not in self.mesh._root or here in self.lost or process in self.dead:
+        if here is None or here not in self.mesh._root or process in self.dead:
             return None
         self.dead |= {process}
         # The rank may have another process by now.
@@ -137,10 +137,14 @@ class Estate:
         with self._lock:
             self._holdings[holding.actor_id or holding.procs_id] = holding
 
-    def drop(self, thing: int) -> None:
-        """Forget a mesh that was told to stop; with processes, the actors on them."""
+    def drop(self, thing: int, among: int | None = None) -> None:
+        """Forget a mesh that was told to stop; with processes, the actors on them; see :meth:`Estates.drop`."""
         with self._lock:
-            dropped = [key for key, each in self._holdings.items() if thing in (key, each.procs_id)]
+            dropped = [
+                key
+                for key, each in self._holdings.items()
+                if thing in (key, each.procs_id) and among in (None, each.procs_id)
+            ]
             for key in dropped:
                 holding = self._holdings.pop(key)
                 if holding.policy is not None and holding.actor_id:
@@ -271,10 +275,13 @@ class Estates:
         with self._lock:
             return self._by_owner.pop(owner, None)
 
-    def drop(self, thing: int) -> None:
-        """Forget a mesh, whoever's it is."""
+    def drop(self, thing: int, among: int | None = None) -> None:
+        """Forget a mesh, whoever's it is; with ``among`` only if it is on those processes.
+
+        Actors that were put together of parts have the number of the first part, and are not that part.
+        """
         for _, estate in self.all():
-            estate.drop(thing)
+            estate.drop(thing, among)
 
     def all(self) -> list[tuple[int, Estate]]:
         """Every owner with what it owns."""

@@ -386,12 +386,14 @@ class ProcMesh(Mesh):
             from mesh_core._repair import stop_some
 
             return stop_some(self)
-        process.estates.drop(self._procs_id)
         what = f"the stop of {self._name!r} {reason}".rstrip()
-        target = self._home.target(self._procs_id, self._all())
-        if self._recipe is not None:
-            self._recipe.stopped = True
-        call = process.runtime.stop_procs(target, process.settings.stop_timeout)
+        # A repair on another thread is before it, and its processes stop too, or after it, and refused.
+        with contextlib.nullcontext() if self._recipe is None else self._recipe.lock:
+            process.estates.drop(self._procs_id)
+            target = self._home.target(self._procs_id, self._all())
+            if self._recipe is not None:
+                self._recipe.stopped = True
+            call = process.runtime.stop_procs(target, process.settings.stop_timeout)
         return Future(process, call, lambda _: process.flush_console(), lambda: what)
 
     def _hosts_now(self) -> set[int]:

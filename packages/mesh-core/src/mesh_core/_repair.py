@@ -132,6 +132,9 @@ def respawn(mesh: ProcMesh, ranks: Ranks, on: HostMesh | None) -> Future[None]:
         root = recipe.root
         # As large as it is by now, whatever view of it is asked.
         root = mesh._root if root is None or len(root) < len(mesh._root) else root
+        if recipe.root is not None and any(rank not in recipe.root for _, ranks in groups for rank in ranks):
+            # What was taken away is there again, and ends with the others.
+            recipe.root = root
         return _make(mesh, recipe, root, groups)
 
 
@@ -142,7 +145,7 @@ def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcM
     recipe = _recipe(mesh, "grown")
     with recipe.lock:
         _check_owner(recipe, mesh)
-        label, count = _outermost(mesh, sizes, "grow")
+        label, count = _outermost(recipe, mesh, sizes, "grow")
         extent, size = mesh._root.extent, len(mesh._root)
         each = size // extent.size(label)
         bigger = Region.whole(Extent(extent.labels, [extent.sizes[0] + count, *extent.sizes[1:]]))
@@ -186,7 +189,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
     recipe = _recipe(mesh, "shrunk")
     with recipe.lock:
         _check_owner(recipe, mesh)
-        label, count = _outermost(mesh, sizes, "shrink")
+        label, count = _outermost(recipe, mesh, sizes, "shrink")
         extent = mesh._root.extent
         left = extent.size(label) - count
         if left < 1:
@@ -211,6 +214,8 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         recipe.root = smaller
         if recipe.holding is not None:
             recipe.holding.mesh = shrunk
+            # It is lost as a whole with the ranks that are left.
+            recipe.holding.regain(rest)
         call = process.runtime.stop_procs(target, process.settings.stop_timeout)
         name = mesh._name
         shrunk._ready = Future(
@@ -274,6 +279,10 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         mesh._boots = mesh._boots or boots
         waits.append(ready)
     told = publish_moves(runtime, procs_id, version + 1, runs, left)
+    if holding is not None:
+        # The notice of an old end may have come in between, when that process still had its rank.
+        holding.regain(rank for _, ranks in groups for rank in ranks)
+        process.estates.of(recipe.owner_id).add(holding)
     waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))
     recipe.repair = all_done(process, waits, f"the repair of {mesh._name!r}")
     return recipe.repair
@@ -315,9 +324,14 @@ def _check_owner(recipe: Recipe, mesh: ProcMesh) -> None:
     process.check_owner(recipe.owner_id)
 
 
-def _outermost(mesh: ProcMesh, sizes: Mapping[str, int], verb: str) -> tuple[str, int]:
+def _outermost(recipe: Recipe, mesh: ProcMesh, sizes: Mapping[str, int], verb: str) -> tuple[str, int]:
     """The dimension that changes, and by how many places."""
     extent = mesh._root.extent
+    root = recipe.root
+    if root is not None and len(root) != len(mesh._root):
+        raise ValueError(
+            f"{mesh!r} has {describe(root)} by now; {verb} the mesh that the last grow() or shrink() has returned"
+        )
     if len(mesh._view) != len(mesh._root):
         raise ValueError(f"only a whole mesh can {verb}, and this is a part of it ({describe(mesh._view)})")
     if not extent.labels:
@@ -442,6 +456,8 @@ async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) 
         )
         raise MeshError(f"{action!r} is for {what}; use {'Restart' if is_actors else 'Respawn'}")
     places = places_of(mesh, action.ranks)
+    if isinstance(mesh, ActorMesh) and action.ranks is None:
+        places = _not_taken_away(mesh, places)
     if not places:
         return
     lost = {point.rank for point in mesh.failed()}
@@ -452,6 +468,14 @@ async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) 
         await respawn_actors(mesh, places)
     else:
         await respawn(mesh, places, None)
+
+
+def _not_taken_away(mesh: ActorMesh[Any], places: list[int]) -> list[int]:
+    """The places but for those whose processes :func:`shrink` has stopped."""
+    procs = None if mesh._making is None else mesh._making.procs
+    recipe = None if procs is None else procs._recipe
+    root = None if recipe is None else recipe.root
+    return places if root is None else [place for place in places if mesh._view.rank_at(place) in root]
 
 
 async def _respawn_below(mesh: ActorMesh[Any], places: list[int]) -> None:

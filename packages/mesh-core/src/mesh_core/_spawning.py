@@ -184,8 +184,8 @@ class Recipe:
         self.owner_id = owner_id
         self.holding: Holding | None = None
         """What its owner is told of its failures by; set once it is owned."""
-        self.lock = threading.Lock()
-        """Held while the mesh is repaired."""
+        self.lock = threading.RLock()
+        """Held while the mesh is repaired, or told to stop: a stop is of all processes that there are."""
         self.stopped = False
         self.log_as: Callable[[Target, list[int]], object] | None = None
         """Tells processes of other meshes how this one logs, if that was ever said."""

@@ -69,6 +69,8 @@ class Faults:
         """At the script: policies that have put failures off."""
         self._turns: weakref.WeakValueDictionary[int, asyncio.Lock] = weakref.WeakValueDictionary()
         """One for each actor here whose policies are being asked just now."""
+        self._repairs: weakref.WeakKeyDictionary[PolicyRun, asyncio.Lock] = weakref.WeakKeyDictionary()
+        """One for each policy that has something made again."""
 
     # At the controller.
 
@@ -387,13 +389,20 @@ class Faults:
 
     async def _repair(self, owner: int, holding: Holding, decision: Decision) -> None:
         """Make again what a policy wants; what that does not mend goes to the owner."""
+        import asyncio
+
         from mesh_core._repair import carry_out
 
         run, stage = holding.policy, self._process.stage()
         assert run is not None
+        turn = self._repairs.get(run)
+        if turn is None:
+            turn = self._repairs[run] = asyncio.Lock()
         try:
-            for action in decision.repairs:
-                await carry_out(holding.mesh, action)
+            # One after the other: what one makes is not failed to the next.
+            async with turn:
+                for action in decision.repairs:
+                    await carry_out(holding.mesh, action)
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
             if run.closed:
                 return  # its mesh is being stopped
