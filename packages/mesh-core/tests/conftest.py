@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,14 @@ def page() -> Callable[[str], str]:
         return (root / name).read_text()
 
     return read
+
+
+@pytest.fixture(scope="session", autouse=True)
+def alone() -> Iterator[None]:
+    """A runtime folder of this run's own: tests that look into all jobs would look into those of other runs too."""
+    with tempfile.TemporaryDirectory(prefix="mesh-runtime-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 @pytest.fixture(autouse=True)
