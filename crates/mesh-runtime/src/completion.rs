@@ -131,6 +131,13 @@ impl Completion {
         self.lock().tokens.get(n).copied()
     }
 
+    /// Hands out the tokens that have come, and begins anew.
+    pub fn take(&self) -> Vec<u64> {
+        let mut state = self.lock();
+        self.arrived.store(0, Ordering::SeqCst);
+        std::mem::take(&mut state.tokens)
+    }
+
     /// What became of it, or is about to.
     pub fn fate(&self) -> Option<Fate> {
         Fate::decode(self.fate.load(Ordering::SeqCst))

@@ -114,6 +114,11 @@ impl Reactor {
         }
     }
 
+    /// Watches a pipe for nothing but its other end being closed, which the kernel reports unasked.
+    pub(crate) fn watch_end(&self, fd: BorrowedFd<'_>, token: u64) {
+        let _ = epoll::modify(&self.inner, fd, EventData::new_u64(token), EventFlags::empty());
+    }
+
     /// Stops watching.
     pub fn remove(&self, fd: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.inner, fd);

@@ -229,9 +229,9 @@ def test_a_status_without_finish_is_an_error(native: Native) -> None:
     promise = Promise[None]("transfer")
     native.start(promise, 11)
     native.go_on()
-    with pytest.raises(MeshError, match="promise 'transfer' was finished by native code with status 11"):
+    with pytest.raises(MeshError, match="promise 'transfer' was finished with status 11"):
         promise.future.get(timeout=SOON)
-    with pytest.raises(MeshError, match="already was finished by native code with status 11"):
+    with pytest.raises(MeshError, match="already was finished with status 11"):
         promise.set_result(None)
     native.said()
 

@@ -30,6 +30,7 @@ from mesh_core import (
     gather,
     this_host,
     wait,
+    wait_async,
 )
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
@@ -516,3 +517,89 @@ def test_any_interleaving_ends(seed: int) -> None:
         assert (future.exception() or future.get()) == result
     failed = [result for result in results if isinstance(result, BaseException)]
     assert (nested.exception() in failed) if failed else nested.get() == [results[:6], *results[6:]]
+
+
+# wait_async
+
+
+def test_wait_async_gives_what_is_done_while_the_loop_goes_on(one: Any, pool: Any) -> None:
+    async def main() -> None:
+        first, second, third = promises(3)
+        second.set_result(2)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(asyncio.sleep(0, "slept"))
+        given = [first.future, second.future, third.future, one.echo.call_one(5), pool.submit(abs, -1), task]
+        # Only this very loop can finish it.
+        loop.call_soon(first.set_result, 1)
+        done, pending = await wait_async(given, count=5, timeout=SOON)
+        assert done[0] is second.future and set(map(id, [*done, *pending])) == set(map(id, given))
+        assert pending == [third.future] and not third.cancelled
+
+    asyncio.run(main())
+
+
+def test_wait_async_of_all_of_nothing_and_of_more_than_there_are() -> None:
+    async def main() -> None:
+        assert await wait_async([]) == ([], [])
+        (promise,) = promises(1)
+        asyncio.get_running_loop().call_soon(promise.set_exception, ValueError("done all the same"))
+        done, pending = await wait_async([promise.future], count=7)
+        assert (done, pending) == ([promise.future], [])
+        assert isinstance(promise.future.exception(), ValueError)
+
+    asyncio.run(main())
+
+
+def test_wait_async_that_takes_too_long_gives_what_there_is() -> None:
+    async def main() -> None:
+        late, kept = promises(2)
+        kept.set_result(1)
+        done, pending = await wait_async([late.future, kept.future], timeout=0.01)
+        assert (done, pending) == ([kept.future], [late.future])
+
+    asyncio.run(main())
+
+
+def test_wait_async_cancelled_cancels_nothing() -> None:
+    async def main() -> None:
+        (promise,) = promises(1)
+        task = asyncio.ensure_future(wait_async([promise.future]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not promise.cancelled
+        promise.set_result(1)
+        assert await promise.future == 1
+
+    asyncio.run(main())
+
+
+def test_wait_async_ends_what_is_over_its_deadline() -> None:
+    async def main() -> None:
+        promise = Promise[int](timeout=0.01)
+        done, pending = await wait_async([promise.future])
+        assert done == [promise.future] and not pending and promise.cancelled
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5])
+def test_wait_async_with_a_count_that_is_none(count: Any) -> None:
+    with pytest.raises(ValueError, match=r"wait_async\(count=\) must be a positive integer or None"):
+        asyncio.run(wait_async([], count=count))
+
+
+def test_wait_async_raises_what_the_script_has_to_hear(procs: ProcMesh) -> None:
+    async def main() -> None:
+        (promise,) = promises(1)
+        with this_host().spawn_procs() as other:
+            dying = other.spawn("dying", Coroutines)
+            await dying
+            pid = other.pids[0]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(SupervisionError):
+                await wait_async([promise.future], timeout=SOON)
+
+    asyncio.run(main())

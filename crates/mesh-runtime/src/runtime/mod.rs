@@ -3,12 +3,14 @@
 //! - this file: what it is made of, its procs, its end;
 //! - `outgoing`: messages from here to their receivers;
 //! - `backlog`: messages that wait here for room at their receivers;
+//! - `descriptors`: promises that are finished by a write to a descriptor;
 //! - `incoming`: messages that arrive, and the inboxes they arrive in;
 //! - `early`: messages that come before the spawn that they depend on;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
 mod backlog;
+mod descriptors;
 mod early;
 mod incoming;
 mod knocks;
@@ -178,6 +180,7 @@ pub struct Runtime {
     loop_fd: AtomicI32,
     /// See `knocks`.
     knocks: Mutex<Option<(OwnedFd, &'static str)>>,
+    descriptors: Mutex<descriptors::Descriptors>,
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
     pub(crate) inspection: Inspection,
@@ -347,6 +350,7 @@ impl Runtime {
                 watchers: Mutex::default(),
                 loop_fd: AtomicI32::new(-1),
                 knocks: Mutex::default(),
+                descriptors: Mutex::default(),
                 loop_ready: AtomicBool::new(false),
                 loop_waiter: Mutex::new(None),
                 inspection: Inspection::default(),
@@ -651,6 +655,7 @@ impl Runtime {
             return;
         }
         self.forget_knocks();
+        self.close_descriptors();
         self.close_gateway(Duration::from_secs(1));
         if let Some(waiter) = lock(&self.loop_waiter).clone() {
             waiter.notify(&self.reactor);
@@ -694,6 +699,8 @@ impl Handler for Runtime {
     fn on_ready(&self, token: u64, readable: bool, writable: bool) {
         if token >= TRUNK_TOKENS {
             self.on_trunk(token, readable, writable);
+        } else if token >= descriptors::DESCRIPTOR_TOKENS {
+            self.on_descriptor(token);
         } else if token == TOKEN_SIGNAL {
             self.on_signal();
         } else if token == TOKEN_LOOP {

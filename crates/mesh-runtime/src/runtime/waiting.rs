@@ -78,6 +78,20 @@ impl Runtime {
         }
     }
 
+    /// Blocks until a list has tokens, or is finished, without ever reading the links: as [`Runtime::wait_notices`].
+    pub fn wait_aside(&self, list: &Completion, deadline: Option<Instant>) {
+        let ready = || list.is_done() || list.arrived() > 0;
+        list.expect();
+        while !ready() {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
+            Waiter::current().park(left, &ready);
+        }
+        list.leave();
+    }
+
     /// Waits for a call: to complete, or, for a stream, to have more than `seen` outcomes.
     ///
     /// With `look` it returns before it would block. Only the main thread is `interruptible`.

@@ -3,6 +3,7 @@
 use super::{options, soon};
 use crate::inbox::LoopWaker;
 use crate::{Completion, Fate, Finisher, Runtime, Waited};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -150,4 +151,81 @@ fn a_forked_copy_finishes_nothing() {
     assert!(!finisher.finish(Fate::Value));
     drop(finisher);
     assert_eq!(completion.fate(), None);
+}
+
+fn write_to(fd: &impl AsFd, bytes: &[u8]) {
+    assert_eq!(rustix::io::write(fd, bytes), Ok(bytes.len()));
+}
+
+fn finished(runtime: &Runtime, completion: &Completion) -> Option<Fate> {
+    assert_eq!(runtime.wait_completion(completion, None, soon(), false, false, None), Waited::Ready);
+    completion.fate()
+}
+
+#[test]
+fn a_status_in_pieces_comes_by_a_descriptor_and_later_bytes_are_dropped() {
+    let runtime = runtime();
+    let completion = Completion::new(&runtime);
+    let finisher = Finisher::new(&completion);
+    let fd = runtime.finish_by_descriptor(&finisher).unwrap();
+    drop(finisher);
+    let bytes = (-5_i32).to_ne_bytes();
+    write_to(&fd, &bytes[..1]);
+    write_to(&fd, &bytes[1..3]);
+    assert_eq!(completion.fate(), None);
+    write_to(&fd, &bytes[3..]);
+    assert_eq!(finished(&runtime, &completion), Some(Fate::Status(-5)));
+    // There is still somebody at the other end.
+    write_to(&fd, &[7; 64]);
+    runtime.close(Duration::ZERO);
+    assert_eq!(rustix::io::write(&fd, &[7]), Err(rustix::io::Errno::PIPE));
+}
+
+#[test]
+fn a_descriptor_closed_too_early_breaks_the_promise() {
+    let runtime = runtime();
+    for sent in 0..4 {
+        let completion = Completion::new(&runtime);
+        let finisher = Finisher::new(&completion);
+        let fd = runtime.finish_by_descriptor(&finisher).unwrap();
+        write_to(&fd, &[0; 4][..sent]);
+        drop(fd);
+        // Although there is another that could finish it.
+        assert_eq!(finished(&runtime, &completion), Some(Fate::Broken));
+        drop(finisher);
+    }
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
+fn the_end_of_the_runtime_reads_what_was_written_and_breaks_the_rest() {
+    let runtime = runtime();
+    let (said, silent) = (Completion::new(&runtime), Completion::new(&runtime));
+    let fds = [&said, &silent].map(|one| runtime.finish_by_descriptor(&Finisher::new(one)).unwrap());
+    write_to(&fds[0], &9_i32.to_ne_bytes());
+    runtime.close(Duration::ZERO);
+    assert_eq!(said.fate(), Some(Fate::Status(9)));
+    assert_eq!(silent.fate(), Some(Fate::Broken));
+    assert!(runtime.finish_by_descriptor(&Finisher::new(&Completion::new(&runtime))).is_err());
+}
+
+#[test]
+fn a_list_taken_from_begins_anew() {
+    let runtime = runtime();
+    let list = Completion::new(&runtime);
+    for token in [3, 4] {
+        let member = Completion::new(&runtime);
+        member.note(&list, token, usize::MAX);
+        member.finish(Fate::Value);
+    }
+    assert_eq!((list.take(), list.take()), (vec![3, 4], vec![]));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| runtime.wait_aside(&list, soon()));
+        let member = Completion::new(&runtime);
+        member.finish(Fate::Value);
+        member.note(&list, 5, usize::MAX);
+        waiting.join().unwrap();
+    });
+    assert_eq!(list.take(), [5]);
+    runtime.close(Duration::ZERO);
 }

@@ -9,6 +9,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::ffi::CStr;
+use std::os::fd::{IntoRawFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,6 +73,20 @@ impl PyCompletion {
     /// The `n`th token of a list.
     fn token(&self, n: usize) -> Option<u64> {
         self.core.token(n)
+    }
+
+    /// All tokens of a list, which begins anew.
+    fn take(&self) -> Vec<u64> {
+        self.core.take()
+    }
+
+    /// Waits until a list has tokens, is done, or for `timeout`; in nobody's way, as it never reads what comes.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_aside(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        door::serves();
+        let until = door::deadline(timeout)?;
+        door::outside(py, || self.runtime.wait_aside(&self.core, until));
+        Ok(())
     }
 
     /// Waits until it is done (or, with `seen`, has more than so many tokens); false if `timeout` came first. Failures
@@ -198,6 +213,12 @@ impl PyCompletion {
     /// What may finish it; once it has gone there is an outcome.
     fn finisher(&self) -> PyFinisher {
         PyFinisher(Finisher::new(&self.core))
+    }
+
+    /// The write end of a pipe by which the promise can be finished; the caller's to close.
+    fn descriptor(&self, py: Python<'_>, finisher: &PyFinisher) -> PyResult<RawFd> {
+        let made = self.runtime.finish_by_descriptor(&finisher.0);
+        made.map(IntoRawFd::into_raw_fd).map_err(|error| door::raise(py, &error))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

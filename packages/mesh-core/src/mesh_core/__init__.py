@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
     from mesh_core._supervision import set_fault_handler
-    from mesh_core._together import as_completed, gather, wait
+    from mesh_core._together import as_completed, gather, wait, wait_async
     from mesh_core._workspace._report import WorkspaceReport
 else:
     from mesh_core._actors import ActorMesh
@@ -142,6 +142,7 @@ __all__ = [
     "this_host",
     "this_proc",
     "wait",
+    "wait_async",
 ]
 
 # Dataclasses take longer to import than all the rest, and most programs never name these.
@@ -153,6 +154,7 @@ _LATER = {
     "as_completed": "mesh_core._together",
     "gather": "mesh_core._together",
     "wait": "mesh_core._together",
+    "wait_async": "mesh_core._together",
     "PortReceiver": "mesh_core._ports",
     "attach_to_workers": "mesh_core._attach",
     "run_worker_loop_forever": "mesh_core._agent",

@@ -90,6 +90,10 @@ class Future(Generic[R]):
         """Whether it is done, now that something has come; if not, it is listened to again."""
         return self.done()
 
+    def _due(self) -> float | None:
+        """When :meth:`_expire` is to be called, if it is not done by then."""
+        return None if self._state != _PENDING else self._deadline
+
     def _check_wait(self, *, awaited: bool) -> None:
         """Raise where waiting for it could never end."""
         if self._process._stage is not None and not self._arrived():
@@ -328,6 +332,24 @@ class Future(Generic[R]):
     def then(self, change: Callable[[R], S]) -> Future[S]:
         """Return a future of ``change(result)``; ``change`` runs where that future is waited for."""
         return _Changed(self, change)
+
+    def add_done_callback(self, function: Callable[[Future[R]], object]) -> None:
+        """Have ``function(future)`` called once when this is done: with a result, an exception, or given up.
+
+        It runs on the thread ``mesh-callbacks``, one after the other; where this is done already, here and now. It should
+        be short. What it raises is logged. An exception that it does not look at (``future.exception()``) is reported
+        as one that nobody has looked at. The future is kept until then.
+
+        >>> import threading
+        >>> from mesh_core import Promise
+        >>> promise, told = Promise[int](), threading.Event()
+        >>> promise.future.add_done_callback(lambda future: told.set())
+        >>> promise.set_result(1), told.wait(30)
+        (True, True)
+        """
+        from mesh_core._callbacks import add
+
+        add(self, function)
 
     def __reduce__(self) -> Any:
         raise Unsendable(

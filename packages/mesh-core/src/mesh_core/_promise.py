@@ -48,8 +48,8 @@ class Promise(Generic[R]):
 
     Args:
         name: what errors and the log call the promise.
-        finish: for promises that native code finishes, see :meth:`native_handle`: called with the status that it gave,
-            once, where somebody first looks at the result. What it returns is the result; what it raises is raised.
+        finish: for promises that native code finishes, see :meth:`native_handle` and :meth:`descriptor`: called with
+            the status that it gave, once, where somebody first looks at the result. What it returns is the result; what it raises is raised.
         timeout: seconds after which the future fails with :class:`ActorTimeout`, as a call with a deadline does.
     """
 
@@ -76,7 +76,7 @@ class Promise(Generic[R]):
         self._finisher = call.finisher()
 
     def set_result(self, value: R) -> bool:
-        """Keep the promise: ``value`` is the result. Returns false, and drops it, where the future was cancelled.
+        """Keep the promise: ``value`` is the result. Returns false, and drops it, where the future was cancelled or broken.
 
         A promise has one outcome: to set a second is a :class:`MeshError`, which says who has set the first.
         """
@@ -104,11 +104,12 @@ class Promise(Generic[R]):
 
     def _was_late(self, method: str) -> bool:
         kind, value = self._call.outcome() or (_CANCELLED, None)
-        if kind == _CANCELLED:
+        # Whoever gives a result cannot know of either: the other end of a descriptor may be closed at any time.
+        if kind in (_CANCELLED, _BROKEN):
             return False
         what = self.future._what()
         if kind == _STATUS:
-            found = f"was finished by native code with status {value}"
+            found = f"was finished with status {value}"
         else:
             said = (
                 f"has failed with {value.error!r}"
@@ -132,6 +133,27 @@ class Promise(Generic[R]):
         has it in C. Status 0 is a result of ``None``, any other a :class:`MeshError`, unless ``finish=`` was given.
         """
         return self._finisher.handle()
+
+    def descriptor(self) -> int:
+        """Return a descriptor by which the promise can be finished: the write end of a new pipe.
+
+        For native threads and child processes that can do no more than write: a status, as an ``int32_t`` in the byte
+        order of the machine, which means what it means for :meth:`native_handle`. To close all copies of the descriptor
+        before that breaks the promise (:class:`BrokenPromise`). A status that comes late, or second, is dropped.
+
+        The descriptor is the caller's to close. It keeps the promise, is not inherited by programs that are started
+        unless it is passed on, and may be written to in a forked child.
+
+        >>> import os, subprocess, sys
+        >>> promise = Promise[None]("build")
+        >>> write = promise.descriptor()
+        >>> code = f"import os, struct; os.write({write}, struct.pack('=i', 0))"
+        >>> child = subprocess.Popen([sys.executable, "-c", code], pass_fds=[write])
+        >>> os.close(write)  # so that the child has the only one
+        >>> promise.future.get(timeout=30), child.wait()
+        (None, 0)
+        """
+        return self._call.descriptor(self._finisher)
 
     def __reduce__(self) -> Any:
         raise Unsendable(
@@ -182,11 +204,11 @@ class _Promised(Future[R]):
             self._fail(
                 BrokenPromise(
                     f"{self._what()} was dropped before it had a result; keep the Promise (or its native handle) until "
-                    "its result is set"
+                    "its result is set, and its descriptor open until a status is written"
                 )
             )
         elif status:
-            self._fail(MeshError(f"{self._what()} was finished by native code with status {status}"))
+            self._fail(MeshError(f"{self._what()} was finished with status {status}"))
         else:
             self._state = _DONE
 

@@ -1,4 +1,4 @@
-"""Several futures at once: :func:`gather`, :func:`wait`, :func:`as_completed`.
+"""Several futures at once: :func:`gather`, :func:`wait`, :func:`wait_async`, :func:`as_completed`.
 
 Whatever is waited for puts its number into one list when it is done (``Completion`` in Rust): one wait for all of them,
 without a thread or a look for each.
@@ -189,12 +189,22 @@ class _Watch:
         with self.lock:
             return list(self._pending)
 
+    def parted(self, given: Sequence[F]) -> tuple[list[F], list[F]]:
+        """What was given: that which is done, as it came to be, and the rest."""
+        with self.lock:
+            return [given[place] for place in self.done], [given[place] for place in self._pending]
+
     def check(self, *, awaited: bool) -> None:
         """Raise where waiting could never end."""
         for place in self.pending():
             self._members[place]._check_wait(awaited=awaited)
 
-    def _expire(self) -> float | None:
+    def due(self) -> float | None:
+        """When :meth:`expire` is to be called next."""
+        with self.lock:
+            return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self) -> float | None:
         """End those whose deadline has passed; returns the seconds until the next one does."""
         if not self._deadlines:
             return None
@@ -212,7 +222,7 @@ class _Watch:
     def wait(self, count: int, until: float | None, heed: bool = True) -> bool:
         """Block until ``count`` are done, or the list is given up; false if ``until`` came first."""
         while True:
-            left = self._expire()
+            left = self.expire()
             self.take()
             if len(self.done) >= count or self.list.done():
                 return True
@@ -227,7 +237,7 @@ class _Watch:
         """Wait until ``count`` are done, or the list is given up."""
         bridge = process.bridge()
         while True:
-            left = self._expire()
+            left = self.expire()
             self.take()
             if len(self.done) >= count or self.list.done():
                 return
@@ -293,6 +303,14 @@ class _Gathered(Future[list[Any]]):
 
     def _listen(self, listener: Completion, token: int) -> None:
         self._call.note(listener, token, self._watch.taken)
+
+    # Its members have the deadlines.
+
+    def _due(self) -> float | None:
+        return None if self._state != _PENDING else self._watch.due()
+
+    def _expire(self) -> None:
+        self._watch.expire()
 
     def _check_wait(self, *, awaited: bool) -> None:
         self._watch.check(awaited=awaited)
@@ -431,10 +449,7 @@ def wait(
     """
     process = _process.current()
     given, members = _members_of(futures, process, "wait")
-    if count is None:
-        count = len(members)
-    elif isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"wait(count=) must be a positive integer or None, got {count!r}")
+    count = _count(count, members, "wait")
     until = None if timeout is None else time.monotonic() + timeout
     watch = _Watch(process, members)
     try:
@@ -442,11 +457,58 @@ def wait(
         if len(watch.done) < count:
             watch.check(awaited=False)
             _heed_alarm(process, members)
-            watch.wait(min(count, len(members)), until)
-        done = list(watch.done)
-        return [given[place] for place in done], [given[place] for place in watch.pending()]
+            watch.wait(count, until)
+        return watch.parted(given)
     finally:
         watch.close()
+
+
+async def wait_async(
+    futures: Iterable[F],
+    *,
+    count: int | None = None,
+    timeout: float | None = None,  # noqa: ASYNC109 - it raises nothing, unlike asyncio.timeout
+) -> tuple[list[F], list[F]]:
+    """As :func:`wait`, for coroutines: the event loop goes on meanwhile.
+
+    To cancel the wait cancels none of the futures.
+
+    >>> import asyncio
+    >>> from mesh_core import Promise, wait_async
+    >>> async def first() -> int:
+    ...     one, two = Promise[int](), Promise[int]()
+    ...     asyncio.get_running_loop().call_soon(one.set_result, 1)
+    ...     done, pending = await wait_async([one.future, two.future], count=1)
+    ...     return done[0].get()
+    >>> asyncio.run(first())
+    1
+    """
+    import asyncio
+
+    process = _process.current()
+    given, members = _members_of(futures, process, "wait_async")
+    count = _count(count, members, "wait_async")
+    watch = _Watch(process, members)
+    try:
+        watch.take()
+        if len(watch.done) < count:
+            watch.check(awaited=True)
+            _heed_alarm(process, members)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await watch.wait_async(process, count)
+        return watch.parted(given)
+    finally:
+        watch.close()
+
+
+def _count(count: int | None, members: Sequence[Future[Any]], name: str) -> int:
+    """How many are to be waited for."""
+    if count is None:
+        return len(members)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name}(count=) must be a positive integer or None, got {count!r}")
+    return min(count, len(members))
 
 
 def _heed_alarm(process: Process, members: Sequence[Future[Any]]) -> None:

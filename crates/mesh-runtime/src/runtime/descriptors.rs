@@ -1,0 +1,106 @@
+//! Promises that are finished by a descriptor: the write end of a pipe, for whoever can do no more than write to one.
+//!
+//! The read end is in the links' set, so that it costs no thread, and whoever reads the links hears it (CMP-2). Four bytes are
+//! a status in the machine's byte order; the end of the file before them breaks the promise. What is written after the
+//! status stays in the pipe, and the read end stays open until the last copy of the write end is closed: nobody who writes
+//! late is killed by SIGPIPE.
+
+use super::{Runtime, lock};
+use crate::completion::{Fate, Finisher};
+use crate::error::RuntimeError;
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Above those of nurseries and of the runtime's own descriptors, below those of trunks.
+pub(super) const DESCRIPTOR_TOKENS: u64 = 1 << 36;
+
+/// The read ends of a process.
+#[derive(Debug, Default)]
+pub(super) struct Descriptors {
+    next: u64,
+    open: HashMap<u64, Reading>,
+}
+
+#[derive(Debug)]
+struct Reading {
+    pipe: OwnedFd,
+    /// None once the status has come.
+    finisher: Option<Arc<Finisher>>,
+    status: [u8; 4],
+    filled: usize,
+}
+
+impl Reading {
+    /// What became of the promise; none if that is still to come.
+    fn read(&mut self) -> Option<Fate> {
+        while self.filled < self.status.len() {
+            match rustix::io::read(&self.pipe, &mut self.status[self.filled..]) {
+                Ok(0) => return Some(Fate::Broken),
+                Ok(n) => self.filled += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return None,
+                Err(_) => return Some(Fate::Broken),
+            }
+        }
+        Some(Fate::Status(i32::from_ne_bytes(self.status)))
+    }
+}
+
+impl Runtime {
+    /// Makes a descriptor to finish a promise by. It belongs to the caller, and the promise is kept until it is closed.
+    ///
+    /// # Errors
+    /// If the runtime is closed, or descriptors run out.
+    pub fn finish_by_descriptor(&self, finisher: &Arc<Finisher>) -> Result<OwnedFd, RuntimeError> {
+        self.usable()?;
+        let (pipe, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(RuntimeError::os("pipe"))?;
+        // Theirs blocks, as most who write expect.
+        rustix::io::ioctl_fionbio(&pipe, true).map_err(RuntimeError::os("ioctl"))?;
+        let mut descriptors = lock(&self.descriptors);
+        let token = DESCRIPTOR_TOKENS + descriptors.next;
+        self.reactor.add(pipe.as_fd(), token)?;
+        descriptors.next += 1;
+        let reading = Reading { pipe, finisher: Some(Arc::clone(finisher)), status: [0; 4], filled: 0 };
+        descriptors.open.insert(token, reading);
+        drop(descriptors);
+        if self.is_closed() {
+            self.close_descriptors();
+            return Err(RuntimeError::Closed);
+        }
+        Ok(theirs)
+    }
+
+    pub(super) fn on_descriptor(&self, token: u64) {
+        let mut descriptors = lock(&self.descriptors);
+        let Some(reading) = descriptors.open.get_mut(&token) else { return };
+        let fate = if reading.finisher.is_some() { reading.read() } else { Some(Fate::Broken) };
+        let Some(fate) = fate else { return };
+        let finisher = reading.finisher.take();
+        if matches!(fate, Fate::Status(_)) {
+            self.reactor.watch_end(reading.pipe.as_fd(), token);
+        } else if let Some(reading) = descriptors.open.remove(&token) {
+            self.reactor.remove(reading.pipe.as_fd());
+        }
+        // Closed before anybody hears of it, and not under the lock: the last finisher may go.
+        drop(descriptors);
+        if let Some(finisher) = finisher {
+            finisher.finish(fate);
+        }
+    }
+
+    /// Nobody reads any more: what was not written by now never comes.
+    pub(super) fn close_descriptors(&self) {
+        let open = std::mem::take(&mut lock(&self.descriptors).open);
+        for mut reading in open.into_values() {
+            self.reactor.remove(reading.pipe.as_fd());
+            if let Some(finisher) = reading.finisher.take() {
+                let fate = reading.read().unwrap_or(Fate::Broken);
+                drop(reading);
+                finisher.finish(fate);
+            }
+        }
+    }
+}
