@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,22 @@ from core_owners import Told, slay
 from core_repair import WITHIN, Counter, until
 
 from mesh_core import Actor, MeshFailure, ProcMesh, endpoint, this_host, this_proc
-from mesh_core.policies import Action, Event, Failed, Policy, Respawn, Restart
+from mesh_core.extensions import ProcEnd, current_proc, watch
+from mesh_core.policies import (
+    Action,
+    Due,
+    Event,
+    Failed,
+    Ignore,
+    Later,
+    Policy,
+    Repaired,
+    RepairEvent,
+    RepairFailed,
+    Respawn,
+    Restart,
+    Stop,
+)
 
 pytestmark = pytest.mark.usefixtures("runtime", "awaited")
 
@@ -186,3 +203,201 @@ def test_an_actor_s_policies_make_what_it_owns_again() -> None:
         assert now[0] == before[0]
         assert now[1] != before[1]
         assert boss.heard.call_one().get(timeout=WITHIN) == []
+
+
+# What becomes of a repair.
+
+
+class Mending(Answering):
+    """As :class:`Answering`, and asked after each repair."""
+
+    def __init__(
+        self,
+        answer: Callable[[Failed], Sequence[Action]],
+        *after: Sequence[Action] | BaseException,
+        due: Sequence[Action] = (),
+    ) -> None:
+        super().__init__(answer)
+        self._after = list(after)
+        self._due = due
+        self.repairs: queue.SimpleQueue[RepairEvent] = queue.SimpleQueue()
+
+    def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
+        return (self, self._due) if isinstance(event, Due) else super().on(event, now)
+
+    def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
+        self.repairs.put(event)
+        answer = self._after.pop(0) if self._after else []
+        if isinstance(answer, BaseException):
+            raise answer
+        return self, answer
+
+    def after(self) -> RepairEvent:
+        return self.repairs.get(timeout=WITHIN)
+
+
+# What is not for a mesh of actors, and so cannot succeed.
+WRONG = Respawn()
+
+
+class Fragile(Actor):
+    """Cannot be constructed while there is a file."""
+
+    def __init__(self, obstacle: Path) -> None:
+        if obstacle.exists():
+            raise RuntimeError("there is an obstacle")
+
+    @endpoint
+    def fail(self) -> None:
+        raise AssertionError
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_a_policy_is_told_that_its_repair_is_done(told: Told) -> None:
+    policy = Mending(lambda event: [Restart()])
+    with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:
+        counters: Any = procs.spawn("counters", Counter, supervise=policy)
+        who(counters)
+        slay(procs, 1)
+        event = policy.after()
+        assert event == Repaired("counters", (Restart(),))
+        assert [failure.rank for failure in event.failures] == [1]
+        # At once, without a look at what has failed.
+        assert len(who(counters)) == 2
+    assert told.empty()
+
+
+def test_a_failed_repair_is_told_and_tried_again(told: Told, tmp_path: Path) -> None:
+    obstacle = tmp_path / "obstacle"
+
+    class Removing(Mending):
+        def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
+            obstacle.unlink(missing_ok=True)
+            return super().on_repair(event, now)
+
+    policy = Removing(lambda event: [Restart()], [Restart(ranks=(1,))])
+    with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:
+        fragile: Any = procs.spawn("fragile", Fragile, obstacle, supervise=policy)
+        fragile.pid.call().get(timeout=WITHIN)
+        obstacle.touch()
+        slay(procs, 1)
+        event = policy.after()
+        assert isinstance(event, RepairFailed)
+        assert (event.mesh, event.action) == ("fragile", Restart())
+        assert "there is an obstacle" in event.reason
+        assert "Restart did not succeed" in event.failures[0].chain[-1]
+        assert policy.after() == Repaired("fragile", (Restart(ranks=(1,)),))
+        assert len(fragile.pid.call().get(timeout=WITHIN)) == 2
+    assert told.empty()
+
+
+def test_a_failed_repair_without_an_answer_is_passed_on(told: Told) -> None:
+    policy = Mending(lambda event: [WRONG])
+    with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:
+        counters: Any = procs.spawn("counters", Counter, supervise=policy)
+        who(counters)
+        slay(procs, 1)
+        assert isinstance(policy.after(), RepairFailed)
+        failure = told.next()
+        assert (failure.mesh_name, failure.rank) == ("counters", 1)
+        assert "Respawn did not succeed" in failure.chain[-1]
+
+
+def test_a_failed_repair_can_be_ignored_put_off_or_end_the_mesh(told: Told) -> None:
+    later = [Later(0.0, Due("again"))]
+    for answer, due in (([Ignore()], ()), (later, [Restart()]), ([Stop()], ())):
+        policy = Mending(lambda event: [WRONG], answer, due=due)
+        with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:
+            counters: Any = procs.spawn("counters", Counter, supervise=policy)
+            who(counters)
+            slay(procs, 0)
+            event = policy.after()
+            assert isinstance(event, RepairFailed)
+            if answer is later:
+                assert policy.after() == Repaired("counters", (Restart(),))
+                assert len(who(counters)) == 2
+    assert told.empty()
+
+
+def test_a_policy_that_raises_after_a_failed_repair_passes_on(
+    told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = Mending(lambda event: [WRONG], ValueError("confused"))
+    with this_host().spawn_procs(supervise=lambda failure: True) as procs:
+        counters: Any = procs.spawn("counters", Counter, supervise=policy)
+        who(counters)
+        with caplog.at_level(logging.ERROR, "mesh"):
+            slay(procs, 0)
+            assert told.next().mesh_name == "counters"
+    assert "raised for RepairFailed" in caplog.text and "confused" in caplog.text
+
+
+def test_a_policy_that_raises_after_a_repair_changes_nothing(
+    told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = Mending(lambda event: [Restart()], ValueError("confused"), [])
+    with this_host().spawn_procs(supervise=lambda failure: True) as procs:
+        counters: Any = procs.spawn("counters", Counter, supervise=policy)
+        who(counters)
+        with caplog.at_level(logging.ERROR, "mesh"):
+            for _ in range(2):
+                slay(procs, 0)
+                assert isinstance(policy.after(), Repaired)
+    assert "raised for Repaired" in caplog.text and "it stays as it was" in caplog.text
+    assert told.empty()
+
+
+class Mender(Actor):
+    """Owns actors whose policy hears of its repairs in this process."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.policy = Mending(lambda event: [WRONG], [Restart()])
+        self.procs = this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True)
+        self.counters: Any = self.procs.spawn("counters", Counter, supervise=self.policy)
+
+    @endpoint
+    def lose(self) -> list[str]:
+        who(self.counters)
+        slay(self.procs, 1)
+        events = [self.policy.after(), self.policy.after()]
+        who(self.counters)
+        return [type(event).__name__ for event in events]
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        return False
+
+
+def test_an_actor_s_policy_hears_of_its_repairs(told: Told) -> None:
+    with this_host().spawn_procs(name="menders") as procs:
+        mender: Any = procs.spawn("mender", Mender)
+        assert mender.lose.call_one().get(timeout=WITHIN) == ["RepairFailed", "Repaired"]
+    assert told.empty()
+
+
+class Living(Actor):
+    """Says which life of its rank this is."""
+
+    @endpoint
+    def life(self) -> int:
+        return current_proc().incarnation
+
+
+def test_a_process_knows_which_life_it_is(told: Told) -> None:
+    ends: queue.SimpleQueue[ProcEnd] = queue.SimpleQueue()
+    policy = Mending(lambda event: [Restart()])
+    with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:
+        living: Any = procs.spawn("living", Living, supervise=policy)
+        assert living.life.call().get(timeout=WITHIN).values() == [0, 0]
+        for life in (1, 2):
+            watching = watch(procs, ends.put)
+            slay(procs, 1)
+            end = ends.get(timeout=WITHIN)
+            assert end.point is not None and (end.point.rank, end.incarnation) == (1, life - 1)
+            watching.cancel()
+            policy.after()
+            assert living.life.call().get(timeout=WITHIN).values() == [0, life]
+    assert current_proc().incarnation == 0

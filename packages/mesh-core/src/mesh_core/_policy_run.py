@@ -4,6 +4,7 @@ No clock, no process and no timer: whoever asks carries the :class:`Decision` ou
 
 POL-1: every failure that a policy is asked about is handled, passed on, put off, or handled by a repair; none is lost.
 POL-2: a policy that raises, or returns what it may not, passes on what it was asked about.
+POL-3: a repair that has failed is told to a policy that hears of repairs, and is passed on for all others.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from mesh_core.policies import (
     Ignore,
     Later,
     Policy,
+    Repaired,
+    RepairEvent,
+    RepairFailed,
     Respawn,
     Restart,
     Stop,
@@ -109,6 +113,11 @@ class PolicyRun:
         """The failures that are neither handled nor passed on."""
         return tuple(self._put_off)
 
+    @property
+    def hears_repairs(self) -> bool:
+        """Whether it is asked what to do after a repair."""
+        return callable(getattr(self._state, "on_repair", None))
+
     def close(self) -> None:
         """Give it no more events. What is put off stays so, and is reported when the script ends."""
         self.closed = True
@@ -116,13 +125,15 @@ class PolicyRun:
             with contextlib.suppress(RuntimeError):  # the event loop with the timers has ended already
                 self.on_close()
 
-    def ask(self, event: Event, now: float) -> object:
+    def ask(self, event: Event | RepairEvent, now: float) -> object:
         """Ask about an event; what is returned, awaited where it is awaitable, is for :meth:`settle`."""
+        if isinstance(event, (Repaired, RepairFailed)):
+            return self._state.on_repair(event, now)  # type: ignore[attr-defined]  # see `hears_repairs`
         if isinstance(self._state, _Function):
             return self._state.on(event, now)[1]
         return self._state.on(event, now)
 
-    def settle(self, event: Event, answer: object) -> Decision:
+    def settle(self, event: Event | RepairEvent, answer: object) -> Decision:
         """Take the answer to an event, and say what it means."""
         if isinstance(self._state, _Function):
             actions: tuple[Action, ...] = ()
@@ -135,20 +146,24 @@ class PolicyRun:
         self._state = answer[0]
         return self._decide(event, actions)
 
-    def broken(self, event: Event, error: BaseException) -> Decision:
+    def broken(self, event: Event | RepairEvent, error: BaseException) -> Decision:
         """Say what it means that the policy has raised ``error`` (POL-2)."""
         from mesh_core._exceptions import format_traceback
 
         # Text only: a record that held the error or the event would hold the mesh.
         logging.getLogger("mesh").error(
-            "the policy of %r raised for %s; the failure is passed on:\n%s",
+            "the policy of %r raised for %s; %s:\n%s",
             self._mesh,
             repr(event),
+            "it stays as it was" if isinstance(event, Repaired) else "the failure is passed on",
             format_traceback(error),
         )
+        if isinstance(event, Repaired):
+            # That is about no failure: what is put off stays so.
+            return Decision()
         return self._decide(event, (Escalate(),))
 
-    def decide(self, event: Event, now: float, wait: Callable[[Any], object]) -> Decision:
+    def decide(self, event: Event | RepairEvent, now: float, wait: Callable[[Any], object]) -> Decision:
         """Ask and settle where no event loop runs; ``wait`` returns the result of an awaitable."""
         if self.closed:
             return Decision()
@@ -157,7 +172,7 @@ class PolicyRun:
         except BaseException as error:  # noqa: BLE001 - a policy is somebody else's code
             return self.broken(event, error)
 
-    async def decide_async(self, event: Event, now: float) -> Decision:
+    async def decide_async(self, event: Event | RepairEvent, now: float) -> Decision:
         """Ask and settle on an event loop."""
         if self.closed:
             return Decision()
@@ -172,11 +187,13 @@ class PolicyRun:
                 raise  # the loop is ending; a policy that raises this itself is no different from any other error
             return self.broken(event, error)
 
-    def _decide(self, event: Event, actions: tuple[Action, ...]) -> Decision:
+    def _decide(self, event: Event | RepairEvent, actions: tuple[Action, ...]) -> Decision:
         if isinstance(event, Failed):
             # It may have been put off, and come back.
             self._put_off = [each for each in self._put_off if each is not event.failure]
             concerned = [event.failure]
+        elif isinstance(event, RepairFailed):
+            concerned = list(event.failures)
         else:
             concerned, self._put_off = self._put_off, []
         timers = tuple(each for each in actions if isinstance(each, Later))
@@ -192,7 +209,7 @@ class PolicyRun:
             repaired = concerned
         elif stop or any(isinstance(each, Ignore) for each in actions):
             handled = concerned
-        elif isinstance(event, Failed) and not timers:
+        elif isinstance(event, (Failed, RepairFailed)) and not timers:
             passed_on = concerned
         else:
             self._put_off = [*self._put_off, *concerned]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._native import Message
     from mesh_core._process import Process
-    from mesh_core.policies import Event
+    from mesh_core.policies import Event, RepairEvent
 
 _SYSTEM = 0
 # What children may take of the time that their owner has: it has something left to clean up.
@@ -402,7 +402,7 @@ class Stage:
         elif owner == 0:
             self.process.faults.pass_on(((0, 0, 0), 0), failure)
 
-    def on_event(self, owner: int, holding: Holding, event: Event) -> None:
+    def on_event(self, owner: int, holding: Holding, event: Event | RepairEvent) -> None:
         """Have a policy asked whose owner lives here: an actor, or code without one."""
         actor = self.actors.get(owner)
         if owner == 0 or (actor is not None and not actor.over):

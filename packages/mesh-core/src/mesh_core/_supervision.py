@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mesh_core._policy_run import Decision, PolicyRun
     from mesh_core._process import Process
     from mesh_core._stage import Stage
-    from mesh_core.policies import Event, Later
+    from mesh_core.policies import Event, Later, RepairEvent
 
 Key = tuple[int, int, int]
 """What has failed: a mesh of processes, a rank in it, and an actor there; 0 for the whole process."""
@@ -173,7 +173,7 @@ class Faults:
         else:
             self._at_root(failure, told=told)
 
-    def _consult_here(self, holding: Holding, event: Event, *, told: bool = False) -> None:
+    def _consult_here(self, holding: Holding, event: Event | RepairEvent, *, told: bool = False) -> None:
         """Ask a policy of the script's, on the thread that takes the controller's notices."""
         run = holding.policy
         assert run is not None
@@ -328,7 +328,7 @@ class Faults:
         else:
             await self._ask_owner(owner, failure)
 
-    async def consult(self, owner: Hosted | None, holding: Holding, event: Event) -> None:
+    async def consult(self, owner: Hosted | None, holding: Holding, event: Event | RepairEvent) -> None:
         """Ask a policy on the event loop; what it passes on goes to the owner, or to the script if no actor owns it."""
         import asyncio
 
@@ -392,12 +392,14 @@ class Faults:
         import asyncio
 
         from mesh_core._repair import carry_out
+        from mesh_core.policies import Repaired, RepairFailed
 
         run, stage = holding.policy, self._process.stage()
         assert run is not None
         turn = self._repairs.get(run)
         if turn is None:
             turn = self._repairs[run] = asyncio.Lock()
+        action = decision.repairs[0]
         try:
             # One after the other: what one makes is not failed to the next.
             async with turn:
@@ -406,12 +408,14 @@ class Faults:
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
             if run.closed:
                 return  # its mesh is being stopped
-            reason = (
-                f"{type(decision.repairs[0]).__name__} did not succeed: {str(error).partition(chr(10))[0]}"
-            )
+            said = str(error).partition("\n")[0]
+            reason = f"{type(action).__name__} did not succeed: {said}"
+            failures = tuple(run.passed_on(failure, reason) for failure in decision.repaired)
+            if run.hears_repairs:
+                self._consult(owner, holding, RepairFailed(holding.mesh.name, action, said, failures))
+                return
             owning = stage.actors.get(owner)
-            for failure in decision.repaired:
-                told = run.passed_on(failure, reason)
+            for told in failures:
                 if owning is not None:
                     await self._ask_owner(owning, told)
                 elif owner == 0:
@@ -419,6 +423,10 @@ class Faults:
         else:
             for failure in decision.repaired:
                 self._process.hooks.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
+            if run.hears_repairs:
+                self._consult(
+                    owner, holding, Repaired(holding.mesh.name, decision.repairs, decision.repaired)
+                )
 
     def _start_timer(self, stage: Stage, owner: int, holding: Holding, later: Later) -> None:
         """Have an event come to a policy; on the event loop."""
@@ -437,7 +445,7 @@ class Faults:
         if run.on_close is None:
             run.on_close = lambda: stage.loop.call_soon_threadsafe(_cancel, timers)
 
-    def _consult(self, owner: int, holding: Holding, event: Event) -> None:
+    def _consult(self, owner: int, holding: Holding, event: Event | RepairEvent) -> None:
         """Have a policy asked about an event, where its owner's policies are asked."""
         if owner == 0 and self._process.identity.mesh_id == 0:
             with contextlib.suppress(Exception):  # the runtime is shut down

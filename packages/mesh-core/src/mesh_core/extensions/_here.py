@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mesh_core import _process
-from mesh_core._native import roll
+from mesh_core._native import roll, seat
 
 if TYPE_CHECKING:
     from mesh_core._native import Point
@@ -31,6 +31,8 @@ class Proc:
     """What messages are sent to it by, which no other process of the job has; ``(0, 0, 0)`` for the controller."""
     hosts: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where hosts can be reached over the network, by name: those that were attached, and only where the script asks."""
+    incarnation: int = field(default=0, compare=False)
+    """How often the process of this rank had been made again when this one was; see :attr:`ProcMesh.incarnations`."""
 
     @property
     def is_controller(self) -> bool:
@@ -71,4 +73,5 @@ def proc_of(process: Process) -> Proc:
         hosts={name: address for _, name, address, *_ in roll(process.runtime)}
         if me.mesh_id == 0 and not process.closed
         else {},
+        incarnation=seat(process.runtime, *process.runtime.me)[2],
     )

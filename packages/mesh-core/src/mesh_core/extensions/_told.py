@@ -45,6 +45,8 @@ class ProcEnd:
     """The mesh that was watched; ``None`` where the process was heard of in another way."""
     failure: MeshFailure | None
     """How it died; ``None`` if it was stopped in order."""
+    incarnation: int = 0
+    """As :attr:`Proc.incarnation`, when the watch began."""
 
 
 @dataclass(frozen=True)

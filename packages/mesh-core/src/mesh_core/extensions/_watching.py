@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
+from mesh_core._native import incarnation
 from mesh_core.extensions._told import ProcEnd
 
 if TYPE_CHECKING:
@@ -21,8 +22,11 @@ class Watch:
         self._mesh = mesh
         self._callback = callback
         self._lock = threading.Lock()
-        self._left = set(mesh._view)
-        """The ranks of those that live."""
+        runtime, addrs = mesh._process.runtime, [mesh._home.addr(mesh._procs_id, rank) for rank in mesh._view]
+        self._left = {
+            rank: incarnation(runtime, *addr[:2]) for rank, addr in zip(mesh._view, addrs, strict=True)
+        }
+        """The ranks of those that live, and which life of them this is."""
         self._target = mesh._home.target(mesh._procs_id, mesh._view)
 
     def cancel(self) -> None:
@@ -41,7 +45,7 @@ class Watch:
         with self._lock:
             if rank not in self._left:
                 return
-            self._left.remove(rank)
+            life = self._left.pop(rank)
         point, address = mesh._root.point_of(rank), mesh._home.addr(mesh._procs_id, rank)
         failure = None
         if not lost.orderly:
@@ -49,7 +53,7 @@ class Watch:
 
             host = mesh._home.name_now(mesh._process.runtime, mesh._procs_id, rank)
             failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, rank=rank)
-        self._callback(ProcEnd(address=address, point=point, mesh=mesh, failure=failure))
+        self._callback(ProcEnd(address=address, point=point, mesh=mesh, failure=failure, incarnation=life))
 
     @property
     def living(self) -> int:

@@ -55,6 +55,41 @@ Event: TypeAlias = Failed | Ended | Due
 
 
 @dataclass(frozen=True, slots=True)
+class Repaired:
+    """What the policy wanted made again has been made; for :meth:`RepairPolicy.on_repair`.
+
+    >>> Repaired("workers", (Restart(),)).actions
+    (Restart(ranks=None),)
+    """
+
+    mesh: str
+    actions: tuple[Restart | Respawn, ...]
+    """What was carried out, in this order."""
+    failures: tuple[MeshFailure, ...] = field(default=(), repr=False, compare=False)
+    """What is handled by that."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFailed:
+    """What the policy wanted made again could not be made; for :meth:`RepairPolicy.on_repair`.
+
+    >>> RepairFailed("workers", Respawn(), "no memory for a process").reason
+    'no memory for a process'
+    """
+
+    mesh: str
+    action: Restart | Respawn
+    """What did not succeed; actions after it were not begun."""
+    reason: str
+    """The first line of the error."""
+    failures: tuple[MeshFailure, ...] = field(default=(), repr=False, compare=False)
+    """What it was to handle, with the reason in their ``chain``."""
+
+
+RepairEvent: TypeAlias = "Repaired | RepairFailed"
+
+
+@dataclass(frozen=True, slots=True)
 class Ignore:
     """The failure is handled: nobody else is told. The mesh goes on without the failed rank.
 
@@ -160,6 +195,43 @@ class Policy(Protocol):
         For a :class:`Due` or an :class:`Ended`, all but ``Later`` are about all failures that are put off.
 
         An exception counts as ``Escalate`` and is logged; the state stays as it was.
+        """
+        ...
+
+
+@runtime_checkable
+class RepairPolicy(Policy, Protocol):
+    """A policy that is also told what became of its repairs.
+
+    A :class:`Policy` without this method is not asked again: what it could not repair is passed on.
+
+    >>> from dataclasses import dataclass, replace
+    >>> @dataclass(frozen=True)
+    ... class TryTwice:
+    ...     tried: int = 0
+    ...
+    ...     def on(self, event: Event, now: float) -> tuple[Policy, list[Action]]:
+    ...         return TryTwice(1), [Restart()] if isinstance(event, Failed) else []
+    ...
+    ...     def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, list[Action]]:
+    ...         if isinstance(event, Repaired) or self.tried == 2:
+    ...             return TryTwice(), []
+    ...         return TryTwice(2), [Restart()]
+    >>> policy, actions = TryTwice(1).on_repair(RepairFailed("workers", Restart(), "no memory"), now=0.0)
+    >>> actions
+    [Restart(ranks=None)]
+    >>> isinstance(policy, RepairPolicy)
+    True
+    """
+
+    def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
+        """Return the next state, and what to do, as :meth:`Policy.on` does.
+
+        Actions for a :class:`RepairFailed` are about its ``failures``, and mean what they mean for a :class:`Failed`: no
+        actions pass them on, ``Restart`` and ``Respawn`` try again at once, and :class:`Later` waits before that. For a
+        :class:`Repaired` they are about all failures that are put off, as for a :class:`Due`.
+
+        An exception is logged; what could not be repaired is passed on.
         """
         ...
 
