@@ -226,16 +226,21 @@ def wheel(session: nox.Session, package: Package) -> Path:
     pattern = f"{package.name.replace('-', '_')}-{package.version}-*.whl"
     if not list(WHEELS.glob(pattern)):
         forget_old_wheels()
+        # Some are built with the headers of those that they need.
+        for sibling in workspace.closure(package, PACKAGES + PLUGINS):
+            if sibling.name != package.name:
+                wheel(session, sibling)
         session.log(f"building {package.name} {package.version}")
         if session.venv_backend == "uv":
             session.run(
                 "uv", "build", "--wheel", "--quiet", "--python", "python",
-                "--build-constraints", str(CONSTRAINTS), "--out-dir", str(WHEELS), str(package.path),
+                "--build-constraints", str(CONSTRAINTS), "--find-links", str(WHEELS),
+                "--out-dir", str(WHEELS), str(package.path),
             )  # fmt: skip
         else:
             session.run(
                 "python", "-m", "pip", "wheel", "--quiet", "--no-deps",
-                "--wheel-dir", str(WHEELS), str(package.path),
+                "--find-links", str(WHEELS), "--wheel-dir", str(WHEELS), str(package.path),
             )  # fmt: skip
     built = sorted(WHEELS.glob(pattern))
     if not built:

@@ -6,6 +6,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, ExecError, PlatformError
 
+from mesh_core import get_include
+
 
 class BuildNative(build_ext):
     """Says what is missing where the C part cannot be built."""
@@ -27,6 +29,7 @@ with tempfile.TemporaryDirectory() as folder:
             Extension(
                 "mesh_snapshots._native",
                 ["src/mesh_snapshots/_native.c"],
+                include_dirs=[get_include()],
                 # One build for every Python from 3.11 on.
                 define_macros=[("Py_LIMITED_API", "0x030b0000")],
                 py_limited_api=True,

@@ -15,33 +15,21 @@ from typing import Any
 import pytest
 from core_processes import Script
 
-from mesh_core import BrokenPromise, MeshError, Promise, gather, wait
+from mesh_core import BrokenPromise, MeshError, Promise, gather, get_include, wait
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 SOON = 30.0
 
-HEADER = """\
-struct mesh_promise {
-    uint32_t version; /* 1 */
-    /* 0: finished with this status; 1: it had an outcome before; -1: this is a forked copy. */
-    int32_t (*finish)(const struct mesh_promise *, int32_t status);
-    void (*retain)(const struct mesh_promise *);
-    void (*release)(const struct mesh_promise *);
-};
-"""
-
-SOURCE = (
-    """\
+SOURCE = """\
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-"""
-    + HEADER
-    + """
+#include <mesh_core/promise.h>
+
 struct work {
     const struct mesh_promise *promise;
     int gate;     /* read before finishing */
@@ -72,7 +60,7 @@ int start(const struct mesh_promise *promise, int gate, int status, int finishes
 }
 
 int finish(const struct mesh_promise *promise, int status) {
-    return promise->version == 1 ? promise->finish(promise, status) : -100;
+    return promise->version == MESH_PROMISE_VERSION ? promise->finish(promise, status) : -100;
 }
 
 static const struct mesh_promise *kept;
@@ -91,7 +79,6 @@ __attribute__((destructor)) static void last(void) {
     }
 }
 """
-)
 
 
 class Native:
@@ -139,7 +126,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "promise.c").write_text(SOURCE)
     made = folder / "promise.so"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-pthread", "-o", str(made), str(folder / "promise.c")], check=True
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            "-I",
+            get_include(),
+            "-o",
+            str(made),
+            str(folder / "promise.c"),
+        ],
+        check=True,
     )
     return made
 
@@ -149,6 +147,21 @@ def native(library: Path) -> Iterator[Native]:
     found = Native(library)
     yield found
     found.close()
+
+
+@pytest.mark.parametrize("name", ["cc -std=c99", "c++ -std=c++11"])
+def test_the_header_stands_alone(name: str, tmp_path: Path) -> None:
+    compiler, standard = name.split()
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no {compiler}")
+    source = tmp_path / ("alone.c" if compiler == "cc" else "alone.cpp")
+    source.write_text(
+        "#include <mesh_core/promise.h>\n#include <mesh_core/promise.h>\nstruct mesh_promise *unused;\n"
+    )
+    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    subprocess.run(
+        [compiler, standard, *warnings, "-fsyntax-only", "-I", get_include(), str(source)], check=True
+    )
 
 
 def test_a_native_thread_wakes_who_waits(native: Native) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from mesh_core import Actor, SerializationError, endpoint, this_host
-from mesh_core._serialize import dumps, loads
 from mesh_core.extensions import (
     Extension,
     Registration,
+    dumps,
     install,
+    loads,
     register_handler,
     register_reducer,
     uninstall,

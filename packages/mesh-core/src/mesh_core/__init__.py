@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from mesh_core._credentials import Credentials
     from mesh_core._failure import FailureKind, MeshFailure
     from mesh_core._host_agent import HostAgent
+    from mesh_core._include import get_include
     from mesh_core._ports import Channel, Port, PortReceiver
     from mesh_core._promise import Promise
     from mesh_core._seeds import rank_seed
@@ -132,6 +133,7 @@ __all__ = [
     "current_size",
     "endpoint",
     "gather",
+    "get_include",
     "get_or_spawn_controller",
     "proc_mesh",
     "rank_seed",
@@ -153,6 +155,7 @@ _LATER = {
     "Promise": "mesh_core._promise",
     "as_completed": "mesh_core._together",
     "gather": "mesh_core._together",
+    "get_include": "mesh_core._include",
     "wait": "mesh_core._together",
     "wait_async": "mesh_core._together",
     "PortReceiver": "mesh_core._ports",

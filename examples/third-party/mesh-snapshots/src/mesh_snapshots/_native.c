@@ -15,13 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What the capsule named "mesh_core.promise" points to; see the page "Futures and promises" of Mesh. */
-struct mesh_promise {
-    uint32_t version; /* 1 */
-    int32_t (*finish)(const struct mesh_promise *, int32_t status);
-    void (*retain)(const struct mesh_promise *);
-    void (*release)(const struct mesh_promise *);
-};
+#include <mesh_core/promise.h>
 
 struct job {
     const struct mesh_promise *promise;
@@ -122,9 +116,10 @@ static PyObject *write_file(PyObject *Py_UNUSED(module), PyObject *arguments) {
     struct job *job;
     int status;
     if (!PyArg_ParseTuple(arguments, "OO&y*:write", &capsule, PyUnicode_FSConverter, &path, &data)) return NULL;
-    promise = PyCapsule_GetPointer(capsule, "mesh_core.promise");
-    if (promise != NULL && promise->version != 1) {
-        PyErr_Format(PyExc_RuntimeError, "mesh_snapshots speaks version 1 of native promises, got version %u", promise->version);
+    promise = PyCapsule_GetPointer(capsule, MESH_PROMISE_CAPSULE);
+    if (promise != NULL && promise->version != MESH_PROMISE_VERSION) {
+        PyErr_Format(PyExc_RuntimeError, "mesh_snapshots speaks version %d of native promises, got version %u",
+                     MESH_PROMISE_VERSION, promise->version);
         promise = NULL;
     }
     if (promise == NULL) {

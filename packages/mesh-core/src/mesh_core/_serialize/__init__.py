@@ -48,6 +48,7 @@ def dumps(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryvi
     change that memory. ``root`` is what an error calls ``obj``; without it, an ``(args, kwargs)`` pair is
     named by its arguments.
 
+    >>> from mesh_core.extensions import dumps, loads
     >>> data, buffers = dumps(((1, "two"), {"three": 3.0}))
     >>> loads(data, buffers)
     ((1, 'two'), {'three': 3.0})
@@ -72,6 +73,7 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
     Arrays, tensors and memoryviews are made *on* the buffers, so these must be contiguous, and writable
     for the result to be. Loading the same buffers twice gives results which share their memory.
 
+    >>> from mesh_core.extensions import dumps, loads
     >>> data, buffers = dumps([1, 2, None])
     >>> loads(data)
     [1, 2, None]

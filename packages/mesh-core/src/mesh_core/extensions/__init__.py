@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core.extensions._base import NOT_CARRIED, Extension
 
 if TYPE_CHECKING:
+    from mesh_core._serialize import dumps, loads
     from mesh_core._serialize._registered import Registration, register_handler, register_reducer
     from mesh_core.extensions._here import Proc, current_proc
     from mesh_core.extensions._install import find, install, uninstall
@@ -40,8 +41,10 @@ __all__ = [
     "Spawning",
     "Watch",
     "current_proc",
+    "dumps",
     "find",
     "install",
+    "loads",
     "register_handler",
     "register_reducer",
     "uninstall",
@@ -58,6 +61,8 @@ _LATER = {
     "Spawning": "mesh_core.extensions._told",
     "Watch": "mesh_core.extensions._watching",
     "current_proc": "mesh_core.extensions._here",
+    "dumps": "mesh_core._serialize",
+    "loads": "mesh_core._serialize",
     "find": "mesh_core.extensions._install",
     "install": "mesh_core.extensions._install",
     "register_handler": "mesh_core._serialize._registered",
