@@ -11,6 +11,7 @@ use crate::runtime::Runtime;
 use crate::wait::Waiter;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Who is told, with a number of its own, that something has progressed.
 #[derive(Clone, Debug)]
@@ -97,6 +98,10 @@ pub struct Completion {
     fate: AtomicU64,
     done: AtomicBool,
     arrived: AtomicUsize,
+    /// Whether somebody wants to know when it was finished.
+    timed: AtomicBool,
+    /// Nanoseconds since the epoch; 0 until then, or if nobody wanted to know.
+    finished: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -108,6 +113,8 @@ impl Completion {
             fate: AtomicU64::new(0),
             done: AtomicBool::new(false),
             arrived: AtomicUsize::new(0),
+            timed: AtomicBool::new(false),
+            finished: AtomicU64::new(0),
             state: Mutex::default(),
         })
     }
@@ -119,6 +126,12 @@ impl Completion {
     /// Whether it is finished, and what was stored for its outcome can be seen.
     pub fn is_done(&self) -> bool {
         self.done.load(Ordering::SeqCst)
+    }
+
+    /// Whether somebody waits for it just now.
+    pub(crate) fn is_awaited(&self) -> bool {
+        let state = self.lock();
+        !self.is_done() && (!state.waiters.is_empty() || !state.listeners.is_empty())
     }
 
     /// How many tokens have come.
@@ -153,8 +166,22 @@ impl Completion {
         self.fate.compare_exchange(0, fate.encode(), Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
+    /// Notes when it is finished, from now on.
+    pub fn time(&self) {
+        self.timed.store(true, Ordering::Relaxed);
+    }
+
+    /// When it was finished, in nanoseconds since the epoch, if that was noted.
+    pub fn finished(&self) -> Option<u64> {
+        Some(self.finished.load(Ordering::Relaxed)).filter(|at| *at > 0)
+    }
+
     /// Shows the outcome that [`Completion::begin`] has settled (CMP-1).
     pub fn end(&self) {
+        if self.timed.load(Ordering::Relaxed) {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+            self.finished.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
         let mut state = self.lock();
         self.done.store(true, Ordering::SeqCst);
         let waiters = std::mem::take(&mut state.waiters);

@@ -23,6 +23,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+/// How many promises that are waited for are told of; the oldest of them.
+const MOST_PROMISES: usize = 100;
+
 /// What inspection keeps in a runtime.
 #[derive(Debug, Default)]
 pub(crate) struct Inspection {
@@ -136,13 +139,19 @@ impl Runtime {
         let counts = self.counts();
         let queued: usize = self.links().iter().map(|link| link.queued()).sum();
         let mut out = format!(
-            r#"{{"pid":{},"age":{},"calls":{},"shm":{},"queued":{queued},"loop":{},"actors":"#,
+            r#"{{"pid":{},"age":{},"calls":{},"shm":{},"queued":{queued},"loop":{},"promises":"#,
             std::process::id(),
             self.started.elapsed().as_secs_f64(),
             counts.calls,
             counts.shm_bytes,
             self.system_inbox().gauge.thread(),
         );
+        list(&mut out, self.promises.awaited().into_iter().take(MOST_PROMISES), |out, (name, age)| {
+            out.push('[');
+            quoted(out, &name);
+            let _ = write!(out, ",{age}]");
+        });
+        out.push_str(r#","actors":"#);
         list(&mut out, self.all_inboxes(), |out, inbox| {
             let gauge = &inbox.gauge;
             let reading = gauge.read();

@@ -23,6 +23,7 @@ mod meter;
 mod nursery;
 mod oom;
 mod ports;
+mod promises;
 pub mod reactor;
 mod runtime;
 mod shm;

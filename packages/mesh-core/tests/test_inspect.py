@@ -21,8 +21,10 @@ from mesh_core import (
     MeshError,
     MeshFailure,
     ProcMesh,
+    Promise,
     SupervisionError,
     endpoint,
+    gather,
     inspect,
     this_host,
     this_proc,
@@ -588,3 +590,67 @@ def test_ctrl_c_ends_a_wait_for_events(script: Any) -> None:
     assert run.line() == "interrupted"
     run.finish()
     assert run.process.returncode == 0
+
+
+# Promises.
+
+
+class Expecting(Actor):
+    """Waits for a promise."""
+
+    def __init__(self) -> None:
+        self.promise = Promise[int]("batch")
+
+    @endpoint
+    async def wait(self) -> int:
+        return await self.promise.future
+
+
+def awaited(name: str = "controller") -> list[str]:
+    proc = next(proc for proc in inspect.snapshot(timeout=30.0).procs if proc.name == name)
+    assert all(promise.seconds >= 0 for promise in proc.promises)
+    return [promise.name for promise in proc.promises]
+
+
+def test_a_promise_is_shown_while_somebody_waits_for_it() -> None:
+    promise, other = Promise[int]("weights"), Promise[int]("other")
+    assert awaited() == []
+    waiting = threading.Thread(target=promise.future.get)
+    waiting.start()
+    while not awaited():
+        pass
+    snapshot = inspect.snapshot()
+    assert [one.name for one in snapshot.procs[0].promises] == ["weights"]
+    assert "promise 'weights'" in str(snapshot)
+    both = gather(promise.future, other.future)
+    assert awaited() == ["weights", "other"]
+    promise.set_result(1)
+    other.set_result(1)
+    waiting.join()
+    assert both.get() == [1, 1]
+    assert awaited() == []
+
+
+def test_promises_of_a_worker_are_shown() -> None:
+    with this_host().spawn_procs(name="expecting") as procs:
+        actor = procs.spawn("actor", Expecting)
+        waiting = actor.wait.call_one()
+        while not awaited("expecting[0]"):
+            pass
+        assert awaited("expecting[0]") == ["batch"]
+        waiting.cancel()
+        while awaited("expecting[0]"):
+            pass
+
+
+def test_many_promises_that_are_over_leave_those_that_are_not() -> None:
+    first = Promise[int]("first")
+    gathered = gather(first.future)
+    for n in range(500):
+        Promise[int](f"p{n}").set_result(n)
+    last = Promise[int]("last")
+    both = gather(last.future)
+    assert awaited() == ["first", "last"]
+    both.cancel()
+    gathered.cancel()
+    assert awaited() == []

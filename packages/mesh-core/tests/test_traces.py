@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from mesh_core import Actor, ProcMesh, endpoint, inspect, shutdown, this_host
+from mesh_core import Actor, ProcMesh, Promise, endpoint, inspect, shutdown, this_host
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
 
@@ -305,3 +308,49 @@ def test_a_provider_that_is_set_later_is_noticed() -> None:
         """
     )
     assert told.split() == ["None", "True"]
+
+
+# Promises.
+
+
+def test_a_promise_is_a_span_that_ends_with_its_outcome(kept: InMemorySpanExporter) -> None:
+    with trace.get_tracer("test").start_as_current_span("outer") as outer:
+        promise = Promise[int]("weights")
+    assert here(kept)[-1].name == "outer"
+    promise.set_result(1)
+    kept_at = time.time_ns()
+    assert promise.future.get() == promise.future.get() == 1
+    span = one(here(kept), "promise weights", "INTERNAL")
+    assert span.parent == outer.get_span_context().span_id
+    assert span.attributes == {"mesh.promise": "weights"}
+    assert span.start <= span.end <= kept_at
+    assert not span.failed
+
+
+def test_a_promise_that_fails_is_a_failed_span(kept: InMemorySpanExporter) -> None:
+    promise = Promise[int]()
+    promise.set_exception(KeyError("gone"))
+    with pytest.raises(KeyError):
+        promise.future.get()
+    span = one(here(kept), "promise", "INTERNAL")
+    assert span.failed and span.exceptions == ["KeyError"] and span.attributes["error.type"] == "KeyError"
+
+
+def test_a_promise_finished_by_a_descriptor_has_a_span(kept: InMemorySpanExporter) -> None:
+    promise = Promise[int]("native", finish=lambda status: status)
+    write = promise.descriptor()
+    os.write(write, (3).to_bytes(4, sys.byteorder))
+    os.close(write)
+    assert promise.future.get(timeout=30) == 3
+    assert not one(here(kept), "promise native", "INTERNAL").failed
+
+
+def test_a_promise_that_nobody_looks_at_has_a_span(kept: InMemorySpanExporter) -> None:
+    done, dropped = Promise[int]("done"), Promise[int]("dropped")
+    done.set_result(1)
+    given_up = dropped.future
+    given_up.cancel()
+    del done, dropped, given_up
+    gc.collect()
+    assert not one(here(kept), "promise done", "INTERNAL").failed
+    assert "mesh.abandoned" not in one(here(kept), "promise dropped", "INTERNAL").attributes

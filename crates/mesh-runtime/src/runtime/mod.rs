@@ -30,6 +30,7 @@ use crate::afar::Afar;
 use crate::agent::{self, Agent, NURSERY_TOKENS, SpawnSpec};
 use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
+use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::gateway::{Gateway, HostOptions, TRUNK_TOKENS};
 use crate::gauge::Gauge;
@@ -40,6 +41,7 @@ use crate::logs::Logs;
 use crate::meter::{Mailbox, Meters};
 use crate::nursery::NurserySpec;
 use crate::ports::Ports;
+use crate::promises::Promises;
 use crate::reactor::{Handler, Reactor};
 use crate::shm::Memory;
 use crate::unseen::Unseen;
@@ -128,6 +130,7 @@ pub struct Runtime {
     pub(crate) board: Arc<Board>,
     pub(crate) calls: Calls,
     pub(crate) ports: Ports,
+    pub(crate) promises: Promises,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
     /// What the procs of this host print; made with the first of them.
@@ -314,6 +317,7 @@ impl Runtime {
                 board: Arc::new(board),
                 calls: Calls::telling(unseen),
                 ports: Ports::default(),
+                promises: Promises::default(),
                 memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
                 agent: Mutex::new(Agent::new(me.host)),
                 logs: OnceLock::new(),
@@ -393,6 +397,11 @@ impl Runtime {
     /// An id that nobody else makes.
     pub fn new_id(&self) -> u64 {
         self.ids.next()
+    }
+
+    /// Has a promise shown to those who look into this process, under a name, while somebody waits for it.
+    pub fn show_promise(&self, name: &str, completion: &Arc<Completion>) {
+        self.promises.show(name, completion);
     }
 
     /// What waits and what lives.

@@ -75,6 +75,21 @@ impl PyCompletion {
         self.core.token(n)
     }
 
+    /// Has it shown to those who look into this process, while somebody waits for it.
+    fn show(&self, name: &str) {
+        self.runtime.show_promise(name, &self.core);
+    }
+
+    /// Notes when it is finished, from now on.
+    fn time(&self) {
+        self.core.time();
+    }
+
+    /// When it was finished, in nanoseconds since the epoch; `None` if it is not, or if that was not noted.
+    fn finished(&self) -> Option<u64> {
+        self.core.finished()
+    }
+
     /// All tokens of a list, which begins anew.
     fn take(&self) -> Vec<u64> {
         self.core.take()

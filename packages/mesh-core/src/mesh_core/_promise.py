@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mesh_core._native import Completion
     from mesh_core._process import Process
+    from mesh_core._tracing import Span
 
 R = TypeVar("R")
 
@@ -47,7 +48,7 @@ class Promise(Generic[R]):
     All methods may be called from any thread of the process that made the promise.
 
     Args:
-        name: what errors and the log call the promise.
+        name: what errors, the log and traces call the promise. ``inspect`` shows those that have one while somebody waits.
         finish: for promises that native code finishes, see :meth:`native_handle` and :meth:`descriptor`: called with
             the status that it gave, once, where somebody first looks at the result. What it returns is the result; what it raises is raised.
         timeout: seconds after which the future fails with :class:`ActorTimeout`, as a call with a deadline does.
@@ -68,10 +69,19 @@ class Promise(Generic[R]):
         limit = None
         if timeout is not None or process.deadlines:
             limit = _limit(timeout)
-        if finish is None:
+        if process.tracer is not None:
+            span = process.tracer.promise(call, name)
+            self.future = (
+                _Traced(span, process, call, _unused, what, limit)
+                if finish is None
+                else _TracedNative(span, finish, process, call, what, limit)
+            )
+        elif finish is None:
             self.future = _Promised(process, call, _unused, what, limit)
         else:
             self.future = _Native(finish, process, call, what, limit)
+        if name:
+            call.show(name)
         self._call = call
         self._finisher = call.finisher()
 
@@ -257,6 +267,34 @@ class _Native(_Promised[R]):
             if self._state == _PENDING:
                 self._value = value
                 self._state = state
+
+
+class _Traced(_Promised[R]):
+    """The future of a promise that has a span."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span, *args: Any) -> None:
+        super().__init__(*args)
+        self._span = span
+
+    def _settle(self) -> None:
+        super()._settle()
+        self._span.end(self._value if self._state == _FAILED else None)
+
+
+class _TracedNative(_Native[R]):
+    """The same, for one that native code finishes."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span, *args: Any) -> None:
+        super().__init__(*args)
+        self._span = span
+
+    def _settle(self) -> None:
+        super()._settle()
+        self._span.end(self._value if self._state == _FAILED else None)
 
 
 class _Failure:

@@ -13,8 +13,16 @@ if TYPE_CHECKING:
     from mesh_core._adverbs import Endpoint
     from mesh_core._context import Instance
     from mesh_core._endpoint import EndpointProperty
-    from mesh_core._native import Call, Message, Sender
+    from mesh_core._native import Call, Completion, Message, Sender
     from mesh_core._process import Process
+
+
+class Span(Protocol):
+    """One that has begun."""
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End it, as failed if there is an error; once."""
+        ...
 
 
 class Tracer(Protocol):
@@ -32,6 +40,10 @@ class Tracer(Protocol):
 
     def spawn_procs(self, name: str, count: int, host: str) -> None:
         """Note that processes were asked for."""
+        ...
+
+    def promise(self, call: Completion, name: str) -> Span:
+        """Begin the span of a promise, which ends when that had its outcome."""
         ...
 
     def handling(

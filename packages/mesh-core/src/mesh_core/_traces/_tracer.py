@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mesh_core._adverbs import Endpoint
     from mesh_core._context import Instance
     from mesh_core._endpoint import EndpointProperty
-    from mesh_core._native import Call, Message, Sender
+    from mesh_core._native import Call, Completion, Message, Sender
 
 _SYSTEM = "mesh"
 
@@ -75,6 +75,13 @@ class Tracer:
         attributes = {"mesh.procs": name, "mesh.count": count, "server.address": host}
         self._tracer.start_span(f"spawn {name}", kind=self._kinds.CLIENT, attributes=attributes).end()
 
+    def promise(self, call: Completion, name: str) -> _Open:
+        """Begin the span of a promise: from its making to its outcome, whoever gives that."""
+        call.time()
+        attributes = {"mesh.promise": name} if name else {}
+        title = f"promise {name}" if name else "promise"
+        return _Open(self._tracer.start_span(title, kind=self._kinds.INTERNAL, attributes=attributes), call)
+
     # Where they are handled.
 
     def handling(
@@ -128,11 +135,11 @@ class Tracer:
 
 
 class _Open:
-    """A span that ends once: with its call, or when nobody refers to that any more."""
+    """A span that ends once: with its call or promise, or when nobody refers to that any more."""
 
-    def __init__(self, span: Any) -> None:
+    def __init__(self, span: Any, call: Call | Completion | None = None) -> None:
         self._span = span
-        self._call: Call | None = None
+        self._call = call
         self._over = False
 
     def context(self) -> str:

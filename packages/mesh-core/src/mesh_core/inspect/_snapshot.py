@@ -37,6 +37,15 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Awaited:
+    """A promise with a name that somebody waits for."""
+
+    name: str
+    seconds: float
+    """Since it was made."""
+
+
+@dataclass(frozen=True)
 class ActorState:
     """One actor."""
 
@@ -102,6 +111,8 @@ class ProcState:
     actors: tuple[ActorState, ...]
     incarnation: int = 0
     """How often the process of this rank was made again."""
+    promises: tuple[Awaited, ...] = ()
+    """Its promises that have a name and that somebody waits for: the oldest hundred, oldest first."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +298,7 @@ class _Taker:
             threads=used.threads,
             outgoing=outgoing,
             calls=answer.get("calls", 0),
+            promises=tuple(Awaited(*told) for told in answer.get("promises", ())),
             shm_bytes=answer.get("shm", 0),
             actors=tuple(sorted(actors, key=lambda actor: (actor.name, actor.actor_id))),
         )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 60
 _MOST_ACTORS = 8
+_MOST_PROMISES = 4
 _MOST_FAILURES = 5
 
 
@@ -93,6 +94,10 @@ def _tables(host: HostState) -> Table:
             )
         if len(proc.actors) > _MOST_ACTORS:
             table.add(f"  … {len(proc.actors) - _MOST_ACTORS:,} more actors")
+        for promise in proc.promises[:_MOST_PROMISES]:
+            table.add(f"  promise {promise.name!r}", "", f"open for {span(promise.seconds)}")
+        if len(proc.promises) > _MOST_PROMISES:
+            table.add(f"  … {len(proc.promises) - _MOST_PROMISES:,} more promises")
     if hidden:
         table.add(f"… {hidden:,} more processes")
     return table
