@@ -105,6 +105,18 @@ def test_a_deadline_that_nobody_waits_for(told: Told) -> None:
     assert told.next().get() == 1
 
 
+def test_many_with_long_deadlines_that_are_soon_done(told: Told) -> None:
+    short = Promise[int](timeout=500.0)
+    short.future.add_done_callback(told)
+    for n in range(300):
+        promise = Promise[int](timeout=1000.0 + n)
+        promise.future.add_done_callback(told)
+        promise.set_result(n)
+        assert told.next().get() == n
+    short.set_result(-1)
+    assert told.next().get() == -1
+
+
 def test_a_deadline_in_a_gathering(told: Told) -> None:
     first, last = Promise[int](timeout=0.01), Promise[int](timeout=0.02)
     both = gather(first.future, last.future, return_exceptions=True)

@@ -205,7 +205,7 @@ def test_an_actor_s_policies_make_what_it_owns_again() -> None:
         assert boss.heard.call_one().get(timeout=WITHIN) == []
 
 
-# What becomes of a repair.
+# What becomes of a repair (POL-3).
 
 
 class Mending(Answering):

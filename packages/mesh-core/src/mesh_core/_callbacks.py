@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # The number by which the thread is woken for nothing in particular.
 _WAKE = 0
 
+# So many deadlines are kept without a look whether their futures are done.
+_FEW = 64
+
 # How long the end of the runtime waits for functions that are under way.
 _MOMENT = 1.0
 
@@ -63,7 +66,8 @@ class Callbacks:
         # What is done already: it puts a number into the list whenever it is asked to.
         self._wake = process.runtime.completion()
         self._wake.set(None, False, 0)
-        self._lock = threading.Lock()
+        # No code of others runs under it, but for what the garbage collector runs anywhere.
+        self._lock = threading.RLock()
         self._waiting: dict[int, tuple[Future[Any], Callable[[Any], object]]] = {}
         self._last = _WAKE
         self._deadlines: list[tuple[float, int]] = []
@@ -76,19 +80,25 @@ class Callbacks:
         if os.getpid() != self._pid:
             # A forked copy, whose lock nobody may ever release: this says so.
             future._listen(self._list, _WAKE)
+        # Not under the lock: a gathering takes one of its own, under which code of others may run.
+        due = future._due()
         with self._lock:
             self._last += 1
             token = self._last
             future._listen(self._list, token)
             self._waiting[token] = (future, function)
-            self._note_deadline(future, token)
+            self._note(due, token)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="mesh-callbacks", daemon=True)
                 self._thread.start()
 
-    def _note_deadline(self, future: Future[Any], token: int) -> None:
-        due = future._due()
+    def _note(self, due: float | None, token: int) -> None:
+        """Have :meth:`_expire` look at a future then."""
         if due is not None:
+            if len(self._deadlines) > _FEW + 2 * len(self._waiting):
+                # Most are of futures that were done long before.
+                self._deadlines = [each for each in self._deadlines if each[1] in self._waiting]
+                heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (due, token))
             if self._deadlines[0] == (due, token):
                 self._wake.note(self._list, _WAKE)
@@ -139,9 +149,9 @@ class Callbacks:
             if found is not None:
                 # It tells the list, as whatever ends it does. A gathering may have further deadlines.
                 found[0]._expire()
-                if not found[0].done():
-                    with self._lock:
-                        self._note_deadline(found[0], token)
+                due_next = None if found[0].done() else found[0]._due()
+                with self._lock:
+                    self._note(due_next, token)
 
     def _end(self) -> None:
         """The runtime is closed, and what still waited for it is done."""
