@@ -504,6 +504,7 @@ impl Runtime {
             trunk.close(&self.reactor);
             self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&trunk.token);
         }
+        self.end_visits_through(host);
         self.note_host_died(host, &verdict);
         self.tell_room();
         self.reach_out();
@@ -589,6 +590,7 @@ impl Runtime {
                 return;
             }
         }
+        self.end_visits(parting, why);
         if parting == Parting::CutOff {
             self.gateway.tell(format!("host {} stops its work: {why}", self.me.host));
         }

@@ -29,7 +29,7 @@ use crate::agent::{self, Agent, NURSERY_TOKENS, SpawnSpec};
 use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
 use crate::error::RuntimeError;
-use crate::gateway::{Gateway, HostOptions, TRUNK_TOKENS};
+use crate::gateway::{Gateway, HostOptions, TRUNK_TOKENS, Visits};
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::inspect::Inspection;
@@ -177,7 +177,9 @@ pub struct Runtime {
     /// The event loop of this process's actors: the set of its descriptors, whether one is ready, and its thread.
     loop_fd: AtomicI32,
     /// See `knocks`.
-    knocks: Mutex<Option<(OwnedFd, &'static str)>>,
+    knocks: Mutex<Option<OwnedFd>>,
+    /// See `gateway/visits`.
+    pub(crate) visits: Visits,
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
     pub(crate) inspection: Inspection,
@@ -347,6 +349,7 @@ impl Runtime {
                 watchers: Mutex::default(),
                 loop_fd: AtomicI32::new(-1),
                 knocks: Mutex::default(),
+                visits: Visits::default(),
                 loop_ready: AtomicBool::new(false),
                 loop_waiter: Mutex::new(None),
                 inspection: Inspection::default(),
@@ -652,6 +655,7 @@ impl Runtime {
         }
         self.forget_knocks();
         self.close_gateway(Duration::from_secs(1));
+        self.close_visits();
         if let Some(waiter) = lock(&self.loop_waiter).clone() {
             waiter.notify(&self.reactor);
         }
