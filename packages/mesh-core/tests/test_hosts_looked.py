@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from core_hosts import Wire, cluster, end_job  # noqa: F401 - a fixture
+from core_processes import Watch, family
 
 from mesh_core import (
     Actor,
@@ -144,6 +145,42 @@ def test_stacks_events_and_logs(
     talkers.slice(hosts=0).say.call_one("the last").get(timeout=SOON)
     assert heard.wait(SOON)
     listener.join(SOON)
+
+
+def test_a_host_that_others_relay_for(cluster: LocalCluster, observer: Path) -> None:  # noqa: F811
+    shutdown()
+    # The controller is connected to the first alone, and each host to the next.
+    hosts = attach_to_workers(cluster.addresses, credentials=cluster.credentials, fan_out=1)
+    hosts.spawn_procs(name="workers").initialized.get(timeout=SOON)
+    job = inspect.connect(host=cluster.addresses[2], credentials=observer)
+    followed = job.events(past=True)
+    assert next(followed)
+    assert len(job.snapshot(timeout=10).hosts) == 4
+    end_job(cluster)
+    assert all(event.kind != "host_died" for event in followed)
+    until(lambda: visits(os.getpid()) == 0)
+
+
+def test_a_controller_that_hosts_dial(cluster: LocalCluster, observer: Path) -> None:  # noqa: F811
+    shutdown()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    hosts = attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
+    command = [sys.executable, "-m", "mesh_core.cli", "host", "--dial", address]
+    command += ["--credentials", f"{cluster.credentials}/host", "--name", "inside"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
+        hosts.initialized.get(timeout=SOON)
+        hosts.spawn_procs(name="workers").initialized.get(timeout=SOON)
+        # Nobody can connect to the host: the controller's own address leads there.
+        job = inspect.connect(host=address, credentials=observer)
+        assert [proc.name for proc in job.snapshot(timeout=10).procs] == ["controller", "workers[0]"]
+        followed = job.events(past=True)
+        assert next(followed)
+        shutdown()
+        assert all(event.kind != "host_died" for event in followed)
+        agent.terminate()
+        agent.communicate()
+    until(lambda: visits(os.getpid()) == 0)
 
 
 def test_more_than_fits_at_once(
@@ -306,8 +343,15 @@ def test_who_does_not_read_holds_up_nobody(
     cluster: LocalCluster,  # noqa: F811
     talkers: Talker,
     observer: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """VIS-2, INS-3."""
+    from mesh_core import _inspection_server
+
+    # More than the system's buffers take on the way.
+    monkeypatch.setattr(
+        _inspection_server.Guest, "_stacks", lambda self, _told: self.wire.tell(ok="x" * (1 << 20))
+    )
     with Wire(cluster.addresses[0]) as wire, visit(cluster.addresses[0], observer) as other:
         (job,) = jobs_there(wire.address, observer)
         slow = Talk(*visit_job(wire.address, observer, job, SOON))
@@ -315,8 +359,8 @@ def test_who_does_not_read_holds_up_nobody(
         until(lambda: guests() == 2)
         with wire.hold(number, mute=True):
             # Answers do not get through any more, while questions do.
-            for _ in range(300):
-                slow.tell(do="stacks", timeout=5.0)
+            for _ in range(100):
+                slow.tell(do="stacks")
             other.tell(do="describe")
             assert other.hear(SOON)
             talkers.say.call("goes on").get(timeout=SOON)
@@ -388,11 +432,42 @@ def test_two_jobs_of_one_agent(
     talkers.say.call("still there").get(timeout=SOON)
 
 
+def test_a_controller_that_stands_still_says_so(
+    cluster: LocalCluster,  # noqa: F811
+    observer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mesh_core.inspect import _remote
+
+    monkeypatch.setattr(_remote, "_ANSWER_S", 0.3)
+    where = {"host": cluster.addresses[0], "credentials": observer}
+    with another_job(cluster, tmp_path, heartbeat_timeout=60) as other:
+        there = inspect.connect(**where)
+        os.kill(other.pid, signal.SIGSTOP)
+        try:
+            assert inspect.jobs(**where) == []
+            with pytest.raises(MeshError, match=f"job {there.info.id} does not answer: it may be stopped"):
+                inspect.connect(**where)
+            with pytest.raises(MeshError, match=r"has not answered within 0\.4 s"):
+                there.snapshot(timeout=0.1)
+        finally:
+            os.kill(other.pid, signal.SIGCONT)
+        until(lambda: len(inspect.jobs(**where)) == 1)
+        monkeypatch.undo()
+        assert there.snapshot(timeout=10).procs
+        left = Watch(pid for agent in cluster.pids for pid in family(agent))
+        assert other.stdin is not None
+        other.stdin.close()
+        assert other.wait(SOON) == 0
+    assert left.wait() == []
+
+
 OTHER = """
 import sys
 from mesh_core import attach_to_workers
 if __name__ == "__main__":
-    hosts = attach_to_workers([sys.argv[1]], credentials=sys.argv[2], heartbeat_timeout=1.0)
+    hosts = attach_to_workers([sys.argv[1]], credentials=sys.argv[2], heartbeat_timeout=float(sys.argv[3]))
     with hosts.spawn_procs(name="others") as procs:
         procs.initialized.get(timeout=60)
         print("up", flush=True)
@@ -401,10 +476,14 @@ if __name__ == "__main__":
 
 
 @contextlib.contextmanager
-def another_job(cluster: LocalCluster, folder: Path) -> Iterator[subprocess.Popen[str]]:  # noqa: F811
+def another_job(
+    cluster: LocalCluster,  # noqa: F811
+    folder: Path,
+    heartbeat_timeout: float = 1.0,
+) -> Iterator[subprocess.Popen[str]]:
     script = folder / "other.py"
     script.write_text(OTHER)
-    command = [sys.executable, str(script), cluster.addresses[0], cluster.credentials]
+    command = [sys.executable, str(script), cluster.addresses[0], cluster.credentials, str(heartbeat_timeout)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None and job.stdout.readline() == "up\n"
         try:

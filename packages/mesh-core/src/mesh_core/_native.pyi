@@ -26,6 +26,7 @@ __all__ = [
     "Shape",
     "Slice",
     "Target",
+    "VisitEnd",
     "Waker",
     "__version__",
     "attach",
@@ -48,6 +49,7 @@ __all__ = [
     "host_name",
     "incarnation",
     "introductions",
+    "jobs_of_host",
     "known_moves",
     "learn_moves",
     "line_buffer_stdio",
@@ -64,6 +66,7 @@ __all__ = [
     "roll",
     "seat",
     "serve_to_the_end",
+    "visit_job",
     "words",
 ]
 

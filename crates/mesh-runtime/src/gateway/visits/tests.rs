@@ -1,15 +1,17 @@
 //! What passes between two ends, and what ends it.
 
-use super::ends::{LocalEnd, Tunnel, TunnelEnd, WINDOW};
+use super::ends::{LocalEnd, PIECE, PacketEnd, Tunnel, TunnelEnd, WINDOW};
 use super::pump::{End, Over, Rules, pump};
+use crate::tls::{Dialed, Identity, Knock, Limits, Listener, Role, Store, TlsStream, dial};
 use bytes::Bytes;
 use mesh_proto::ProcAddr;
 use mesh_proto::control::Step;
-use mesh_proto::hosts::Refusal;
+use mesh_proto::hosts::{Farewell, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
-use std::sync::Weak;
+use std::sync::{Weak, mpsc};
 use std::time::Duration;
 
 fn pair() -> (UnixStream, LocalEnd) {
@@ -151,4 +153,90 @@ fn a_tunnel_holds_no_more_than_its_window() {
     assert_eq!(heard, WINDOW as usize);
     let Over::Broke(why) = over else { panic!("it goes on") };
     assert_eq!(why, "more was said than there was room for");
+}
+
+/// Two ends of an encrypted connection: who looks, and whom they have dialed.
+fn connection(name: &str) -> (TlsStream, TlsStream) {
+    let dir = std::env::temp_dir().join(format!("mesh-packets-{name}-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let long = Duration::from_secs(20);
+    let store = Store::create(&dir.join("job"), long, long).unwrap();
+    store.issue_observer(&dir.join("observer"), long).unwrap();
+    let host = Identity::load_as(store.dir(), Role::Host).unwrap();
+    let observer = Identity::load_to_look(&dir.join("observer")).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    let (tell, told) = mpsc::channel();
+    let any = [SocketAddr::from(([127, 0, 0, 1], 0))];
+    let listener = Listener::bind(&any, host, Limits::default(), move |knock| drop(tell.send(knock))).unwrap();
+    let Dialed { stream: looker, .. } =
+        dial(&listener.addrs()[0].to_string(), &observer, Some(Role::Host), long).unwrap();
+    let Knock::Joined { stream, .. } = told.recv_timeout(long).unwrap() else { panic!("it was not let in") };
+    (looker, stream)
+}
+
+fn bytes_of(packet: &Packet) -> Vec<u8> {
+    let mut bytes = packet.encode_head();
+    packet.body.iter().for_each(|piece| bytes.extend_from_slice(piece));
+    bytes
+}
+
+fn said(bytes: Vec<u8>) -> Packet {
+    let mut packet = Packet::new(PacketKind::Said, 0);
+    packet.body = Bytes::from(bytes).into();
+    packet
+}
+
+/// What becomes of a visit whose other end says this and leaves; and what was passed on.
+fn after(name: &str, last: &[u8], notify: bool) -> (Over, String) {
+    let (mut looker, stream) = connection(name);
+    let (mut local, end) = pair();
+    let pumped = std::thread::spawn(move || {
+        let mut packets = PacketEnd::new(stream, PacketDecoder::default());
+        pump(&mut packets, &mut { end }, Rules::default(), || Ok(()))
+    });
+    let mut bytes = bytes_of(&said(b"heard".to_vec()));
+    bytes.extend_from_slice(last);
+    assert_eq!(looker.write(&[IoSlice::new(&bytes)]).unwrap(), bytes.len());
+    assert!(looker.flush().unwrap());
+    if notify {
+        looker.close_notify();
+    }
+    let mut heard = String::new();
+    if last.is_empty() {
+        drop(looker);
+        local.read_to_string(&mut heard).unwrap();
+        return (pumped.join().unwrap(), heard);
+    }
+    local.read_to_string(&mut heard).unwrap();
+    (pumped.join().unwrap(), heard)
+}
+
+#[test]
+fn the_end_of_a_job_a_refusal_and_a_broken_connection_are_different_things() {
+    let farewell = Farewell { parting: Parting::JobOver, text: String::new() }.packet(0);
+    let (over, heard) = after("farewell", &bytes_of(&farewell), false);
+    assert!(matches!(over, Over::Left) && heard == "heard", "{over:?}");
+    let (over, _) = after("notify", &[], true);
+    assert!(matches!(over, Over::Left), "{over:?}");
+    let refuse = Refuse { code: Refusal::Other, text: "why".to_owned() };
+    let (over, heard) = after("refuse", &bytes_of(&refuse.packet(0)), false);
+    assert!(matches!(over, Over::Refused(told) if told == refuse) && heard == "heard");
+    let (over, heard) = after("broken", &[], false);
+    assert!(matches!(over, Over::Broke(_)) && heard == "heard", "{over:?}");
+}
+
+#[test]
+fn what_is_not_due_ends_a_visit() {
+    let mut empty = Packet::new(PacketKind::Said, 0);
+    empty.body = Bytes::new().into();
+    let cases = [
+        ("long", bytes_of(&said(vec![0; PIECE + 1]))),
+        ("empty", bytes_of(&empty)),
+        ("ping", bytes_of(&Packet::new(PacketKind::Ping, 0))),
+        ("garbage", vec![7; 100]),
+    ];
+    for (name, bytes) in cases {
+        let (over, heard) = after(name, &bytes, false);
+        assert!(matches!(over, Over::Broke(_)) && heard == "heard", "{name}: {over:?}");
+    }
 }
