@@ -432,6 +432,25 @@ def test_two_jobs_of_one_agent(
     talkers.say.call("still there").get(timeout=SOON)
 
 
+def test_a_host_that_is_let_go_says_so(
+    cluster: LocalCluster,  # noqa: F811
+    observer: Path,
+) -> None:
+    shutdown()
+    hosts = cluster.attach()
+    hosts.spawn_procs(name="workers").initialized.get(timeout=SOON)
+    followed = inspect.connect(host=cluster.addresses[2], credentials=observer).events(past=True)
+    assert next(followed)
+    hosts.detach(hosts.slice(hosts=2)).get(timeout=SOON)
+    # The job goes on, so this is not its end.
+    with pytest.raises(MeshError, match="this host has left the job"):
+        list(followed)
+    until(lambda: inspect.jobs(host=cluster.addresses[2], credentials=observer) == [])
+    assert inspect.connect(host=cluster.addresses[0], credentials=observer).snapshot(timeout=10).procs
+    end_job(cluster)
+    until(lambda: visits(os.getpid()) == 0)
+
+
 def test_a_controller_that_stands_still_says_so(
     cluster: LocalCluster,  # noqa: F811
     observer: Path,

@@ -472,6 +472,8 @@ impl Runtime {
             if host == self.me.host {
                 drop(state);
                 let parting = if verdict.fate == Fate::Released { Parting::JobOver } else { Parting::CutOff };
+                // For those who look in here the job goes on elsewhere.
+                self.end_visits(Parting::CutOff, &verdict.to_string());
                 self.end_job(parting, &verdict.to_string());
                 return;
             }

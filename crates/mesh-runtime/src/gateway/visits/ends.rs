@@ -291,12 +291,16 @@ impl End for TunnelEnd {
         self.tunnel.bell.as_fd()
     }
 
+    fn begin(&mut self) {
+        // Also where nothing is read for the moment: a bell that has rung is ready until somebody has heard it.
+        let _ = rustix::io::read(&self.tunnel.bell, &mut [0; 8]);
+    }
+
     fn interest(&self, _reads: bool, _writes: bool) -> PollFlags {
         PollFlags::IN
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Over> {
-        let _ = rustix::io::read(&self.tunnel.bell, &mut [0; 8]);
         let mut inside = lock(&self.tunnel.state);
         let n = std::io::Read::read(&mut inside.arrived, buffer).unwrap_or_default();
         if n == 0 {

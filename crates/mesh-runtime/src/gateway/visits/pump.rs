@@ -32,6 +32,8 @@ impl Over {
 /// One of two ends. No method blocks.
 pub(super) trait End {
     fn fd(&self) -> BorrowedFd<'_>;
+    /// It is about to be looked at: what becomes ready from now on wakes who waits for it.
+    fn begin(&mut self) {}
     /// What to wait for, if this end is read from, and if something waits to be written to it.
     fn interest(&self, reads: bool, writes: bool) -> PollFlags;
     /// Reads some bytes; 0 if there are none yet.
@@ -107,6 +109,8 @@ pub(super) fn pump(
                 return over;
             }
         }
+        one.begin();
+        other.begin();
         match turn(one, other, &mut there, &mut back) {
             Ok(true) => {
                 last = Instant::now();

@@ -7,9 +7,11 @@ use bytes::Bytes;
 use mesh_proto::ProcAddr;
 use mesh_proto::control::Step;
 use mesh_proto::hosts::{Farewell, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse};
+use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io::{IoSlice, Read, Write};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Weak, mpsc};
 use std::time::Duration;
@@ -107,6 +109,53 @@ fn the_check_is_made_while_nothing_passes_and_while_much_does() {
         let Over::Refused(refuse) = pumped.join().unwrap() else { panic!("it goes on") };
         assert_eq!(refuse.code, Refusal::NotAllowed);
     }
+}
+
+/// An end that takes nothing, and counts how often it was asked to.
+struct Full {
+    never: LocalEnd,
+    asked: usize,
+}
+
+impl End for Full {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.never.fd()
+    }
+
+    fn interest(&self, reads: bool, _writes: bool) -> PollFlags {
+        self.never.interest(reads, false)
+    }
+
+    fn read(&mut self, _buffer: &mut [u8]) -> Result<usize, Over> {
+        Ok(0)
+    }
+
+    fn write(&mut self, _bytes: &[u8]) -> Result<usize, Over> {
+        self.asked += 1;
+        Ok(0)
+    }
+
+    fn flush(&mut self) -> Result<bool, Over> {
+        Ok(false)
+    }
+}
+
+/// VIS-2
+#[test]
+fn who_does_not_read_costs_no_time_of_a_core() {
+    let tunnel = Tunnel::new().unwrap();
+    let mut end = TunnelEnd::new(Weak::new(), tunnel.clone(), ProcAddr::CONTROLLER, 1);
+    let (_other, never) = pair();
+    let mut full = Full { never, asked: 0 };
+    tunnel.on(Step::Said(Bytes::from(vec![1; PIECE])));
+    let rules = Rules { stall: Some(Duration::from_millis(200)), tick: Some(Duration::from_millis(20)), idle: None };
+    // More comes while it takes nothing.
+    let check = || {
+        tunnel.on(Step::Said(Bytes::from_static(b"more")));
+        Ok(())
+    };
+    assert!(matches!(pump(&mut full, &mut end, rules, check), Over::Refused(_)));
+    assert!(full.asked < 100, "it was asked {} times", full.asked);
 }
 
 /// VIS-2
