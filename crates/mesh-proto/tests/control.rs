@@ -7,8 +7,8 @@ mod support;
 use bytes::Bytes;
 use mesh_proto::control::{
     Attachment, Closed, Down, Goodbye, Held, Hello, Holding, HostDown, HostLost, HostStanding, Inspect, Introduction,
-    Lines, PortAddr, Question, Report, Revoked, SpawnProcs, StopProc, StopProcs, Terms, Traits, Undeliverable, Watch,
-    Whereabouts, ranks_of,
+    Lines, PortAddr, Question, Report, Revoked, SpawnProcs, Step, StopProc, StopProcs, Terms, Traits, Undeliverable,
+    Visit, Watch, Whereabouts, ranks_of,
 };
 use mesh_proto::hosts::Fate;
 use mesh_proto::logs::LogOptions;
@@ -127,6 +127,10 @@ fn lines() -> impl Strategy<Value = Lines> {
     ]
 }
 
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![Just(Step::Begin), bytes().prop_map(Step::Said), any::<u32>().prop_map(Step::Taken), Just(Step::End),]
+}
+
 fn inspect() -> impl Strategy<Value = Inspect> {
     let questions = [
         Question::State,
@@ -141,6 +145,7 @@ fn inspect() -> impl Strategy<Value = Inspect> {
         prop::sample::select(questions.to_vec()).prop_map(Inspect::Ask),
         any::<bool>().prop_map(Inspect::Watch),
         (bytes(), any::<bool>()).prop_map(|(text, failure)| Inspect::Event { text, failure }),
+        (any::<u64>(), step()).prop_map(|(number, step)| Inspect::Visit(Visit { number, step })),
     ]
 }
 

@@ -6,7 +6,7 @@ mod support;
 
 use bytes::Bytes;
 use mesh_proto::hosts::{
-    Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, MAX_HOSTS, Packet, PacketKind, Parting, Refusal,
+    Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, Look, MAX_HOSTS, Packet, PacketKind, Parting, Refusal,
     Refuse, RelayMerge, Share, Strands, Welcome,
 };
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, Target};
@@ -188,6 +188,8 @@ fn trunk_seeds() -> Vec<Vec<u8>> {
     let join = Join { job: 5, from: 2, to: 1, incarnation: 7, expected: 0, body: Bytes::from_static(b"more") };
     let greetings = [
         join.packet(),
+        Look { job: 5 }.packet(),
+        Look::welcome(&[5, 6]).packet(1),
         Welcome { incarnation: 9, body: Bytes::new() }.packet(1),
         Refuse { code: Refusal::Busy, text: "not now".to_owned() }.packet(1),
         Farewell { parting: Parting::YouAreDead, text: "done".to_owned() }.packet(2),

@@ -7,7 +7,7 @@ mod support;
 use bytes::Bytes;
 use mesh_proto::READ_CHUNK;
 use mesh_proto::hosts::{
-    Dest, Farewell, Few, Gap, HostSet, Join, MAX_HOSTS, MAX_PACKET, MAX_RUNS, PACKET_HEAD, Packet, PacketDecoder,
+    Dest, Farewell, Few, Gap, HostSet, Join, Look, MAX_HOSTS, MAX_PACKET, MAX_RUNS, PACKET_HEAD, Packet, PacketDecoder,
     PacketError, PacketKind, Parting, Refusal, Refuse, Share, Welcome,
 };
 use proptest::prelude::*;
@@ -308,6 +308,14 @@ fn greetings_are_read_back() {
         let farewell = Farewell { parting, text: String::new() };
         assert_eq!(Farewell::read(&farewell.packet(4)), Ok(farewell));
     }
+    let look = Look { job: u64::MAX - 1 };
+    assert_eq!(Look::read(&look.packet()), Ok(look));
+    assert_eq!(Look::jobs(&Look::welcome(&[1, 7])), Some(vec![1, 7]));
+    assert_eq!(Look::jobs(&Look::welcome(&[])), Some(vec![]));
+    assert_eq!(Look::jobs(&Welcome { incarnation: 0, body: Bytes::from_static(&[0; 12]) }), None);
+    let mut long = look.packet();
+    long.body = Bytes::from_static(&[0; 9]).into();
+    assert!(Look::read(&long).is_err() && Join::read(&look.packet()).is_err());
     let mut unknown = Packet::new(PacketKind::Farewell, 1);
     unknown.body = Bytes::from_static(&[200]).into();
     assert_eq!(Farewell::read(&unknown).unwrap().parting, Parting::Other);

@@ -129,6 +129,7 @@ impl Runtime {
                 }
                 return;
             }
+            Some(Inspect::Visit(visit)) => return self.on_visit(header.src, visit),
             Some(_) | None => return self.undeliverable(&header, Undelivered::UnknownQuestion),
         };
         self.reply(&header, 0, answer.as_bytes(), &[]);

@@ -64,6 +64,22 @@ def test_a_host_gets_what_it_needs_and_nothing_that_lets_others_in(made: Credent
     assert all(authority not in each.read_text() for each in (tmp_path / "b7").iterdir())
 
 
+def test_an_observer_gets_what_it_takes_to_look_and_nothing_else(tmp_path: Path) -> None:
+    made = Credentials.new(tmp_path / "job")
+    certificate = made.issue_observer(tmp_path / "eyes", lifetime=timedelta(hours=1))
+    assert set(files(tmp_path / "eyes")) == {"ca.pem", "crl.pem", "observer.key", "observer.pem"}
+    eyes = Credentials.load(tmp_path / "eyes")
+    assert not eyes.owner and eyes.certificates == (certificate,) and certificate.role == "observer"
+    (renewed,) = made.renew(tmp_path / "eyes", lifetime=timedelta(days=1))
+    assert renewed.role == "observer" and eyes.certificates == (renewed,)
+    with pytest.raises(AuthenticationError, match="give that of the job's owner"):
+        eyes.issue_observer(tmp_path / "more")
+    made.revoke(tmp_path / "eyes" / "observer.pem")
+    assert [each.state for each in made.certificates if each.role == "observer"] == ["revoked", "revoked"]
+    with pytest.raises(AuthenticationError, match="revoked"):
+        made.renew(tmp_path / "eyes")
+
+
 def test_nothing_is_written_over(made: Credentials) -> None:
     before = {name: (made.path / name).read_bytes() for name in files(made.path)}
     with pytest.raises(AuthenticationError, match="exists already; nothing was written"):
@@ -410,6 +426,10 @@ def test_command_shows_them_as_a_table_and_as_json(
     }
     mesh("show", tmp_path / "b7")
     assert "a host's folder" in capsys.readouterr().out
+    mesh("issue", credentials.path, tmp_path / "eyes", "--observer", "--hours", "1")
+    assert f"made {tmp_path / 'eyes'} for an observer: certificate " in capsys.readouterr().out
+    mesh("show", tmp_path / "eyes")
+    assert "an observer's folder" in capsys.readouterr().out
 
 
 def test_command_issues_renews_and_revokes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

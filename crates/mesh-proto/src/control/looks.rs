@@ -1,6 +1,6 @@
 //! What processes are asked about themselves, and what they tell of events.
 
-use super::body;
+use super::{Visit, body};
 use crate::{Frame, Header, Kind, ProcAddr, Target};
 use bytes::Bytes;
 
@@ -37,6 +37,8 @@ pub enum Inspect {
         /// Whether it is a failure.
         failure: bool,
     },
+    /// Between an agent and the controller: somebody on another machine looks in.
+    Visit(Visit),
 }
 
 impl Inspect {
@@ -54,6 +56,7 @@ impl Inspect {
             Self::Watch(true) => b"watch",
             Self::Watch(false) => b"rest",
             Self::Event { .. } => b"event",
+            Self::Visit(_) => b"visit",
         }
     }
 
@@ -61,11 +64,14 @@ impl Inspect {
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
         let mut header = Header::new(Kind::Inspect, from, to);
-        let Self::Event { text, failure } = self else {
-            return Frame::build(header, cast, self.word(), &[]);
-        };
-        header.index = u32::from(*failure);
-        Frame::build_plain(header, cast, self.word(), text)
+        match self {
+            Self::Ask(_) | Self::Watch(_) => Frame::build(header, cast, self.word(), &[]),
+            Self::Event { text, failure } => {
+                header.index = u32::from(*failure);
+                Frame::build_plain(header, cast, self.word(), text)
+            }
+            Self::Visit(visit) => Frame::build_plain(header, cast, self.word(), &visit.encode()),
+        }
     }
 
     /// What a frame says; `None` for what this side does not know.
@@ -83,6 +89,7 @@ impl Inspect {
             b"watch" => Self::Watch(true),
             b"rest" => Self::Watch(false),
             b"event" => Self::Event { text: body(frame)?, failure: frame.header.index != 0 },
+            b"visit" => Self::Visit(Visit::decode(&body(frame)?)?),
             _ => return None,
         })
     }

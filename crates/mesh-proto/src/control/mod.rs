@@ -11,6 +11,7 @@ mod news;
 mod orders;
 mod refusal;
 mod traits;
+mod visit;
 
 pub use hosts::{
     Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Terms, Whereabouts, host_of,
@@ -22,6 +23,7 @@ pub use news::News;
 pub use orders::{Hello, SpawnProcs, StopProc, StopProcs, Watch, ranks_at, ranks_of};
 pub use refusal::{Closed, Held, Holding, PortAddr, Undeliverable};
 pub use traits::Traits;
+pub use visit::{Step, Visit};
 
 use crate::{Frame, Part};
 use bytes::Bytes;

@@ -55,6 +55,49 @@ impl Join {
     }
 }
 
+/// Who dials wants to look into a job, and not to join it.
+///
+/// The answer is a [`Welcome`], whose body is empty or, where no job is named, [`Look::jobs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// The job; 0 to hear which there are.
+    pub job: u64,
+}
+
+impl Look {
+    /// As a packet. Who looks is no host, and has no number.
+    #[must_use]
+    pub fn packet(&self) -> Packet {
+        with_body(PacketKind::Look, 0, self.job.to_le_bytes().to_vec())
+    }
+
+    /// From a packet.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn read(packet: &Packet) -> Result<Self, PacketError> {
+        let raw = body_of(packet, PacketKind::Look, 8)?;
+        if raw.len() > 8 {
+            return Err(PacketError::Malformed("a greeting that is too long"));
+        }
+        Ok(Self { job: u64_at(&raw, 0) })
+    }
+
+    /// The answer to who asks which jobs there are.
+    #[must_use]
+    pub fn welcome(jobs: &[u64]) -> Welcome {
+        let body: Vec<u8> = jobs.iter().flat_map(|job| job.to_le_bytes()).collect();
+        Welcome { incarnation: 0, body: body.into() }
+    }
+
+    /// The jobs that such an answer names; `None` for bytes that are none.
+    #[must_use]
+    pub fn jobs(welcome: &Welcome) -> Option<Vec<u64>> {
+        let chunks = welcome.body.chunks_exact(8);
+        chunks.remainder().is_empty().then(|| chunks.map(|raw| u64_at(raw, 0)).collect())
+    }
+}
+
 /// Who was dialed takes the other in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {

@@ -16,7 +16,7 @@ mod unpack;
 
 pub use fate::{Fate, Parting};
 pub use few::Few;
-pub use greet::{Farewell, Join, Refusal, Refuse, Welcome};
+pub use greet::{Farewell, Join, Look, Refusal, Refuse, Welcome};
 pub use merge::{HOLD, HostMerge, MERGE_LIMIT, RelayMerge, Replies, origins, unmerge};
 pub use packet::{Dest, Gap, MAX_HOSTS, MAX_PACKET, MAX_RUNS, PACKET_HEAD, Packet, PacketError, PacketKind, Share};
 pub use pulse::{Beat, Pulse};

@@ -51,6 +51,10 @@ pub enum PacketKind {
     Nack = 8,
     /// The last packet of who ends in order: see [`Farewell`](super::Farewell).
     Farewell = 9,
+    /// The first packet of who wants to look into a job, and not to join it: see [`Look`](super::Look).
+    Look = 10,
+    /// Bytes between who looks into a job and the job's controller.
+    Said = 11,
 }
 
 impl PacketKind {
@@ -65,6 +69,8 @@ impl PacketKind {
             7 => Self::Ack,
             8 => Self::Nack,
             9 => Self::Farewell,
+            10 => Self::Look,
+            11 => Self::Said,
             other => return Err(PacketError::Kind(other)),
         })
     }

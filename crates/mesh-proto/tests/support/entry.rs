@@ -2,7 +2,7 @@
 
 use mesh_proto::control::{
     Attachment, Closed, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines, News,
-    Revoked, SpawnProcs, StopProcs, Terms, Undeliverable, Whereabouts, ranks_of,
+    Revoked, SpawnProcs, StopProcs, Terms, Undeliverable, Visit, Whereabouts, ranks_of,
 };
 use mesh_proto::{Decoder, Frame, ProcAddr, READ_CHUNK, Target};
 
@@ -122,6 +122,9 @@ fn read_as_control(frame: &Frame) {
     }
     if let Some(inspect) = Inspect::read(frame) {
         assert_eq!(Inspect::read(&inspect.frame(from, to, None)), Some(inspect));
+    }
+    if let Some(visit) = Visit::decode(&frame.body) {
+        assert_eq!(Visit::decode(&visit.encode()), Some(visit));
     }
     if let Some(told) = Attachment::decode(frame.name()) {
         assert_eq!(Attachment::decode(&told.encode()), Some(told));

@@ -2,8 +2,8 @@
 
 use super::entry;
 use mesh_proto::hosts::{
-    Farewell, HostSet, Join, MAX_HOSTS, MAX_PACKET, MAX_RUNS, Packet, PacketDecoder, PacketKind, Refuse, RelayMerge,
-    Topology, Welcome, origins, unmerge,
+    Farewell, HostSet, Join, Look, MAX_HOSTS, MAX_PACKET, MAX_RUNS, Packet, PacketDecoder, PacketKind, Refuse,
+    RelayMerge, Topology, Welcome, origins, unmerge,
 };
 use mesh_proto::{Frame, HEADER_LEN, Header, Kind, ProcAddr, READ_CHUNK};
 use std::cell::RefCell;
@@ -76,7 +76,13 @@ fn greetings(packet: &Packet) {
     if let Ok(join) = Join::read(packet) {
         assert_eq!(Join::read(&join.packet()), Ok(join));
     }
+    if let Ok(look) = Look::read(packet) {
+        assert_eq!(Look::read(&look.packet()), Ok(look));
+    }
     if let Ok(welcome) = Welcome::read(packet) {
+        if let Some(jobs) = Look::jobs(&welcome) {
+            assert_eq!(Look::welcome(&jobs).body, welcome.body);
+        }
         assert_eq!(Welcome::read(&welcome.packet(packet.origin)), Ok(welcome));
     }
     if let Ok(refuse) = Refuse::read(packet) {

@@ -104,7 +104,12 @@ impl Runtime {
                 orders.push(Farewell::read(&packet).unwrap_or_default());
             }
             // Greetings come before a trunk is one.
-            PacketKind::Pong | PacketKind::Join | PacketKind::Welcome | PacketKind::Refuse => {}
+            PacketKind::Pong
+            | PacketKind::Join
+            | PacketKind::Welcome
+            | PacketKind::Refuse
+            | PacketKind::Look
+            | PacketKind::Said => {}
         }
     }
 

@@ -7,6 +7,7 @@
 
 use super::trunk::Trunk;
 use super::verdict::Missed;
+use super::visits::{self, Place};
 use super::{Peer, State};
 use crate::error::RuntimeError;
 use crate::reactor::timespec;
@@ -16,13 +17,13 @@ use crate::tls::{
 };
 use mesh_proto::control::{Attachment, Report, Terms, Traits};
 use mesh_proto::hosts::{
-    Fate, Join, Packet, PacketDecoder, PacketKind, Parting, Pulse, Refusal, Refuse, Standing, Welcome,
+    Fate, Join, Look, Packet, PacketDecoder, PacketKind, Parting, Pulse, Refusal, Refuse, Standing, Welcome,
 };
 use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -223,6 +224,8 @@ impl Runtime {
             let peer = state.peers.get(&join.from);
             if state.over || self.is_closed() {
                 Some((Refusal::NoSuchJob, "the job has ended".to_owned()))
+            } else if !facts.role.may_join() {
+                Some((Refusal::NotAllowed, "an observer can look into jobs, and not join them".to_owned()))
             } else if join.from == 0 && facts.role != Role::Controller {
                 Some((Refusal::Other, "it is a host, where a controller is expected".to_owned()))
             } else if join.to != self.me.host {
@@ -382,6 +385,7 @@ impl Runtime {
         (told, base, count, options): (u64, HostNo, u32, super::GatewayOptions),
     ) -> Result<(), RuntimeError> {
         let seats = Arc::new(Mutex::new((base..base + count).collect::<Vec<_>>()));
+        let looking = Arc::new(AtomicUsize::new(0));
         let this = self.weak();
         let knocked = move |knock: Knock| {
             let Some(runtime) = this.upgrade() else { return };
@@ -394,8 +398,15 @@ impl Runtime {
                     return runtime.gateway.warn(format!("no host can be let in for the moment: {errno}"));
                 }
             };
-            let seats = Arc::clone(&seats);
-            let greeting = move || runtime.take_offer(stream, peer, &seats, (told, base, count, options));
+            let place = if peer.role.may_join() { None } else { Place::take(&looking) };
+            if place.is_none() && !peer.role.may_join() {
+                return visits::turn_away(stream);
+            }
+            let (seats, looking) = (Arc::clone(&seats), Arc::clone(&looking));
+            let greeting = move || {
+                let place = || place.or_else(|| Place::take(&looking));
+                runtime.take_offer((stream, peer), place, &seats, (told, base, count, options));
+            };
             let _ = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024).spawn(greeting);
         };
         let listener = Listener::bind(addrs, identity, Limits::default(), knocked)
@@ -411,14 +422,24 @@ impl Runtime {
     /// A host offers itself, or comes back.
     fn take_offer(
         &self,
-        mut stream: TlsStream,
-        facts: PeerFacts,
+        (mut stream, facts): (TlsStream, PeerFacts),
+        place: impl FnOnce() -> Option<Place>,
         seats: &Mutex<Vec<HostNo>>,
         (call, base, count, options): (u64, HostNo, u32, super::GatewayOptions),
     ) {
         let until = Instant::now() + GREETING;
         let mut decoder = PacketDecoder::default();
         let Ok(packet) = hear(&mut stream, &mut decoder, until) else { return };
+        if let Ok(look) = Look::read(&packet) {
+            return match (place(), self.gateway.identity.get()) {
+                (Some(_place), Some(identity)) => {
+                    visits::receive(self, look, stream, decoder, (&facts, identity), &|text| {
+                        self.gateway.tell(text.to_owned());
+                    });
+                }
+                _ => visits::turn_away(stream),
+            };
+        }
         let Ok(join) = Join::read(&packet) else { return };
         if join.job != 0 {
             let job = lock(&self.gateway.state).job;

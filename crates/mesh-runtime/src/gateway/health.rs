@@ -472,6 +472,8 @@ impl Runtime {
             if host == self.me.host {
                 drop(state);
                 let parting = if verdict.fate == Fate::Released { Parting::JobOver } else { Parting::CutOff };
+                // For those who look in here the job goes on elsewhere.
+                self.end_visits(Parting::CutOff, &verdict.to_string());
                 self.end_job(parting, &verdict.to_string());
                 return;
             }
@@ -504,6 +506,7 @@ impl Runtime {
             trunk.close(&self.reactor);
             self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&trunk.token);
         }
+        self.end_visits_through(host);
         self.note_host_died(host, &verdict);
         self.tell_room();
         self.reach_out();
@@ -589,6 +592,7 @@ impl Runtime {
                 return;
             }
         }
+        self.end_visits(parting, why);
         if parting == Parting::CutOff {
             self.gateway.tell(format!("host {} stops its work: {why}", self.me.host));
         }

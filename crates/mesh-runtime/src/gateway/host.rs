@@ -1,6 +1,7 @@
 //! A host that serves jobs: whoever has proved to be a member begins one there, or joins it.
 
 use super::greeting::{AGAIN, GREETING, hear, refuse, say};
+use super::visits::{self, Jobs, Place};
 use crate::error::RuntimeError;
 use crate::runtime::{Options, Runtime, lock};
 use crate::tls::{
@@ -8,11 +9,12 @@ use crate::tls::{
 };
 use mesh_proto::HostNo;
 use mesh_proto::control::{Attachment, Traits};
-use mesh_proto::hosts::{Join, PacketDecoder, PacketKind, Parting, Refusal};
-use std::collections::{HashMap, HashSet};
+use mesh_proto::hosts::{Join, Look, PacketDecoder, PacketKind, Parting, Refusal};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -48,6 +50,12 @@ struct Served {
     first: Option<u64>,
 }
 
+/// What somebody who has dialed wants.
+enum Wants {
+    Join(Join),
+    Look(Look),
+}
+
 /// What a host tells whoever runs it.
 pub type HostTold = Box<dyn Fn(&str) + Send + Sync>;
 
@@ -56,6 +64,8 @@ pub struct Host {
     identity: Arc<Identity>,
     options: HostOptions,
     served: Mutex<Served>,
+    /// How many look into jobs here.
+    looking: Arc<AtomicUsize>,
     listener: Mutex<Option<Listener>>,
     addrs: Vec<SocketAddr>,
     tell: HostTold,
@@ -66,6 +76,19 @@ pub struct Host {
 impl std::fmt::Debug for Host {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Host").field("name", &self.options.name).field("addrs", &self.addrs).finish_non_exhaustive()
+    }
+}
+
+impl Jobs for Host {
+    fn list(&self) -> Vec<u64> {
+        let jobs: BTreeSet<u64> = lock(&self.served).runtimes.keys().map(|(job, _)| *job).collect();
+        jobs.into_iter().collect()
+    }
+
+    fn find(&self, job: u64) -> Option<Arc<Runtime>> {
+        let served = lock(&self.served);
+        let mut parts = served.runtimes.iter().filter(|((which, _), _)| *which == job);
+        parts.next().map(|(_, (_, runtime))| Arc::clone(runtime))
     }
 }
 
@@ -107,6 +130,7 @@ impl Host {
                 identity,
                 options,
                 served: Mutex::default(),
+                looking: Arc::default(),
                 tell,
                 closed: Mutex::new(false),
                 changed: std::sync::Condvar::new(),
@@ -131,8 +155,13 @@ impl Host {
     fn on_knock(self: &Arc<Self>, knock: Knock) {
         match knock {
             Knock::Joined { stream, peer, addr } => {
+                // Who may do nothing but look has no thread here without a place.
+                let place = if peer.role.may_join() { None } else { Place::take(&self.looking) };
+                if place.is_none() && !peer.role.may_join() {
+                    return visits::turn_away(stream);
+                }
                 let host = Arc::clone(self);
-                let greeting = move || host.greeted(stream, peer, addr);
+                let greeting = move || host.greeted(stream, peer, addr, place);
                 let thread = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024);
                 if thread.spawn(greeting).is_err() {
                     (self.tell)(&format!("{addr} was turned away: no thread could be started to greet it"));
@@ -150,19 +179,35 @@ impl Host {
     }
 
     /// A member has connected: what does it want?
-    fn greeted(self: &Arc<Self>, mut stream: TlsStream, facts: PeerFacts, addr: SocketAddr) {
+    fn greeted(self: &Arc<Self>, mut stream: TlsStream, facts: PeerFacts, addr: SocketAddr, place: Option<Place>) {
         let until = Instant::now() + GREETING;
         let mut decoder = PacketDecoder::default();
-        let heard = hear(&mut stream, &mut decoder, until)
-            .map_err(|error| error.to_string())
-            .and_then(|packet| Join::read(&packet).map_err(|error| error.to_string()));
+        let heard = hear(&mut stream, &mut decoder, until).map_err(|error| error.to_string()).and_then(|packet| {
+            let wants = match packet.kind {
+                PacketKind::Look => Look::read(&packet).map(Wants::Look),
+                _ => Join::read(&packet).map(Wants::Join),
+            };
+            wants.map_err(|error| error.to_string())
+        });
         match heard {
-            Ok(join) => self.joined(&join, stream, decoder, facts),
+            Ok(Wants::Join(join)) => self.joined(&join, stream, decoder, facts),
+            Ok(Wants::Look(look)) => match place.or_else(|| Place::take(&self.looking)) {
+                Some(_place) => {
+                    visits::receive(&**self, look, stream, decoder, (&facts, &self.identity), &|text| {
+                        (self.tell)(text)
+                    });
+                }
+                None => visits::turn_away(stream),
+            },
             Err(why) => (self.tell)(&format!("{addr} was turned away: it did not say what it wants: {why}")),
         }
     }
 
     fn joined(self: &Arc<Self>, join: &Join, stream: TlsStream, decoder: PacketDecoder, facts: PeerFacts) {
+        if !facts.role.may_join() {
+            (self.tell)("somebody was refused: an observer's certificate does not let anybody join a job");
+            return refuse(stream, Refusal::NotAllowed, "an observer can look into jobs, and not join them".to_owned());
+        }
         if join.from == 0 && facts.role != Role::Controller {
             (self.tell)("a member was refused: it has a host's certificate, and says that it is the controller");
             return refuse(

@@ -11,6 +11,7 @@
 //! - `roll`: which hosts there are, for people;
 //! - `health`: whether the others live, and what follows if not;
 //! - `verdict`: what became of an attempt to reach a host;
+//! - `visits`: people on other machines who look into the job;
 //! - `assembly`: frames out of segments, large parts straight into shared memory.
 //!
 //! All state is behind one lock, which is never held while a frame is dispatched or an agent's lock is taken. The order
@@ -30,9 +31,12 @@ mod releasing;
 mod roll;
 mod trunk;
 mod verdict;
+mod visits;
 
 pub use host::{Host, HostOptions, HostTold};
 pub use roll::HostView;
+pub(crate) use visits::Visits;
+pub use visits::{VisitEnd, VisitError, Visited, jobs_at, visit};
 
 use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};

@@ -7,16 +7,19 @@ use crate::message::Message;
 use mesh_proto::{Frame, Header, Kind};
 use std::os::fd::{AsFd, OwnedFd};
 
+/// What such a notice is called.
+const KNOCK: &str = ".inspect";
+
 impl Runtime {
-    /// Announces the next connection to this socket by a notice with the name `name`.
+    /// Announces the next connection to this socket by a notice.
     ///
     /// # Errors
     /// If the runtime is closed, or the socket cannot be watched.
-    pub fn watch_knocks(&self, socket: OwnedFd, name: &'static str) -> Result<(), RuntimeError> {
+    pub fn watch_knocks(&self, socket: OwnedFd) -> Result<(), RuntimeError> {
         self.usable()?;
         let mut knocks = lock(&self.knocks);
         self.reactor.add(socket.as_fd(), super::TOKEN_KNOCKS)?;
-        *knocks = Some((socket, name));
+        *knocks = Some(socket);
         drop(knocks);
         if self.is_closed() {
             self.forget_knocks();
@@ -25,14 +28,20 @@ impl Runtime {
     }
 
     pub(super) fn on_knock(&self) {
-        let Some(name) = self.forget_knocks() else { return };
-        let header = Header::new(Kind::Extend, self.me, self.me);
-        self.notice(Message::new(Frame::build(header, None, name.as_bytes(), &[]), &self.memory));
+        if self.forget_knocks() {
+            self.notice_knock();
+        }
     }
 
-    pub(super) fn forget_knocks(&self) -> Option<&'static str> {
-        let (socket, name) = lock(&self.knocks).take()?;
+    /// Somebody wants to look in: the controller's notices say so.
+    pub(crate) fn notice_knock(&self) {
+        let header = Header::new(Kind::Extend, self.me, self.me);
+        self.notice(Message::new(Frame::build(header, None, KNOCK.as_bytes(), &[]), &self.memory));
+    }
+
+    pub(super) fn forget_knocks(&self) -> bool {
+        let Some(socket) = lock(&self.knocks).take() else { return false };
         self.reactor.remove(socket.as_fd());
-        Some(name)
+        true
     }
 }

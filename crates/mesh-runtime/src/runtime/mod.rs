@@ -32,7 +32,7 @@ use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
-use crate::gateway::{Gateway, HostOptions, TRUNK_TOKENS};
+use crate::gateway::{Gateway, HostOptions, TRUNK_TOKENS, Visits};
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::inspect::Inspection;
@@ -182,8 +182,10 @@ pub struct Runtime {
     /// The event loop of this process's actors: the set of its descriptors, whether one is ready, and its thread.
     loop_fd: AtomicI32,
     /// See `knocks`.
-    knocks: Mutex<Option<(OwnedFd, &'static str)>>,
+    knocks: Mutex<Option<OwnedFd>>,
     descriptors: Mutex<descriptors::Descriptors>,
+    /// See `gateway/visits`.
+    pub(crate) visits: Visits,
     loop_ready: AtomicBool,
     loop_waiter: Mutex<Option<Arc<Waiter>>>,
     pub(crate) inspection: Inspection,
@@ -355,6 +357,7 @@ impl Runtime {
                 loop_fd: AtomicI32::new(-1),
                 knocks: Mutex::default(),
                 descriptors: Mutex::default(),
+                visits: Visits::default(),
                 loop_ready: AtomicBool::new(false),
                 loop_waiter: Mutex::new(None),
                 inspection: Inspection::default(),
@@ -666,6 +669,7 @@ impl Runtime {
         self.forget_knocks();
         self.close_descriptors();
         self.close_gateway(Duration::from_secs(1));
+        self.close_visits();
         if let Some(waiter) = lock(&self.loop_waiter).clone() {
             waiter.notify(&self.reactor);
         }

@@ -170,8 +170,14 @@ impl Authority {
         params.is_ca = IsCa::ExplicitNoCa;
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        // Either may dial the other.
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.extended_key_usages = match role {
+            // Nobody has a reason to dial it.
+            Role::Observer => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            // Either may dial the other.
+            Role::Controller | Role::Host => {
+                vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]
+            }
+        };
         let certificate =
             params.signed_by(&key, &self.issuer).map_err(CredentialError::crypto("sign a certificate"))?;
         let facts = PeerFacts::of(certificate.der())?;

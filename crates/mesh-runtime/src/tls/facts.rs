@@ -13,11 +13,13 @@ pub enum Role {
     Controller,
     /// It may join a job that exists.
     Host,
+    /// It may look into jobs, and nothing else: it is no member, and nobody dials it.
+    Observer,
 }
 
 impl Role {
-    /// Both of them.
-    pub const ALL: [Self; 2] = [Self::Controller, Self::Host];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Controller, Self::Host, Self::Observer];
 
     /// Its name in files and certificates.
     #[must_use]
@@ -25,7 +27,20 @@ impl Role {
         match self {
             Self::Controller => "controller",
             Self::Host => "host",
+            Self::Observer => "observer",
         }
+    }
+
+    /// Whether it may look into jobs. A host may not: what runs there need not see the rest.
+    #[must_use]
+    pub fn may_look(self) -> bool {
+        matches!(self, Self::Controller | Self::Observer)
+    }
+
+    /// Whether it may have a part in jobs.
+    #[must_use]
+    pub fn may_join(self) -> bool {
+        matches!(self, Self::Controller | Self::Host)
     }
 
     /// The name of its file of a kind.

@@ -169,6 +169,16 @@ impl Identity {
         Self::load_as(dir, role)
     }
 
+    /// Reads the identity of somebody who wants to look into jobs: an observer's if the folder has one, else a controller's.
+    ///
+    /// # Errors
+    /// As [`Identity::load`].
+    pub fn load_to_look(dir: &Path) -> Result<Arc<Self>, CredentialError> {
+        let holds = |role: Role| dir.join(role.file("pem")).exists();
+        let role = if holds(Role::Controller) { Role::Controller } else { Role::Observer };
+        Self::load_as(dir, role)
+    }
+
     /// Reads one role's identity. A host's may also lie in the folder `host` of the one that is given: it is part of what a job's
     /// owner has.
     ///
@@ -182,6 +192,10 @@ impl Identity {
             let remedy = match role {
                 Role::Controller => "give the folder that `mesh credentials new` has made",
                 Role::Host => "give a folder that `mesh credentials new` or `issue` has made for hosts",
+                Role::Observer => {
+                    "a host's cannot look into jobs; give the folder of the job's owner, or one that `mesh credentials issue --observer` \
+                     has made"
+                }
             };
             if !dir.exists() {
                 return Err(CredentialError::NoFolder { path: dir.into(), remedy });
@@ -191,6 +205,7 @@ impl Identity {
                 role: match role {
                     Role::Controller => "a controller",
                     Role::Host => "a host",
+                    Role::Observer => "an observer",
                 },
                 remedy,
             });

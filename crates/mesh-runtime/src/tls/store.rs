@@ -4,6 +4,7 @@
 //! DIR/  ca.pem  ca.key  crl.pem  controller.pem  controller.key   mode 0700, all files 0600
 //! DIR/issued/   every certificate that was ever made, by serial number: what can be revoked
 //! DIR/host/     ca.pem  crl.pem  host.pem  host.key               all that a host needs; copied to hosts
+//! OUT/          ca.pem  crl.pem  observer.pem  observer.key       all that an observer needs
 //! ```
 
 use super::authority::{Authority, Revocation, name_of_key};
@@ -58,7 +59,7 @@ impl Store {
         files::write(&self.dir.join(CRL), &self.authority.sign_revocations(&[], 1, now)?)?;
         self.issue(&self.dir, Role::Controller, lifetime, now, None)?;
         files::make_dir(&self.dir.join(Role::Host.name()))?;
-        self.bundle(&self.dir.join(Role::Host.name()), hosts, now, None)?;
+        self.bundle(&self.dir.join(Role::Host.name()), Role::Host, hosts, now, None)?;
         files::write(&self.dir.join(CA_KEY), &self.authority.key())?;
         // Last: a folder without it is none.
         files::write(&self.dir.join(CA), self.authority.certificate())
@@ -83,13 +84,13 @@ impl Store {
         Ok(Self { dir: dir.into(), authority: Arc::new(authority) })
     }
 
-    /// Whether a folder is a job owner's, with an authority, rather than a host's.
+    /// Whether a folder is a job owner's, with an authority, rather than a host's or an observer's.
     ///
     /// # Errors
     /// If it is neither.
     pub fn is_owners(dir: &Path) -> Result<bool, CredentialError> {
         let owners = dir.join(CA_KEY).exists();
-        if !owners && !dir.join(Role::Host.file("pem")).exists() {
+        if !owners && member_in(dir).is_none() {
             let remedy = "give a folder that `mesh credentials new` or `issue` has made";
             return Err(CredentialError::None { path: dir.into(), role: "a job", remedy });
         }
@@ -113,10 +114,22 @@ impl Store {
     /// # Errors
     /// If something is there already, or the folder is another user's, or cannot be written; nothing is left behind then.
     pub fn issue_host(&self, out: &Path, lifetime: Duration) -> Result<PeerFacts, CredentialError> {
+        self.issue_folder(out, Role::Host, lifetime)
+    }
+
+    /// Makes a folder that holds all that it takes to look into the job, and only that.
+    ///
+    /// # Errors
+    /// As [`Store::issue_host`].
+    pub fn issue_observer(&self, out: &Path, lifetime: Duration) -> Result<PeerFacts, CredentialError> {
+        self.issue_folder(out, Role::Observer, lifetime)
+    }
+
+    fn issue_folder(&self, out: &Path, role: Role, lifetime: Duration) -> Result<PeerFacts, CredentialError> {
         let _lock = self.lock()?;
         let now = SystemTime::now();
         let forget = |facts: &PeerFacts| drop(std::fs::remove_file(self.record(&facts.serial)));
-        whole::make(out, |dir| self.bundle(dir, lifetime, now, None), forget)
+        whole::make(out, |dir| self.bundle(dir, role, lifetime, now, None), forget)
     }
 
     /// Makes new certificates for the keys of a folder: a host's, or the owner's own (the controller's, and that in `host`).
@@ -136,7 +149,7 @@ impl Store {
         let mut made = Vec::new();
         let mut revoked = None;
         let inner = out.join(Role::Host.name());
-        for (dir, role) in [(out, Role::Controller), (out, Role::Host), (&inner, Role::Host)] {
+        for (dir, role) in [(out, Role::Controller), (out, Role::Host), (out, Role::Observer), (&inner, Role::Host)] {
             let path = dir.join(role.file("key"));
             if !path.exists() {
                 continue;
@@ -153,7 +166,7 @@ impl Store {
             }
             made.push(match role {
                 Role::Controller => self.issue(dir, role, lifetime, now, Some(&key))?,
-                Role::Host => self.bundle(dir, lifetime, now, Some(&key))?,
+                Role::Host | Role::Observer => self.bundle(dir, role, lifetime, now, Some(&key))?,
             });
         }
         if let (true, Some(path)) = (made.is_empty(), revoked) {
@@ -254,13 +267,14 @@ impl Store {
     fn bundle(
         &self,
         dir: &Path,
+        role: Role,
         lifetime: Duration,
         now: SystemTime,
         key: Option<&str>,
     ) -> Result<PeerFacts, CredentialError> {
         files::write(&dir.join(CA), self.authority.certificate())?;
         files::write(&dir.join(CRL), &files::read(&self.dir.join(CRL))?)?;
-        self.issue(dir, Role::Host, lifetime, now, key)
+        self.issue(dir, role, lifetime, now, key)
     }
 
     /// Held while files are changed, so that of two that do it at once neither forgets the other's revocation.
@@ -289,7 +303,12 @@ fn revoked_in(dir: &Path) -> Result<(Vec<Revocation>, u64), CredentialError> {
     Ok((revoked.collect(), list.number))
 }
 
-/// The certificates of a folder, oldest first: all that an authority has ever made, or the one of a host.
+/// Whose folder it is that has no authority.
+fn member_in(dir: &Path) -> Option<Role> {
+    [Role::Host, Role::Observer].into_iter().find(|role| dir.join(role.file("pem")).exists())
+}
+
+/// The certificates of a folder, oldest first: all that an authority has ever made, or the one of a host or an observer.
 ///
 /// # Errors
 /// If they cannot be read.
@@ -304,7 +323,7 @@ pub fn certificates_in(dir: &Path) -> Result<Vec<Entry>, CredentialError> {
         // Not what is being written just now.
         paths.retain(|path| path.extension().is_some_and(|ext| ext == "pem"));
     } else {
-        paths.push(dir.join(Role::Host.file("pem")));
+        paths.push(dir.join(member_in(dir).unwrap_or(Role::Host).file("pem")));
     }
     let (revoked, _) = revoked_in(dir)?;
     let read = |path: &PathBuf| {

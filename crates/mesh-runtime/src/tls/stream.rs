@@ -104,7 +104,7 @@ impl TlsStream {
         Ok(Self::new(fd, Side::Client(side)))
     }
 
-    /// The end that was dialed. Members of either role are let in.
+    /// The end that was dialed. Whoever has a certificate of the job is let in, whatever its role.
     ///
     /// # Errors
     /// If the identity cannot be used.

@@ -20,10 +20,13 @@ fn tell(entry: Entry) -> Told {
 }
 
 fn raise(py: Python<'_>, error: &CredentialError) -> PyErr {
-    let made = py
-        .import("mesh_core._errors")
-        .and_then(|module| module.getattr("AuthenticationError"))
-        .and_then(|class| class.call1((error.to_string(),)));
+    mesh_error(py, "AuthenticationError", error.to_string())
+}
+
+/// An error of Mesh's own.
+pub(crate) fn mesh_error(py: Python<'_>, class: &str, text: String) -> PyErr {
+    let made =
+        py.import("mesh_core._errors").and_then(|module| module.getattr(class)).and_then(|class| class.call1((text,)));
     match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(failed) => failed,
@@ -53,11 +56,21 @@ pub(crate) fn credentials_list(py: Python<'_>, path: PathBuf) -> PyResult<Vec<To
     leave(py, || Ok(tls::certificates_in(&path)?.into_iter().map(tell).collect()))
 }
 
-/// Makes a folder for a host.
+/// Makes a folder for a host, or for somebody who may look into jobs and do nothing else.
 #[pyfunction]
-pub(crate) fn credentials_issue(py: Python<'_>, path: PathBuf, out: PathBuf, lifetime: f64) -> PyResult<Told> {
+pub(crate) fn credentials_issue(
+    py: Python<'_>,
+    path: PathBuf,
+    out: PathBuf,
+    lifetime: f64,
+    observer: bool,
+) -> PyResult<Told> {
     let lifetime = door::duration(lifetime)?;
-    leave(py, || Store::open(&path)?.issue_host(&out, lifetime).map(|facts| tell(Entry { facts, revoked: None })))
+    leave(py, || {
+        let store = Store::open(&path)?;
+        let made = if observer { store.issue_observer(&out, lifetime) } else { store.issue_host(&out, lifetime) };
+        made.map(|facts| tell(Entry { facts, revoked: None }))
+    })
 }
 
 /// Makes new certificates for the keys of a folder.

@@ -16,6 +16,7 @@ mod port;
 mod runtime;
 mod target;
 mod topology;
+mod visits;
 
 use pyo3::prelude::*;
 
@@ -73,6 +74,9 @@ mod _native {
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
         m.add_function(wrap_pyfunction!(door::serve_to_the_end, m)?)?;
         m.add_function(wrap_pyfunction!(door::words, m)?)?;
+        m.add_function(wrap_pyfunction!(visits::jobs_of_host, m)?)?;
+        m.add_function(wrap_pyfunction!(visits::visit_job, m)?)?;
+        m.add_class::<visits::PyVisitEnd>()?;
         m.add_function(wrap_pyfunction!(credentials::credentials_new, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_owner, m)?)?;
         m.add_function(wrap_pyfunction!(credentials::credentials_list, m)?)?;

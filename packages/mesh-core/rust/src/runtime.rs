@@ -22,7 +22,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict};
 use std::ffi::OsString;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -682,7 +682,18 @@ impl PyRuntime {
     fn watch_inspection(&self, py: Python<'_>, fd: i32) -> PyResult<()> {
         // SAFETY: the caller owns the descriptor, and keeps it open for the length of this call.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?;
-        leave(py, || self.0.watch_knocks(socket, ".inspect"))
+        leave(py, || self.0.watch_knocks(socket))
+    }
+
+    /// The next connection from another machine of who looks into the job, as a descriptor that is the caller's.
+    fn take_visitor(&self) -> Option<i32> {
+        self.0.take_visitor().map(IntoRawFd::into_raw_fd)
+    }
+
+    /// Which job this is.
+    #[getter]
+    fn job(&self) -> u64 {
+        self.0.job()
     }
 
     /// Waits for notices, in nobody's way; returns when there are, or never will be again.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from mesh_core import _native
 from mesh_core._errors import AuthenticationError
@@ -18,7 +18,8 @@ LIFETIME: Final = timedelta(days=7)
 LONGEST: Final = timedelta(days=3660)
 """No certificate holds for longer than its authority's."""
 
-Role: TypeAlias = Literal["controller", "host"]
+Role: TypeAlias = Literal["controller", "host", "observer"]
+_ROLES: Final[tuple[Role, ...]] = get_args(Role)
 _Told: TypeAlias = tuple[str, str, str, str, float, float, float | None]
 
 
@@ -27,7 +28,7 @@ class Certificate:
     """What one certificate says. Nothing of it is secret."""
 
     role: Role
-    """``"controller"`` may begin a job on a host, ``"host"`` may join one."""
+    """``"controller"`` may begin a job on a host, ``"host"`` may join one, ``"observer"`` may look into one and nothing else."""
     job: str
     """The job's name, which is random: members of one job have it in common."""
     serial: str
@@ -130,7 +131,17 @@ class Credentials:
         self, path: str | os.PathLike[str], *, lifetime: timedelta | float = LIFETIME
     ) -> Certificate:
         """Make a folder that holds what a host needs, and no more: ``ca.pem``, ``crl.pem``, ``host.pem``, ``host.key``."""
-        return _certificate(_native.credentials_issue(self._path, Path(path), _seconds(lifetime)))
+        return _certificate(_native.credentials_issue(self._path, Path(path), _seconds(lifetime), False))
+
+    def issue_observer(
+        self, path: str | os.PathLike[str], *, lifetime: timedelta | float = LIFETIME
+    ) -> Certificate:
+        """Make a folder for somebody who may look into the job from another machine, and do nothing else.
+
+        It is what ``mesh look --host ADDRESS --credentials DIR`` and :func:`mesh_core.inspect.connect` take. Its certificate
+        begins and joins no job, and it is dialed by nobody.
+        """
+        return _certificate(_native.credentials_issue(self._path, Path(path), _seconds(lifetime), True))
 
     def renew(
         self, path: str | os.PathLike[str] | None = None, *, lifetime: timedelta | float = LIFETIME
@@ -173,7 +184,7 @@ def _certificates(told: list[_Told]) -> Iterator[Certificate]:
 def _certificate(told: _Told) -> Certificate:
     role, job, serial, fingerprint, not_before, not_after, revoked = told
     made = Certificate(
-        "controller" if role == "controller" else "host",
+        next(known for known in _ROLES if known == role),
         job,
         serial,
         fingerprint,

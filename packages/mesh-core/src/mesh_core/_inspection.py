@@ -2,10 +2,11 @@
 
 The job's controller has a socket in a folder that is the user's alone (PRV-1). Nobody waits at it: the runtime's own set of
 descriptors has it, and tells when somebody connects; only then threads are started and modules imported
-(``_inspection_server``). What is said there is in ``inspect/_remote.py``, the other end.
+(``_inspection_server``). What is said there is in ``inspect/_remote.py``, the other end. Who looks in from another machine
+arrives at a socket of the same kind, which the runtime makes (``gateway/visits`` in Rust, VIS-1 and VIS-2).
 
-* INS-1: each end checks that the other is the same user, and only questions are answered: nothing that is said there
-  changes the job.
+* INS-1: each end checks that the other is the same user, or has a certificate that may look; and only questions are
+  answered: nothing that is said there changes the job.
 * INS-2: without a connection there is neither a thread nor a wake-up.
 * INS-3: who asks too much, or reads too slowly, loses its connection, and holds up nobody.
 """
@@ -66,8 +67,15 @@ class Inspection:
 
     def accept(self) -> socket.socket | None:
         """The next connection, if there is one. ``OSError`` if it cannot be taken."""
+        import socket
+
         with self.lock:
-            listener = None if self.closed else self._listener
+            if self.closed:
+                return None
+            listener = self._listener
+        # From another machine; who may was checked there.
+        if (visitor := self.process.runtime.take_visitor()) is not None:
+            return socket.socket(fileno=visitor)
         if listener is None:
             return None
         try:

@@ -225,4 +225,5 @@ def describe(process: Process) -> dict[str, Any]:
         "began": process.began_ns / 1e9,
         "folder": os.getcwd(),  # noqa: PTH109 - a text is wanted
         "version": __version__,
+        "id": f"{process.runtime.job:016x}",
     }

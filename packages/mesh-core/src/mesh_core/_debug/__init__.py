@@ -4,6 +4,9 @@
 thread that answers while others are stopped, ``_places`` where the sockets lie, ``_wire`` what is said through them,
 ``_client`` the other end. Nothing but ``_hook`` is imported before something stops.
 
+What is stopped is found by these sockets, and not through the job's inspection socket: also on machines without the controller,
+and where the controller does not answer.
+
 * DBG-1: only the thread that has reached the breakpoint stops.
 * DBG-2: a socket lies in a folder that is its owner's alone, and each end checks that the other is the same user.
 * DBG-3: a socket exists only while something is stopped; what a killed process has left is removed by whoever lists.

@@ -19,7 +19,7 @@ class CredentialsCommand:
         commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="do", help="what to do")
         for name, summary in (
             ("new", "make a new job's credentials"),
-            ("issue", "make a folder for one more host, which can be revoked alone"),
+            ("issue", "make a folder for one more host, or for an observer, which can be revoked alone"),
             ("renew", "make new certificates for the keys of a folder"),
             ("show", "list a folder's certificates, and how long they hold"),
             ("revoke", "shut somebody out"),
@@ -27,7 +27,12 @@ class CredentialsCommand:
             each = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
             each.add_argument("dir", type=Path, metavar="DIR", help="the job's folder")
             if name == "issue":
-                each.add_argument("out", type=Path, metavar="OUT", help="the host's new folder")
+                each.add_argument("out", type=Path, metavar="OUT", help="the new folder")
+                each.add_argument(
+                    "--observer",
+                    action="store_true",
+                    help="for somebody who may look into jobs (mesh look --host), and do nothing else",
+                )
             elif name == "renew":
                 each.add_argument(
                     "out", type=Path, metavar="OUT", nargs="?", help="a host's folder; else DIR itself"
@@ -55,7 +60,7 @@ class CredentialsCommand:
         if args.do == "new":
             _new(args.dir, _lifetime(args))
         elif args.do == "issue":
-            _issue(args.dir, args.out, _lifetime(args))
+            _issue(args.dir, args.out, _lifetime(args), observer=args.observer)
         elif args.do == "renew":
             _renew(args.dir, args.out, _lifetime(args))
         elif args.do == "show":
@@ -94,9 +99,13 @@ def _new(path: Path, lifetime: timedelta) -> None:
     print(f"Whoever can read {path / 'ca.key'} can let anybody in: it stays here.")
 
 
-def _issue(path: Path, out: Path, lifetime: timedelta) -> None:
-    made = Credentials.load(path).issue_host(out, lifetime=lifetime)
-    print(f"made {out} for a host: certificate {_short(made)}, which holds for {_age(lifetime)}")
+def _issue(path: Path, out: Path, lifetime: timedelta, *, observer: bool) -> None:
+    credentials = Credentials.load(path)
+    issue = credentials.issue_observer if observer else credentials.issue_host
+    made = issue(out, lifetime=lifetime)
+    print(
+        f"made {out} for {'an observer' if observer else 'a host'}: certificate {_short(made)}, which holds for {_age(lifetime)}"
+    )
 
 
 def _renew(path: Path, out: Path | None, lifetime: timedelta) -> None:
@@ -145,13 +154,17 @@ def _show(credentials: Credentials, *, as_json: bool) -> None:
         return
     print(
         f"job {credentials.job}"
-        + ("" if credentials.owner else " (a host's folder: it cannot issue or revoke)")
+        + ("" if credentials.owner else f" ({_whose(certificates[0])} folder: it cannot issue or revoke)")
     )
     table = [("CERTIFICATE", "ROLE", "STATE", "UNTIL", "REMAINING")]
     for each in certificates:
         remaining = _age(each.remaining) if each.state == "valid" else "-"
         table.append((_short(each), each.role, each.state, f"{each.not_after:%Y-%m-%d %H:%M} UTC", remaining))
     print(aligned(table))
+
+
+def _whose(certificate: Certificate) -> str:
+    return "an observer's" if certificate.role == "observer" else "a host's"
 
 
 def _short(certificate: Certificate) -> str:

@@ -1,25 +1,29 @@
 """``mesh look``."""
 
 import json
+import string
 import sys
 import time
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from mesh_core._errors import MeshError
 from mesh_core.cli import _exit
 from mesh_core.cli._table import aligned
 from mesh_core.inspect import JobInfo, RunningJob, connect, jobs
 
 
 class LookCommand:
-    """Look into a job that runs on this machine, from any terminal of the same user. Nothing in the job is changed."""
+    """Look into a job that runs on this machine, from any terminal of the same user, or into one on other machines, with
+    credentials. Nothing in the job is changed.
+    """
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare the subcommands; without one it lists the jobs."""
-        parser.add_argument("--job", type=int, metavar="PID", help="the job whose script has this pid")
-        parser.set_defaults(do="list", json=False)
+        _add_where(parser)
+        parser.set_defaults(do="list", json=False, job=None, host=None, credentials=None)
         commands = parser.add_subparsers(metavar="COMMAND", help="without one, lists the jobs")
         for name, summary in (
             ("list", "list the jobs that run"),
@@ -30,7 +34,7 @@ class LookCommand:
         ):
             each = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
             each.set_defaults(do=name)
-            each.add_argument("--job", type=int, metavar="PID", default=SUPPRESS, help="the job to look into")
+            _add_where(each)
             if name != "logs":
                 each.add_argument("--json", action="store_true", help="print JSON")
             if name == "events":
@@ -44,12 +48,15 @@ class LookCommand:
 
     def run(self, args: Namespace) -> int:
         """Carry out one subcommand."""
+        if (args.host is None) != (args.credentials is None):
+            raise MeshError("--host and --credentials go together: which host to look through, and with what")
         if args.do == "list":
             # Of none there is nothing to say by a status: that is not wrong.
-            found = [info for info in jobs() if args.job in (None, info.pid)]
-            print(_listed(found, as_json=args.json))
+            known = jobs(host=args.host, credentials=args.credentials)
+            found = [info for info in known if args.job in (None, info.pid, info.id)]
+            print(_listed(found, args.host, as_json=args.json))
             return _exit.OK
-        job = connect(args.job)
+        job = connect(args.job, host=args.host, credentials=args.credentials)
         try:
             _show(job, args)
         except KeyboardInterrupt:
@@ -59,6 +66,38 @@ class LookCommand:
             # `head` has seen enough; at its end Python would flush into nothing.
             sys.stdout = None
         return _exit.OK
+
+
+def _add_where(parser: ArgumentParser) -> None:
+    """Which job; said before the subcommand or behind it."""
+    parser.add_argument(
+        "--job",
+        type=_job,
+        metavar="JOB",
+        default=SUPPRESS,
+        help="the pid of the job's script, or the job's id",
+    )
+    parser.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default=SUPPRESS,
+        help="look through this host of the job, on any machine: tcp://b7:26600",
+    )
+    parser.add_argument(
+        "--credentials",
+        type=Path,
+        metavar="DIR",
+        default=SUPPRESS,
+        help="with --host: the folder of the job's owner, or an observer's",
+    )
+
+
+def _job(text: str) -> int | str:
+    if len(text) == 16 and set(text) <= set(string.hexdigits):
+        return text.lower()
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is neither a pid nor an id of 16 hexadecimal digits")
+    return int(text)
 
 
 def _show(job: RunningJob, args: Namespace) -> None:
@@ -87,16 +126,23 @@ def _show(job: RunningJob, args: Namespace) -> None:
             stream.flush()
 
 
-def _listed(found: Iterable[JobInfo], *, as_json: bool) -> str:
+def _listed(found: Iterable[JobInfo], host: str | None, *, as_json: bool) -> str:
     if as_json:
         return json.dumps({"schema": 1, "jobs": [asdict(info) for info in found]}, indent=2)
     rows = [
-        (str(info.pid), Path(info.script).name or "python", _age(time.time() - info.began), info.folder)
+        (
+            str(info.pid),
+            # Of jobs on other machines the pid may be another's too.
+            *([info.id, info.host] if host else []),
+            Path(info.script).name or "python",
+            _age(time.time() - info.began),
+            info.folder,
+        )
         for info in found
     ]
-    return (
-        aligned([("JOB", "SCRIPT", "FOR", "IN"), *rows]) if rows else "no job of yours runs on this machine"
-    )
+    if not rows:
+        return f"no job can be looked into through {host}" if host else "no job of yours runs on this machine"
+    return aligned([("JOB", *(["ID", "ON"] if host else []), "SCRIPT", "FOR", "IN"), *rows])
 
 
 def _age(seconds: float) -> str:

@@ -1,16 +1,19 @@
-"""Looking into a job from another process of the same user: the other end of its inspection socket."""
+"""Looking into a job from another process: the other end of its inspection socket."""
 
 from __future__ import annotations
 
+import os
+import string
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mesh_core._debug import _places
-from mesh_core._debug._wire import Garbled, Told, Wire
+from mesh_core._debug._wire import Garbled, Told
 from mesh_core._errors import MeshError
+from mesh_core.inspect._doors import Door, Ended, Link, LocalDoor, doors_of_host
 from mesh_core.inspect._events import Event
 from mesh_core.inspect._rebuilt import Strange, rebuilt
 from mesh_core.inspect._snapshot import Snapshot
@@ -26,7 +29,7 @@ _SILENT_S = 10.0
 
 @dataclass(frozen=True)
 class JobInfo:
-    """A job of this user that runs on this machine."""
+    """A job that runs: of this user on this machine, or one that a host has a part in."""
 
     pid: int
     """The script's process."""
@@ -39,6 +42,8 @@ class JobInfo:
     """The script's working directory."""
     version: str
     """Its version of Mesh."""
+    id: str = ""
+    """What hosts call it: 16 hexadecimal digits, which no two jobs have in common."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,10 @@ class RunningJob:
     Each question makes a connection of its own. Nothing that is asked changes the job.
     """
 
-    def __init__(self, info: JobInfo, path: str) -> None:
+    def __init__(self, info: JobInfo, door: Door) -> None:
         self.info = info
         """What it tells of itself."""
-        self._path = path
+        self._door = door
         self.missed = 0
         """How many events readers of this object were too slow for."""
 
@@ -126,18 +131,18 @@ class RunningJob:
         )
 
     def _answer(self, limit: float, **question: Any) -> Any:
-        with self._asked(**question) as wire:
-            return self._ok(self._hear(wire, limit + _ANSWER_S))
+        with self._asked(**question) as link:
+            return self._ok(self._hear(link, limit + _ANSWER_S))
 
     def _follow(self, **question: Any) -> Iterator[Told]:
-        with self._asked(**question) as wire:
-            heard = self._hear(wire, _ANSWER_S)
+        with self._asked(**question) as link:
+            heard = self._hear(link, _ANSWER_S)
             self._ok(heard[:1])
             heard = heard[1:]
             while True:
                 yield from heard
                 try:
-                    heard = self._hear(wire, _SILENT_S)
+                    heard = self._hear(link, _SILENT_S)
                 except _Over:
                     return
 
@@ -147,22 +152,22 @@ class RunningJob:
         raise MeshError(f"job {self.info.pid}: {heard[0].get('error', 'it gave no answer')}")
 
     @contextmanager
-    def _asked(self, **question: Any) -> Iterator[Wire]:
+    def _asked(self, **question: Any) -> Iterator[Link]:
         try:
-            wire = Wire(_places.connect(self._path))
-        except OSError as error:
+            link = self._door.open()
+        except Ended as error:
             raise _Over(
                 f"job {self.info.pid} cannot be reached: {error}; it has ended, or is about to"
             ) from None
         try:
-            wire.tell(**question)
-            yield wire
+            link.wire.tell(**question)
+            yield link
         finally:
-            wire.close()
+            link.wire.close()
 
-    def _hear(self, wire: Wire, limit: float) -> list[Told]:
+    def _hear(self, link: Link, limit: float) -> list[Told]:
         try:
-            heard = wire.hear(limit)
+            heard = link.wire.hear(limit)
         except TimeoutError:
             raise MeshError(
                 f"job {self.info.pid} has not answered within {limit:g} s: it may be stopped by a signal, or its "
@@ -170,6 +175,8 @@ class RunningJob:
             ) from None
         except Garbled as error:
             raise self._strange(str(error)) from None
+        if heard is None and link.broken:
+            raise MeshError(f"job {self.info.pid} can be looked into no longer: {link.broken}")
         if heard is None:
             raise _Over(f"job {self.info.pid} has ended")
         return heard
@@ -182,37 +189,75 @@ class _Over(MeshError):
     """The job has ended."""
 
 
-def _jobs(pid: int | None) -> tuple[list[tuple[JobInfo, str]], list[int]]:
-    """Those that answer, with their sockets; and the pids of those that do not."""
-    found: list[tuple[JobInfo, str]] = []
-    silent: list[int] = []
-    asked: list[tuple[int, str, Wire]] = []
+Found = tuple[list[tuple[JobInfo, Door]], list[str]]
+"""Those that answer, and what those are called that do not."""
+
+
+def _here(pid: int | None) -> Found:
+    silent: list[str] = []
+    asked: list[tuple[str, Door, Link]] = []
     for number, path, peer in _places.find_inspected(pid):
         if peer is None:
-            silent.append(number)
-            continue
-        wire = Wire(peer)
-        wire.tell(do="describe")
-        asked.append((number, path, wire))
+            silent.append(str(number))
+        else:
+            asked.append((str(number), LocalDoor(path), Link(peer)))
+    return _described(asked, silent)
+
+
+def _through(host: str, credentials: str | os.PathLike[str]) -> Found:
+    silent: list[str] = []
+    asked: list[tuple[str, Door, Link]] = []
+    try:
+        for door in doors_of_host(host, credentials):
+            try:
+                asked.append((f"{door.job:016x}", door, door.open()))
+            except MeshError:
+                # It has ended since the host was asked, or the host has.
+                continue
+    except BaseException:
+        for _, _, link in asked:
+            link.wire.close()
+        raise
+    return _described(asked, silent)
+
+
+def _described(asked: Iterable[tuple[str, Door, Link]], silent: list[str]) -> Found:
+    found: list[tuple[JobInfo, Door]] = []
+    asked = list(asked)
+    for _, _, link in asked:
+        link.wire.tell(do="describe")
     until = time.monotonic() + _ANSWER_S
-    for number, path, wire in asked:
+    for name, door, link in asked:
         try:
-            told = wire.hear(max(0.0, until - time.monotonic()))
+            told = link.wire.hear(max(0.0, until - time.monotonic()))
             if told is not None:
-                found.append((rebuilt(JobInfo, told[0].get("ok")), path))
+                found.append((rebuilt(JobInfo, told[0].get("ok")), door))
         except (TimeoutError, Garbled, Strange):
-            silent.append(number)
+            silent.append(name)
         finally:
-            wire.close()
+            link.wire.close()
     found.sort(key=lambda each: (each[0].began, each[0].pid))
     return found, silent
 
 
-def jobs() -> list[JobInfo]:
+def _find(job: int | str | None, host: str | None, credentials: str | os.PathLike[str] | None) -> Found:
+    if host is None and credentials is None:
+        return _here(job if isinstance(job, int) else None)
+    if host is None or credentials is None:
+        raise TypeError("to look into a job from another machine takes both host= and credentials=")
+    return _through(host, credentials)
+
+
+def jobs(*, host: str | None = None, credentials: str | os.PathLike[str] | None = None) -> list[JobInfo]:
     """The jobs of this user on this machine that can be looked into, the oldest first.
 
     A script is one from its first spawn on, until it ends. One that does not answer, as a signal has stopped it, is not in
     the list.
+
+    Args:
+        host: the address of a host's agent, such as ``"tcp://b7:26600"``, on any machine: then the list is of the jobs that
+            this host has a part in.
+        credentials: the folder of the job's owner, or one of :meth:`Credentials.issue_observer`; goes with ``host``.
 
     >>> from mesh_core import inspect, shutdown, this_host
     >>> import os
@@ -221,14 +266,22 @@ def jobs() -> list[JobInfo]:
     True
     >>> shutdown()
     """
-    return [info for info, _ in _jobs(None)[0]]
+    return [info for info, _ in _find(None, host, credentials)[0]]
 
 
-def connect(job: int | None = None) -> RunningJob:
-    """Look into a job that another process of this user drives on this machine.
+def connect(
+    job: int | str | None = None,
+    *,
+    host: str | None = None,
+    credentials: str | os.PathLike[str] | None = None,
+) -> RunningJob:
+    """Look into a job that another process of this user drives on this machine, or one on other machines.
 
     Args:
-        job: the pid of its script; may be left out where there is one job alone.
+        job: the pid of its script, or its :attr:`JobInfo.id`; may be left out where there is one job alone.
+        host: the address of a host's agent, such as ``"tcp://b7:26600"``: any host of the job passes on what is asked. The
+            controller needs no open port.
+        credentials: the folder of the job's owner, or one of :meth:`Credentials.issue_observer`; goes with ``host``.
 
     >>> from mesh_core import inspect, shutdown, this_host
     >>> import os
@@ -238,20 +291,34 @@ def connect(job: int | None = None) -> RunningJob:
     ['controller', 'workers[0]']
     >>> shutdown()
     """
-    if job is not None and (isinstance(job, bool) or not isinstance(job, int)):
-        raise TypeError(f"connect() takes the pid of a job's script, got {job!r}")
-    found, silent = _jobs(job)
+    if job is not None and (isinstance(job, bool) or not isinstance(job, int | str)):
+        raise TypeError(f"connect() takes the pid of a job's script, or the job's id, got {job!r}")
+    if isinstance(job, str) and not (len(job) == 16 and set(job) <= set(string.hexdigits)):
+        raise ValueError(f"a job's id has 16 hexadecimal digits, got {job!r}")
+    all_found, silent = _find(job, host, credentials)
+    found = [each for each in all_found if job in (None, each[0].pid) or job == each[0].id]
     if len(found) == 1:
         return RunningJob(*found[0])
     if found:
-        several = ", ".join(f"{info.pid} ({info.script or 'python'})" for info, _ in found)
-        raise MeshError(f"there are {len(found)} jobs; name one by its pid: {several}")
-    if silent:
+        several = ", ".join(f"{_called(info, found)} ({info.script or 'python'})" for info, _ in found)
+        raise MeshError(f"there are {len(found)} jobs; name one by its pid or id: {several}")
+    if silent and (job is None or str(job) in silent or host is not None):
         raise MeshError(
-            f"job {', '.join(map(str, silent))} does not answer: it may be stopped by a signal, or its interpreter be held "
-            "by C code"
+            f"job {', '.join(silent)} does not answer: it may be stopped by a signal, or its interpreter be held by C code"
+        )
+    if host is not None:
+        which = "no job" if job is None else f"no job {job}"
+        raise MeshError(
+            f"{which} can be looked into through {host}: a job can be, through any host that is attached to it, from its "
+            "first spawn on"
         )
     which = "no job of this user runs" if job is None else f"no job {job} of this user runs"
     raise MeshError(
         f"{which} on this machine; a script can be looked into from its first spawn on, on the machine where it runs"
     )
+
+
+def _called(info: JobInfo, among: list[tuple[JobInfo, Door]]) -> str:
+    """A job for people: by its pid, unless that is another's too, on another machine."""
+    alike = sum(other.pid == info.pid for other, _ in among)
+    return str(info.pid) if alike == 1 else info.id

@@ -1,0 +1,74 @@
+"""How a job is reached: by a local socket, or through a host of the job with credentials."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from mesh_core._debug import _places
+from mesh_core._debug._wire import Wire
+from mesh_core._native import VisitEnd, jobs_of_host, visit_job
+
+_REACH_S = 10.0
+"""How long it may take to connect to a host."""
+
+
+class Ended(Exception):
+    """There is no such job, or not any more."""
+
+
+class Link:
+    """A connection to a job."""
+
+    def __init__(self, peer: socket.socket, end: VisitEnd | None = None) -> None:
+        self.wire = Wire(peer)
+        self._end = end
+
+    @property
+    def broken(self) -> str:
+        """Why it has ended, if not because the job has; empty while nothing has."""
+        return (self._end and self._end.why) or ""
+
+
+class Door(Protocol):
+    """A way to a job."""
+
+    def open(self) -> Link:
+        """Connect; :class:`Ended` or a ``MeshError`` if that cannot be."""
+
+
+@dataclass(frozen=True)
+class LocalDoor:
+    """The inspection socket of a job on this machine."""
+
+    path: str
+
+    def open(self) -> Link:
+        """Connect."""
+        try:
+            return Link(_places.connect(self.path))
+        except OSError as error:
+            raise Ended(str(error)) from None
+
+
+@dataclass(frozen=True)
+class HostDoor:
+    """A host that has a part in a job."""
+
+    address: str
+    credentials: Path
+    job: int
+
+    def open(self) -> Link:
+        """Connect."""
+        descriptor, end = visit_job(self.address, self.credentials, self.job, _REACH_S)
+        return Link(socket.socket(fileno=descriptor), end)
+
+
+def doors_of_host(address: str, credentials: str | os.PathLike[str]) -> list[HostDoor]:
+    """One for each job that the host at this address has a part in."""
+    folder = Path(credentials)
+    return [HostDoor(address, folder, job) for job in jobs_of_host(address, folder, _REACH_S)]
