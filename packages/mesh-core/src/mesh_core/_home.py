@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mesh_core._native import Placement, Target, host_name, locate, roll
 
@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 _NAMED = 64
 # A part of so many ranks is looked at for the hosts that it is on.
 _LOOKED_AT = 1000
+
+HOST_MESHES: Final = 1 << 40
+"""The meshes of the processes in which hosts have their extensions are numbered from here on, by host; all other meshes have
+random numbers of 64 bits."""
+_MOST_HOSTS: Final = 1 << 32
+
+
+def is_host_mesh(mesh_id: int) -> bool:
+    """Whether that is the mesh of the process in which a host has its extensions."""
+    return HOST_MESHES <= mesh_id < HOST_MESHES + _MOST_HOSTS
 
 
 class Names(Mapping[int, str]):

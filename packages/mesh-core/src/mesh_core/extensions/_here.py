@@ -31,6 +31,8 @@ class Proc:
     """What messages are sent to it by, which no other process of the job has; ``(0, 0, 0)`` for the controller."""
     hosts: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where hosts can be reached over the network, by name: those that were attached, and only where the script asks."""
+    is_host: bool = False
+    """Whether it is the process in which its host has its extensions."""
 
     @property
     def is_controller(self) -> bool:
@@ -38,6 +40,8 @@ class Proc:
         return self.address == (0, 0, 0)
 
     def __str__(self) -> str:
+        if self.is_host:
+            return f"host {self.host}"
         return self.mesh_name if self.is_controller else f"{self.mesh_name}[{self.point.rank}]"
 
     def __hash__(self) -> int:
@@ -71,4 +75,5 @@ def proc_of(process: Process) -> Proc:
         hosts={name: address for _, name, address, *_ in roll(process.runtime)}
         if me.mesh_id == 0 and not process.closed
         else {},
+        is_host=me.is_host,
     )
