@@ -52,6 +52,8 @@ class Extensions:
         """Why an extension that this worker was spawned with could not start."""
         self._failures: dict[str, MeshError] = {}
         """The same in a host's process, which lives on: others need theirs."""
+        self._untold: set[str] = set()
+        """Those among them that nobody has asked for since."""
         self._ended: set[tuple[int, int, int]] = set()
         """Processes of this host whose ends were told."""
 
@@ -132,14 +134,20 @@ class Extensions:
                 "extension %r could not start on %s", carried.name, self._process.identity.proc_id
             )
             self._failures[carried.name] = _not_started(carried.name, error)
+            self._untold.add(carried.name)
 
-    def have(self, carried: Carried) -> None:
-        """Start an extension in this process, which runs already, unless it is here."""
+    def have(self, carried: Carried, *, asked: bool = True) -> None:
+        """Start an extension in this process, which runs already, unless it is here. Somebody has ``asked`` how that goes."""
         with self._lock:
             if carried.name in self._running:
                 return
-            if (failure := self._failures.pop(carried.name, None)) is not None:
-                raise failure
+            if not asked:
+                self._try(carried)
+                return
+            if carried.name in self._untold:
+                self._untold.remove(carried.name)
+                raise self._failures[carried.name]
+            self._failures.pop(carried.name, None)
             self._start(*carried.load())
 
     def end(self) -> None:
