@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from mesh_core._native import Placement, Target, host_name, locate, roll
+from mesh_core._native import HOST_MESHES, Placement, Target, host_name, locate, roll
 
 if TYPE_CHECKING:
     from mesh_core._native import Region, Runtime
 
+_MOST_HOSTS = 1 << 32
 # A reference tells the names of so many hosts; of more it says the numbers only.
 _NAMED = 64
 # A part of so many ranks is looked at for the hosts that it is on.
 _LOOKED_AT = 1000
-
-HOST_MESHES: Final = 1 << 40
-"""The meshes of the processes in which hosts have their extensions are numbered from here on, by host; all other meshes have
-random numbers of 64 bits."""
-_MOST_HOSTS: Final = 1 << 32
 
 
 def is_host_mesh(mesh_id: int) -> bool:

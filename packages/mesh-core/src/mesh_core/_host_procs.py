@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 from mesh_core._control import Control
 from mesh_core._errors import MeshError
 from mesh_core._failure import FailureKind
-from mesh_core._home import HOST_MESHES, Home, ListedHome
-from mesh_core._native import Extent, Placement, Region, Target
+from mesh_core._home import Home, ListedHome
+from mesh_core._native import HOST_MESHES, Extent, Placement, Region, Target
 
 if TYPE_CHECKING:
     from mesh_core._extending import Carried
