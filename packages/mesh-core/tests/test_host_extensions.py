@@ -1,4 +1,4 @@
-"""The extensions of hosts: the process that they live in, their messages, and what becomes of both; on one host."""
+"""The extensions of hosts: the process that they live in, their messages, and what becomes of both (HPR-1, HPR-2); on one host."""
 
 from __future__ import annotations
 
@@ -312,6 +312,9 @@ def test_a_host_hears_of_the_end_of_each_of_its_processes_once() -> None:
         again = clerks.respawn()
         again.get(timeout=SOON)
         third = clerks.slice(x=1).here.call_one().get(timeout=SOON)
+        # The host's process is made again, and hears of them as well.
+        os.kill(ledger.call(this_host(), "who").get(timeout=SOON).item()[0].pid, signal.SIGKILL)
+        died(ledger, "tell me of ends")
         procs.stop().get(timeout=SOON)
         ends = [ledger.ends.get(timeout=SOON) for _ in range(2)]
         assert {each.address for each in ends} == {addresses[0], third}
@@ -336,10 +339,14 @@ class Diary(Extension):
             write_down(self.payload, "script stops")
 
 
+class LateDiary(Diary):
+    on_hosts = False
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["wanted", "installed later"])
 def test_a_hosts_extension_stops_after_those_of_its_processes(tmp_path: Path, late: bool) -> None:
     path = str(tmp_path / "diary")
-    diary = install(Diary, path)
+    diary = install(LateDiary if late else Diary, path)
     procs = this_host().spawn_procs({"x": 2})
     procs.initialized.get(timeout=SOON)
     if late:
