@@ -355,6 +355,30 @@ def test_a_hosts_extension_stops_after_those_of_its_processes(tmp_path: Path, la
     assert lines(tmp_path / "diary") == ["goodbye", "goodbye", "host stops", "script stops"]
 
 
+class Early(Extension):
+    """Asks its host at once, and waits for the answer."""
+
+    name = "early"
+    on_hosts = True
+
+    def start(self) -> None:
+        self.asked = 0
+        if not (self.proc.is_host or self.proc.is_controller):
+            self.place: int = self.call(this_host(), "place").get(timeout=SOON).item()
+
+    def receive(self, message: str, sender: Proc) -> int:
+        if message == "mine":
+            return self.place
+        self.asked += 1
+        return self.asked
+
+
+def test_an_extension_that_starts_asks_its_host() -> None:
+    early = install(Early)
+    with this_host().spawn_procs({"x": 3}) as procs:
+        assert sorted(early.call(procs, "mine").get(timeout=SOON).values()) == [1, 2, 3]
+
+
 class Asking(Extension):
     """Asks whoever asks it."""
 

@@ -46,6 +46,8 @@ class Extensions:
         self._process = process
         self._lock = threading.RLock()
         self._running: dict[str, _Running] = {}
+        self._starting: list[Extension] = []
+        """Those that send already, while messages for them still wait, or meet nobody."""
         self._stopping: dict[str, _Running] = {}
         """Those that take no messages any more, and still send: each until its ``stop`` has returned."""
         self.failure: MeshError | None = None
@@ -61,6 +63,10 @@ class Extensions:
         """The instance of that name."""
         running = self._running.get(name) or self._stopping.get(name)
         return None if running is None else running.extension
+
+    def may_send(self, extension: Extension) -> bool:
+        """Whether this is an instance of this process's, from the beginning of its ``start`` to the end of its ``stop``."""
+        return self.find(extension.name) is extension or any(each is extension for each in self._starting)
 
     def install(self, cls: type[E], payload: Any) -> E:
         """Make and start an instance."""
@@ -82,7 +88,11 @@ class Extensions:
         extension = cls()
         extension._mesh_process = self._process
         extension.payload = payload
-        extension.start()
+        self._starting.append(extension)
+        try:
+            extension.start()
+        finally:
+            self._starting.remove(extension)
         running = self._running[cls.name] = _Running(self._process, extension)
         running.hook()
         return extension

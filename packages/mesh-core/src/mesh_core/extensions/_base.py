@@ -57,7 +57,7 @@ class Extension:
         return self.payload
 
     def start(self) -> None:
-        """Begin, before any actor of the process is made."""
+        """Begin, before any actor of the process is made. Messages can be sent already, and arrive afterwards."""
 
     def stop(self) -> None:
         """End, after the last actor of the process has ended. Messages no longer arrive, and can still be sent."""

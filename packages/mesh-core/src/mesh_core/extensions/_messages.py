@@ -93,7 +93,7 @@ def _of_hosts(extension: Extension, hosts: HostMesh) -> tuple[Target, Addressee]
 
 
 def _check_installed(process: Process, extension: Extension) -> None:
-    if process.extensions.find(extension.name) is not extension:
+    if not process.extensions.may_send(extension):
         raise MeshError(
             f"cannot send from extension {extension.name!r}: this instance is not installed in this process. "
             "Use the one that install() or find() returns"
