@@ -16,6 +16,7 @@ from core_owners import lines, write_down
 
 from mesh_core import (
     Actor,
+    FailureKind,
     MeshError,
     MeshFailure,
     SupervisionError,
@@ -24,7 +25,9 @@ from mesh_core import (
     shutdown,
     this_host,
 )
+from mesh_core._host_procs import Again
 from mesh_core.extensions import NOT_CARRIED, Extension, Proc, ProcEnd, Spawning, find, install, uninstall
+from mesh_core.policies import Ended, Failed
 
 pytestmark = pytest.mark.slow
 SOON = 30
@@ -421,3 +424,25 @@ def test_a_stopped_extension_goes_to_no_further_host() -> None:
     with pytest.raises(MeshError, match="not installed in this process"):
         plain.install_on(this_host())
     assert install(Plain).call(this_host(), None).get(timeout=SOON).item() == (None, True)
+
+
+def _dies(policy: Any, now: float, kind: FailureKind = FailureKind.KILLED) -> tuple[Any, list[str]]:
+    policy, actions = policy.on(Failed("host", 0, kind), now)
+    return policy, [type(each).__name__ for each in actions]
+
+
+def test_the_fourth_death_within_a_minute_is_one_too_many() -> None:
+    policy: Any = Again()
+    for now in (0.0, 10.0, 20.0):
+        policy, actions = _dies(policy, now)
+        assert actions == ["Respawn"]
+    assert _dies(policy, 59.0)[1] == ["Escalate"]
+    # The first is forgotten by then.
+    policy, actions = _dies(policy, 61.0)
+    assert actions == ["Respawn"]
+    assert _dies(policy, 62.0)[1] == ["Escalate"]
+
+
+def test_a_dead_host_is_not_asked_for_another_process() -> None:
+    assert _dies(Again(), 0.0, FailureKind.HOST_DEAD)[1] == ["Ignore"]
+    assert Again().on(Ended("host", 0), 0.0) == (Again(), ())

@@ -185,7 +185,7 @@ def test_a_dead_process_of_another_host_is_made_again(cluster: LocalCluster) -> 
         assert procs.failed() == []
 
 
-def test_the_death_of_an_agent_ends_what_is_asked_there(tmp_path: Path) -> None:
+def test_the_death_of_an_agent_ends_what_is_asked_there() -> None:
     store = install(Store)
     with LocalCluster(hosts=2) as mortal:
         hosts = mortal.attach()
