@@ -8,7 +8,7 @@
 //!
 //! FAM-1: nothing outlives its owner: what a dead proc owned is ended, and what that owned with it.
 //! FAM-2: nothing else is ended.
-//! FAM-3: whoever has asked something of a mesh hears of each of its deaths once.
+//! FAM-3: whoever has asked something of a mesh hears of each of its deaths once; whoever listens, of each on its host.
 //! FAM-4: on one host, what a dead proc owned is told to end before anybody hears of the death: what they then send to
 //!   it comes behind that.
 
@@ -52,6 +52,8 @@ pub struct Family {
     /// Hosts that have died: nobody on them owns anything.
     dead_hosts: HashSet<HostNo>,
     meshes: HashMap<MeshId, Mesh>,
+    /// Procs of this host that hear of the end of every other one here.
+    listeners: HashSet<ProcAddr>,
     /// What each proc owns, by the order in which it was made. The controller is not in it: its end is everybody's.
     owned: HashMap<ProcAddr, BTreeSet<(u64, Owned)>>,
     /// The owner of each actor that is not the controller's, under the proc that it lives in.
@@ -154,6 +156,13 @@ impl Family {
         }
     }
 
+    /// A proc of this host wants to hear of the end of every other one here.
+    pub fn listens(&mut self, by: ProcAddr) {
+        if by.host == self.here && self.is_alive(by) {
+            self.listeners.insert(by);
+        }
+    }
+
     /// A proc has died. Only the first notice counts.
     pub fn died(&mut self, addr: ProcAddr) -> Aftermath {
         let mut aftermath = Aftermath::default();
@@ -167,7 +176,8 @@ impl Family {
         if !mesh.alive.remove(&addr.rank) {
             return aftermath;
         }
-        aftermath.tell = mesh.interested.iter().copied().filter(|listener| *listener != addr).collect();
+        let heard_by = mesh.interested.union(&self.listeners).copied();
+        aftermath.tell = heard_by.filter(|listener| *listener != addr).collect();
         aftermath.tell.sort_unstable();
         if mesh.alive.is_empty() {
             let owner = mesh.owner;
@@ -217,6 +227,7 @@ impl Family {
             }
             aftermath.end.push(thing);
         }
+        self.listeners.remove(&addr);
         for mesh in self.meshes.values_mut() {
             mesh.interested.remove(&addr);
         }
@@ -236,6 +247,6 @@ impl Family {
     /// Whether it remembers nothing: nothing lives.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.meshes.is_empty() && self.owned.is_empty() && self.actors.is_empty()
+        self.meshes.is_empty() && self.owned.is_empty() && self.actors.is_empty() && self.listeners.is_empty()
     }
 }

@@ -12,6 +12,16 @@ pub type HostNo = u32;
 /// A call that waits for replies; unique within the process that made it.
 pub type CallId = u64;
 
+/// The meshes of the procs in which hosts have their extensions are numbered from here on, by host. All others have random
+/// numbers of 64 bits.
+pub const HOST_MESHES: MeshId = 1 << 40;
+
+/// Whether that is the mesh of the proc in which a host has its extensions.
+#[must_use]
+pub const fn is_host_mesh(mesh: MeshId) -> bool {
+    mesh >> HostNo::BITS == HOST_MESHES >> HostNo::BITS
+}
+
 /// Where a proc lives: its mesh, its rank there, and its host. This is all that routing needs.
 ///
 /// Mesh 0 is that of the host agents, whose ranks are their hosts' numbers; the controller is the agent of host 0.
@@ -89,6 +99,16 @@ fn mix(mut x: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn meshes_of_hosts_are_told_from_others() {
+        for host in [0, 1, HostNo::MAX] {
+            assert!(is_host_mesh(HOST_MESHES + MeshId::from(host)));
+        }
+        for mesh in [0, 1, HOST_MESHES - 1, HOST_MESHES + (1 << 32), HOST_MESHES << 1, MeshId::MAX] {
+            assert!(!is_host_mesh(mesh));
+        }
+    }
 
     #[test]
     fn one_maker_never_repeats_and_never_gives_zero() {

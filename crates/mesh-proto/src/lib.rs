@@ -50,7 +50,7 @@ pub use flow::{Admission, Credit, INITIAL_WINDOW, Ledger, Meter};
 pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Part, SharedRef, Target, flags};
 pub use gather::{Gather, Outcome};
 pub use holders::{Deserter, Holders, Ticket, Verdict};
-pub use ids::{ActorId, CallId, HostNo, IdMaker, MeshId, ProcAddr};
+pub use ids::{ActorId, CallId, HOST_MESHES, HostNo, IdMaker, MeshId, ProcAddr, is_host_mesh};
 pub use joined::{Joined, Piece};
 pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};
 pub use moves::{Moved, Moves, Run, Seat};

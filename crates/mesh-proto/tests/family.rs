@@ -19,6 +19,8 @@ enum Step {
     Actor { by: usize, on: usize },
     /// ... asks something of a mesh.
     Ask { by: usize, of: usize },
+    /// ... wants to hear of the end of every proc.
+    Listen { by: usize },
     /// Some actor is told to stop.
     Stop { which: usize },
     /// Some living proc is killed.
@@ -33,6 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (n(), 1_u32..4).prop_map(|(by, n)| Step::Procs { by, n }),
         4 => (n(), n()).prop_map(|(by, on)| Step::Actor { by, on }),
         2 => (n(), n()).prop_map(|(by, of)| Step::Ask { by, of }),
+        1 => n().prop_map(|by| Step::Listen { by }),
         1 => n().prop_map(|which| Step::Stop { which }),
         3 => n().prop_map(|which| Step::Kill { which }),
         3 => Just(Step::Obey),
@@ -50,6 +53,7 @@ struct World {
     dead: HashSet<ProcAddr>,
     /// Who must hear of the deaths in a mesh, and who has.
     asked: HashMap<MeshId, HashSet<ProcAddr>>,
+    listeners: HashSet<ProcAddr>,
     heard: HashSet<(ProcAddr, ProcAddr)>,
     orders: VecDeque<Owned>,
     killed: HashSet<ProcAddr>,
@@ -78,10 +82,11 @@ impl World {
         let aftermath = self.family.died(addr);
         for listener in aftermath.tell {
             assert!(!self.dead.contains(&listener), "the dead are not told");
-            assert!(self.asked.get(&addr.mesh).is_some_and(|who| who.contains(&listener)), "nobody asked for that");
+            let asked = self.asked.get(&addr.mesh).is_some_and(|who| who.contains(&listener));
+            assert!(asked || self.listeners.contains(&listener), "nobody asked for that");
             assert!(self.heard.insert((listener, addr)), "FAM-3: told twice");
         }
-        for listener in self.asked.get(&addr.mesh).into_iter().flatten() {
+        for listener in self.asked.get(&addr.mesh).into_iter().flatten().chain(&self.listeners) {
             let told = self.heard.contains(&(*listener, addr));
             assert!(
                 told || self.dead.contains(listener) || *listener == addr,
@@ -140,6 +145,13 @@ impl World {
                 if by != ROOT && of != ROOT {
                     self.family.asked(by, of.mesh);
                     self.asked.entry(of.mesh).or_default().insert(by);
+                }
+            }
+            Step::Listen { by } => {
+                let by = self.someone(by);
+                self.family.listens(by);
+                if by != ROOT {
+                    self.listeners.insert(by);
                 }
             }
             Step::Stop { which } => {

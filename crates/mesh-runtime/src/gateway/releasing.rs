@@ -11,8 +11,11 @@ use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
 use mesh_proto::control::{Report, StopProcs};
 use mesh_proto::hosts::{Fate, HostSet};
-use mesh_proto::{EndReason, Ended, Frame, Header, HostEnd, HostNo, Kind, Placement, ProcAddr, Target};
+use mesh_proto::{
+    EndReason, Ended, Frame, Header, HostEnd, HostNo, Kind, MeshId, Placement, ProcAddr, Target, is_host_mesh,
+};
 use mesh_topology::Region;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -111,10 +114,17 @@ impl Runtime {
             HostEnd { fate: Fate::Released, label: self.host_name(), why: "the script needs it no longer".to_owned() };
         let _ = self.gateway.leaving.set(end);
         let leave = move || {
-            for mesh in this.meshes_here() {
-                this.end_procs(mesh, None, within);
+            let until = Instant::now() + within + LAST;
+            // The host's own extensions serve the others until these have ended.
+            let is_host =
+                |mesh: &MeshId| is_host_mesh(this.seat(ProcAddr { mesh: *mesh, rank: 0, host: this.me.host }).mesh);
+            let (last, first): (HashSet<_>, HashSet<_>) = this.meshes_here().into_iter().partition(is_host);
+            first.iter().for_each(|mesh| this.end_procs(*mesh, None, within));
+            if !last.is_empty() {
+                this.wait_until(until - LAST / 2, |_| true, || this.meshes_here().is_subset(&last));
+                last.iter().for_each(|mesh| this.end_procs(*mesh, None, within.min(LAST / 2)));
             }
-            this.wait_until_left(Instant::now() + within + LAST);
+            this.wait_until_left(until);
             let mut header = Header::new(Kind::Reply, this.me, order.src);
             (header.call, header.index) = (order.call, order.index);
             this.dispatch(Frame::build(header, None, b"", &[]), None);

@@ -162,6 +162,11 @@ impl Runtime {
             }
             Kind::Watch if self.me.is_agent() => {
                 let Watch { mesh, rank } = Watch::read(&header);
+                if mesh == 0 {
+                    // The agent itself: a proc of its host asks about all that it has.
+                    lock(&self.agent).family.listens(header.src);
+                    return;
+                }
                 let whom = ProcAddr { mesh, rank, host: self.me.host };
                 lock(&self.agent).family.asked(header.src, whom.mesh);
                 let route = read(&self.router).route(whom);

@@ -331,7 +331,9 @@ def test_a_process_that_dies_while_it_writes_goes_on_from_the_snapshot_before(
         with pytest.raises(SupervisionError):
             dying.get(timeout=SOON)
         until_up(counter)
-        assert [path.suffix for path in (tmp_path / "snapshots").iterdir()].count(".part") == 1
+        # Its host cleans up behind it, before the next life saves anything.
+        while any(path.suffix == ".part" for path in (tmp_path / "snapshots").iterdir()):
+            os.sched_yield()
         assert counter.add.call_one(1).get(timeout=SOON) == 6
         names = sorted(path.name.split("+")[3:] for path in (tmp_path / "snapshots").iterdir())
         assert [name[0] for name in names] == ["1", "2"] and not names[1][1].endswith(".part")

@@ -50,6 +50,7 @@ mod _native {
         m.add_function(wrap_pyfunction!(moves::seat, m)?)?;
         m.add_function(wrap_pyfunction!(moves::incarnation, m)?)?;
         m.add_function(wrap_pyfunction!(moves::gone, m)?)?;
+        m.add("HOST_MESHES", mesh_proto::HOST_MESHES)?;
         m.add_class::<runtime::PySender>()?;
         m.add_class::<call::PyCall>()?;
         m.add_class::<call::PyLost>()?;

@@ -12,6 +12,8 @@ class Control:
     """Have the extensions that the process was spawned with started? One that cannot ends the process."""
     INSTALL: Final = ".install"
     """Have one more extension."""
+    HOSTS: Final = ".hosts"
+    """To the script: have an extension in the processes of hosts."""
     BOOTSTRAP: Final = ".bootstrap"
     """Run this function; what it raises ends the process."""
     INSPECT: Final = ".inspect"

@@ -33,10 +33,14 @@ def check_policy(supervise: Supervise | None) -> Policy | None:
 class Holding:
     """One mesh that somebody owns."""
 
-    __slots__ = ("actor_id", "dead", "failed", "lost", "mesh", "policy", "procs_id")
+    __slots__ = ("actor_id", "dead", "failed", "last", "lost", "mesh", "policy", "procs_id")
 
-    def __init__(self, mesh: ActorMesh[Any] | ProcMesh, actor_id: int, policy: Policy | None) -> None:
+    def __init__(
+        self, mesh: ActorMesh[Any] | ProcMesh, actor_id: int, policy: Policy | None, *, last: bool = False
+    ) -> None:
         self.mesh = mesh
+        self.last = last
+        """Whether it stops after all others, whenever it was made."""
         self.procs_id = mesh._procs_id
         self.actor_id = actor_id
         """0 for a mesh of processes."""
@@ -224,6 +228,7 @@ class Estate:
                 among = None
             found.append(each)
         found.reverse()
+        found.sort(key=lambda each: each.last)
         return found
 
     def _stops(self) -> Iterator[Future[None]]:

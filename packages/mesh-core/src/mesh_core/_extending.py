@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mesh_core._errors import MeshError
 from mesh_core._mesh import check_name
+from mesh_core._native import Placement, Target
 from mesh_core._serialize import dumps, loads
 from mesh_core.extensions._base import NOT_CARRIED, Extension
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from mesh_core._hosted import CallKey, Hosted
     from mesh_core._native import Message
     from mesh_core._process import Process
-    from mesh_core.extensions._told import ActorEnd, Spawning
+    from mesh_core.extensions._told import ActorEnd, ProcEnd, Spawning
 
 E = TypeVar("E", bound=Extension)
 T = TypeVar("T")
@@ -45,15 +46,27 @@ class Extensions:
         self._process = process
         self._lock = threading.RLock()
         self._running: dict[str, _Running] = {}
+        self._starting: list[Extension] = []
+        """Those that send already, while messages for them still wait, or meet nobody."""
         self._stopping: dict[str, _Running] = {}
         """Those that take no messages any more, and still send: each until its ``stop`` has returned."""
         self.failure: MeshError | None = None
         """Why an extension that this worker was spawned with could not start."""
+        self._failures: dict[str, MeshError] = {}
+        """The same in a host's process, which lives on: others need theirs."""
+        self._untold: set[str] = set()
+        """Those among them that nobody has asked for since."""
+        self._ended: set[tuple[int, int, int]] = set()
+        """Processes of this host whose ends were told."""
 
     def find(self, name: str) -> Extension | None:
         """The instance of that name."""
         running = self._running.get(name) or self._stopping.get(name)
         return None if running is None else running.extension
+
+    def may_send(self, extension: Extension) -> bool:
+        """Whether this is an instance of this process's, from the beginning of its ``start`` to the end of its ``stop``."""
+        return self.find(extension.name) is extension or any(each is extension for each in self._starting)
 
     def install(self, cls: type[E], payload: Any) -> E:
         """Make and start an instance."""
@@ -75,7 +88,11 @@ class Extensions:
         extension = cls()
         extension._mesh_process = self._process
         extension.payload = payload
-        extension.start()
+        self._starting.append(extension)
+        try:
+            extension.start()
+        finally:
+            self._starting.remove(extension)
         running = self._running[cls.name] = _Running(self._process, extension)
         running.hook()
         return extension
@@ -111,16 +128,37 @@ class Extensions:
         try:
             for carried in in_order([Carried(*each) for each in json.loads(told)]):
                 name = carried.name
-                self._start(*carried.load())
+                if self._process.identity.is_host:
+                    self._try(carried)
+                else:
+                    self._start(*carried.load())
         except BaseException as error:  # noqa: BLE001 - whatever it is, whoever spawned this process is told
-            self.failure = MeshError(f"extension {name!r} could not start: {type(error).__name__}: {error}")
-            self.failure.__cause__ = error
+            self.failure = _not_started(name, error)
 
-    def have(self, carried: Carried) -> None:
-        """Start an extension in this process, which runs already, unless it is here."""
+    def _try(self, carried: Carried) -> None:
+        """Start an extension of this host; who asks for it hears why it could not."""
+        try:
+            self._start(*carried.load())
+        except BaseException as error:
+            logging.getLogger("mesh").exception(
+                "extension %r could not start on %s", carried.name, self._process.identity.proc_id
+            )
+            self._failures[carried.name] = _not_started(carried.name, error)
+            self._untold.add(carried.name)
+
+    def have(self, carried: Carried, *, asked: bool = True) -> None:
+        """Start an extension in this process, which runs already, unless it is here. Somebody has ``asked`` how that goes."""
         with self._lock:
-            if carried.name not in self._running:
-                self._start(*carried.load())
+            if carried.name in self._running:
+                return
+            if not asked:
+                self._try(carried)
+                return
+            if carried.name in self._untold:
+                self._untold.remove(carried.name)
+                raise self._failures[carried.name]
+            self._failures.pop(carried.name, None)
+            self._start(*carried.load())
 
     def end(self) -> None:
         """Stop all of them."""
@@ -146,11 +184,17 @@ class Extensions:
         if running is not None:
             running.take(message)
             return
-        me = self._process.identity.proc_id
-        error = MeshError(
-            f"process {me} has no extension {message.name!r}: it was spawned before that was installed, or without it. "
-            "Install it before spawning, and return a payload from its for_spawn()"
-        )
+        identity = self._process.identity
+        me = identity.proc_id
+        if identity.is_host:
+            failure = self._failures.get(message.name)
+            why = "install it there with install_on()" if failure is None else str(failure)
+            error = MeshError(f"{me} has no extension {message.name!r}: {why}")
+        else:
+            error = MeshError(
+                f"process {me} has no extension {message.name!r}: it was spawned before that was installed, or without it. "
+                "Install it before spawning, and return a payload from its for_spawn()"
+            )
         if message.call:
             self._process.stage().reply_error(message, error, me)
         else:
@@ -173,6 +217,35 @@ class Extensions:
         end = ActorEnd(instance.name, instance.class_name, instance.rank, actor.broken)
         for each in running:
             each.tell(end)
+
+    def on_down(self, message: Message) -> None:
+        """A process has ended: one of this host, if this is the host's process."""
+        identity = self._process.identity
+        if not identity.is_host or (down := message.down()) is None:
+            return
+        lost = down[2]
+        address = (*lost.process, identity.host_no)
+        running = [each for each in list(self._running.values()) if each.hears_procs]
+        if not running or address in self._ended:
+            return
+        self._ended.add(address)
+        from mesh_core.extensions._told import ProcEnd
+
+        failure = None
+        if not lost.orderly:
+            from mesh_core._failure import of_loss
+
+            name = f"{down[0]:x}"
+            failure = of_loss(lost, None, name=name, host=identity.host, point=None, rank=down[1])
+        end = ProcEnd(address=address, point=None, mesh=None, failure=failure)
+        for each in running:
+            each.tell_proc(end)
+
+
+def _not_started(name: str, error: BaseException) -> MeshError:
+    failure = MeshError(f"extension {name!r} could not start: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _check(cls: type[Extension]) -> None:
@@ -237,6 +310,7 @@ class _Running:
         self._is_async: bool | None = None
         """Whether ``receive`` is a coroutine function; known from the first message on."""
         self.hears_actors = type(extension).actor_ended is not Extension.actor_ended
+        self.hears_procs = process.identity.is_host and type(extension).proc_ended is not Extension.proc_ended
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -249,6 +323,10 @@ class _Running:
             hooks.raised.append(self._raised)
         if cls.actor_class is not Extension.actor_class:
             hooks.actor_class.append(self._replace)
+        if self.hears_procs:
+            # The agent tells of all that it has, once it is asked about itself.
+            host = self._process.identity.host_no
+            self._process.runtime.watch_procs(Target.one(0, host, Placement.on(host)))
 
     def _unhook(self) -> None:
         hooks = self._process.hooks
@@ -289,6 +367,10 @@ class _Running:
     def tell(self, end: ActorEnd) -> None:
         """Have it told of an actor's end, soon."""
         self._put(lambda: self.extension.actor_ended(end))
+
+    def tell_proc(self, end: ProcEnd) -> None:
+        """Have it told of the end of a process of this host, soon."""
+        self._put(lambda: self.extension.proc_ended(end))
 
     def cancel(self, key: CallKey) -> None:
         """Give up the message, if it is here."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mesh_core import _process
 from mesh_core._errors import MeshError
-from mesh_core._home import Home, ListedHome
+from mesh_core._home import Home, ListedHome, is_host_mesh
 from mesh_core._mesh import Mesh, describe
 from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
 
@@ -395,8 +395,10 @@ class HostMesh(Mesh):
             procs
             for _, estate in process.estates.all()
             for procs in estate.procs()
-            if procs._hosts_now() <= mine
+            # The agents end these last.
+            if procs._hosts_now() <= mine and not is_host_mesh(procs._procs_id)
         ]
+        process.forget_hosts(self._numbers)
         # What came last may use what was there before.
         ending = [cast("Call", procs.stop()._call) for procs in reversed(meshes)]
         within = process.settings.stop_timeout

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex, TypeAlias, TypeVar, final, overload
 
 __all__ = [
+    "HOST_MESHES",
     "Call",
     "Completion",
     "Deferral",
@@ -456,6 +457,9 @@ def known_moves(at: Runtime, mesh: int) -> tuple[int, list[tuple[int, int, int, 
 def locate(at: Runtime, mesh: int, rank: int, host: int) -> tuple[int, int, int]: ...
 def seat(at: Runtime, mesh: int, rank: int, host: int) -> tuple[int, int, int]: ...
 def incarnation(at: Runtime, mesh: int, rank: int) -> int: ...
+
+HOST_MESHES: int
+
 def gone(at: Runtime, target: Target) -> list[int]: ...
 def roll(runtime: Runtime) -> list[tuple[int, str, str, int, str, str, str]]: ...
 def release_hosts(

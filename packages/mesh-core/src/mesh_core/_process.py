@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _native
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
-from mesh_core._home import Home
+from mesh_core._home import Home, is_host_mesh
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from mesh_core._extending import Extensions
     from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
+    from mesh_core._host_procs import HostProcs
     from mesh_core._hosted import Hosted
     from mesh_core._interrupts import Interrupts, Termination
     from mesh_core._loop import Bridge
-    from mesh_core._native import Extent, Message, Region, Runtime
+    from mesh_core._native import Extent, Message, Placement, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._slots import Slots
@@ -79,7 +80,14 @@ class Identity:
     @property
     def proc_id(self) -> str:
         """The process for people: its mesh and rank."""
+        if self.is_host:
+            return f"host {self.host}"
         return self.mesh_name if self.mesh_id == 0 else f"{self.mesh_name}[{self.rank}]"
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it runs the extensions of its host."""
+        return is_host_mesh(self.mesh_id)
 
 
 class Process:
@@ -123,6 +131,7 @@ class Process:
         self._faults: Faults | None = None
         self._extensions: Extensions | None = None
         self._watches: Watches | None = None
+        self._host_procs: HostProcs | None = None
         self.alarmed = False
         """Whether the script's next call that has to wait raises a failure instead."""
         self.tracer: Tracer | None = None
@@ -202,10 +211,36 @@ class Process:
                     self._watches = Watches(self)
         return self._watches
 
+    @property
+    def host_procs(self) -> HostProcs:
+        """The processes in which hosts have their extensions."""
+        if self._host_procs is None:
+            from mesh_core._host_procs import HostProcs
+
+            with self._lock:
+                if self._host_procs is None:
+                    self._host_procs = HostProcs(self)
+        return self._host_procs
+
+    def bring_to_hosts(self, placement: Placement) -> None:
+        """Have the extensions on these hosts that are wanted there, as processes are about to be spawned."""
+        if self._extensions is None:
+            return
+        wanted = [each for each in self._extensions.travelling() if each.on_hosts]
+        if wanted:
+            self.host_procs.bring(wanted, placement.hosts())
+
+    def forget_hosts(self, hosts: list[int]) -> None:
+        """Hosts are let go, and with them the processes that run their extensions."""
+        if self._host_procs is not None:
+            self._host_procs.forget(hosts)
+
     def on_down(self, message: Message) -> None:
-        """Another process has ended, as far as watches are concerned."""
+        """Another process has ended, as far as watches and extensions are concerned."""
         if self._watches is not None:
             self._watches.on_down(message)
+        if self._extensions is not None:
+            self._extensions.on_down(message)
 
     def carried(self, mesh_name: str, extent: Extent, home: Home) -> str:
         """What processes that this one spawns are told of its extensions."""

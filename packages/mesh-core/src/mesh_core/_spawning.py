@@ -173,6 +173,7 @@ class Recipe:
         seed: int | None,
         devices: str | None,
         torch: list[Any] | None,
+        carries: Callable[[], str] | None = None,
     ) -> None:
         self.process = process
         self.name = name
@@ -202,6 +203,8 @@ class Recipe:
         self._seed = seed
         self._devices = devices
         self._torch = torch
+        self._carries = carries
+        """What they are told of extensions, where that is not what this process spawns others with."""
         self._extended = False
 
     def order(
@@ -264,7 +267,7 @@ class Recipe:
             "job": process.job,
             "python": interpreter_command(python) if self._fresh and (python or not afar) else None,
             "interpreter": python,
-            "extensions": process.carried(self.name, extent, self._home),
+            "extensions": self._extensions(extent, placement),
         }
         self._extended = bool(told["extensions"])
         # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
@@ -293,6 +296,13 @@ class Recipe:
             within=process.settings.spawn_timeout,
             title=f"{self.name}\0{','.join(f'{k}={v}' for k, v in extent.items())}",
         )
+
+    def _extensions(self, extent: Extent, placement: Placement) -> str:
+        """What the processes are told of extensions, once their hosts are to have those that are wanted there."""
+        if self._carries is not None:
+            return self._carries()
+        self.process.bring_to_hosts(placement)
+        return self.process.carried(self.name, extent, self._home)
 
     def begin(self, call: Call, target: Target, who: Addressee) -> tuple[Future[None], bool]:
         """Return what is done once these processes are ready, and whether they run anything for that."""

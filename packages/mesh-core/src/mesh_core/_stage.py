@@ -331,7 +331,7 @@ class Stage:
                 else:
                     self._decline(message, failure, str(failure))
             case Control.INSTALL:
-                extensions.have(message.load())
+                extensions.have(message.load(), asked=message.call != 0)
                 message.reply(None)
             case _:
                 extensions.on_message(message)

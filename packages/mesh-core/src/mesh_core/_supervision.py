@@ -131,10 +131,7 @@ class Faults:
 
     def _on_notice(self, message: Message) -> None:
         if message.kind == "extension":
-            if message.name == Control.INSPECT:
-                self._process.hooks.knocked()
-            else:
-                self._process.extensions.on_message(message)
+            self._on_extension(message)
         elif message.kind == "down":
             self._process.on_down(message)
             for owner, holding, failure, told in self.struck(message):
@@ -160,6 +157,16 @@ class Faults:
             host_registry(self._process)
         elif message.kind in _unseen.KINDS:
             _unseen.report(message)
+
+    def _on_extension(self, message: Message) -> None:
+        match message.name:
+            case Control.INSPECT:
+                self._process.hooks.knocked()
+            case Control.HOSTS:
+                hosts, carried, tell = message.load()
+                self._process.host_procs.make(hosts, carried, tell=tell)
+            case _:
+                self._process.extensions.on_message(message)
 
     def _at_controller(
         self, owner: int, holding: Holding | None, failure: MeshFailure, *, told: bool

@@ -53,6 +53,12 @@ def name_of(owner: Owner, number: int, address: tuple[int, int, int]) -> str:
     return f"{owner.prefix}{number}+{'-'.join(map(str, address))}{SUFFIX}"
 
 
+def parts_of(folder: str, address: tuple[int, int, int]) -> list[Path]:
+    """What a process has begun to write: all that a writer may call it begins with the file's own name."""
+    begun = f"+{'-'.join(map(str, address))}{SUFFIX}"
+    return [path for path in Path(folder).iterdir() if begun in path.name and path.suffix != SUFFIX]
+
+
 def pack(state: bytes) -> bytes:
     """What is in the file.
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mesh_core import Future, Promise, current_actor_name
-from mesh_core.extensions import Extension, Proc, current_proc, find, install
+from mesh_core import Future, Promise, current_actor_name, this_host
+from mesh_core.extensions import Extension, Proc, ProcEnd, current_proc, find, install
 from mesh_core.plugins import PluginManager
 from mesh_snapshots._contract import WRITERS, WriterPlugin
 from mesh_snapshots._files import Owner, Snapshot, SnapshotError, name_of, pack, remove_strays, unpack
 from mesh_snapshots._keeper import Begin, Find, Keeper, Saved
 from mesh_snapshots._saver import Job, Saver
+from mesh_snapshots._sweeper import Here, Sweeper
 
 S = TypeVar("S")
 
@@ -40,10 +41,14 @@ class Snapshots(Extension):
     """
 
     name = "snapshots"
+    on_hosts = True
     payload: Settings
 
     def start(self) -> None:
-        """Open the writer."""
+        """Open the writer, and have the host clean up should this process die; a host does only that."""
+        if self.proc.is_host:
+            self._sweeper = Sweeper()
+            return
         folder, plugin = self.payload.folder, self.payload.writer
         able = PluginManager().probe(plugin)
         if not able:
@@ -59,10 +64,17 @@ class Snapshots(Extension):
         self._numbers: dict[Owner, int] = {}
         """Of the last snapshots; used by the saver's thread only."""
         self._keeper = Keeper(folder) if self.proc == self.payload.keeper else None
+        if not self.proc.is_controller:
+            self.tell(this_host(), Here(folder))
 
     def stop(self) -> None:
         """Finish what is being written."""
-        self._saver.close(_END_S)
+        if not self.proc.is_host:
+            self._saver.close(_END_S)
+
+    def proc_ended(self, end: ProcEnd) -> None:
+        """Clean up behind a process of this host."""
+        self._sweeper.sweep(end.address)
 
     def save(self, state: object, *, name: str = "") -> Future[Snapshot]:
         """Take a snapshot of the actor that runs. What happens to ``state`` after this call is not in it.
@@ -89,8 +101,11 @@ class Snapshots(Extension):
             raise SnapshotError(f"only {self.payload.keeper} knows all snapshots; this is {self.proc}")
         return self._keeper.latest()
 
-    def receive(self, message: Any, sender: Proc) -> tuple[Snapshot, ...] | tuple[str, ...]:
+    def receive(self, message: Any, sender: Proc) -> tuple[Snapshot, ...] | tuple[str, ...] | None:
         """Answer another process's instance."""
+        if isinstance(message, Here):
+            self._sweeper.hear(message, sender)
+            return None
         if self._keeper is None:
             raise SnapshotError(f"{self.proc} keeps no snapshots; {self.payload.keeper} does")
         return self._keeper.answer(message, sender)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from mesh_core._errors import MeshError
 
 if TYPE_CHECKING:
-    from mesh_core import ActorMesh, Future, ProcMesh, ValueMesh
+    from mesh_core import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
     from mesh_core._process import Process
     from mesh_core._sending import Sending
     from mesh_core.extensions._here import Proc
-    from mesh_core.extensions._told import ActorEnd, Raised, Spawning
+    from mesh_core.extensions._told import ActorEnd, ProcEnd, Raised, Spawning
 
 
 class _NotCarried:
@@ -40,6 +40,8 @@ class Extension:
     """What messages and errors call it; unique in a process."""
     after: ClassVar[Sequence[str]] = ()
     """The names of extensions that start before this one, if they are installed, and stop after it."""
+    on_hosts: ClassVar[bool] = False
+    """Whether each host on which processes are spawned that may carry it has an instance of its own, too."""
 
     _at_once: ClassVar[bool] = False
     """Whether ``receive`` runs where messages arrive, ahead of all that came later: for what takes no time."""
@@ -55,7 +57,7 @@ class Extension:
         return self.payload
 
     def start(self) -> None:
-        """Begin, before any actor of the process is made."""
+        """Begin, before any actor of the process is made. Messages can be sent already, and arrive afterwards."""
 
     def stop(self) -> None:
         """End, after the last actor of the process has ended. Messages no longer arrive, and can still be sent."""
@@ -66,6 +68,9 @@ class Extension:
 
     def actor_ended(self, end: ActorEnd) -> None:
         """Hear that an actor of this process has ended."""
+
+    def proc_ended(self, end: ProcEnd) -> None:
+        """Hear that a process of this host has ended; only in the host's own instance."""
 
     def endpoint_raised(self, raised: Raised) -> None:
         """Hear that an actor's code has raised, on the thread where it did, before its caller hears of it."""
@@ -84,15 +89,25 @@ class Extension:
         return proc_of(self._mesh_process)
 
     def call(
-        self, to: ProcMesh | ActorMesh[Any] | Proc, message: Any, *, timeout: float | None = None
+        self,
+        to: ProcMesh | ActorMesh[Any] | HostMesh | Proc,
+        message: Any,
+        *,
+        timeout: float | None = None,
     ) -> Future[ValueMesh[Any]]:
-        """Send a message to the instances in the processes of a mesh; the future holds their answers."""
+        """Send a message to the instances in the processes of a mesh, or to those of hosts; the future holds their answers.
+
+        ``this_host()`` is the host that this process is on.
+        """
         from mesh_core.extensions._messages import call
 
         return call(self, to, message, timeout)
 
-    def install_on(self, to: ProcMesh | ActorMesh[Any]) -> Future[ValueMesh[None]]:
+    def install_on(self, to: ProcMesh | ActorMesh[Any] | HostMesh) -> Future[ValueMesh[None]]:
         """Have an instance in the processes of a mesh, which run already; those that have one keep it.
+
+        A host's instance lives in a process of its own, which is started for the first extension that the host has in this
+        job. It is no member of a mesh, ends with the job, and is started again when it dies.
 
         Messages sent after this find it: there is no need to wait.
         """
@@ -100,7 +115,7 @@ class Extension:
 
         return install_on(self, to)
 
-    def tell(self, to: ProcMesh | ActorMesh[Any] | Proc, message: Any) -> Sending:
+    def tell(self, to: ProcMesh | ActorMesh[Any] | HostMesh | Proc, message: Any) -> Sending:
         """Send a message that nobody answers. What ``receive`` raises is logged in the process that receives it.
 
         A thread waits while more than ``mailbox_budget`` bytes are under way to a process; a coroutine goes on, and may await

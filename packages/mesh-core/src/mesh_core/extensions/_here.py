@@ -33,6 +33,8 @@ class Proc:
     """Where hosts can be reached over the network, by name: those that were attached, and only where the script asks."""
     incarnation: int = field(default=0, compare=False)
     """How often the process of this rank had been made again when this one was; see :attr:`ProcMesh.incarnations`."""
+    is_host: bool = False
+    """Whether it is the process in which its host has its extensions."""
 
     @property
     def is_controller(self) -> bool:
@@ -40,6 +42,8 @@ class Proc:
         return self.address == (0, 0, 0)
 
     def __str__(self) -> str:
+        if self.is_host:
+            return f"host {self.host}"
         return self.mesh_name if self.is_controller else f"{self.mesh_name}[{self.point.rank}]"
 
     def __hash__(self) -> int:
@@ -74,4 +78,5 @@ def proc_of(process: Process) -> Proc:
         if me.mesh_id == 0 and not process.closed
         else {},
         incarnation=seat(process.runtime, *process.runtime.me)[2],
+        is_host=me.is_host,
     )

@@ -8,6 +8,7 @@ from mesh_core import _process
 from mesh_core._adverbs import ManyFuture, collect, finish_all
 from mesh_core._control import Control
 from mesh_core._errors import MeshError
+from mesh_core._host_procs import HostsHome, check_there
 from mesh_core._native import Extent, Placement, Region, Target
 from mesh_core._outcomes import Addressee
 from mesh_core._sending import SENT, Sending
@@ -17,8 +18,9 @@ from mesh_core.extensions._told import Spawning
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mesh_core import ActorMesh, Future, ProcMesh, ValueMesh
+    from mesh_core import Future, HostMesh, ValueMesh
     from mesh_core._native import Call, Sender
+    from mesh_core._process import Process
     from mesh_core.extensions._base import Extension
 
 
@@ -49,11 +51,13 @@ def call(extension: Extension, to: Any, message: Any, timeout: float | None) -> 
     return ManyFuture(_process.current(), said, question.finish, question.what, timeout)
 
 
-def install_on(extension: Extension, to: ProcMesh | ActorMesh[Any]) -> Future[ValueMesh[Any]]:
+def install_on(extension: Extension, to: Any) -> Future[ValueMesh[Any]]:
     """See :meth:`Extension.install_on`."""
     from mesh_core._extending import pack
 
     process = _process.current()
+    if hasattr(to, "_numbers"):
+        return _install_on_hosts(process, extension, to)
     _, who = _address(extension, to)
     hosts = tuple(dict.fromkeys(to._home.name_of(rank) for rank in to._view))
     is_local = to._home.only == process.identity.host_no
@@ -65,6 +69,35 @@ def install_on(extension: Extension, to: ProcMesh | ActorMesh[Any]) -> Future[Va
     sender = process.runtime.sender(to._home.target(to._procs_id, to._view), 0, Control.INSTALL, "extension")
     question = _Question(extension.name, who)
     return ManyFuture(process, sender.call(carried), question.finish, question.what)
+
+
+def _install_on_hosts(process: Process, extension: Extension, hosts: HostMesh) -> Future[ValueMesh[Any]]:
+    _check_installed(process, extension)
+    numbers = hosts._numbers
+    carried = process.host_procs.packed(extension, numbers)
+    if carried is None:
+        raise MeshError(f"extension {extension.name!r} is not meant for hosts: its for_spawn() declines")
+    process.faults.watch()
+    process.host_procs.order(numbers, carried, tell=False)
+    target, who = _of_hosts(extension, hosts)
+    sender = process.runtime.sender(target, 0, Control.INSTALL, "extension")
+    question = _Question(extension.name, who)
+    return ManyFuture(process, sender.call(carried), question.finish, question.what)
+
+
+def _of_hosts(extension: Extension, hosts: HostMesh) -> tuple[Target, Addressee]:
+    """The processes in which hosts have their extensions."""
+    home = HostsHome(hosts._numbers, hosts._home.names)
+    root = Region.whole(hosts.extent)
+    return home.target(0, root), Addressee(f"extension {extension.name}", home, root, root, None)
+
+
+def _check_installed(process: Process, extension: Extension) -> None:
+    if not process.extensions.may_send(extension):
+        raise MeshError(
+            f"cannot send from extension {extension.name!r}: this instance is not installed in this process. "
+            "Use the one that install() or find() returns"
+        )
 
 
 def tell(extension: Extension, to: Any, message: Any) -> Sending:
@@ -88,13 +121,12 @@ def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
     elif hasattr(to, "_procs_id") and hasattr(to, "_view"):
         target = to._home.target(to._procs_id, to._view)
         who = Addressee(name, to._home, to._root, to._view, to)
+    elif hasattr(to, "_numbers"):
+        check_there(process, extension, to._numbers)
+        target, who = _of_hosts(extension, to)
     else:
         raise TypeError(
-            f"messages of extensions go to a ProcMesh, an ActorMesh or a Proc, got {type(to).__name__}"
+            f"messages of extensions go to a ProcMesh, an ActorMesh, a HostMesh or a Proc, got {type(to).__name__}"
         )
-    if process.extensions.find(extension.name) is not extension:
-        raise MeshError(
-            f"cannot send from extension {extension.name!r}: this instance is not installed in this process. "
-            "Use the one that install() or find() returns"
-        )
+    _check_installed(process, extension)
     return process.runtime.sender(target, 0, extension.name, "extension", True, who), who

@@ -19,6 +19,8 @@ class Spawning:
     """The names of the hosts that they will run on."""
     is_local: bool
     """Whether all of them run on the host of the process that spawns them."""
+    is_host: bool = False
+    """Whether they are the processes in which hosts have their extensions, one on each."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class ProcEnd:
     address: tuple[int, int, int]
     """As :attr:`Proc.address`."""
     point: Point | None
-    """Its place in the mesh that was watched."""
+    """Its place in the mesh that was watched; ``None`` in :meth:`Extension.proc_ended`."""
     mesh: Any
-    """The mesh that was watched; ``None`` where the process was heard of in another way."""
+    """The mesh that was watched; ``None`` in :meth:`Extension.proc_ended`."""
     failure: MeshFailure | None
     """How it died; ``None`` if it was stopped in order."""
     incarnation: int = 0
