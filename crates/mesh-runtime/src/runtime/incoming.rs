@@ -11,7 +11,8 @@ use crate::message::Message;
 use crate::meter::Mailbox;
 use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Watch, ranks_of};
 use mesh_proto::{
-    ActorId, Credit, EndReason, Ended, Event, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Undelivered, flags,
+    ActorId, Credit, EndReason, Ended, Event, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Progress, Route,
+    Undelivered, flags,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -81,10 +82,15 @@ impl Runtime {
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel | Kind::Partial => {
+                if header.kind == Kind::Cancel {
+                    self.answer_unwanted(header.src, header.call);
+                }
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::Credit => {
-                if header.flags & flags::QUESTION == 0 {
+                if let Some(progress) = Progress::read(&header) {
+                    self.on_progress(progress, header.src, header.flags);
+                } else if header.flags & flags::QUESTION == 0 {
                     self.meters.on_credit(&self.reactor, header.src, header.actor, Credit::read(&header));
                 } else if header.actor == 0 {
                     let own = if self.me == ProcAddr::CONTROLLER { &self.notices } else { &self.system };
@@ -107,6 +113,7 @@ impl Runtime {
                         self.end_orphans(aftermath.end);
                     }
                     self.meters.end(&self.reactor, Some(addr));
+                    self.answers_end(|at| at == addr);
                     self.memory.on_death(addr, ended.pid);
                     lock(&self.pids).remove(&addr);
                     let ended = Arc::new(ended);

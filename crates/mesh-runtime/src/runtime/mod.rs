@@ -2,12 +2,14 @@
 //!
 //! - this file: what it is made of, its procs, its end;
 //! - `outgoing`: messages from here to their receivers;
+//! - `answers`: replies that wait here until their callers read;
 //! - `backlog`: messages that wait here for room at their receivers;
 //! - `incoming`: messages that arrive, and the inboxes they arrive in;
 //! - `early`: messages that come before the spawn that they depend on;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
+mod answers;
 mod backlog;
 mod early;
 mod incoming;
@@ -105,6 +107,8 @@ pub struct Counts {
     pub meters: usize,
     /// Messages that wait here for room at their receivers, and their bytes.
     pub deferred: (usize, u64),
+    /// Replies that wait here until their callers' processes read, and their bytes.
+    pub replies: (usize, u64),
 }
 
 /// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
@@ -133,6 +137,7 @@ pub struct Runtime {
     pub(crate) started: Instant,
     pub(crate) meters: Meters,
     deferred: backlog::Deferred,
+    answering: answers::Answering,
     /// Itself, for the mailboxes that send credits on their own.
     this: Weak<Self>,
     pid: u32,
@@ -317,6 +322,7 @@ impl Runtime {
                 started: Instant::now(),
                 meters: Meters::default(),
                 deferred: backlog::Deferred::new(options.link_budget),
+                answering: answers::Answering::new(options.link_budget),
                 this: Weak::clone(this),
                 pid: std::process::id(),
                 options,
@@ -406,6 +412,7 @@ impl Runtime {
             shm_bytes: self.memory.bytes(),
             meters: self.meters.len(),
             deferred: self.deferred.size(),
+            replies: self.answering.size(),
         }
     }
 
@@ -607,6 +614,7 @@ impl Runtime {
     /// Says that what follows is no failure (a worker's last message), or why it is one, and writes out what still waits.
     pub fn goodbye(&self, limit: Duration, reason: EndReason) {
         if let Some(up) = self.link(UP).filter(|_| !self.me.is_agent()) {
+            self.drain_answers(limit);
             // First: the agent may hang up before the next line runs, and that is no reason to die of.
             self.closed.store(true, Ordering::SeqCst);
             up.send(&self.reactor, &Goodbye { reason }.frame(self.me, up.peer));
@@ -660,6 +668,7 @@ impl Runtime {
         self.calls.fail_all(&self.reactor, &ended);
         self.inspection.journal.close(&self.reactor);
         self.close_backlog();
+        self.close_answers();
         self.meters.end(&self.reactor, None);
         let inboxes: Vec<Arc<Inbox>> = read(&self.inboxes).values().cloned().collect();
         for inbox in inboxes {
@@ -713,8 +722,14 @@ impl Handler for Runtime {
     }
 
     fn on_turn(&self) -> Option<Instant> {
-        let turns =
-            [self.agent_turn(), self.gateway_turn(), self.waiting_turn(), self.memory.turn(), self.backlog_turn()];
+        let turns = [
+            self.agent_turn(),
+            self.gateway_turn(),
+            self.waiting_turn(),
+            self.memory.turn(),
+            self.backlog_turn(),
+            self.answers_turn(),
+        ];
         turns.into_iter().flatten().min()
     }
 }

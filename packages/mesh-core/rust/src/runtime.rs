@@ -767,6 +767,8 @@ impl PyRuntime {
         out.set_item("meters", counts.meters)?;
         out.set_item("deferred", counts.deferred.0)?;
         out.set_item("deferred_bytes", counts.deferred.1)?;
+        out.set_item("replies", counts.replies.0)?;
+        out.set_item("reply_bytes", counts.replies.1)?;
         Ok(out)
     }
 }

@@ -1,0 +1,167 @@
+"""Replies to a process that has stopped reading: they wait at who gives them, within a budget (ANS-1 to ANS-4)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reply_samples import Answerer, Asker, Beside, Loose
+
+from mesh_core import ActorTimeout, ProcMesh, SupervisionError, configured, shutdown, this_host
+
+MIB = 2**20
+BUDGET = 4 * MIB
+WINDOW = MIB
+SIZE = 100_000
+COUNT = 600
+"""Of the answers: ten times what may wait."""
+
+
+@pytest.fixture(scope="module")
+def answering() -> Iterator[ProcMesh]:
+    """A process with a small budget, in which answers are given."""
+    shutdown()
+    with configured(link_budget=BUDGET), this_host().spawn_procs(name="answering") as procs:
+        procs.initialized.get(timeout=60)
+        yield procs
+    shutdown()
+
+
+@pytest.fixture
+def beside(answering: ProcMesh) -> Iterator[Any]:
+    beside = answering.spawn("beside", Beside)
+    beside.let.call_one(False).get(timeout=30)
+    yield beside
+    beside.let.call_one(True).get(timeout=30)
+    beside.stop().get(timeout=30)
+
+
+@pytest.fixture
+def asking(answering: ProcMesh) -> Iterator[ProcMesh]:
+    """A process that calls, and that is stopped now and then."""
+    with this_host().spawn_procs(name="asking", supervise=lambda failure: True) as procs:
+        procs.initialized.get(timeout=60)
+        yield procs
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # The signal was sent, and is not taken before this says so.
+        while "T (stopped)" not in Path(f"/proc/{pid}/status").read_text():
+            pass
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def until_held(beside: Any) -> int:
+    """Wait until more waits than may: whoever answers goes no further. How many answers were made by then."""
+    until = time.monotonic() + 60
+    while (waiting := beside.waiting.call_one().get(timeout=30))[1] <= BUDGET:
+        assert time.monotonic() < until, waiting
+    return int(beside.made.call_one().get(timeout=30))
+
+
+def resident(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["plain", "coroutine", "raising", "raising_coroutine", "concurrent"])
+def test_a_stopped_caller_holds_up_who_answers_it(
+    answering: ProcMesh, asking: ProcMesh, beside: Any, how: str
+) -> None:
+    answerer = answering.spawn("answerer", Loose if how == "concurrent" else Answerer)
+    asker = asking.spawn("asker", Asker)
+    asker.begin.call_one(answerer, how, SIZE, COUNT).get(timeout=60)
+    pid, before = asker.pid.call_one().get(timeout=30), resident(os.getpid())
+    with stopped(pid):
+        beside.let.call_one(True).get(timeout=30)
+        made = until_held(beside)
+        # What is read by nobody, what waits, and one for each that had begun.
+        begun = 40 if how == "concurrent" else 1
+        assert made * SIZE <= WINDOW + BUDGET + (2 + begun) * (SIZE + 2000)
+        _, waiting = beside.waiting.call_one().get(timeout=30)
+        assert waiting <= BUDGET + begun * (SIZE + 2000)
+        # The script's process carries what goes from one to the other.
+        assert resident(os.getpid()) - before < 20 * MIB
+        assert beside.made.call_one().get(timeout=30) <= made + begun
+    assert asker.collect.call_one(backwards=True).get(timeout=60) == list(range(COUNT))[::-1]
+    assert beside.waiting.call_one().get(timeout=30) == (0, 0)
+    answerer.stop().get(timeout=30)
+
+
+@pytest.mark.slow
+def test_within_the_budget_others_are_answered_meanwhile(
+    answering: ProcMesh, asking: ProcMesh, beside: Any
+) -> None:
+    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker)
+    count = (WINDOW + BUDGET // 2) // SIZE
+    asker.begin.call_one(answerer, "plain", SIZE, count).get(timeout=60)
+    with stopped(asker.pid.call_one().get(timeout=30)):
+        beside.let.call_one(True).get(timeout=30)
+        # Behind all of those, by the same thread.
+        assert answerer.plain.call_one(7, 5).get(timeout=30) == (7, bytes(5))
+        assert beside.waiting.call_one().get(timeout=30)[0] > 0
+    assert asker.collect.call_one(backwards=False).get(timeout=60) == list(range(count))
+    answerer.stop().get(timeout=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["plain", "coroutine"])
+def test_the_death_of_the_caller_releases_who_answers_it(
+    answering: ProcMesh, asking: ProcMesh, beside: Any, how: str
+) -> None:
+    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker)
+    asker.begin.call_one(answerer, how, SIZE, COUNT).get(timeout=60)
+    pid = asker.pid.call_one().get(timeout=30)
+    with stopped(pid):
+        beside.let.call_one(True).get(timeout=30)
+        until_held(beside)
+        os.kill(pid, signal.SIGKILL)
+        assert getattr(answerer, how).call_one(7, 5).get(timeout=60) == (7, bytes(5))
+    assert beside.waiting.call_one().get(timeout=30) == (0, 0)
+    with pytest.raises(SupervisionError):
+        asker.ping.call_one().get(timeout=30)
+    answerer.stop().get(timeout=30)
+
+
+@pytest.mark.slow
+def test_deadlines_release_who_answers(answering: ProcMesh, asking: ProcMesh, beside: Any) -> None:
+    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker)
+    asker.begin.call_one(answerer, "plain", SIZE, COUNT, 3.0).get(timeout=60)
+    with stopped(asker.pid.call_one().get(timeout=30)):
+        beside.let.call_one(True).get(timeout=30)
+        until_held(beside)
+        assert answerer.plain.call_one(7, 5).get(timeout=60) == (7, bytes(5))
+        assert beside.waiting.call_one().get(timeout=30) == (0, 0)
+    with pytest.raises(ActorTimeout):
+        asker.collect.call_one(backwards=True).get(timeout=60)
+    answerer.stop().get(timeout=30)
+
+
+@pytest.mark.slow
+def test_a_process_that_stops_sends_its_last_replies_first(asking: ProcMesh) -> None:
+    with this_host().spawn_procs(name="brief") as brief:
+        beside = brief.spawn("beside", Beside)
+        answerer, asker = brief.spawn("answerer", Answerer), asking.spawn("asker", Asker)
+        beside.let.call_one(False).get(timeout=30)
+        asker.begin.call_one(answerer, "plain", SIZE, 40).get(timeout=60)
+        with stopped(asker.pid.call_one().get(timeout=30)):
+            beside.let.call_one(True).get(timeout=30)
+            while beside.made.call_one().get(timeout=30) < 40:
+                pass
+            assert beside.waiting.call_one().get(timeout=30)[0] > 0
+            stop = brief.stop()
+        stop.get(timeout=60)
+    assert asker.collect.call_one(backwards=True).get(timeout=60) == list(range(40))[::-1]
