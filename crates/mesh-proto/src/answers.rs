@@ -1,4 +1,4 @@
-//! Replies on their way to callers that may have stopped reading.
+//! Replies on their way to callers that may have stopped reading; the arguments of spawns keep to the same rules.
 //!
 //! The replier counts the bytes that it has sent to each caller's process and, whenever a quarter of the window has gone,
 //! asks that process how far it has read: a question with the count, which travels behind the replies, and which whoever
@@ -22,6 +22,9 @@ use std::time::Duration;
 
 /// In questions and their answers: what is read are replies. No actor, port or stream has this id.
 pub const REPLIES: ActorId = 1 << 63;
+
+/// The same of the arguments of spawns.
+pub const SPAWNS: ActorId = u64::MAX;
 
 /// How much of the replies of one process another one need not have read.
 pub const REPLY_WINDOW: u64 = INITIAL_WINDOW;
@@ -263,7 +266,7 @@ fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
 /// How far a process has read what another one sent to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is read: [`REPLIES`].
+    /// What is read: [`REPLIES`], or [`SPAWNS`].
     pub what: ActorId,
     /// The sender's count.
     pub count: u64,
@@ -299,7 +302,7 @@ impl Progress {
     /// What a question or an answer says; none if a credit is about a mailbox.
     #[must_use]
     pub fn read(header: &Header) -> Option<Self> {
-        let ours = header.kind == Kind::Credit && header.actor == REPLIES;
+        let ours = header.kind == Kind::Credit && matches!(header.actor, REPLIES | SPAWNS);
         ours.then_some(Self { what: header.actor, count: header.call })
     }
 }

@@ -43,7 +43,7 @@ mod placement;
 mod reason;
 mod router;
 
-pub use answers::{Answer, Answers, Kept, Progress, REPLIES, REPLY_WINDOW};
+pub use answers::{Answer, Answers, Kept, Progress, REPLIES, REPLY_WINDOW, SPAWNS};
 pub use backlog::{Backlog, Place};
 pub use decode::{Decoder, READ_CHUNK};
 pub use early::Early;

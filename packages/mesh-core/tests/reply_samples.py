@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from mesh_core import Actor, endpoint
+from mesh_core import Actor, MailboxFull, endpoint
 
 GATE = threading.Event()
 """This process's: where answers wait to be given."""
@@ -81,6 +81,14 @@ class Beside(Actor):
         return counts["replies"], counts["reply_bytes"]
 
     @endpoint
+    def spawns(self) -> tuple[int, int]:
+        """The same of spawns."""
+        from mesh_core._process import current
+
+        counts = current().runtime.counts()
+        return counts["spawns"], counts["spawn_bytes"]
+
+    @endpoint
     def pid(self) -> int:
         return os.getpid()
 
@@ -117,3 +125,50 @@ class Asker(Actor):
     @endpoint
     def ping(self) -> str:
         return "pong"
+
+
+class Heavy(Actor):
+    """Made of much."""
+
+    def __init__(self, number: int, data: bytes) -> None:
+        self.number, self.size = number, len(data)
+
+    @endpoint
+    def told(self) -> tuple[int, int]:
+        return self.number, self.size
+
+
+class Spawner(Actor):
+    """Spawns at a process that may have stopped."""
+
+    def __init__(self) -> None:
+        self.meshes: list[Any] = []
+
+    @endpoint
+    async def spawn(self, procs: Any, size: int, count: int) -> tuple[int, str]:
+        """In a coroutine; how many were spawned, and the complaint."""
+        for number in range(count):
+            try:
+                self.meshes.append(procs.spawn(f"heavy{number}", Heavy, number, bytes(size)))
+            except MailboxFull as error:
+                return number, str(error)
+        return count, ""
+
+    @endpoint
+    def spawn_on_thread(self, procs: Any, size: int, count: int) -> int:
+        for number in range(count):
+            self.meshes.append(procs.spawn(f"heavy{number}", Heavy, number, bytes(size)))
+            MADE[0] += 1
+        return count
+
+    @endpoint
+    def told(self) -> list[tuple[int, int]]:
+        return [mesh.told.call_one().get(timeout=60) for mesh in self.meshes]
+
+    @endpoint
+    def references(self) -> list[Any]:
+        return self.meshes
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()

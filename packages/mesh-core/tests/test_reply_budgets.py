@@ -82,7 +82,7 @@ def test_a_stopped_caller_holds_up_who_answers_it(
     answering: ProcMesh, asking: ProcMesh, beside: Any, how: str
 ) -> None:
     answerer = answering.spawn("answerer", Loose if how == "concurrent" else Answerer)
-    asker = asking.spawn("asker", Asker)
+    asker = asking.spawn("asker", Asker, supervise=lambda failure: True)
     asker.begin.call_one(answerer, how, SIZE, COUNT).get(timeout=60)
     pid, before = asker.pid.call_one().get(timeout=30), resident(os.getpid())
     with stopped(pid):
@@ -92,7 +92,9 @@ def test_a_stopped_caller_holds_up_who_answers_it(
         begun = 40 if how == "concurrent" else 1
         assert made * SIZE <= WINDOW + BUDGET + (2 + begun) * (SIZE + 2000)
         _, waiting = beside.waiting.call_one().get(timeout=30)
-        assert waiting <= BUDGET + begun * (SIZE + 2000)
+        # An exception's traceback has its arguments in it, too.
+        each = 6 * SIZE if how.startswith("raising") else SIZE + 2000
+        assert waiting <= BUDGET + begun * each
         # The script's process carries what goes from one to the other.
         assert resident(os.getpid()) - before < 20 * MIB
         assert beside.made.call_one().get(timeout=30) <= made + begun
@@ -105,7 +107,7 @@ def test_a_stopped_caller_holds_up_who_answers_it(
 def test_within_the_budget_others_are_answered_meanwhile(
     answering: ProcMesh, asking: ProcMesh, beside: Any
 ) -> None:
-    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker)
+    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker, supervise=lambda failure: True)
     count = (WINDOW + BUDGET // 2) // SIZE
     asker.begin.call_one(answerer, "plain", SIZE, count).get(timeout=60)
     with stopped(asker.pid.call_one().get(timeout=30)):
@@ -122,7 +124,7 @@ def test_within_the_budget_others_are_answered_meanwhile(
 def test_the_death_of_the_caller_releases_who_answers_it(
     answering: ProcMesh, asking: ProcMesh, beside: Any, how: str
 ) -> None:
-    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker)
+    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker, supervise=lambda failure: True)
     asker.begin.call_one(answerer, how, SIZE, COUNT).get(timeout=60)
     pid = asker.pid.call_one().get(timeout=30)
     with stopped(pid):
@@ -138,7 +140,7 @@ def test_the_death_of_the_caller_releases_who_answers_it(
 
 @pytest.mark.slow
 def test_deadlines_release_who_answers(answering: ProcMesh, asking: ProcMesh, beside: Any) -> None:
-    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker)
+    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker, supervise=lambda failure: True)
     asker.begin.call_one(answerer, "plain", SIZE, COUNT, 3.0).get(timeout=60)
     with stopped(asker.pid.call_one().get(timeout=30)):
         beside.let.call_one(True).get(timeout=30)
@@ -154,7 +156,7 @@ def test_deadlines_release_who_answers(answering: ProcMesh, asking: ProcMesh, be
 def test_a_process_that_stops_sends_its_last_replies_first(asking: ProcMesh) -> None:
     with this_host().spawn_procs(name="brief") as brief:
         beside = brief.spawn("beside", Beside)
-        answerer, asker = brief.spawn("answerer", Answerer), asking.spawn("asker", Asker)
+        answerer, asker = brief.spawn("answerer", Answerer), asking.spawn("asker", Asker, supervise=lambda failure: True)
         beside.let.call_one(False).get(timeout=30)
         asker.begin.call_one(answerer, "plain", SIZE, 40).get(timeout=60)
         with stopped(asker.pid.call_one().get(timeout=30)):

@@ -1,36 +1,45 @@
-//! Replies that wait in this process until their callers' processes read again.
+//! What waits in this process until those whom it is for read again: replies, and the arguments of spawns.
 //!
-//! A reply that may go is sent by who gives it. Others are kept, and sent by whoever reads the caller's answer. The lock is
-//! held while they are sent, so that a later reply does not overtake them (ANS-2); it is taken before the locks of links
-//! and of the router, and by nobody who holds one of those but the reading end of a link. Questions go without it.
+//! What may go is sent by who gives it. The rest is kept, and sent by whoever reads the receiver's answer. The lock is
+//! held while it is sent, so that nothing later overtakes it (ANS-2); it is taken before the locks of links and of the
+//! router, and by nobody who holds one of those but the reading end of a link. Questions go without it.
+//!
+//! SPW-1: an actor is announced at once, without its arguments, so that its inbox is there: whatever is sent to it later,
+//! by whomever, waits there. Its arguments follow when its process reads. Should they never come, since the spawner has
+//! ended, the agent's stop of what that has left behind closes the inbox.
 
-use super::{Runtime, lock};
+use super::{Outgoing, Runtime, Terms, lock};
+use crate::calls::Call;
 use crate::completion::{Completion, Fate};
-use mesh_proto::{Answer, Answers, CallId, Frame, HostNo, Kept, Kind, ProcAddr, Progress, REPLIES, flags};
+use crate::error::RuntimeError;
+use mesh_proto::{
+    ActorId, Answer, Answers, CallId, Frame, Header, HostNo, Kept, Kind, ProcAddr, Progress, REPLIES, SPAWNS, flags,
+};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A reply that waits, and who is told when it does so no longer.
+/// Something that waits, and who is told when it does so no longer.
 #[derive(Debug)]
-struct Reply {
+struct Held {
     frame: Frame,
     done: Option<Arc<Completion>>,
 }
 
-/// The replies of this process to others.
+/// The replies of this process to others, or what it spawns at others.
 #[derive(Debug)]
 pub(crate) struct Answering {
+    what: ActorId,
     /// How many wait: mostly none does, and then nobody is to take the lock for their sake.
     count: AtomicUsize,
-    state: Mutex<Answers<Reply>>,
+    state: Mutex<Answers<Held>>,
     /// None waits any more.
     empty: Condvar,
 }
 
 impl Answering {
-    pub(crate) fn new(budget: usize) -> Self {
-        Self { count: AtomicUsize::new(0), state: Mutex::new(Answers::new(budget as u64)), empty: Condvar::new() }
+    pub(crate) fn new(what: ActorId, budget: usize) -> Self {
+        Self { what, count: AtomicUsize::new(0), state: Mutex::new(Answers::new(budget as u64)), empty: Condvar::new() }
     }
 
     fn any(&self) -> bool {
@@ -43,7 +52,7 @@ impl Answering {
         (state.len(), state.bytes())
     }
 
-    fn note(&self, state: &MutexGuard<'_, Answers<Reply>>) {
+    fn note(&self, state: &MutexGuard<'_, Answers<Held>>) {
         self.count.store(state.len(), Ordering::SeqCst);
         if state.is_empty() {
             self.empty.notify_all();
@@ -66,19 +75,19 @@ impl Runtime {
             Answer::Go(question) => {
                 drop(state);
                 self.dispatch(frame, None);
-                self.ask(caller, question);
+                self.ask(REPLIES, caller, question);
                 None
             }
-            Answer::Wait => self.keep(state, frame, cost, due, waits),
+            Answer::Wait => self.keep(&self.answering, state, (frame, cost), due, waits),
         }
     }
 
     #[cold]
     fn keep(
         &self,
-        mut state: MutexGuard<'_, Answers<Reply>>,
-        frame: Frame,
-        cost: u64,
+        line: &Answering,
+        mut state: MutexGuard<'_, Answers<Held>>,
+        (frame, cost): (Frame, u64),
         due: Option<Instant>,
         waits: bool,
     ) -> Option<Arc<Completion>> {
@@ -90,9 +99,9 @@ impl Runtime {
         let (caller, call) = (frame.header.dst, frame.header.call);
         let done = waits.then(|| self.this()).flatten().map(|this| Completion::new(&this));
         let due = due.map(|due| due.saturating_duration_since(self.started));
-        let item = Reply { frame, done: done.clone() };
+        let item = Held { frame, done: done.clone() };
         let (first, over) = state.keep(caller, Kept { cost, call, due, item });
-        self.answering.note(&state);
+        line.note(&state);
         drop(state);
         if first && !(self.me.is_agent() && caller.host == self.me.host) {
             // Nothing else tells this process of the end of one that has called it.
@@ -104,19 +113,20 @@ impl Runtime {
         done.filter(|_| over)
     }
 
-    fn ask(&self, caller: ProcAddr, question: Option<u64>) {
+    fn ask(&self, what: ActorId, caller: ProcAddr, question: Option<u64>) {
         if let Some(count) = question {
-            self.dispatch(Progress { what: REPLIES, count }.question(self.me, caller), None);
+            self.dispatch(Progress { what, count }.question(self.me, caller), None);
         }
     }
 
     /// Changes what waits, and sends what goes because of that.
     fn change_answers(
         &self,
+        line: &Answering,
         caller: ProcAddr,
-        change: impl FnOnce(&mut Answers<Reply>, &mut Vec<Reply>) -> (Vec<Reply>, Option<u64>),
+        change: impl FnOnce(&mut Answers<Held>, &mut Vec<Held>) -> (Vec<Held>, Option<u64>),
     ) {
-        let mut state = lock(&self.answering.state);
+        let mut state = lock(&line.state);
         let mut go = Vec::new();
         let (gone, question) = change(&mut state, &mut go);
         let mut told = Vec::new();
@@ -124,16 +134,16 @@ impl Runtime {
             self.dispatch(reply.frame, None);
             told.extend(reply.done);
         }
-        self.answering.note(&state);
+        line.note(&state);
         drop(state);
-        self.ask(caller, question);
+        self.ask(line.what, caller, question);
         for done in told {
             done.finish(Fate::Status(0));
         }
         self.drop_answers(gone);
     }
 
-    fn drop_answers(&self, gone: Vec<Reply>) {
+    fn drop_answers(&self, gone: Vec<Held>) {
         for reply in gone {
             if reply.frame.header.flags & flags::SHARED != 0 {
                 self.memory.let_go(&reply.frame);
@@ -152,7 +162,8 @@ impl Runtime {
         } else if bits & flags::LAST != 0 {
             self.answers_end(|addr| addr == from);
         } else {
-            self.change_answers(from, |state, go| (Vec::new(), state.on_read(from, progress.count, go)));
+            let line = if progress.what == SPAWNS { &self.spawning } else { &self.answering };
+            self.change_answers(line, from, |state, go| (Vec::new(), state.on_read(from, progress.count, go)));
         }
     }
 
@@ -169,17 +180,19 @@ impl Runtime {
     /// A caller waits for its call no more.
     pub(super) fn answer_unwanted(&self, caller: ProcAddr, call: CallId) {
         if self.answering.any() {
-            self.change_answers(caller, |state, go| state.cancel(caller, call, go));
+            self.change_answers(&self.answering, caller, |state, go| state.cancel(caller, call, go));
         }
     }
 
     /// A process has ended, and with it its calls.
     pub(crate) fn answers_end(&self, ended: impl Fn(ProcAddr) -> bool) {
-        let mut state = lock(&self.answering.state);
-        let gone = state.on_ends(ended);
-        self.answering.note(&state);
-        drop(state);
-        self.drop_answers(gone);
+        for line in [&self.answering, &self.spawning] {
+            let mut state = lock(&line.state);
+            let gone = state.on_ends(&ended);
+            line.note(&state);
+            drop(state);
+            self.drop_answers(gone);
+        }
     }
 
     /// A whole host has ended.
@@ -195,27 +208,131 @@ impl Runtime {
         let (gone, callers) = lock(&self.answering.state).expire(self.started.elapsed());
         self.drop_answers(gone);
         for caller in callers {
-            self.change_answers(caller, |state, go| (Vec::new(), state.settle(caller, go)));
+            self.change_answers(&self.answering, caller, |state, go| (Vec::new(), state.settle(caller, go)));
         }
         lock(&self.answering.state).next_due().map(|due| self.started + due)
     }
 
-    /// Waits until no reply waits, for at most `limit`: their callers read meanwhile, or do not.
+    /// Waits until nothing waits, for at most `limit`: those whom it is for read meanwhile, or do not.
     pub(super) fn drain_answers(&self, limit: Duration) {
-        let state = lock(&self.answering.state);
-        let waited = self.answering.empty.wait_timeout_while(state, limit, |state| !state.is_empty());
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let end = Instant::now() + limit;
+        for line in [&self.answering, &self.spawning] {
+            let state = lock(&line.state);
+            let left = end.saturating_duration_since(Instant::now());
+            let waited = line.empty.wait_timeout_while(state, left, |state| !state.is_empty());
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+        }
     }
 
     /// The runtime closes: nothing is sent any more.
     pub(super) fn close_answers(&self) {
-        let mut state = lock(&self.answering.state);
-        let gone = state.clear();
-        self.answering.note(&state);
+        self.answers_end(|_| true);
+    }
+
+    // Spawns.
+
+    /// Says whether so much waits to be spawned at processes that do not read that nobody is to add to it; how much, and
+    /// what may wait.
+    pub fn spawns_wait(&self) -> Option<(u64, u64)> {
+        let (_, bytes) = self.spawning.size();
+        let budget = self.options.link_budget as u64;
+        (self.spawning.any() && bytes > budget).then_some((bytes, budget))
+    }
+
+    /// As [`Runtime::call_on`], for a spawn. Returns what is finished when its arguments wait no more, where too much
+    /// waits.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn call_spawn(&self, out: &Outgoing<'_>, terms: Terms) -> Result<Spawned, RuntimeError> {
+        self.usable()?;
+        let cost = out.cost();
+        let mut questions = Vec::new();
+        let mut late = Vec::new();
+        let mut state = lock(&self.spawning.state);
+        for addr in out.target.procs().filter(|addr| *addr != self.me) {
+            match state.admit(addr, cost) {
+                Answer::Go(None) => {}
+                Answer::Go(Some(count)) => questions.push((addr, count)),
+                Answer::Wait => late.push(addr),
+            }
+        }
         drop(state);
-        self.drop_answers(gone);
+        let (call, queued, held) = if late.is_empty() {
+            let (call, queued) = self.call_on(out, false, terms)?;
+            (call, queued, None)
+        } else {
+            let call = self.open(out.target.clone(), false)?;
+            let held = self.announce(out, &call, terms, &late);
+            (call, 0, held)
+        };
+        for (addr, count) in questions {
+            self.ask(SPAWNS, addr, Some(count));
+        }
+        Ok((call, queued, held))
+    }
+
+    /// Sends a spawn to each of its receivers by itself; to those that do not read, its announcement (SPW-1).
+    #[cold]
+    fn announce(&self, out: &Outgoing<'_>, call: &Call, terms: Terms, late: &[ProcAddr]) -> Option<Arc<Completion>> {
+        let pieces = out.target.pieces();
+        let mut held = None;
+        for (frame, piece) in self.compose_all(out, call.id).into_iter().zip(pieces.iter()) {
+            let frame = terms.mark(frame);
+            for (index, addr) in (frame.header.index..).zip(piece.target.procs()) {
+                let mut frame = frame.for_one(addr, index);
+                if !late.contains(&addr) {
+                    self.dispatch(frame, None);
+                    continue;
+                }
+                let header = Header { flags: flags::MORE, call: 0, ..frame.header };
+                self.dispatch(Frame::build_plain(header, None, frame.name(), b""), None);
+                frame.header.flags |= flags::END;
+                let mut state = lock(&self.spawning.state);
+                let cost = out.cost();
+                match state.admit(addr, cost) {
+                    // It has read meanwhile.
+                    Answer::Go(question) => {
+                        drop(state);
+                        self.dispatch(frame, None);
+                        self.ask(SPAWNS, addr, question);
+                    }
+                    Answer::Wait => held = self.keep(&self.spawning, state, (frame, cost), None, true).or(held),
+                }
+            }
+        }
+        held
+    }
+
+    /// An actor is announced here, whose arguments follow.
+    pub(super) fn note_announced(&self, header: &Header) {
+        lock(&self.announced).insert(header.actor, header.src);
+    }
+
+    /// The arguments of an announced actor have come.
+    pub(super) fn note_arguments(&self, actor: ActorId) {
+        lock(&self.announced).remove(&actor);
+    }
+
+    /// An agent stops what a process has left behind that has ended: arguments that have not come by now never will.
+    pub(super) fn stop_announced(&self, header: &Header) {
+        if header.call != 0 || !header.src.is_agent() {
+            return;
+        }
+        let mut announced = lock(&self.announced);
+        if announced.get(&header.actor).is_some_and(|spawner| *spawner != header.src) {
+            announced.remove(&header.actor);
+            drop(announced);
+            if let Some(inbox) = self.inbox(header.actor) {
+                self.close_inbox(&inbox);
+            }
+        }
     }
 }
+
+/// The call of a spawn, how many bytes wait on the way to its slowest receiver, and what is finished when its arguments
+/// wait no more, where too much waits.
+pub type Spawned = (Arc<Call>, usize, Option<Arc<Completion>>);
 
 /// Whether whoever answers such a message is to wait before it takes another one. What a process is told of the lives of
 /// actors, and of its own, is answered in a few words.

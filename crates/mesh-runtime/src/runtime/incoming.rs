@@ -65,6 +65,7 @@ impl Runtime {
                 };
                 if header.kind == Kind::StopActor && !refused {
                     self.announce_stop(header.actor);
+                    self.stop_announced(&header);
                 }
                 if refused {
                     self.refuse(&header);
@@ -78,6 +79,12 @@ impl Runtime {
                     let gauge = Gauge::new(Some(&frame));
                     let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
                     self.open_inbox(header.actor, &Arc::new(Inbox::of(mailbox, gauge)));
+                }
+                if header.flags & flags::MORE != 0 {
+                    return self.note_announced(&header);
+                }
+                if header.flags & flags::END != 0 {
+                    self.note_arguments(header.actor);
                 }
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }

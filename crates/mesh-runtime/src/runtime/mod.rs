@@ -19,6 +19,7 @@ mod outgoing;
 mod ports;
 mod waiting;
 
+pub use answers::Spawned;
 pub use backlog::{Calling, Deferral, Later, millis};
 pub(crate) use outgoing::relate;
 pub use outgoing::{Outgoing, Terms};
@@ -46,8 +47,8 @@ use crate::unseen::Unseen;
 use crate::wait::Waiter;
 use mesh_proto::control::{Goodbye, Hello, StopProcs};
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, Route, Router,
-    Target,
+    ActorId, CallId, EndReason, Ended, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, REPLIES, Route,
+    Router, SPAWNS, Target,
 };
 use mesh_topology::{Region, Slice};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -109,6 +110,8 @@ pub struct Counts {
     pub deferred: (usize, u64),
     /// Replies that wait here until their callers' processes read, and their bytes.
     pub replies: (usize, u64),
+    /// The same of arguments of spawns.
+    pub spawns: (usize, u64),
 }
 
 /// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
@@ -138,6 +141,9 @@ pub struct Runtime {
     pub(crate) meters: Meters,
     deferred: backlog::Deferred,
     answering: answers::Answering,
+    spawning: answers::Answering,
+    /// Actors whose arguments have not come yet, and who spawns them.
+    announced: Mutex<HashMap<ActorId, ProcAddr>>,
     /// Itself, for the mailboxes that send credits on their own.
     this: Weak<Self>,
     pid: u32,
@@ -322,7 +328,9 @@ impl Runtime {
                 started: Instant::now(),
                 meters: Meters::default(),
                 deferred: backlog::Deferred::new(options.link_budget),
-                answering: answers::Answering::new(options.link_budget),
+                answering: answers::Answering::new(REPLIES, options.link_budget),
+                spawning: answers::Answering::new(SPAWNS, options.link_budget),
+                announced: Mutex::default(),
                 this: Weak::clone(this),
                 pid: std::process::id(),
                 options,
@@ -413,6 +421,7 @@ impl Runtime {
             meters: self.meters.len(),
             deferred: self.deferred.size(),
             replies: self.answering.size(),
+            spawns: self.spawning.size(),
         }
     }
 

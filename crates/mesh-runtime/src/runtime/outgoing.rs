@@ -57,7 +57,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    fn mark(self, mut frame: Frame) -> Frame {
+    pub(super) fn mark(self, mut frame: Frame) -> Frame {
         frame.header.flags |= if self.charged { flags::CHARGED } else { 0 };
         frame.header.deadline_ms = self.deadline_ms;
         frame
@@ -71,7 +71,10 @@ pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
     match header.kind {
         Kind::Spawn => {
             family.asked(src, dst.mesh);
-            family.actor_made(dst, header.actor, src);
+            // Arguments that follow an announcement may come after the actor's stop.
+            if header.flags & flags::END == 0 {
+                family.actor_made(dst, header.actor, src);
+            }
             return family.to_watch();
         }
         Kind::StopActor => {

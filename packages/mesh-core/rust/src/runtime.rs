@@ -328,6 +328,39 @@ impl PySender {
         )?;
         Ok(self.waited_for(call, road.target()))
     }
+
+    /// Where too much waits to be spawned, a thread waits here, and a coroutine is refused.
+    fn spawn(
+        &self,
+        py: Python<'_>,
+        road: &Road<'_>,
+        payload: &Payload<'_>,
+        until: Option<Instant>,
+    ) -> PyResult<PyCall> {
+        let runtime = &*self.runtime;
+        if let Some(sizes) = runtime.spawns_wait()
+            && in_coroutine(py)?
+        {
+            let refused = py.import("mesh_core._flow")?.getattr("not_spawned")?.call1(sizes)?;
+            return Err(PyErr::from_value(refused));
+        }
+        let terms = Terms { charged: false, deadline_ms: until.map_or(0, millis) };
+        let (call, queued, held) = payload.ship(
+            py,
+            road.target(),
+            || self.gate.called(py),
+            |bytes, buffers| runtime.call_spawn(&self.outgoing(road, self.kind, bytes, buffers), terms),
+        )?;
+        let call = self.waited_for(call, road.target());
+        if let Some(done) = held
+            && !in_coroutine(py)?
+        {
+            let step = |look, signals| runtime.wait_completion(&done, None, None, look, signals, None);
+            door::wait(py, runtime, step, None)?;
+        }
+        self.hold_back(py, road.target(), queued)?;
+        Ok(call)
+    }
 }
 
 #[pymethods]
@@ -375,6 +408,9 @@ impl PySender {
         door::enter(py);
         let payload = Payload::dump(value)?;
         let road = self.road(py);
+        if self.kind == Kind::Spawn {
+            return self.spawn(py, &road, &payload, deadline(limit)?);
+        }
         if self.reduce && !road.is_whole() {
             return Err(PyLookupError::new_err("its receivers are no region of one mesh any more"));
         }
@@ -769,6 +805,8 @@ impl PyRuntime {
         out.set_item("deferred_bytes", counts.deferred.1)?;
         out.set_item("replies", counts.replies.0)?;
         out.set_item("reply_bytes", counts.replies.1)?;
+        out.set_item("spawns", counts.spawns.0)?;
+        out.set_item("spawn_bytes", counts.spawns.1)?;
         Ok(out)
     }
 }
