@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -13,7 +14,17 @@ from typing import Any
 import pytest
 from reply_samples import Answerer, Asker, Beside, Loose
 
-from mesh_core import ActorTimeout, ProcMesh, SupervisionError, configured, shutdown, this_host
+from mesh_core import (
+    ActorTimeout,
+    ProcMesh,
+    ReplyDropped,
+    SupervisionError,
+    configured,
+    shutdown,
+    this_host,
+    wait,
+)
+from mesh_core._process import current
 
 MIB = 2**20
 BUDGET = 4 * MIB
@@ -107,7 +118,10 @@ def test_a_stopped_caller_holds_up_who_answers_it(
 def test_within_the_budget_others_are_answered_meanwhile(
     answering: ProcMesh, asking: ProcMesh, beside: Any
 ) -> None:
-    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker, supervise=lambda failure: True)
+    answerer, asker = (
+        answering.spawn("answerer", Answerer),
+        asking.spawn("asker", Asker, supervise=lambda failure: True),
+    )
     count = (WINDOW + BUDGET // 2) // SIZE
     asker.begin.call_one(answerer, "plain", SIZE, count).get(timeout=60)
     with stopped(asker.pid.call_one().get(timeout=30)):
@@ -124,7 +138,10 @@ def test_within_the_budget_others_are_answered_meanwhile(
 def test_the_death_of_the_caller_releases_who_answers_it(
     answering: ProcMesh, asking: ProcMesh, beside: Any, how: str
 ) -> None:
-    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker, supervise=lambda failure: True)
+    answerer, asker = (
+        answering.spawn("answerer", Answerer),
+        asking.spawn("asker", Asker, supervise=lambda failure: True),
+    )
     asker.begin.call_one(answerer, how, SIZE, COUNT).get(timeout=60)
     pid = asker.pid.call_one().get(timeout=30)
     with stopped(pid):
@@ -140,13 +157,18 @@ def test_the_death_of_the_caller_releases_who_answers_it(
 
 @pytest.mark.slow
 def test_deadlines_release_who_answers(answering: ProcMesh, asking: ProcMesh, beside: Any) -> None:
-    answerer, asker = answering.spawn("answerer", Answerer), asking.spawn("asker", Asker, supervise=lambda failure: True)
+    answerer, asker = (
+        answering.spawn("answerer", Answerer),
+        asking.spawn("asker", Asker, supervise=lambda failure: True),
+    )
     asker.begin.call_one(answerer, "plain", SIZE, COUNT, 3.0).get(timeout=60)
     with stopped(asker.pid.call_one().get(timeout=30)):
         beside.let.call_one(True).get(timeout=30)
         until_held(beside)
         assert answerer.plain.call_one(7, 5).get(timeout=60) == (7, bytes(5))
-        assert beside.waiting.call_one().get(timeout=30) == (0, 0)
+        until = time.monotonic() + 60
+        while beside.waiting.call_one().get(timeout=30) != (0, 0):
+            assert time.monotonic() < until
     with pytest.raises(ActorTimeout):
         asker.collect.call_one(backwards=True).get(timeout=60)
     answerer.stop().get(timeout=30)
@@ -156,7 +178,10 @@ def test_deadlines_release_who_answers(answering: ProcMesh, asking: ProcMesh, be
 def test_a_process_that_stops_sends_its_last_replies_first(asking: ProcMesh) -> None:
     with this_host().spawn_procs(name="brief") as brief:
         beside = brief.spawn("beside", Beside)
-        answerer, asker = brief.spawn("answerer", Answerer), asking.spawn("asker", Asker, supervise=lambda failure: True)
+        answerer, asker = (
+            brief.spawn("answerer", Answerer),
+            asking.spawn("asker", Asker, supervise=lambda failure: True),
+        )
         beside.let.call_one(False).get(timeout=30)
         asker.begin.call_one(answerer, "plain", SIZE, 40).get(timeout=60)
         with stopped(asker.pid.call_one().get(timeout=30)):
@@ -167,3 +192,62 @@ def test_a_process_that_stops_sends_its_last_replies_first(asking: ProcMesh) -> 
             stop = brief.stop()
         stop.get(timeout=60)
     assert asker.collect.call_one(backwards=True).get(timeout=60) == list(range(40))[::-1]
+
+
+@pytest.fixture
+def frugal() -> Iterator[ProcMesh]:
+    """A script, and processes, that hold 4 MiB of replies."""
+    shutdown()
+    with configured(reply_budget=4 * MIB), this_host().spawn_procs({"gpus": 2}, name="frugal") as procs:
+        yield procs
+    shutdown()
+
+
+def held() -> int:
+    return int(current().runtime.counts()["held_reply_bytes"])
+
+
+@pytest.mark.slow
+def test_replies_that_nobody_looks_at_are_dropped_beyond_the_budget(frugal: ProcMesh) -> None:
+    answerer = frugal.slice(gpus=0).spawn("answerer", Answerer)
+    frugal.slice(gpus=0).spawn("beside", Beside).let.call_one(True).get(timeout=30)
+    futures = [answerer.plain.call_one(number, MIB) for number in range(10)]
+    assert len(wait(futures, timeout=60)[0]) == 10
+    assert 3 * MIB < held() <= 4 * MIB
+    # In any order: what was there is right, and what was not says so.
+    kept = [future.get() for future in futures[:3]]
+    assert [number for number, _ in kept] == [0, 1, 2]
+    with pytest.raises(ReplyDropped, match="raise reply_budget") as dropped:
+        futures[9].get()
+    assert (dropped.value.actor, dropped.value.rank) == ("answerer", 0)
+    assert dropped.value.size is not None and dropped.value.size > MIB
+    # There is room again.
+    del futures
+    gc.collect()
+    assert held() == 0
+    assert answerer.plain.call_one(1, 3 * MIB).get(timeout=30) == (1, bytes(3 * MIB))
+    # One alone may be larger than the budget.
+    assert answerer.plain.call_one(1, 9 * MIB).get(timeout=30) == (1, bytes(9 * MIB))
+
+
+@pytest.mark.slow
+def test_a_call_to_many_says_whose_reply_was_dropped(frugal: ProcMesh) -> None:
+    answerers = frugal.spawn("answerers", Answerer)
+    frugal.spawn("beside", Beside).let.call(True).get(timeout=30)
+    with pytest.raises(ReplyDropped) as dropped:
+        answerers.plain.call(1, 3 * MIB).get(timeout=60)
+    assert dropped.value.rank in (0, 1)
+    # The error's traceback has the other reply.
+    del dropped
+    gc.collect()
+    assert answerers.plain.call(1, MIB).get(timeout=60).values() == [(1, bytes(MIB))] * 2
+
+
+@pytest.mark.slow
+def test_a_future_that_is_dropped_makes_room(frugal: ProcMesh) -> None:
+    answerer = frugal.slice(gpus=0).spawn("answerer", Answerer)
+    frugal.slice(gpus=0).spawn("beside", Beside).let.call_one(True).get(timeout=30)
+    for number in range(20):
+        future = answerer.plain.call_one(number, MIB)
+        assert wait([future], timeout=30)[0]
+    assert future.get() == (19, bytes(MIB))

@@ -25,7 +25,9 @@ SIZE = 600_000
 @pytest.fixture(scope="module", autouse=True)
 def budget() -> Iterator[None]:
     shutdown()
-    with configured(link_budget=BUDGET):
+    # The runtime is there before the first test, which looks at what is left behind.
+    with configured(link_budget=BUDGET), this_host().spawn_procs() as procs:
+        procs.initialized.get(timeout=60)
         yield
     shutdown()
 

@@ -9,7 +9,7 @@ use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
 use crate::meter::Mailbox;
-use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Watch, ranks_of};
+use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Undeliverable, Watch, ranks_of};
 use mesh_proto::{
     ActorId, Credit, EndReason, Ended, Event, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Progress, Route,
     Undelivered, flags,
@@ -19,6 +19,8 @@ use std::sync::{Arc, Weak};
 
 /// The id of the actor that spawns what a job has one of each; known to every process.
 const REGISTRY: ActorId = 1;
+/// Shorter replies take hardly more of the caller's memory than the calls that it has begun.
+const LARGE_REPLY: u64 = 4096;
 /// More than any mesh of procs has on one host; nobody is to count further through a number that came in a frame.
 pub(super) const MOST_PROCS: u32 = 1 << 20;
 
@@ -39,10 +41,16 @@ impl Runtime {
                 if header.flags & flags::CHARGED != 0 {
                     self.charge_stream(&mut reply);
                 }
-                let reply = Arc::new(reply);
                 if reply.is_torn() {
                     return; // The notice of its sender's end follows, and is the answer.
                 }
+                if (header.body_len >= LARGE_REPLY || header.flags & flags::SHARED != 0)
+                    && header.flags & flags::MORE == 0
+                    && !reply.stock(&self.held_replies, self.options.reply_budget)
+                {
+                    return self.drop_reply(&reply);
+                }
+                let reply = Arc::new(reply);
                 let failed = header.kind == Kind::Undeliverable || header.flags & flags::ERROR != 0;
                 if !self.calls.offer(&self.reactor, header.call, index, Outcome::Replied(reply)) {
                     if header.flags & flags::MORE != 0 {
@@ -203,6 +211,22 @@ impl Runtime {
             Kind::Moved => self.on_news(&frame),
             Kind::Lines => self.on_lines(&frame),
         }
+    }
+
+    /// A reply has come for which this process has no room: its call fails instead.
+    #[cold]
+    fn drop_reply(&self, reply: &Message) {
+        let header = reply.header();
+        let end = Undeliverable {
+            call: header.call,
+            place: header.index,
+            actor: header.actor,
+            why: Undelivered::NoRoom(reply.bytes()),
+        };
+        let message = Message::new(end.frame(header.src, self.me), &self.memory);
+        let outcome = Outcome::Replied(Arc::new(message));
+        self.calls.on_outcome(&self.reactor, header.call, header.index as usize, outcome);
+        self.forget_fallen();
     }
 
     pub(crate) fn read_link(&self, link: &Arc<Link>) {

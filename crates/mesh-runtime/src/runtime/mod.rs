@@ -81,6 +81,8 @@ pub struct Options {
     pub link_budget: usize,
     /// Bytes that may wait in one mailbox before its senders do.
     pub mailbox_budget: u64,
+    /// Bytes of replies that this process may hold and not have looked at.
+    pub reply_budget: u64,
     /// Bytes of shared memory that this process may own.
     pub shm_budget: usize,
     /// Parts of this length and more travel through shared memory.
@@ -112,6 +114,8 @@ pub struct Counts {
     pub replies: (usize, u64),
     /// The same of arguments of spawns.
     pub spawns: (usize, u64),
+    /// Bytes of large replies that have come and that nobody has looked at.
+    pub held: u64,
 }
 
 /// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
@@ -142,6 +146,8 @@ pub struct Runtime {
     deferred: backlog::Deferred,
     answering: answers::Answering,
     spawning: answers::Answering,
+    /// Bytes of replies that have come and that nobody has looked at.
+    held_replies: Arc<AtomicU64>,
     /// Actors whose arguments have not come yet, and who spawns them.
     announced: Mutex<HashMap<ActorId, ProcAddr>>,
     /// Itself, for the mailboxes that send credits on their own.
@@ -330,6 +336,7 @@ impl Runtime {
                 deferred: backlog::Deferred::new(options.link_budget),
                 answering: answers::Answering::new(REPLIES, options.link_budget),
                 spawning: answers::Answering::new(SPAWNS, options.link_budget),
+                held_replies: Arc::default(),
                 announced: Mutex::default(),
                 this: Weak::clone(this),
                 pid: std::process::id(),
@@ -422,6 +429,7 @@ impl Runtime {
             deferred: self.deferred.size(),
             replies: self.answering.size(),
             spawns: self.spawning.size(),
+            held: self.held_replies.load(Ordering::Relaxed),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::flow::{PyDeferral, in_coroutine, left};
 use crate::part::PyPart;
 use crate::port::PyOutlet;
 use crate::runtime::Payload;
-use mesh_proto::{Kind, ProcAddr, Target, flags};
+use mesh_proto::{Kind, ProcAddr, Target, Undelivered, flags};
 use mesh_runtime::{Completion, Deferral, Inbox, LoopWaker, Message, PartData, Runtime, Waited, Way};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -210,6 +210,14 @@ impl PyMessage {
     /// for people.
     fn undelivered(&self) -> Option<(&'static str, String)> {
         self.message().undelivered().map(|why| (why.word(), why.to_string()))
+    }
+
+    /// How many bytes a reply had that was dropped where it came.
+    fn dropped_bytes(&self) -> u64 {
+        match self.message().undelivered() {
+            Some(Undelivered::NoRoom(bytes)) => bytes,
+            _ => 0,
+        }
     }
 
     /// Whether it is the end of a port rather than an answer.

@@ -260,6 +260,7 @@ class Message:
     @property
     def is_tree(self) -> bool: ...
     def undelivered(self) -> tuple[str, str] | None: ...
+    def dropped_bytes(self) -> int: ...
     def down(self) -> tuple[int, int, Lost, int] | None: ...
     def raw(self) -> tuple[bytes, list[Any]]: ...
     @property
@@ -402,6 +403,7 @@ class HostServer:
         spin_us: float,
         link_budget: int,
         mailbox_budget: int,
+        reply_budget: int,
         shm_budget: int,
         shm_threshold: int,
         shm_idle: float,
@@ -501,6 +503,7 @@ class Runtime:
         spin_us: float,
         link_budget: int,
         mailbox_budget: int,
+        reply_budget: int,
         shm_budget: int,
         shm_threshold: int,
         shm_idle: float,
@@ -517,6 +520,7 @@ class Runtime:
         spin_us: float,
         link_budget: int,
         mailbox_budget: int,
+        reply_budget: int,
         shm_budget: int,
         shm_threshold: int,
         shm_idle: float,
