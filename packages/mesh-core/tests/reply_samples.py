@@ -131,11 +131,11 @@ class Heavy(Actor):
     """Made of much."""
 
     def __init__(self, number: int, data: bytes) -> None:
-        self.number, self.size = number, len(data)
+        self.number, self.length = number, len(data)
 
     @endpoint
     def told(self) -> tuple[int, int]:
-        return self.number, self.size
+        return self.number, self.length
 
 
 class Spawner(Actor):
