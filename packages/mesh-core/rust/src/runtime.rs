@@ -1,5 +1,7 @@
 //! The runtime object, and sending.
 
+mod spawning;
+
 use crate::call::PyCall;
 use crate::completion::PyCompletion;
 use crate::door::{self, deadline, duration, leave, outside, raise};
@@ -328,39 +330,6 @@ impl PySender {
         )?;
         Ok(self.waited_for(call, road.target()))
     }
-
-    /// Where too much waits to be spawned, a thread waits here, and a coroutine is refused.
-    fn spawn(
-        &self,
-        py: Python<'_>,
-        road: &Road<'_>,
-        payload: &Payload<'_>,
-        until: Option<Instant>,
-    ) -> PyResult<PyCall> {
-        let runtime = &*self.runtime;
-        if let Some(sizes) = runtime.spawns_wait()
-            && in_coroutine(py)?
-        {
-            let refused = py.import("mesh_core._flow")?.getattr("not_spawned")?.call1(sizes)?;
-            return Err(PyErr::from_value(refused));
-        }
-        let terms = Terms { charged: false, deadline_ms: until.map_or(0, millis) };
-        let (call, queued, held) = payload.ship(
-            py,
-            road.target(),
-            || self.gate.called(py),
-            |bytes, buffers| runtime.call_spawn(&self.outgoing(road, self.kind, bytes, buffers), terms),
-        )?;
-        let call = self.waited_for(call, road.target());
-        if let Some(done) = held
-            && !in_coroutine(py)?
-        {
-            let step = |look, signals| runtime.wait_completion(&done, None, None, look, signals, None);
-            door::wait(py, runtime, step, None)?;
-        }
-        self.hold_back(py, road.target(), queued)?;
-        Ok(call)
-    }
 }
 
 #[pymethods]
@@ -500,6 +469,7 @@ impl PyRuntime {
     /// The runtime of a process that runs a script.
     #[staticmethod]
     #[pyo3(signature = (*, spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
+    #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn controller(
         py: Python<'_>,
         spin_us: f64,
