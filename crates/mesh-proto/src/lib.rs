@@ -10,6 +10,7 @@
 //! - [`Early`]: messages that are quicker than the spawn that they depend on.
 //! - [`Meter`], [`Ledger`]: how much may be under way to one mailbox.
 //! - [`Backlog`]: messages that wait for room while their senders go on.
+//! - [`Answers`]: replies that wait until their callers' processes read.
 //! - [`Gather`]: many replies becoming one.
 //! - [`Holders`]: who may still answer a call by its port.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
@@ -20,6 +21,7 @@
 //! Nothing here reads a clock, a socket or the environment; time is passed in where it matters.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod backlog;
 mod codec;
 pub mod control;
@@ -41,6 +43,7 @@ mod placement;
 mod reason;
 mod router;
 
+pub use answers::{Answer, Answers, Kept, Progress, REPLIES, REPLY_WINDOW, SPAWNS};
 pub use backlog::{Backlog, Place};
 pub use decode::{Decoder, READ_CHUNK};
 pub use early::Early;

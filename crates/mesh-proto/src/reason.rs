@@ -271,6 +271,8 @@ pub enum Undelivered {
     NoThread,
     /// The receiver is the agent of a host, in which no extensions run.
     NoExtensions,
+    /// The caller's process already held all replies that it may without looking at them; so many bytes were dropped.
+    NoRoom(u64),
     /// A reason with this code, which this side does not know.
     Unknown(u8),
 }
@@ -295,6 +297,7 @@ impl Undelivered {
             Self::UnknownQuestion => "unknown_question",
             Self::NoThread => "no_thread",
             Self::NoExtensions => "no_extensions",
+            Self::NoRoom(_) => "no_room",
             Self::Unknown(_) => "unknown",
         }
     }
@@ -310,6 +313,7 @@ impl Undelivered {
             Self::UnknownQuestion => out.byte(6),
             Self::NoThread => out.byte(7),
             Self::NoExtensions => out.byte(8),
+            Self::NoRoom(bytes) => out.byte(9).number(*bytes),
             Self::Unknown(code) => out.byte(*code),
         }
     }
@@ -325,6 +329,7 @@ impl Undelivered {
             6 => Self::UnknownQuestion,
             7 => Self::NoThread,
             8 => Self::NoExtensions,
+            9 => Self::NoRoom(raw.number()?),
             other => Self::Unknown(other),
         })
     }
@@ -342,6 +347,9 @@ impl fmt::Display for Undelivered {
             Self::UnknownQuestion => "it does not know this question",
             Self::NoThread => "no thread could be started to look",
             Self::NoExtensions => "the agent of a host runs no extensions",
+            Self::NoRoom(bytes) => {
+                return write!(f, "its reply of {bytes} bytes was dropped, as the caller had no room for it");
+            }
             Self::Unknown(code) => return unknown(f, *code),
         })
     }

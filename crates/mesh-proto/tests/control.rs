@@ -79,6 +79,7 @@ fn undelivered() -> impl Strategy<Value = Undelivered> {
         Just(Undelivered::UnknownQuestion),
         Just(Undelivered::NoThread),
         Just(Undelivered::NoExtensions),
+        any::<u64>().prop_map(Undelivered::NoRoom),
         (200_u8..).prop_map(Undelivered::Unknown),
     ]
 }

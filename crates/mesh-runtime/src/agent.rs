@@ -291,6 +291,7 @@ impl Runtime {
         }
         self.memory.on_death(addr, ended.pid);
         self.meters.end(&self.reactor, Some(addr));
+        self.answers_end(|at| at == addr);
         let (aftermath, title) = {
             let mut agent = lock(&self.agent);
             agent.procs.remove(&addr);

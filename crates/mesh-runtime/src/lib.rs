@@ -53,7 +53,7 @@ pub use meter::Meter;
 pub use nursery::NurserySpec;
 pub use ports::{Mailbox, Outlet, Packed, Receive, Way};
 pub use runtime::{
-    Calling, Counts, Deferral, Later, Options, Outgoing, Posted, Posting, Runtime, Said, Terms, Waited, millis,
+    Calling, Counts, Deferral, Later, Options, Outgoing, Posted, Posting, Runtime, Said, Spawned, Terms, Waited, millis,
 };
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};

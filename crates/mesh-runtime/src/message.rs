@@ -8,6 +8,7 @@ use mesh_proto::control::{Down, Undeliverable};
 use mesh_proto::hosts::Few;
 use mesh_proto::{Frame, HEADER_LEN, Header, Kind, Part, Undelivered, flags};
 use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,21 @@ pub struct Message {
     cost: u64,
     /// When nobody wants the answer any more.
     due: Option<Instant>,
+    /// Counts the bytes of a reply as long as it is kept.
+    stock: Option<Stock>,
+}
+
+/// The bytes of a reply, which its caller holds until it has looked at it.
+#[derive(Debug)]
+struct Stock {
+    held: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Stock {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> {
@@ -88,7 +104,7 @@ pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Few<Bytes>> {
 impl Message {
     /// One of this process's own making, without shared memory.
     pub(crate) fn plain(frame: Frame) -> Self {
-        Self { frame, shared: Mutex::new(None), charge: Mutex::new(None), cost: 0, due: None }
+        Self { frame, shared: Mutex::new(None), charge: Mutex::new(None), cost: 0, due: None, stock: None }
     }
 
     pub(crate) fn new(frame: Frame, memory: &Memory) -> Self {
@@ -97,7 +113,7 @@ impl Message {
             0 => None,
             ms => Instant::now().checked_add(Duration::from_millis(u64::from(ms))),
         };
-        Self { frame, shared: Mutex::new(shared), charge: Mutex::new(None), cost: 0, due }
+        Self { frame, shared: Mutex::new(shared), charge: Mutex::new(None), cost: 0, due, stock: None }
     }
 
     /// Accounts for the message in the mailbox that it is put into, if its sender does.
@@ -107,6 +123,19 @@ impl Message {
             let charge = mailbox.charge(self.frame.header.src, self.cost);
             *self.charge.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(charge);
         }
+    }
+
+    /// Counts the reply among those that are held; false if they would be more than `budget` with it. One alone may be.
+    pub(crate) fn stock(&mut self, held: &Arc<AtomicU64>, budget: u64) -> bool {
+        let bytes = self.frame.cost();
+        let before = held.fetch_add(bytes, Ordering::Relaxed);
+        self.stock = Some(Stock { held: Arc::clone(held), bytes });
+        before == 0 || before.saturating_add(bytes) <= budget
+    }
+
+    /// The bytes of a reply that is held.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.stock.as_ref().map_or(0, |stock| stock.bytes)
     }
 
     /// What it counts against its mailbox's budget.

@@ -23,6 +23,7 @@ def test_defaults():
         "sigterm_grace": 8.0,
         "link_budget": 256 * 1024**2,
         "mailbox_budget": 64 * 1024**2,
+        "reply_budget": 0,
         "heartbeat_timeout": 10.0,
         "fan_out": 16,
         "shm_budget": 0,

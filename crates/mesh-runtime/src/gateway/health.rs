@@ -532,6 +532,7 @@ impl Runtime {
         self.forget_fallen();
         self.ports.on_host_down(host);
         self.meters.end_host(&self.reactor, host);
+        self.answers_end_with(host);
     }
 
     // Where others are.

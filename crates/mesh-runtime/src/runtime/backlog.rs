@@ -56,9 +56,18 @@ pub enum Calling {
 /// is counted by meters.
 #[derive(Clone, Debug)]
 pub struct Deferral {
-    number: u64,
+    /// None of a reply, which nobody but its caller gives up.
+    number: Option<u64>,
     /// Finished when it waits no more.
     pub done: Arc<Completion>,
+}
+
+impl Deferral {
+    /// A reply that waits for its caller.
+    #[must_use]
+    pub fn of_reply(done: Arc<Completion>) -> Self {
+        Self { number: None, done }
+    }
 }
 
 #[derive(Debug)]
@@ -229,7 +238,7 @@ impl Runtime {
         let done = Completion::new(&this);
         let told = Some(Arc::clone(&done));
         let waiting = Waiting { target: Arc::clone(target), later, frames, call: 0, done: told };
-        Ok(Deferral { number: self.put_off(mailbox, waiting), done })
+        Ok(Deferral { number: Some(self.put_off(mailbox, waiting)), done })
     }
 
     fn not_deferred(&self, later: &Later, error: RuntimeError) -> RuntimeError {
@@ -254,7 +263,7 @@ impl Runtime {
         let later = Later { meters, cost, ..Later::default() };
         let told = Some(Arc::clone(&done));
         let waiting = Waiting { target: Arc::clone(target), later, frames: Vec::new(), call: 0, done: told };
-        Ok(Deferral { number: self.put_off(actor, waiting), done })
+        Ok(Deferral { number: Some(self.put_off(actor, waiting)), done })
     }
 
     fn put_off(&self, actor: ActorId, waiting: Waiting) -> u64 {
@@ -285,7 +294,7 @@ impl Runtime {
 
     /// Whoever sends gives it up; false if it is on its way, or was refused.
     pub fn take_back(&self, deferral: &Deferral) -> bool {
-        self.take_out(|_| Some(deferral.number))
+        self.take_out(|_| deferral.number)
     }
 
     /// Whether a call waits here for its turn.

@@ -9,15 +9,18 @@ use crate::inbox::Inbox;
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
 use crate::meter::Mailbox;
-use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Watch, ranks_of};
+use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Undeliverable, Watch, ranks_of};
 use mesh_proto::{
-    ActorId, Credit, EndReason, Ended, Event, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Undelivered, flags,
+    ActorId, Credit, EndReason, Ended, Event, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Progress, Route,
+    Undelivered, flags,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// The id of the actor that spawns what a job has one of each; known to every process.
 const REGISTRY: ActorId = 1;
+/// Shorter replies take hardly more of the caller's memory than the calls that it has begun.
+const LARGE_REPLY: u64 = 4096;
 /// More than any mesh of procs has on one host; nobody is to count further through a number that came in a frame.
 pub(super) const MOST_PROCS: u32 = 1 << 20;
 
@@ -38,10 +41,16 @@ impl Runtime {
                 if header.flags & flags::CHARGED != 0 {
                     self.charge_stream(&mut reply);
                 }
-                let reply = Arc::new(reply);
                 if reply.is_torn() {
                     return; // The notice of its sender's end follows, and is the answer.
                 }
+                if (header.body_len >= LARGE_REPLY || header.flags & flags::SHARED != 0)
+                    && header.flags & flags::MORE == 0
+                    && !reply.stock(&self.held_replies, self.options.reply_budget)
+                {
+                    return self.drop_reply(&reply);
+                }
+                let reply = Arc::new(reply);
                 let failed = header.kind == Kind::Undeliverable || header.flags & flags::ERROR != 0;
                 if !self.calls.offer(&self.reactor, header.call, index, Outcome::Replied(reply)) {
                     if header.flags & flags::MORE != 0 {
@@ -64,6 +73,7 @@ impl Runtime {
                 };
                 if header.kind == Kind::StopActor && !refused {
                     self.announce_stop(header.actor);
+                    self.stop_announced(&header);
                 }
                 if refused {
                     self.refuse(&header);
@@ -78,13 +88,24 @@ impl Runtime {
                     let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
                     self.open_inbox(header.actor, &Arc::new(Inbox::of(mailbox, gauge)));
                 }
+                if header.flags & flags::MORE != 0 {
+                    return self.note_announced(&header);
+                }
+                if header.flags & flags::END != 0 {
+                    self.note_arguments(header.actor);
+                }
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::StopProc | Kind::Cancel | Kind::Partial => {
+                if header.kind == Kind::Cancel {
+                    self.answer_unwanted(header.src, header.call);
+                }
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
             Kind::Credit => {
-                if header.flags & flags::QUESTION == 0 {
+                if let Some(progress) = Progress::read(&header) {
+                    self.on_progress(progress, header.src, header.flags);
+                } else if header.flags & flags::QUESTION == 0 {
                     self.meters.on_credit(&self.reactor, header.src, header.actor, Credit::read(&header));
                 } else if header.actor == 0 {
                     let own = if self.me == ProcAddr::CONTROLLER { &self.notices } else { &self.system };
@@ -107,6 +128,7 @@ impl Runtime {
                         self.end_orphans(aftermath.end);
                     }
                     self.meters.end(&self.reactor, Some(addr));
+                    self.answers_end(|at| at == addr);
                     self.memory.on_death(addr, ended.pid);
                     lock(&self.pids).remove(&addr);
                     let ended = Arc::new(ended);
@@ -194,6 +216,22 @@ impl Runtime {
             Kind::Moved => self.on_news(&frame),
             Kind::Lines => self.on_lines(&frame),
         }
+    }
+
+    /// A reply has come for which this process has no room: its call fails instead.
+    #[cold]
+    fn drop_reply(&self, reply: &Message) {
+        let header = reply.header();
+        let end = Undeliverable {
+            call: header.call,
+            place: header.index,
+            actor: header.actor,
+            why: Undelivered::NoRoom(reply.bytes()),
+        };
+        let message = Message::new(end.frame(header.src, self.me), &self.memory);
+        let outcome = Outcome::Replied(Arc::new(message));
+        self.calls.on_outcome(&self.reactor, header.call, header.index as usize, outcome);
+        self.forget_fallen();
     }
 
     pub(crate) fn read_link(&self, link: &Arc<Link>) {

@@ -2,6 +2,7 @@
 //!
 //! - this file: what it is made of, its procs, its end;
 //! - `outgoing`: messages from here to their receivers;
+//! - `answers`: replies that wait here until their callers read;
 //! - `backlog`: messages that wait here for room at their receivers;
 //! - `descriptors`: promises that are finished by a write to a descriptor;
 //! - `incoming`: messages that arrive, and the inboxes they arrive in;
@@ -9,6 +10,7 @@
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
+mod answers;
 mod backlog;
 mod descriptors;
 mod early;
@@ -19,6 +21,7 @@ mod outgoing;
 mod ports;
 mod waiting;
 
+pub use answers::Spawned;
 pub use backlog::{Calling, Deferral, Later, millis};
 pub(crate) use outgoing::relate;
 pub use outgoing::{Outgoing, Terms};
@@ -48,8 +51,8 @@ use crate::unseen::Unseen;
 use crate::wait::Waiter;
 use mesh_proto::control::{Goodbye, Hello, StopProcs};
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, Route, Router,
-    Target,
+    ActorId, CallId, EndReason, Ended, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, REPLIES, Route,
+    Router, SPAWNS, Target,
 };
 use mesh_topology::{Region, Slice};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -82,6 +85,8 @@ pub struct Options {
     pub link_budget: usize,
     /// Bytes that may wait in one mailbox before its senders do.
     pub mailbox_budget: u64,
+    /// Bytes of replies that this process may hold and not have looked at.
+    pub reply_budget: u64,
     /// Bytes of shared memory that this process may own.
     pub shm_budget: usize,
     /// Parts of this length and more travel through shared memory.
@@ -109,6 +114,12 @@ pub struct Counts {
     pub meters: usize,
     /// Messages that wait here for room at their receivers, and their bytes.
     pub deferred: (usize, u64),
+    /// Replies that wait here until their callers' processes read, and their bytes.
+    pub replies: (usize, u64),
+    /// The same of arguments of spawns.
+    pub spawns: (usize, u64),
+    /// Bytes of large replies that have come and that nobody has looked at.
+    pub held: u64,
 }
 
 /// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
@@ -138,6 +149,12 @@ pub struct Runtime {
     pub(crate) started: Instant,
     pub(crate) meters: Meters,
     deferred: backlog::Deferred,
+    answering: answers::Answering,
+    spawning: answers::Answering,
+    /// Bytes of replies that have come and that nobody has looked at.
+    held_replies: Arc<AtomicU64>,
+    /// Actors whose arguments have not come yet, and who spawns them.
+    announced: Mutex<HashMap<ActorId, ProcAddr>>,
     /// Itself, for the mailboxes that send credits on their own.
     this: Weak<Self>,
     pid: u32,
@@ -326,6 +343,10 @@ impl Runtime {
                 started: Instant::now(),
                 meters: Meters::default(),
                 deferred: backlog::Deferred::new(options.link_budget),
+                answering: answers::Answering::new(REPLIES, options.link_budget),
+                spawning: answers::Answering::new(SPAWNS, options.link_budget),
+                held_replies: Arc::default(),
+                announced: Mutex::default(),
                 this: Weak::clone(this),
                 pid: std::process::id(),
                 options,
@@ -422,6 +443,9 @@ impl Runtime {
             shm_bytes: self.memory.bytes(),
             meters: self.meters.len(),
             deferred: self.deferred.size(),
+            replies: self.answering.size(),
+            spawns: self.spawning.size(),
+            held: self.held_replies.load(Ordering::Relaxed),
         }
     }
 
@@ -623,6 +647,7 @@ impl Runtime {
     /// Says that what follows is no failure (a worker's last message), or why it is one, and writes out what still waits.
     pub fn goodbye(&self, limit: Duration, reason: EndReason) {
         if let Some(up) = self.link(UP).filter(|_| !self.me.is_agent()) {
+            self.drain_answers(limit);
             // First: the agent may hang up before the next line runs, and that is no reason to die of.
             self.closed.store(true, Ordering::SeqCst);
             up.send(&self.reactor, &Goodbye { reason }.frame(self.me, up.peer));
@@ -678,6 +703,7 @@ impl Runtime {
         self.calls.fail_all(&self.reactor, &ended);
         self.inspection.journal.close(&self.reactor);
         self.close_backlog();
+        self.close_answers();
         self.meters.end(&self.reactor, None);
         let inboxes: Vec<Arc<Inbox>> = read(&self.inboxes).values().cloned().collect();
         for inbox in inboxes {
@@ -733,8 +759,14 @@ impl Handler for Runtime {
     }
 
     fn on_turn(&self) -> Option<Instant> {
-        let turns =
-            [self.agent_turn(), self.gateway_turn(), self.waiting_turn(), self.memory.turn(), self.backlog_turn()];
+        let turns = [
+            self.agent_turn(),
+            self.gateway_turn(),
+            self.waiting_turn(),
+            self.memory.turn(),
+            self.backlog_turn(),
+            self.answers_turn(),
+        ];
         turns.into_iter().flatten().min()
     }
 }

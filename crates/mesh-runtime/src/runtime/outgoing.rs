@@ -1,9 +1,11 @@
 //! Messages out: composed, taken one step on their way, or brought back to whoever sent them.
 
+use super::answers::holds_back;
 use super::incoming::MOST_PROCS;
 use super::ports::is_for_port;
 use super::{Runtime, lock, read};
 use crate::calls::{Call, Outcome};
+use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::gateway::GATEWAY;
 use bytes::Bytes;
@@ -55,7 +57,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    fn mark(self, mut frame: Frame) -> Frame {
+    pub(super) fn mark(self, mut frame: Frame) -> Frame {
         frame.header.flags |= if self.charged { flags::CHARGED } else { 0 };
         frame.header.deadline_ms = self.deadline_ms;
         frame
@@ -69,7 +71,10 @@ pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
     match header.kind {
         Kind::Spawn => {
             family.asked(src, dst.mesh);
-            family.actor_made(dst, header.actor, src);
+            // Arguments that follow an announcement may come after the actor's stop.
+            if header.flags & flags::END == 0 {
+                family.actor_made(dst, header.actor, src);
+            }
             return family.to_watch();
         }
         Kind::StopActor => {
@@ -213,19 +218,32 @@ impl Runtime {
     }
 
     /// Answers a call.
-    pub fn reply(&self, to: &Header, error: u16, payload: &[u8], buffers: &[&[u8]]) -> usize {
+    pub fn reply(&self, to: &Header, error: u16, payload: &[u8], buffers: &[&[u8]]) {
+        self.reply_by(to, None, error, payload, buffers);
+    }
+
+    /// Answers a call, whose caller wants the answer until `due`. If too much waits here for callers that do not read,
+    /// whoever answers is to take no other message until what is returned is finished.
+    pub fn reply_by(
+        &self,
+        to: &Header,
+        due: Option<Instant>,
+        error: u16,
+        payload: &[u8],
+        buffers: &[&[u8]],
+    ) -> Option<Arc<Completion>> {
         if to.kind == Kind::Spawn {
             self.on_constructed(to.actor, error != 0);
         }
         if to.call == 0 {
-            return 0;
+            return None;
         }
         let target = Target::One(to.src);
         let out = Outgoing { kind: Kind::Reply, target: &target, actor: to.actor, name: b"", payload, buffers };
         let mut frame = self.compose(&out, to.call);
         frame.header.index = to.index;
         frame.header.flags |= error;
-        self.dispatch(frame, None)
+        self.answer(frame, due, holds_back(to.kind))
     }
 
     /// The queue towards a receiver that is above its budget, if there is one.
@@ -422,6 +440,9 @@ impl Runtime {
         let header = frame.header;
         if header.flags & flags::SHARED != 0 {
             self.memory.let_go(frame);
+        }
+        if self.unread(frame) {
+            return;
         }
         self.refuse(&frame.header);
         if is_for_port(&header) {

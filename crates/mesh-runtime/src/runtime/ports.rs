@@ -2,6 +2,7 @@
 
 use super::Runtime;
 use crate::calls::Call;
+use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::message::Message;
 use crate::meter::Mailbox as Account;
@@ -224,15 +225,16 @@ impl Runtime {
         self.calls.unseen()
     }
 
-    /// Sends a rank's share of a combined reply to the rank above it. `to` is the call that it answers.
-    pub fn pass_on(&self, to: &Header, parent: ProcAddr, payload: &[u8], buffers: &[&[u8]]) {
+    /// Sends a rank's share of a combined reply to the rank above it, on the terms of [`Runtime::reply_by`]. `to` is the
+    /// call that it answers.
+    pub fn pass_on(&self, to: &Header, parent: ProcAddr, payload: &[u8], buffers: &[&[u8]]) -> Option<Arc<Completion>> {
         let target = Target::One(parent);
         let name = format!("{}.{}.{}", to.src.mesh, to.src.rank, to.src.host);
         let out =
             Outgoing { kind: Kind::Partial, target: &target, actor: to.actor, name: name.as_bytes(), payload, buffers };
         let mut frame = self.compose(&out, to.call);
         frame.header.index = to.index;
-        self.dispatch(frame, None);
+        self.answer(frame, None, true)
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod afar;
+mod answers;
 mod calls;
 mod completion;
 mod flow;
@@ -31,6 +32,7 @@ pub(crate) fn options() -> Options {
         spin: Duration::ZERO,
         link_budget: 1 << 20,
         mailbox_budget: 4 << 20,
+        reply_budget: u64::MAX,
         shm_budget: 256 << 20,
         shm_threshold: 64 * 1024,
         shm_idle: Duration::from_secs(10),

@@ -159,7 +159,7 @@ pub(crate) struct PyHost {
 impl PyHost {
     /// Listens at `address`, if there is one, with the credentials in a folder.
     #[new]
-    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
+    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn new(
         py: Python<'_>,
@@ -175,13 +175,14 @@ impl PyHost {
         spin_us: f64,
         link_budget: usize,
         mailbox_budget: u64,
+        reply_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
         shm_idle: f64,
     ) -> PyResult<Self> {
         let traits = Traits::new(labels, resources)
             .ok_or_else(|| PyValueError::new_err("labels or resources of the host are too many, or too long"))?;
-        let runtime = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle)?;
+        let runtime = options(spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle)?;
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let tell = Arc::clone(&told);
         let host = leave(py, || {

@@ -2,12 +2,12 @@
 
 use crate::call::{PyLost, is_error, kind_name};
 use crate::door;
-use crate::flow::left;
+use crate::flow::{PyDeferral, in_coroutine, left};
 use crate::part::PyPart;
 use crate::port::PyOutlet;
 use crate::runtime::Payload;
-use mesh_proto::{Kind, ProcAddr, Target, flags};
-use mesh_runtime::{Inbox, LoopWaker, Message, PartData, Runtime, Way};
+use mesh_proto::{Kind, ProcAddr, Target, Undelivered, flags};
+use mesh_runtime::{Completion, Deferral, Inbox, LoopWaker, Message, PartData, Runtime, Waited, Way};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString};
@@ -99,6 +99,20 @@ impl PyMessage {
         {
             inbox.gauge.end(serial, failed);
         }
+    }
+
+    /// An answer waits for its caller, and more do than may. A thread waits here; a coroutine is given what to wait for
+    /// before it takes another message.
+    #[cold]
+    fn hold_back(&self, py: Python<'_>, done: Arc<Completion>) -> PyResult<Option<PyDeferral>> {
+        if in_coroutine(py)? {
+            let header = self.message().header();
+            let (runtime, target) = (Arc::clone(&self.runtime), Arc::new(Target::One(header.src)));
+            return Ok(Some(PyDeferral { runtime, deferral: Deferral::of_reply(done), target, actor: header.actor }));
+        }
+        let step = || self.runtime.wait_completion(&done, None, None, false, false, None);
+        while door::outside(py, step) != Waited::Ready {}
+        Ok(None)
     }
 
     fn message(&self) -> &Message {
@@ -198,6 +212,14 @@ impl PyMessage {
         self.message().undelivered().map(|why| (why.word(), why.to_string()))
     }
 
+    /// How many bytes a reply had that was dropped where it came.
+    fn dropped_bytes(&self) -> u64 {
+        match self.message().undelivered() {
+            Some(Undelivered::NoRoom(bytes)) => bytes,
+            _ => 0,
+        }
+    }
+
     /// Whether it is the end of a port rather than an answer.
     #[getter]
     fn is_end(&self) -> bool {
@@ -234,8 +256,8 @@ impl PyMessage {
         }
     }
 
-    /// Answers with `value`.
-    fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Answers with `value`. Returns what a coroutine has to wait for before it takes another message, if anything.
+    fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<PyDeferral>> {
         // Before the answer: whoever gets it may want to send the next message at once.
         self.message().done();
         if self.message().header().call != 0 {
@@ -243,14 +265,14 @@ impl PyMessage {
             let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
             self.end(false);
             let header = self.message().header();
-            payload.ship(py, &Target::One(header.src), String::new, |bytes, buffers| {
-                self.runtime.reply(header, 0, bytes, buffers);
-                Ok(())
+            let due = self.message().due();
+            let kept = payload.ship(py, &Target::One(header.src), String::new, |bytes, buffers| {
+                Ok(self.runtime.reply_by(header, due, 0, bytes, buffers))
             })?;
-        } else {
-            self.end(false);
+            return kept.map_or(Ok(None), |done| self.hold_back(py, done));
         }
-        Ok(())
+        self.end(false);
+        Ok(None)
     }
 
     /// The port by which this call can be answered: later, often, from elsewhere.
@@ -261,14 +283,14 @@ impl PyMessage {
         PyOutlet::new(self.runtime.outlet(header.src, way, true))
     }
 
-    /// Sends this rank's share of a combined reply to the rank above it.
-    fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, to: (u64, u32, u32)) -> PyResult<()> {
+    /// Sends this rank's share of a combined reply to the rank above it; returns as `reply` does.
+    fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, to: (u64, u32, u32)) -> PyResult<Option<PyDeferral>> {
         let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
         let parent = ProcAddr { mesh: to.0, rank: to.1, host: to.2 };
-        payload.ship(py, &Target::One(parent), String::new, |bytes, buffers| {
-            self.runtime.pass_on(self.message().header(), parent, bytes, buffers);
-            Ok(())
-        })
+        let kept = payload.ship(py, &Target::One(parent), String::new, |bytes, buffers| {
+            Ok(self.runtime.pass_on(self.message().header(), parent, bytes, buffers))
+        })?;
+        kept.map_or(Ok(None), |done| self.hold_back(py, done))
     }
 
     /// Nobody hears how it failed: the message counts as handled, and as failed.
@@ -277,7 +299,7 @@ impl PyMessage {
         self.end(true);
     }
 
-    /// Answers with an exception that was encoded before.
+    /// Answers with an exception that was encoded before; returns as `reply` does.
     #[pyo3(signature = (data, buffers, dead=false))]
     fn reply_error(
         &self,
@@ -285,16 +307,16 @@ impl PyMessage {
         data: &Bound<'_, PyBytes>,
         buffers: &Bound<'_, PyAny>,
         dead: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<Option<PyDeferral>> {
         self.runtime.original().map_err(|error| door::raise(py, &error))?;
         self.message().done();
         let payload = Payload::new(data.clone(), buffers)?;
         self.end(true);
         let bits = if dead { flags::ERROR | flags::DEAD } else { flags::ERROR };
-        payload.send(py, |bytes, buffers| {
-            self.runtime.reply(self.message().header(), bits, bytes, buffers);
-        });
-        Ok(())
+        let due = self.message().due();
+        let kept = payload
+            .send(py, |bytes, buffers| self.runtime.reply_by(self.message().header(), due, bits, bytes, buffers));
+        kept.map_or(Ok(None), |done| self.hold_back(py, done))
     }
 }
 

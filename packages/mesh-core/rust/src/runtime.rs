@@ -1,5 +1,7 @@
 //! The runtime object, and sending.
 
+mod spawning;
+
 use crate::call::PyCall;
 use crate::completion::PyCompletion;
 use crate::door::{self, deadline, duration, leave, outside, raise};
@@ -375,6 +377,9 @@ impl PySender {
         door::enter(py);
         let payload = Payload::dump(value)?;
         let road = self.road(py);
+        if self.kind == Kind::Spawn {
+            return self.spawn(py, &road, &payload, deadline(limit)?);
+        }
         if self.reduce && !road.is_whole() {
             return Err(PyLookupError::new_err("its receivers are no region of one mesh any more"));
         }
@@ -450,35 +455,38 @@ pub(crate) fn options(
     spin_us: f64,
     link_budget: usize,
     mailbox_budget: u64,
+    reply_budget: u64,
     shm_budget: usize,
     shm_threshold: usize,
     shm_idle: f64,
 ) -> PyResult<Options> {
     let (spin, shm_idle) = (duration(spin_us * 1e-6)?, duration(shm_idle)?);
-    Ok(Options { spin, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle })
+    Ok(Options { spin, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle })
 }
 
 #[pymethods]
 impl PyRuntime {
     /// The runtime of a process that runs a script.
     #[staticmethod]
-    #[pyo3(signature = (*, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
+    #[pyo3(signature = (*, spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
+    #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn controller(
         py: Python<'_>,
         spin_us: f64,
         link_budget: usize,
         mailbox_budget: u64,
+        reply_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
         shm_idle: f64,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle)?;
+        let options = options(spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle)?;
         leave(py, || Runtime::controller(options)).map(Self)
     }
 
     /// The runtime of a worker. It owns the two descriptors from here on.
     #[staticmethod]
-    #[pyo3(signature = (*, mesh, rank, host, link, board, seat, spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle))]
+    #[pyo3(signature = (*, mesh, rank, host, link, board, seat, spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn worker(
         py: Python<'_>,
@@ -491,11 +499,12 @@ impl PyRuntime {
         spin_us: f64,
         link_budget: usize,
         mailbox_budget: u64,
+        reply_budget: u64,
         shm_budget: usize,
         shm_threshold: usize,
         shm_idle: f64,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, mailbox_budget, shm_budget, shm_threshold, shm_idle)?;
+        let options = options(spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle)?;
         // SAFETY: the caller, a worker's first lines, gives away descriptors that it alone knows of.
         let (link, board) = unsafe { (OwnedFd::from_raw_fd(link), OwnedFd::from_raw_fd(board)) };
         leave(py, || Runtime::worker(ProcAddr { mesh, rank, host }, link, board, seat, options)).map(Self)
@@ -778,6 +787,11 @@ impl PyRuntime {
         out.set_item("meters", counts.meters)?;
         out.set_item("deferred", counts.deferred.0)?;
         out.set_item("deferred_bytes", counts.deferred.1)?;
+        out.set_item("replies", counts.replies.0)?;
+        out.set_item("reply_bytes", counts.replies.1)?;
+        out.set_item("held_reply_bytes", counts.held)?;
+        out.set_item("spawns", counts.spawns.0)?;
+        out.set_item("spawn_bytes", counts.spawns.1)?;
         Ok(out)
     }
 }

@@ -307,6 +307,29 @@ class MailboxFull(MeshError):
         """The number of bytes that may be under way."""
 
 
+class ReplyDropped(MeshError):
+    """A reply was dropped when it came: the caller's process held as many that nobody had looked at as it may.
+
+    The endpoint has run, and what it did stands; only its result is lost.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        host: str = "",
+        size: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+        self.size = size
+        """The number of bytes that the reply had."""
+
+
 class Undeliverable(MeshError, ConnectionError):
     """A message came back: its receiver is stopped, dead or was never there."""
 

@@ -433,7 +433,12 @@ class _Running:
     async def _handle(self, message: Message) -> None:
         try:
             said, sender = message.load()
-            message.reply(await self.extension.receive(said, sender))
+            stage = self._process.stage()
+            if stage.held is not None:
+                await stage.room()
+            held = message.reply(await self.extension.receive(said, sender))
+            if held is not None:
+                stage.held = held
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             self._fail(message, error)
 

@@ -89,3 +89,13 @@ def crowded(
         "nothing may block the event loop. Await the call or the broadcast before sending more"
     )
     return MailboxFull(said, budget=budget, **where)  # type: ignore[arg-type]  # by name
+
+
+def not_spawned(waiting: int, budget: int) -> MailboxFull:
+    """Say that a coroutine spawns faster than processes take what their actors are made of."""
+    return MailboxFull(
+        f"cannot spawn: {waiting:,} bytes of arguments wait in this process for processes that do not read them, and "
+        f"link_budget lets {budget:,} wait. Nothing may block the event loop; await the `initialized` of what was spawned "
+        "before spawning more",
+        budget=budget,
+    )

@@ -96,6 +96,8 @@ class OnLoop:
                 if message.kind == "failure":
                     hosted.run_errands()
                     continue
+                if hosted.stage.held is not None:
+                    await hosted.stage.room()
                 if hosted.given_up(message) or hosted.refused(message, spec):
                     continue
                 assert spec is not None
@@ -154,7 +156,9 @@ class OnLoop:
             args, kwargs = message.load()
             function = hosted.function(message, spec)
             if spec.respond is None:
-                message.reply(await function(hosted.object, *args, **kwargs))
+                held = message.reply(await function(hosted.object, *args, **kwargs))
+                if held is not None:
+                    hosted.stage.held = held
             else:
                 await function(args, kwargs)
         except asyncio.CancelledError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._errors import MeshError, SpawnError, SupervisionError, Undeliverable
+from mesh_core._errors import MeshError, ReplyDropped, SpawnError, SupervisionError, Undeliverable
 from mesh_core._future import not_here
 from mesh_core._native import Lost, Message, Point, locate, seat
 from mesh_core._serialize import explain_load_failure
@@ -85,6 +85,8 @@ def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
     if code in ("port_dropped", "port_handed_on"):
         return _unanswered(index, who, handed_on=code == "port_handed_on")
     rank = who.point(index).rank
+    if code == "no_room":
+        return _dropped(outcome, index, rank, who)
     remedy = "spawn the actor anew to go on"
     if _was_respawned(who, index):
         remedy = "its process was respawned, and respawn() of the actors' mesh, where they were spawned, makes the actor again"
@@ -94,6 +96,22 @@ def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
         rank=rank,
         host=who.host(index),
         reason=said,
+    )
+
+
+def _dropped(outcome: Message, index: int, rank: int, who: Addressee) -> ReplyDropped:
+    from mesh_core import _process
+
+    size = outcome.dropped_bytes()
+    budget = _process.current().settings.reply_bytes
+    return ReplyDropped(
+        f"the reply of actor {who.name!r} on rank {rank} was dropped: it has {size:,} bytes, and with those of other calls that "
+        f"nobody has looked at it would be more than the {budget:,} that this process may hold. Look at results before "
+        "calling again, have larger ones sent in parts (a stream, a channel), or raise reply_budget",
+        actor=who.name,
+        rank=rank,
+        host=who.host(index),
+        size=size,
     )
 
 

@@ -542,6 +542,7 @@ def runtime_options(settings: Settings) -> dict[str, Any]:
         "spin_us": settings.spin_us,
         "link_budget": settings.link_budget,
         "mailbox_budget": settings.mailbox_budget,
+        "reply_budget": settings.reply_bytes,
         "shm_budget": settings.shm_bytes,
         "shm_threshold": settings.shm_threshold,
         "shm_idle": settings.shm_idle,

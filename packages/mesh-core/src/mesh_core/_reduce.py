@@ -254,7 +254,9 @@ class Reductions:
 
     def _pass_on(self, message: Message, plan: Plan, place: Place, share: Any) -> None:
         if place.above is None:
-            message.reply(result(plan.reducer, share))
+            held = message.reply(result(plan.reducer, share))
         else:
             rank = plan.rank(place.above)
-            message.pass_on(share, (plan.mesh, rank, plan.placement.host_of(rank)))
+            held = message.pass_on(share, (plan.mesh, rank, plan.placement.host_of(rank)))
+        if held is not None:
+            self._stage.held = held

@@ -132,6 +132,11 @@ def _setting(default: Any, rule: _Rule) -> Any:
     return field(default=default, metadata={"rule": rule})
 
 
+def _memory() -> int:
+    """The memory of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Every setting of mesh-core. Immutable: :func:`configure` and :func:`configured` put another in its place.
@@ -162,6 +167,10 @@ class Settings:
 
     mailbox_budget: int = _setting(64 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
     """Bytes that may wait at one actor, from all its senders, before these wait."""
+
+    reply_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
+    """Bytes of replies that a process may hold and not have looked at, beyond which replies to it are dropped, and their
+    calls fail with :class:`ReplyDropped`; 0 is three quarters of this machine's memory."""
 
     heartbeat_timeout: float = _setting(10.0, _Number(float, 0.05, 86_400.0, "seconds"))
     """After how much silence another host is taken for dead, in seconds."""
@@ -207,7 +216,16 @@ class Settings:
         """
         if self.shm_budget:
             return self.shm_budget
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        return _memory() // 4
+
+    @property
+    def reply_bytes(self) -> int:
+        """The budget of replies in bytes, with the 0 that means "three quarters of memory" worked out.
+
+        >>> Settings(reply_budget=1024).reply_bytes
+        1024
+        """
+        return self.reply_budget or _memory() // 4 * 3
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "Settings":

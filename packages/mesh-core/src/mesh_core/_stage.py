@@ -37,7 +37,7 @@ from mesh_core._title import Title
 if TYPE_CHECKING:
     from mesh_core._estate import Holding
     from mesh_core._failure import MeshFailure
-    from mesh_core._native import Message
+    from mesh_core._native import Deferral, Message
     from mesh_core._process import Process
     from mesh_core.policies import Event, RepairEvent
 
@@ -75,6 +75,8 @@ class Stage:
         """Replies that are combined here on their way up; made when one first is."""
         self.ident = 0
         """The thread that runs the loop."""
+        self.held: Deferral | None = None
+        """A reply that the loop has given and that waits for its caller, where more wait than may (ANS-3)."""
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those of actors with sync endpoints."""
 
@@ -450,7 +452,17 @@ class Stage:
         data, buffers = encode_exception(
             error, actor=name, rank=me.rank, host=me.host, pid=os.getpid(), bootstrap=bootstrap
         )
-        message.reply_error(data, buffers, dead=dead)
+        held = message.reply_error(data, buffers, dead=dead)
+        if held is not None:
+            self.held = held
+
+    async def room(self) -> None:
+        """Wait until no reply of the loop's has to leave before it handles another message."""
+        while (held := self.held) is not None:
+            if not held.done():
+                await self.process.bridge().wait(held)
+            if self.held is held:
+                self.held = None
 
     def log_failure(self, message: Message, error: BaseException, name: str) -> None:
         """Write down what went wrong where nobody waits to hear of it."""
