@@ -475,3 +475,34 @@ def test_an_item_that_cannot_be_pickled_is_refused_where_it_is_put() -> None:
 def test_errors_of_queues_are_those_that_one_looks_for() -> None:
     assert issubclass(QueueClosed, EOFError)
     assert not issubclass(QueueClosed, ChannelClosed)
+
+
+# Breaking it.
+
+
+class Leaver(Actor):
+    @endpoint
+    def put(self, queue: Queue[int], count: int) -> None:
+        for n in range(count):
+            queue.put(n)
+
+
+def test_what_was_put_goes_on_its_way_before_its_process_ends_in_order() -> None:
+    with Queue[int]() as queue:
+        with this_host().spawn_procs() as procs:
+            procs.spawn("leaver", Leaver).put.broadcast(queue, 900)
+        assert left(queue) == list(range(900))
+
+
+def test_a_taker_that_goes_while_items_are_on_their_way_disturbs_nobody() -> None:
+    with Queue[int]() as queue, this_host().spawn_procs({"users": 4}) as procs:
+        users = procs.spawn("users", User, supervise=lambda failure: True)
+        killers = procs.spawn("killers", User, supervise=lambda failure: True)
+        for each in range(4):
+            users.slice(users=each).drain.broadcast(queue, 1)
+        for each in range(4):
+            queue.put_many(range(each * 100, each * 100 + 100))
+            with pytest.raises((SupervisionError, ConnectionError)):
+                killers.slice(users=each).die.call_one().get(timeout=SOON)
+        queue.put(1_000).get(timeout=SOON)
+        assert 1_000 in left(queue)

@@ -8,14 +8,17 @@ QCL-2: what was taken and not looked at goes back: where the future was cancelle
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
+import weakref
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MailboxFull, MeshError
 from mesh_core._promise import Promise
 from mesh_core._serialize import dumps
+from mesh_core.extensions import Extension
 
 if TYPE_CHECKING:
     from mesh_core._future import Future
@@ -152,8 +155,55 @@ class Client:
         for batch in failed:
             batch.promise.set_exception(self._again(error))
 
+    @property
+    def waiting(self) -> int:
+        """How many items are not in the queue yet."""
+        with self._lock:
+            return self._waiting + (0 if self._under_way is None else len(self._under_way.items))
+
     def flush(self) -> Future[None] | None:
         """What is done when all that was put here so far is in the queue."""
         with self._lock:
             last = self._batches[-1] if self._batches else self._under_way
         return None if last is None else last.promise.future
+
+
+class Queues(Extension):
+    """The ends of queues in one process. What was put there goes on its way before the process ends in order."""
+
+    name = "mesh.queues"
+    _everywhere = True
+
+    def __init__(self) -> None:
+        self.clients: weakref.WeakValueDictionary[tuple[int, int], Client] = weakref.WeakValueDictionary()
+
+    def stop(self) -> None:
+        until = time.monotonic() + _END_S
+        for client in list(self.clients.values()):
+            flushed = client.flush()
+            try:
+                if flushed is not None:
+                    flushed.get(timeout=max(0.0, until - time.monotonic()))
+            except MeshError as error:
+                logging.getLogger("mesh").error(
+                    "%d items that were put into %s are lost, as the process ends before there was room for them (%s). Wait for "
+                    "flush() before that",
+                    client.waiting,
+                    client.name,
+                    str(error).partition("\n")[0],
+                )
+
+
+_END_S = 1.0
+
+
+def client_of(process: Process, server: Any, name: str) -> Client:
+    """The end of a queue in this process."""
+    process.extensions.ensure(Queues)
+    queues = process.extensions.find(Queues.name)
+    assert isinstance(queues, Queues)
+    key = (server._procs_id, server._actor_id)
+    client = queues.clients.get(key)
+    if client is None:
+        client = queues.clients[key] = Client(process, server, name)
+    return client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, Full
@@ -13,7 +12,7 @@ from mesh_core import _process
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
 from mesh_core._promise import Promise
-from mesh_core._queue._client import Client, QueueClosed
+from mesh_core._queue._client import QueueClosed, client_of
 from mesh_core._queue._server import QueueServer, QueueStats
 from mesh_core._serialize import loads
 
@@ -105,12 +104,7 @@ class Queue(Generic[T]):
         self._name = name
         self._server = server
         self._process = process
-        clients = process.slots.of(_Clients).by_actor
-        key = (server._procs_id, server._actor_id)
-        client = clients.get(key)
-        if client is None:
-            client = clients[key] = Client(process, server, f"queue {name!r}")
-        self._client = client
+        self._client = client_of(process, server, f"queue {name!r}")
 
     # Putting.
 
@@ -308,13 +302,6 @@ class Queue(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Queue {self._name!r}>"
-
-
-class _Clients:
-    """The ends of queues in one process."""
-
-    def __init__(self) -> None:
-        self.by_actor: weakref.WeakValueDictionary[tuple[int, int], Client] = weakref.WeakValueDictionary()
 
 
 def _revive(server: Any, name: str) -> Queue[Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._actor import Actor
 from mesh_core._endpoint import endpoint
+from mesh_core._errors import MeshError
 from mesh_core._queue._store import Entry, Owner, Store, Taker
 
 if TYPE_CHECKING:
@@ -85,7 +88,7 @@ class QueueServer(Actor):
         """Add items; answers when all are in, with false if the queue is closed."""
         entries = [_entry(producer, item) for item in items]
         with self._lock:
-            self._store.put(entries, port.send, time.monotonic())
+            self._store.put(entries, partial(_send, port), time.monotonic())
 
     @endpoint
     def put_now(self, producer: str, item: Wire) -> bool | None:
@@ -107,7 +110,7 @@ class QueueServer(Actor):
         with self._lock:
             if wait is not None and not (self._store.ready or self._store.is_over):
                 if wait <= 0:
-                    port.send([])
+                    _send(port, [])
                     return
                 self._waits[key] = now + wait
             self._store.take(taker, now)
@@ -117,11 +120,9 @@ class QueueServer(Actor):
         def answer(entries: list[Entry] | None) -> None:
             self._waits.pop(key, None)
             if entries is None:
-                port.send([])
-            elif not entries:
-                port.send(None)
+                _send(port, [])
             else:
-                port.send([_given(each) for each in entries])
+                _send(port, [_given(each) for each in entries] or None)
 
         return answer
 
@@ -232,6 +233,13 @@ def _entry(producer: str, item: Wire) -> Entry:
     data, buffers, version, made = item
     size = _ENTRY_COST + len(data) + sum(memoryview(each).nbytes for each in buffers)
     return Entry((data, buffers), size, producer, made, version)
+
+
+def _send(port: Port[Any], answer: Any) -> None:
+    # Whoever has gone, or wants nothing any more: what it was given is undone when that is heard of, and nobody else is
+    # to be disturbed.
+    with contextlib.suppress(MeshError):
+        port.send(answer)
 
 
 def _given(entry: Entry) -> Given:
