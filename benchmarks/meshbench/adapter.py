@@ -54,6 +54,13 @@ class ActorSystem(Floor, Protocol):
         """The worker processes' ids, asked from the actors."""
 
 
+class QueueSystem(Protocol):
+    """A system with a queue between processes."""
+
+    def queue_rate(self, producers: int, takers: int, items: int) -> float:
+        """Items per second through one queue; each producer puts `items` small ones, one after the other."""
+
+
 class KillSystem(ActorSystem, Protocol):
     """A system of which it is measured how soon a caller learns that it waits in vain."""
 

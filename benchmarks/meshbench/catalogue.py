@@ -22,6 +22,7 @@ SYSTEMS = ("mesh", "monarch", "ray", "xoscar")
 LARGE = ("mesh", "monarch")
 SPINNING = ("mesh", "mesh-nospin")
 ONLY_MESH = ("mesh",)
+QUEUES = ("mesh", "ray")
 HOSTS_FLOOR = ("mesh", "monarch", "ray", "rawtls")
 HOSTS = ("mesh", "monarch", "ray")
 
@@ -117,6 +118,7 @@ FIGURES: Mapping[str, Figure] = {
     "gather_arrays": Figure("the same, all replies summed here", "ms"),
     "reduce_cpu": Figure("processor time here for these arrays, summed on the way up", "ms"),
     "gather_cpu": Figure("the same, all replies summed here", "ms"),
+    "queue_rate": Figure("small items through a queue, 4 producers and 4 takers", "1/s", more_is_better=True),
     "busy_work": Figure("calls/s, twice as many computing procs as cores", "1/s", more_is_better=True),
     "busy_pingpong": Figure(
         "round trips/s, twice as many calling pairs as cores", "1/s", more_is_better=True
@@ -298,6 +300,12 @@ def _reduce_256(system: Any, scale: Scale) -> Samples:
     return found
 
 
+def _queue_rate(system: Any, scale: Scale) -> Samples:
+    # Ray takes some hundred items a second, and would need minutes for what mesh needs to come into its stride.
+    items = scale.of(20_000, 2_000) if system.module == "mesh_core" else scale.of(500, 100)
+    return {"queue_rate": [system.queue_rate(4, 4, items)]}
+
+
 def _busy_work(system: Any, scale: Scale) -> Samples:
     return {"busy_work": [system.busy_work(scale.of(1000, 200))]}
 
@@ -422,6 +430,7 @@ ITEMS: Mapping[str, Item] = {
         ),
         rounds=3,
     ),
+    "queue_rate": Item(QUEUES, _queue_rate, ("queue_rate",)),
     "busy_work": Item(SPINNING, _busy_work, ("busy_work",)),
     "busy_pingpong": Item(SPINNING, _busy_pingpong, ("busy_pingpong",)),
     "logs": Item(ONLY_MESH, _logs, ("log_rate", "log_call", "log_call_null")),

@@ -12,6 +12,7 @@ import ray
 
 from meshbench.adapter import PAYLOAD
 from meshbench.adapters.ray_hosts import Hosts
+from meshbench.adapters.ray_queue import Queues
 from meshbench.timing import sample, sample_async
 
 
@@ -37,7 +38,7 @@ class AsyncEcho:
         return x
 
 
-class System(Hosts):
+class System(Hosts, Queues):
     """See `meshbench.adapter.ActorSystem`; over several hosts, `Hosts`."""
 
     module = "ray"

@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     from mesh_core._include import get_include
     from mesh_core._ports import Channel, Port, PortReceiver
     from mesh_core._promise import Promise
+    from mesh_core._queue._client import QueueClosed
+    from mesh_core._queue._queue import Queue, QueueEmpty, QueueFull, QueueItem
+    from mesh_core._queue._server import QueueStats
     from mesh_core._seeds import rank_seed
     from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
@@ -108,6 +111,12 @@ __all__ = [
     "PortReceiver",
     "ProcMesh",
     "Promise",
+    "Queue",
+    "QueueClosed",
+    "QueueEmpty",
+    "QueueFull",
+    "QueueItem",
+    "QueueStats",
     "Region",
     "ReplyDropped",
     "Sending",
@@ -161,6 +170,12 @@ _LATER = {
     "wait": "mesh_core._together",
     "wait_async": "mesh_core._together",
     "PortReceiver": "mesh_core._ports",
+    "Queue": "mesh_core._queue._queue",
+    "QueueClosed": "mesh_core._queue._client",
+    "QueueEmpty": "mesh_core._queue._queue",
+    "QueueFull": "mesh_core._queue._queue",
+    "QueueItem": "mesh_core._queue._queue",
+    "QueueStats": "mesh_core._queue._server",
     "attach_to_workers": "mesh_core._attach",
     "run_worker_loop_forever": "mesh_core._agent",
     "as_endpoint": "mesh_core._send",

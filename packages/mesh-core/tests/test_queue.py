@@ -1,0 +1,508 @@
+"""Queues between processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import queue as queues
+import signal
+import threading
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from mesh_core import (
+    Actor,
+    ChannelClosed,
+    MeshError,
+    Promise,
+    Queue,
+    QueueClosed,
+    QueueEmpty,
+    QueueFull,
+    QueueItem,
+    SupervisionError,
+    endpoint,
+    this_host,
+)
+
+pytestmark = pytest.mark.usefixtures("runtime", "started")
+
+SOON = 30.0
+
+
+class User(Actor):
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    @endpoint
+    def put(self, queue: Queue[Any], values: list[Any], version: Any = None) -> None:
+        queue.put_many(values, version=version).get(timeout=SOON)
+
+    @endpoint
+    def drain(self, queue: Queue[Any], n: int) -> list[Any]:
+        got: list[Any] = []
+        while True:
+            try:
+                got += queue.take(n).get(timeout=SOON)
+            except QueueClosed:
+                return got
+
+    @endpoint
+    async def pass_on(self, source: Queue[int], to: Queue[int]) -> int:
+        count = 0
+        async for value in source:
+            await to.put(value * 10)
+            count += 1
+        return count
+
+    @endpoint
+    def keep(self, queue: Queue[Any], n: int, lease: float | None) -> list[Any]:
+        self.kept = queue.take(n, lease=lease, items=True).get(timeout=SOON)
+        return [item.value for item in self.kept]
+
+    @endpoint
+    def begin(self, queue: Queue[Any], n: int) -> None:
+        """Take, and look at nothing."""
+        self.kept = [queue.take(n)]
+        queue.stats().get(timeout=SOON)
+
+    @endpoint
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def started(runtime: None) -> None:
+    """The thread that hears of what was put, which lives as long as the runtime."""
+    told = threading.Event()
+    promise = Promise[None]()
+    promise.future.add_done_callback(lambda _: told.set())
+    promise.set_result(None)
+    assert told.wait(SOON)
+
+
+def left(queue: Queue[Any]) -> list[Any]:
+    """Everything that can be taken just now."""
+    found = []
+    while True:
+        try:
+            found += queue.take_nowait(1000).get(timeout=SOON)
+        except QueueEmpty:
+            return found
+
+
+def test_items_come_in_the_order_in_which_they_were_put() -> None:
+    with Queue[int]() as queue:
+        for n in range(2_000):
+            queue.put(n)
+        got: list[int] = []
+        while len(got) < 2_000:
+            got += queue.take(300).get(timeout=SOON)
+        assert got == list(range(2_000))
+
+
+def test_a_taker_waits_for_the_first_item_and_gets_what_is_there() -> None:
+    with Queue[str]() as queue:
+        waiting = queue.take(5)
+        assert not waiting.done()
+        queue.put("a")
+        assert waiting.get(timeout=SOON) == ["a"]
+        queue.put_many("bc").get(timeout=SOON)
+        assert queue.take(5).get(timeout=SOON) == ["b", "c"]
+        queue.put("d")
+        assert queue.take().get(timeout=SOON) == "d"
+
+
+def test_many_producers_and_takers_share_it_and_each_item_is_taken_once_in_its_producers_order() -> None:
+    with Queue[tuple[int, int]](max_items=50) as queue, this_host().spawn_procs({"users": 6}) as procs:
+        users = procs.spawn("users", User)
+        taking = users.slice(users=slice(3, 6)).drain.call(queue, 7)
+        puts = [
+            users.slice(users=producer).put.call_one(queue, [(producer, n) for n in range(400)])
+            for producer in range(3)
+        ]
+        for put in puts:
+            put.get(timeout=SOON)
+        queue.close().get(timeout=SOON)
+        taken = taking.get(timeout=SOON).values()
+        assert sorted(chain.from_iterable(taken)) == [
+            (producer, n) for producer in range(3) for n in range(400)
+        ]
+        for each in taken:
+            for producer in range(3):
+                mine = [n for p, n in each if p == producer]
+                assert mine == sorted(mine)
+
+
+def test_large_items_arrive_whole_and_what_is_put_is_what_it_was_then() -> None:
+    with Queue[bytearray]() as queue:
+        data = bytearray(os.urandom(300_000))
+        before = bytes(data)
+        queue.put(data)
+        data[:] = bytes(len(data))
+        assert bytes(queue.take().get(timeout=SOON)) == before
+
+
+# Room.
+
+
+def test_who_puts_waits_while_the_queue_is_full() -> None:
+    with Queue[int](max_items=2) as queue:
+        first, second = queue.put(1), queue.put(2)
+        first.get(timeout=SOON), second.get(timeout=SOON)
+        third = queue.put(3)
+        assert queue.stats().get(timeout=SOON).putters == 1
+        assert not third.done()
+        assert queue.take().get(timeout=SOON) == 1
+        third.get(timeout=SOON)
+        assert queue.stats().get(timeout=SOON).ready == 2
+
+
+def test_a_thread_waits_once_much_is_waiting_and_goes_on_as_others_take() -> None:
+    with Queue[int](max_items=100) as queue:
+        done = threading.Event()
+
+        def put() -> None:
+            for n in range(3_000):
+                queue.put(n)
+            done.set()
+
+        thread = threading.Thread(target=put)
+        thread.start()
+        got = [queue.take().get(timeout=SOON)]
+        assert not done.is_set()
+        while len(got) < 3_000:
+            got += queue.take(100).get(timeout=SOON)
+        thread.join(SOON)
+        assert got == list(range(3_000))
+        assert done.is_set()
+
+
+def test_a_queue_is_bounded_in_bytes() -> None:
+    with Queue[bytes](max_bytes=10_000) as queue:
+        for _ in range(2):
+            queue.put(bytes(4_000)).get(timeout=SOON)
+        late = queue.put(bytes(4_000))
+        # What is leased counts.
+        queue.take(lease=SOON).get(timeout=SOON)
+        stats = queue.stats().get(timeout=SOON)
+        assert (stats.ready, stats.leased, stats.putters) == (1, 1, 1)
+        assert stats.bytes <= 10_000
+        assert not late.done()
+
+
+def test_put_nowait_says_that_a_queue_is_full() -> None:
+    with Queue[int](max_items=1) as queue:
+        queue.put_nowait(1).get(timeout=SOON)
+        with pytest.raises(QueueFull, match="is full; put\\(\\) waits for room") as caught:
+            queue.put_nowait(2).get(timeout=SOON)
+        assert isinstance(caught.value, queues.Full)
+        assert left(queue) == [1]
+
+
+def test_a_coroutine_that_puts_does_not_block_its_loop() -> None:
+    async def run(queue: Queue[int]) -> list[int]:
+        async def produce() -> None:
+            for n in range(100):
+                await queue.put(n)
+
+        producing = asyncio.create_task(produce())
+        got = [await queue.take() for _ in range(100)]
+        await producing
+        return got
+
+    with Queue[int](max_items=3) as queue:
+        assert asyncio.run(run(queue)) == list(range(100))
+
+
+# Taking back.
+
+
+def test_nothing_there_is_an_error_of_its_own() -> None:
+    with Queue[int]() as queue:
+        with pytest.raises(QueueEmpty) as caught:
+            queue.take_nowait().get(timeout=SOON)
+        assert isinstance(caught.value, queues.Empty)
+        with pytest.raises(QueueEmpty):
+            queue.take(timeout=0.05).get(timeout=SOON)
+        # Who has given up takes nothing from those that come later.
+        queue.put(1)
+        assert queue.take(timeout=SOON).get(timeout=SOON) == 1
+
+
+def test_a_take_that_is_cancelled_or_dropped_loses_nothing() -> None:
+    with Queue[int]() as queue:
+        waiting = queue.take()
+        assert waiting.cancel()
+        queue.put_many(range(3)).get(timeout=SOON)
+        come = queue.take(2)
+        while not come.done():
+            queue.stats().get(timeout=SOON)
+        del come
+        gc.collect()
+        assert left(queue) == [0, 1, 2]
+
+
+def test_a_task_that_is_cancelled_while_it_takes_loses_nothing() -> None:
+    async def run(queue: Queue[int]) -> list[int]:
+        got = []
+        for n in range(30):
+            task = asyncio.create_task(_take(queue))
+            await queue.put(n)
+            if n % 3:
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                got.append(await task)
+            except asyncio.CancelledError:
+                continue
+        return got
+
+    with Queue[int]() as queue:
+        got = asyncio.run(run(queue))
+        assert sorted(got + left(queue)) == list(range(30))
+
+
+async def _take(queue: Queue[int]) -> int:
+    return await queue.take()
+
+
+def test_items_of_a_taker_that_dies_before_it_has_looked_go_back() -> None:
+    with Queue[int]() as queue, this_host().spawn_procs() as procs:
+        user = procs.spawn("user", User)
+        queue.put_many(range(4)).get(timeout=SOON)
+        user.begin.call_one(queue, 3).get(timeout=SOON)
+        assert queue.stats().get(timeout=SOON).leased == 3
+        with pytest.raises(SupervisionError):
+            user.die.call_one().get(timeout=SOON)
+        # They may come back after the one that was left was taken.
+        assert sorted(queue.take(timeout=SOON).get(timeout=SOON) for _ in range(4)) == [0, 1, 2, 3]
+        assert queue.stats().get(timeout=SOON).leased == 0
+
+
+# Leases.
+
+
+def test_leased_items_are_over_once_they_are_acknowledged() -> None:
+    with Queue[str]() as queue:
+        queue.put_many("abc").get(timeout=SOON)
+        items = queue.take(2, lease=SOON).get(timeout=SOON)
+        assert [item.value for item in items] == ["a", "b"]
+        third = queue.take(lease=SOON).get(timeout=SOON)
+        assert queue.ack([*items, third]).get(timeout=SOON) == 3
+        assert queue.ack(items).get(timeout=SOON) == 0
+        stats = queue.stats().get(timeout=SOON)
+        assert (stats.ready, stats.leased, stats.bytes) == (0, 0, 0)
+
+
+def test_a_lease_that_ends_gives_its_items_to_the_next() -> None:
+    with Queue[str]() as queue:
+        queue.put("a")
+        first = queue.take(lease=0.05).get(timeout=SOON)
+        second = queue.take(lease=SOON, timeout=SOON).get(timeout=SOON)
+        assert (second.value, first.deliveries, second.deliveries) == ("a", 0, 1)
+        # It is somebody else's by now.
+        assert queue.ack(first).get(timeout=SOON) == 0
+        assert not queue.renew(first, 1.0).get(timeout=SOON)
+        assert queue.ack(second).get(timeout=SOON) == 1
+
+
+def test_a_lease_can_be_renewed_and_items_given_back() -> None:
+    with Queue[str]() as queue:
+        queue.put_many("ab").get(timeout=SOON)
+        items = queue.take(2, lease=0.5).get(timeout=SOON)
+        assert queue.renew(items[0], 600.0).get(timeout=SOON)
+        with pytest.raises(QueueEmpty):
+            queue.take(timeout=1.0).get(timeout=SOON)
+        assert queue.give_back(items[1]).get(timeout=SOON) == 1
+        assert queue.take().get(timeout=SOON) == "b"
+        assert queue.ack(items[0]).get(timeout=SOON) == 1
+
+
+def test_a_taker_that_dies_gives_its_leased_items_back() -> None:
+    with Queue[int]() as queue, this_host().spawn_procs() as procs:
+        user = procs.spawn("user", User)
+        queue.put_many(range(3)).get(timeout=SOON)
+        assert user.keep.call_one(queue, 2, 600.0).get(timeout=SOON) == [0, 1]
+        assert queue.take().get(timeout=SOON) == 2
+        waiting = queue.take(lease=SOON)
+        with pytest.raises(SupervisionError):
+            user.die.call_one().get(timeout=SOON)
+        item = waiting.get(timeout=SOON)
+        assert (item.value, item.deliveries) == (0, 1)
+        assert queue.take().get(timeout=SOON) == 1
+
+
+def test_items_that_were_looked_at_are_never_given_again_whoever_dies() -> None:
+    with Queue[int]() as queue, this_host().spawn_procs() as procs:
+        user = procs.spawn("user", User)
+        queue.put_many(range(3)).get(timeout=SOON)
+        assert user.keep.call_one(queue, 2, None).get(timeout=SOON) == [0, 1]
+        with pytest.raises(SupervisionError):
+            user.die.call_one().get(timeout=SOON)
+        assert left(queue) == [2]
+
+
+def test_only_leased_items_are_acknowledged() -> None:
+    with Queue[int]() as queue:
+        queue.put(1)
+        item = queue.take(items=True).get(timeout=SOON)
+        with pytest.raises(ValueError, match="was not leased"):
+            queue.ack(item)
+        with pytest.raises(ValueError, match="was not leased"):
+            queue.renew(item, 1.0)
+
+
+def test_items_say_who_has_put_them_and_when_and_with_which_version() -> None:
+    with Queue[str]() as queue, this_host().spawn_procs({"gpus": 2}, name="makers") as procs:
+        users = procs.spawn("users", User)
+        users.slice(gpus=1).put.call_one(queue, ["a"], 7).get(timeout=SOON)
+        queue.put("b")
+        one, two = (queue.take(items=True).get(timeout=SOON) for _ in range(2))
+        assert isinstance(one, QueueItem)
+        assert (one.value, one.producer, one.version, one.deliveries) == ("a", "makers[1]", 7, 0)
+        assert (two.value, two.producer, two.version) == ("b", "controller", None)
+        assert two.made >= one.made - 60
+
+
+# The end.
+
+
+def test_a_closed_queue_gives_what_is_left_and_then_ends() -> None:
+    with Queue[int]() as queue:
+        for n in range(500):
+            queue.put(n)
+        queue.close().get(timeout=SOON)
+        with pytest.raises(QueueClosed, match="nothing can be put"):
+            queue.put(1).get(timeout=SOON)
+        with pytest.raises(QueueClosed, match="nothing can be put"):
+            queue.put_nowait(1).get(timeout=SOON)
+        assert list(queue) == list(range(500))
+        with pytest.raises(QueueClosed, match="is closed, and empty"):
+            queue.take().get(timeout=SOON)
+        with pytest.raises(QueueClosed):
+            queue.take(timeout=SOON).get(timeout=SOON)
+
+
+def test_closing_tells_those_who_wait() -> None:
+    with Queue[int](max_items=1) as queue:
+        queue.put(1).get(timeout=SOON)
+        late = queue.put(2)
+        assert queue.stats().get(timeout=SOON).putters == 1
+        waiting: list[Any] = []
+        with this_host().spawn_procs() as procs:
+            # From another process: this one's close() waits for what it has put itself.
+            closer = procs.spawn("closer", Closer)
+            closer.close.call_one(queue).get(timeout=SOON)
+        with pytest.raises(QueueClosed):
+            late.get(timeout=SOON)
+        waiting += [queue.take().get(timeout=SOON)]
+        with pytest.raises(QueueClosed):
+            queue.take().get(timeout=SOON)
+        assert waiting == [1]
+
+
+class Closer(Actor):
+    @endpoint
+    def close(self, queue: Queue[Any]) -> None:
+        queue.close().get(timeout=SOON)
+
+
+def test_what_is_left_can_be_discarded() -> None:
+    with Queue[int]() as queue:
+        queue.put_many(range(3)).get(timeout=SOON)
+        queue.close(discard=True).get(timeout=SOON)
+        assert list(queue) == []
+
+
+def test_actors_iterate_over_it_asynchronously() -> None:
+    with Queue[int]() as source, Queue[int]() as to, this_host().spawn_procs({"users": 2}) as procs:
+        users = procs.spawn("users", User)
+        passing = users.pass_on.call(source, to)
+        source.put_many(range(50)).get(timeout=SOON)
+        source.close().get(timeout=SOON)
+        assert sum(passing.get(timeout=SOON).values()) == 50
+        assert sorted(left(to)) == [n * 10 for n in range(50)]
+
+
+def test_users_of_a_queue_whose_process_has_died_are_told() -> None:
+    with this_host().spawn_procs(supervise=lambda failure: True) as home:
+        queue = Queue[int](on=home, max_items=1)
+        queue.put(1).get(timeout=SOON)
+        waiting, late = queue.take(lease=1.0), queue.put(2)
+        waiting.get(timeout=SOON)
+        killer = home.spawn("killer", User, supervise=lambda failure: True)
+        killer.die.broadcast()
+        with pytest.raises((SupervisionError, ConnectionError)):
+            queue.take().get(timeout=SOON)
+        with pytest.raises(MeshError):
+            late.get(timeout=SOON)
+        with pytest.raises(MeshError, match="nothing can be put into queue 'queue' any more"):
+            queue.put(3).get(timeout=SOON)
+
+
+def test_a_queue_says_what_is_wrong_with_its_arguments() -> None:
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            Queue(max_items=wrong)
+    with pytest.raises(TypeError, match="must be a whole number"):
+        Queue(max_bytes=1.5)  # type: ignore[arg-type]
+    with (
+        this_host().spawn_procs({"gpus": 2}) as procs,
+        pytest.raises(ValueError, match="must be one process"),
+    ):
+        Queue(on=procs)
+    with Queue[int]() as queue:
+        with pytest.raises(ValueError, match="from 1"):
+            queue.take(0)
+        with pytest.raises(ValueError, match="positive"):
+            queue.take(lease=0)
+        with pytest.raises(ValueError, match="positive"):
+            queue.take(timeout=-1)
+
+
+def test_an_item_that_cannot_be_pickled_is_refused_where_it_is_put() -> None:
+    with Queue[Any]() as queue:
+        with pytest.raises(MeshError, match="lock"):
+            queue.put(threading.Lock())
+        queue.put(1)
+        assert queue.take().get(timeout=SOON) == 1
+
+
+def test_errors_of_queues_are_those_that_one_looks_for() -> None:
+    assert issubclass(QueueClosed, EOFError)
+    assert not issubclass(QueueClosed, ChannelClosed)
+
+
+# Breaking it.
+
+
+class Leaver(Actor):
+    @endpoint
+    def put(self, queue: Queue[int], count: int) -> None:
+        for n in range(count):
+            queue.put(n)
+
+
+def test_what_was_put_goes_on_its_way_before_its_process_ends_in_order() -> None:
+    with Queue[int]() as queue:
+        with this_host().spawn_procs() as procs:
+            procs.spawn("leaver", Leaver).put.broadcast(queue, 900)
+        assert left(queue) == list(range(900))
+
+
+def test_a_taker_that_goes_while_items_are_on_their_way_disturbs_nobody() -> None:
+    with Queue[int]() as queue, this_host().spawn_procs({"users": 4}) as procs:
+        users = procs.spawn("users", User, supervise=lambda failure: True)
+        killers = procs.spawn("killers", User, supervise=lambda failure: True)
+        for each in range(4):
+            users.slice(users=each).drain.broadcast(queue, 1)
+        for each in range(4):
+            queue.put_many(range(each * 100, each * 100 + 100))
+            with pytest.raises((SupervisionError, ConnectionError)):
+                killers.slice(users=each).die.call_one().get(timeout=SOON)
+        queue.put(1_000).get(timeout=SOON)
+        assert 1_000 in left(queue)
