@@ -40,7 +40,7 @@ pub use agent::SpawnSpec;
 pub use calls::{Call, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
-pub use gateway::{GatewayOptions, Host, HostOptions, HostTold, HostView, agents};
+pub use gateway::{GatewayOptions, Host, HostOptions, HostState, HostTold, HostView, agents};
 pub use gauge::Gauge;
 pub use inbox::{Inbox, LoopWaker};
 pub use journal::Entries;

@@ -32,7 +32,7 @@ mod trunk;
 mod verdict;
 
 pub use host::{Host, HostOptions, HostTold};
-pub use roll::HostView;
+pub use roll::{HostState, HostView};
 
 use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};

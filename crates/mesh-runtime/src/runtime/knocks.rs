@@ -4,7 +4,8 @@
 use super::{Runtime, lock};
 use crate::error::RuntimeError;
 use crate::message::Message;
-use mesh_proto::{Frame, Header, Kind};
+use mesh_proto::Frame;
+use mesh_proto::messages::Extend;
 use std::os::fd::{AsFd, OwnedFd};
 
 impl Runtime {
@@ -26,7 +27,7 @@ impl Runtime {
 
     pub(super) fn on_knock(&self) {
         let Some(name) = self.forget_knocks() else { return };
-        let header = Header::new(Kind::Extend, self.me, self.me);
+        let header = Extend { call: 0, place: 0 }.header(self.me, self.me);
         self.notice(Message::new(Frame::build(header, None, name.as_bytes(), &[]), &self.memory));
     }
 

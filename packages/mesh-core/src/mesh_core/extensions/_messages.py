@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
 from mesh_core._adverbs import ManyFuture, collect, finish_all
+from mesh_core._codes import Request
 from mesh_core._control import Control
 from mesh_core._errors import MeshError
 from mesh_core._native import Extent, Placement, Region, Target
@@ -62,7 +63,9 @@ def install_on(extension: Extension, to: ProcMesh | ActorMesh[Any]) -> Future[Va
         raise MeshError(
             f"extension {extension.name!r} is not meant for these processes: its for_spawn() declines"
         )
-    sender = process.runtime.sender(to._home.target(to._procs_id, to._view), 0, Control.INSTALL, "extension")
+    sender = process.runtime.sender(
+        to._home.target(to._procs_id, to._view), 0, Control.INSTALL, Request.EXTENSION
+    )
     question = _Question(extension.name, who)
     return ManyFuture(process, sender.call(carried), question.finish, question.what)
 
@@ -97,4 +100,4 @@ def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
             f"cannot send from extension {extension.name!r}: this instance is not installed in this process. "
             "Use the one that install() or find() returns"
         )
-    return process.runtime.sender(target, 0, extension.name, "extension", True, who), who
+    return process.runtime.sender(target, 0, extension.name, Request.EXTENSION, True, who), who
