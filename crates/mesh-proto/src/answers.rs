@@ -16,7 +16,7 @@
 //! caller has ended.
 
 use crate::hosts::QuickMap;
-use crate::{ActorId, CallId, Frame, Header, INITIAL_WINDOW, Kind, ProcAddr, flags};
+use crate::{ActorId, CallId, Flow, Frame, INITIAL_WINDOW, ProcAddr};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -275,34 +275,23 @@ pub struct Progress {
 impl Progress {
     /// The sender's question, which travels behind what it is about.
     #[must_use]
-    pub fn question(&self, me: ProcAddr, reader: ProcAddr) -> Frame {
-        self.frame(flags::QUESTION, me, reader)
+    pub fn question(self, me: ProcAddr, reader: ProcAddr) -> Frame {
+        frame(Flow::Asks(self), me, reader)
     }
 
     /// The reader's answer: it has read so far.
     #[must_use]
-    pub fn answer(&self, me: ProcAddr, sender: ProcAddr) -> Frame {
-        self.frame(0, me, sender)
+    pub fn answer(self, me: ProcAddr, sender: ProcAddr) -> Frame {
+        frame(Flow::HasRead(self), me, sender)
     }
 
     /// What is said to the sender in place of a reader that has ended.
     #[must_use]
-    pub fn last(&self, reader: ProcAddr, sender: ProcAddr) -> Frame {
-        self.frame(flags::LAST, reader, sender)
+    pub fn last(self, reader: ProcAddr, sender: ProcAddr) -> Frame {
+        frame(Flow::ReaderEnded(self), reader, sender)
     }
+}
 
-    fn frame(self, bits: u16, src: ProcAddr, dst: ProcAddr) -> Frame {
-        let mut header = Header::new(Kind::Credit, src, dst);
-        header.actor = self.what;
-        header.call = self.count;
-        header.flags = bits;
-        Frame::build(header, None, b"", &[])
-    }
-
-    /// What a question or an answer says; none if a credit is about a mailbox.
-    #[must_use]
-    pub fn read(header: &Header) -> Option<Self> {
-        let ours = header.kind == Kind::Credit && matches!(header.actor, REPLIES | SPAWNS);
-        ours.then_some(Self { what: header.actor, count: header.call })
-    }
+fn frame(said: Flow, from: ProcAddr, to: ProcAddr) -> Frame {
+    Frame::build(said.header(from, to), None, b"", &[])
 }

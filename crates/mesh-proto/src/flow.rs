@@ -16,8 +16,10 @@
 //!
 //! Credits must reach the sender in the order in which the ledger gave them: both ends have to agree on the window.
 
+use crate::frame::flags;
 use crate::hosts::QuickMap;
-use crate::{ActorId, Frame, Header, Kind, ProcAddr, flags};
+use crate::messages::MessageError;
+use crate::{ActorId, Frame, Header, Kind, ProcAddr, Progress, REPLIES, SPAWNS};
 
 /// What every sender may have under way before it has heard from the mailbox.
 pub const INITIAL_WINDOW: u64 = 1 << 20;
@@ -50,27 +52,98 @@ impl Credit {
     /// The credit as a frame from the mailbox's process to the sender's.
     #[must_use]
     pub fn frame(&self, mailbox: ActorId, me: ProcAddr, sender: ProcAddr) -> Frame {
-        let mut header = Header::new(Kind::Credit, me, sender);
-        header.actor = mailbox;
-        header.call = self.handled;
-        header.index = u32::try_from(self.window / UNIT).unwrap_or(u32::MAX);
-        header.flags = if self.last { flags::LAST } else { 0 };
-        Frame::build(header, None, b"", &[])
-    }
-
-    /// What a frame of [`Credit::frame`] says.
-    #[must_use]
-    pub fn read(header: &Header) -> Self {
-        Self { handled: header.call, window: u64::from(header.index) * UNIT, last: header.flags & flags::LAST != 0 }
+        Frame::build(Flow::Credit { mailbox, credit: *self }.header(me, sender), None, b"", &[])
     }
 
     /// A sender's question to a mailbox: give back all that was handled, however little it is.
     #[must_use]
     pub fn question(mailbox: ActorId, me: ProcAddr, receiver: ProcAddr) -> Frame {
-        let mut header = Header::new(Kind::Credit, me, receiver);
-        header.actor = mailbox;
-        header.flags = flags::QUESTION;
-        Frame::build(header, None, b"", &[])
+        Frame::build(Flow::Question { mailbox }.header(me, receiver), None, b"", &[])
+    }
+}
+
+/// What a mailbox and one of its senders say to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// From the mailbox.
+    Credit {
+        /// Which it is: an actor's, a channel's, or that of a streamed call; 0 for a process itself.
+        mailbox: ActorId,
+        /// What it says.
+        credit: Credit,
+    },
+    /// From the sender: give back all that was handled, however little it is.
+    Question {
+        /// The mailbox that is meant.
+        mailbox: ActorId,
+    },
+    /// From a sender of replies or spawns, behind them: how far have they been read?
+    Asks(Progress),
+    /// From their reader: so far.
+    HasRead(Progress),
+    /// In place of their reader, which has ended.
+    ReaderEnded(Progress),
+}
+
+impl Flow {
+    /// As a header; there is nothing else in such a frame.
+    #[must_use]
+    pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
+        let mut header = Header::new(Kind::Credit, from, to);
+        match self {
+            Self::Credit { mailbox, credit } => {
+                (header.actor, header.call) = (*mailbox, credit.handled);
+                header.index = u32::try_from(credit.window / UNIT).unwrap_or(u32::MAX);
+                header.flags = if credit.last { flags::LAST } else { 0 };
+            }
+            Self::Question { mailbox } => {
+                header.actor = *mailbox;
+                header.flags = flags::QUESTION;
+            }
+            Self::Asks(progress) | Self::HasRead(progress) | Self::ReaderEnded(progress) => {
+                (header.actor, header.call) = (progress.what, progress.count);
+                header.flags = match self {
+                    Self::Asks(_) => flags::QUESTION,
+                    Self::ReaderEnded(_) => flags::LAST,
+                    _ => 0,
+                };
+            }
+        }
+        header
+    }
+
+    /// What a header says.
+    ///
+    /// # Errors
+    /// If no process makes such a header.
+    pub fn read(header: &Header) -> Result<Self, MessageError> {
+        let bits = header.flags & !flags::OF_FRAMES;
+        let mailbox = header.actor;
+        let refused = |what| Err(MessageError { kind: header.kind, what });
+        if header.kind != Kind::Credit {
+            return refused("is read as another kind");
+        }
+        if matches!(mailbox, REPLIES | SPAWNS) {
+            let progress = Progress { what: mailbox, count: header.call };
+            return match bits {
+                _ if header.index != 0 => refused("opens a window of what has none"),
+                flags::QUESTION => Ok(Self::Asks(progress)),
+                flags::LAST => Ok(Self::ReaderEnded(progress)),
+                0 => Ok(Self::HasRead(progress)),
+                _ => refused("has a flag that means nothing there"),
+            };
+        }
+        if bits == flags::QUESTION {
+            if (header.call, header.index) != (0, 0) {
+                return refused("asks and answers in one");
+            }
+            return Ok(Self::Question { mailbox });
+        }
+        if bits & !flags::LAST != 0 {
+            return refused("has a flag that means nothing there");
+        }
+        let window = u64::from(header.index) * UNIT;
+        Ok(Self::Credit { mailbox, credit: Credit { handled: header.call, window, last: bits != 0 } })
     }
 }
 

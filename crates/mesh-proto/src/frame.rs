@@ -13,6 +13,7 @@ use bytes::Bytes;
 use mesh_topology::{Region, Wire};
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Length of the fixed header.
 pub const HEADER_LEN: usize = 80;
@@ -26,49 +27,63 @@ const VERSION: u8 = 3;
 const SHARED: u64 = 1 << 63;
 const SHARED_LEN: usize = 32;
 
-/// Bits of [`Header::flags`].
-pub mod flags {
-    /// The payload of a reply is an encoded exception.
-    pub const ERROR: u16 = 1;
-    /// The receiver may map shared parts writable and shared: nobody else was sent them.
-    pub const SOLE: u16 = 2;
-    /// The exception says that the actor could not be constructed or is gone, not that the endpoint raised.
-    pub const DEAD: u16 = 4;
-    /// Some parts are in shared memory, and whoever drops the frame has to give them back.
-    pub const SHARED: u16 = 8;
-    /// An answer by a port: more may follow. Who waits for one value takes the first.
-    pub const MORE: u16 = 1 << 8;
-    /// The port of a call has ended: nothing more comes from this rank.
-    pub const END: u16 = 1 << 9;
-    /// The caller of an endpoint takes as many values as come.
-    pub const STREAM: u16 = 1 << 10;
-    /// About a call whose replies are combined on the way up.
-    pub const TREE: u16 = 1 << 11;
-    /// The job has other hosts, so that a message may be quicker than the spawn of whom it is for.
-    pub const ABROAD: u16 = 1 << 12;
-    /// The sender counts the message, and wants its bytes back when it was handled (see [`crate::Meter`]).
-    pub const CHARGED: u16 = 1 << 15;
+/// Bits of a header's flags, on the wire. Outside this crate nobody has to do with them: [`Header`] has names for those of
+/// the frame itself, the types of [`crate::messages`] and [`crate::control`] for those that belong to a kind.
+pub(crate) mod flags {
+    /// Of the frame: see [`super::Sharing::sole`].
+    pub(crate) const SOLE: u16 = 2;
+    /// Of the frame: see [`super::Sharing::shared`].
+    pub(crate) const SHARED: u16 = 8;
+    /// Of the frame: see [`super::Header::is_abroad`].
+    pub(crate) const ABROAD: u16 = 1 << 12;
+    /// Of the frame: see [`super::Header::is_charged`].
+    pub(crate) const CHARGED: u16 = 1 << 15;
+    /// Those that mean the same in every frame.
+    pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | ABROAD | CHARGED;
+
+    /// Of a reply or a value for a port: the payload is an encoded exception.
+    pub(crate) const ERROR: u16 = 1;
+    /// Of a reply that is an exception: it says that the actor could not be constructed or is gone, not that the endpoint
+    /// raised. Of the notice of an end: it answers one message.
+    pub(crate) const DEAD: u16 = 4;
+    /// Of a reply: one by a port, and more may follow. Of the notice that a port is closed: it is the port of a call.
+    pub(crate) const MORE: u16 = 1 << 8;
+    /// Of a message that came back: the port of a call has ended. Of a cancellation: the call itself is not cancelled.
+    pub(crate) const END: u16 = 1 << 9;
+    /// Of a call: the caller takes as many values as come.
+    pub(crate) const STREAM: u16 = 1 << 10;
+    /// Of a cancellation: the replies of the call are combined on the way up.
+    pub(crate) const TREE: u16 = 1 << 11;
     /// Of a credit: the mailbox is gone.
-    pub const LAST: u16 = 1 << 14;
+    pub(crate) const LAST: u16 = 1 << 14;
     /// Of a credit: a sender asks for what it has not heard of yet.
-    pub const QUESTION: u16 = 1 << 13;
+    pub(crate) const QUESTION: u16 = 1 << 13;
 }
 
-/// What a frame is for. Kinds that have a type in [`crate::control`] are made and read by that alone.
+/// Which memory the large parts of a frame are in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// The receiver may map shared parts writable and shared: nobody else was sent them.
+    pub sole: bool,
+    /// Some parts are in shared memory, and whoever drops the frame has to give them back.
+    pub shared: bool,
+}
+
+/// What a frame is for. Each kind has a type, in [`crate::messages`] or [`crate::control`], by which alone it is made and read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
     /// First frame of a proc: [`crate::control::Hello`].
     Hello = 1,
-    /// Make an actor.
+    /// Make an actor: [`crate::messages::Spawn`].
     Spawn = 2,
-    /// Run an endpoint and reply.
+    /// Run an endpoint and reply: [`crate::messages::Call`].
     Call = 3,
-    /// Run an endpoint; nobody waits.
+    /// Run an endpoint; nobody waits: [`crate::messages::Tell`].
     Tell = 4,
-    /// An answer to a call.
+    /// An answer to a call: [`crate::messages::Reply`].
     Reply = 5,
-    /// Stop an actor, after what was sent before.
+    /// Stop an actor, after what was sent before: [`crate::messages::StopActor`].
     StopActor = 6,
     /// Stop the proc, after what was sent before: [`crate::control::StopProc`].
     StopProc = 7,
@@ -80,23 +95,23 @@ pub enum Kind {
     SpawnProcs = 10,
     /// The message could not be delivered: [`crate::control::Undeliverable`], for its sender.
     Undeliverable = 11,
-    /// The caller no longer waits for this call.
+    /// The caller no longer waits for this call: [`crate::messages::Cancel`].
     Cancel = 12,
-    /// Several replies of one call, merged on the way up.
+    /// Several replies of one call, merged on the way up: [`crate::messages::Gathered`].
     Gathered = 13,
     /// An owner lets go of a mesh of procs: [`crate::control::StopProcs`].
     StopProcs = 14,
-    /// A value for a port: actor is the port's id.
+    /// A value for a port: [`crate::messages::Post`].
     Post = 15,
     /// Nobody listens at a port any more: [`crate::control::Closed`].
     Closed = 16,
-    /// A mailbox gives bytes back to a sender, or is asked to.
+    /// A mailbox gives bytes back to a sender, or is asked to: [`crate::Flow`].
     Credit = 17,
     /// Asks a proc about itself, or tells the controller of an event: [`crate::control::Inspect`].
     Inspect = 18,
-    /// An actor has failed while its proc lives on: for its owner, whose actor is named; part 0 is opaque here.
+    /// An actor has failed while its proc lives on, for its owner: [`crate::messages::Failure`].
     Failure = 19,
-    /// A rank's share of a combined reply, for the rank above it.
+    /// A rank's share of a combined reply, for the rank above it: [`crate::messages::Partial`].
     Partial = 20,
     /// Asks for the notice of a proc's end: [`crate::control::Watch`].
     Watch = 21,
@@ -116,10 +131,12 @@ pub enum Kind {
     Revoked = 28,
     /// Who holds the port of a call, for the caller: [`crate::control::Held`].
     Held = 29,
-    /// A message for an extension of the process itself; the name says for which.
+    /// A message for an extension of the process itself: [`crate::messages::Extend`].
     Extend = 30,
     /// Where the ranks of a repaired mesh are: [`crate::control::News`].
     Moved = 31,
+    /// Within a process only, a call has failed and nobody has looked: [`crate::messages::Unseen`].
+    Unseen = 32,
 }
 
 impl Kind {
@@ -171,8 +188,8 @@ impl Kind {
 pub struct Header {
     /// What the frame is for.
     pub kind: Kind,
-    /// See [`flags`].
-    pub flags: u16,
+    /// See [`flags`]: most mean something in some kinds only.
+    pub(crate) flags: u16,
     /// How many parts follow.
     pub parts: u16,
     /// Bytes after the header.
@@ -181,20 +198,21 @@ pub struct Header {
     pub src: ProcAddr,
     /// Who shall have it; for a cast the mesh counts and the region says which ranks.
     pub dst: ProcAddr,
-    /// The actor it is for.
-    pub actor: ActorId,
-    /// The call it begins or answers; 0 for none.
-    pub call: CallId,
+    /// Of a message the actor that it is for; of other kinds what their types say.
+    pub(crate) actor: ActorId,
+    /// Of a message the call that it begins or answers, 0 for none; of other kinds what their types say.
+    pub(crate) call: CallId,
     /// Number of the frame on its link; the link sets it (LNK-1).
     pub seq: u32,
-    /// Place of the receiver in what was messaged; a reply repeats it. Of a cast, the place of its first receiver.
-    pub index: u32,
+    /// Of a message the place of the receiver in what was messaged, which a reply repeats; of a cast that of its first
+    /// receiver; of other kinds what their types say.
+    pub(crate) index: u32,
     /// Bytes of the name.
     pub name_len: u16,
     /// Bytes of the cast's region and placement; 0 where one proc is meant.
     pub target_len: u16,
     /// So many milliseconds after the sender sent it nobody wants the answer any more; 0 for no such time.
-    pub deadline_ms: u32,
+    pub(crate) deadline_ms: u32,
 }
 
 impl Header {
@@ -215,6 +233,59 @@ impl Header {
             name_len: 0,
             target_len: 0,
             deadline_ms: 0,
+        }
+    }
+
+    /// Which memory its large parts are in.
+    #[must_use]
+    pub fn sharing(&self) -> Sharing {
+        Sharing { sole: self.flags & flags::SOLE != 0, shared: self.flags & flags::SHARED != 0 }
+    }
+
+    /// Says which memory its large parts are in.
+    pub fn set_sharing(&mut self, sharing: Sharing) {
+        self.flag(flags::SOLE, sharing.sole);
+        self.flag(flags::SHARED, sharing.shared);
+    }
+
+    /// Whether the sender counts the message, and wants its bytes back when it was handled (see [`crate::Meter`]).
+    #[must_use]
+    pub fn is_charged(&self) -> bool {
+        self.flags & flags::CHARGED != 0
+    }
+
+    /// Says whether the sender counts it.
+    pub fn set_charged(&mut self, charged: bool) {
+        self.flag(flags::CHARGED, charged);
+    }
+
+    /// Whether the job has other hosts, so that a message may be quicker than the spawn of whom it is for.
+    #[must_use]
+    pub fn is_abroad(&self) -> bool {
+        self.flags & flags::ABROAD != 0
+    }
+
+    /// The job has other hosts.
+    pub fn set_abroad(&mut self) {
+        self.flags |= flags::ABROAD;
+    }
+
+    /// How long after it was sent nobody wants the answer any more; none for no such time.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        (self.deadline_ms != 0).then(|| Duration::from_millis(u64::from(self.deadline_ms)))
+    }
+
+    /// So many milliseconds after it was sent nobody wants the answer any more; 0 for no such time.
+    pub fn set_deadline_ms(&mut self, ms: u32) {
+        self.deadline_ms = ms;
+    }
+
+    fn flag(&mut self, bit: u16, on: bool) {
+        if on {
+            self.flags |= bit;
+        } else {
+            self.flags &= !bit;
         }
     }
 
@@ -604,13 +675,13 @@ impl Frame {
         Target::from_wire(self.header.dst.mesh, raw)
     }
 
-    /// The same message for one proc of a cast: the region is cut off, the body is shared.
+    /// The same message for the `nth` proc of a cast: the region is cut off, the body is shared.
     #[must_use]
-    pub fn for_one(&self, dst: ProcAddr, index: u32) -> Self {
+    pub fn for_one(&self, dst: ProcAddr, nth: u32) -> Self {
         let cut = self.header.target_len as usize;
         let mut header = self.header;
         header.dst = dst;
-        header.index = index;
+        header.index = header.index.saturating_add(nth);
         header.target_len = 0;
         header.body_len -= cut as u64;
         Self { header, body: self.body.slice(cut..) }
@@ -667,7 +738,7 @@ impl Frame {
     pub fn cost(&self) -> u64 {
         let fixed = u64::from(self.header.target_len) + 8 * u64::from(self.header.parts);
         let plain = (MESSAGE_COST + self.body.len() as u64).saturating_sub(fixed);
-        if self.header.flags & flags::SHARED == 0 {
+        if !self.header.sharing().shared {
             return plain;
         }
         let shared = self.parts().unwrap_or_default().into_iter().filter_map(|part| match part {

@@ -1,6 +1,7 @@
 //! What Mesh processes say to each other, as data and state machines without clock or I/O.
 //!
 //! - [`Header`], [`Frame`], [`Decoder`]: the bytes on a link.
+//! - [`messages`]: what they carry between actors, as types.
 //! - [`control`]: what processes tell each other beside messages, as types.
 //! - [`EndReason`], [`Undelivered`], [`PortEnd`]: why something ended, as types.
 //! - [`Placement`]: on which host each rank of a mesh lives.
@@ -38,6 +39,7 @@ mod ids;
 mod joined;
 mod lifecycle;
 pub mod logs;
+pub mod messages;
 mod moves;
 mod placement;
 mod reason;
@@ -49,8 +51,8 @@ pub use decode::{Decoder, READ_CHUNK};
 pub use early::Early;
 pub use error::FrameError;
 pub use family::{Aftermath, Family, Owned};
-pub use flow::{Admission, Credit, INITIAL_WINDOW, Ledger, Meter};
-pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Part, SharedRef, Target, flags};
+pub use flow::{Admission, Credit, Flow, INITIAL_WINDOW, Ledger, Meter};
+pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Part, SharedRef, Sharing, Target};
 pub use gather::{Gather, Outcome};
 pub use holders::{Deserter, Holders, Ticket, Verdict};
 pub use ids::{ActorId, CallId, HOST_MESHES, HostNo, IdMaker, MeshId, ProcAddr, is_host_mesh};

@@ -4,7 +4,7 @@
 
 mod support;
 
-use mesh_proto::{Answer, Answers, Kept, ProcAddr, Progress, REPLIES, REPLY_WINDOW};
+use mesh_proto::{Answer, Answers, Flow, Kept, ProcAddr, Progress, REPLIES, REPLY_WINDOW};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -277,9 +277,13 @@ fn callers_that_owe_no_answer_are_forgotten() {
 fn questions_and_their_answers_are_frames() {
     let caller = ProcAddr { rank: 4, ..ME };
     let progress = Progress { what: REPLIES, count: 12_345 };
-    for frame in [progress.question(ME, caller), progress.answer(caller, ME), progress.last(caller, ME)] {
-        assert_eq!(Progress::read(&frame.header), Some(progress));
+    for (frame, said) in [
+        (progress.question(ME, caller), Flow::Asks(progress)),
+        (progress.answer(caller, ME), Flow::HasRead(progress)),
+        (progress.last(caller, ME), Flow::ReaderEnded(progress)),
+    ] {
+        assert_eq!(Flow::read(&frame.header), Ok(said));
     }
     let mailbox = mesh_proto::Credit::LAST.frame(5, ME, caller);
-    assert_eq!(Progress::read(&mailbox.header), None);
+    assert!(matches!(Flow::read(&mailbox.header), Ok(Flow::Credit { mailbox: 5, .. })));
 }

@@ -12,6 +12,7 @@ use mesh_proto::control::{
 };
 use mesh_proto::hosts::Fate;
 use mesh_proto::logs::LogOptions;
+use mesh_proto::messages::Returned;
 use mesh_proto::{
     EndKind, EndReason, Ended, Exit, Frame, Header, HostEnd, Kind, Placement, PortEnd, ProcAddr, Target, Undelivered,
 };
@@ -166,7 +167,7 @@ proptest! {
         prop_assert_eq!(ranks_of(&frame, 7), Some(0..per_host.min(7)));
         prop_assert_eq!(SpawnProcs::read(&frame), Some(spawn));
         let ranks = Region::whole(&Extent::new([("gpus", 4)]).unwrap());
-        let stop = StopProcs { mesh, call, per_host, within, ranks };
+        let stop = StopProcs { mesh, call, first: per_host, per_host, within, ranks };
         prop_assert_eq!(StopProcs::read(&stop.frame(from, &agents)), Some(stop));
         let stop = StopProc { within: Duration::from_millis(ms.into()) };
         prop_assert_eq!(StopProc::read(&stop.frame(from, to).header), stop);
@@ -200,12 +201,13 @@ proptest! {
 
     #[test]
     fn refusals_arrive_as_they_were_sent(
-        from in addr(), to in addr(), why in undelivered(), end in port_end(), ids in any::<(u64, u32, u64, bool)>(),
+        from in addr(), to in addr(), why in undelivered(), end in port_end(), ids in (1_u64.., any::<u32>(), any::<u64>(), any::<bool>()),
     ) {
         let (call, place, actor, response) = ids;
         let back = Undeliverable { call, place, actor, why };
         let frame = back.frame(from, to);
-        prop_assert_eq!(frame.header.flags != 0, back.why.is_end_of_port());
+        let returned = Returned { actor, call, place, port_ended: back.why.is_end_of_port() };
+        prop_assert_eq!(Returned::read(&frame.header), Ok(returned));
         prop_assert_eq!(Undeliverable::read(&frame), Some(back));
         let closed = Closed { port: PortAddr { owner: from, id: actor, place, response }, why: end };
         prop_assert_eq!(Closed::read(&closed.frame(to, from)), Some(closed));
@@ -264,7 +266,7 @@ proptest! {
 fn each_agent_finds_its_ranks_by_its_place_among_those_that_were_told() {
     let agents = Target::Many(0, Region::whole(&Extent::new([("hosts", 3)]).unwrap()), Placement::Agents);
     let ranks = Region::whole(&Extent::new([("gpus", 12)]).unwrap());
-    let order = StopProcs { mesh: 7, call: 1, per_host: 4, within: Duration::ZERO, ranks };
+    let order = StopProcs { mesh: 7, call: 1, first: 0, per_host: 4, within: Duration::ZERO, ranks };
     let order = order.frame(ProcAddr::CONTROLLER, &agents);
     let third = order.for_one(ProcAddr::agent(2), 2);
     assert_eq!(ranks_of(&third, 100), Some(8..12));
@@ -281,7 +283,8 @@ fn a_code_of_a_newer_peer_is_a_reason_that_is_not_known() {
     assert_eq!(reason, EndReason::Unknown(199));
     assert_eq!(reason.to_string(), "for a reason that this version of Mesh does not know (code 199)");
     assert_eq!(Ended::unmade(reason).kind(), EndKind::Unknown);
-    let newer = Frame::build_plain(Header::new(Kind::Undeliverable, me, me), None, b"", &[199]);
+    let header = Returned { actor: 3, call: 1, place: 0, port_ended: false }.header(me, me);
+    let newer = Frame::build_plain(header, None, b"", &[199]);
     assert_eq!(Undeliverable::read(&newer).unwrap().why, Undelivered::Unknown(199));
 }
 

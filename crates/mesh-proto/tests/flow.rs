@@ -5,8 +5,8 @@
 mod support;
 
 use mesh_proto::{
-    Admission, Credit, Frame, Header, INITIAL_WINDOW, Ledger, MESSAGE_COST, Meter, Part, Placement, ProcAddr,
-    SharedRef, Target, flags,
+    Admission, Credit, Flow, Frame, Header, INITIAL_WINDOW, Ledger, MESSAGE_COST, Meter, Part, Placement, ProcAddr,
+    SharedRef, Sharing, Target,
 };
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -284,8 +284,8 @@ proptest! {
         let credit = Credit { handled, window: u64::from(units) * 1024, last };
         let frame = credit.frame(5, addr(1), addr(2));
         let raw = Header::decode(&frame.header.encode()).unwrap();
-        prop_assert_eq!(Credit::read(&raw), credit);
-        prop_assert_eq!((raw.actor, raw.src, raw.dst), (5, addr(1), addr(2)));
+        prop_assert_eq!(Flow::read(&raw), Ok(Flow::Credit { mailbox: 5, credit }));
+        prop_assert_eq!((raw.src, raw.dst), (addr(1), addr(2)));
     }
 
     /// What a message costs is the same for the sender of a cast and for each of its receivers.
@@ -297,7 +297,7 @@ proptest! {
             false => Part::Inline(vec![0; usize::try_from(*len).unwrap()].into()),
         }).collect();
         let mut header = header;
-        header.flags = if shared { flags::SHARED } else { 0 };
+        header.set_sharing(Sharing { sole: false, shared });
         let region = mesh_topology::Region::whole(&mesh_topology::Extent::new([("procs", 3)]).unwrap());
         let cast = Target::Many(9, region, Placement::On(0));
         let frame = Frame::build(header, Some(&cast), b"name", &parts);

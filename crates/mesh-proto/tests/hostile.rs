@@ -9,6 +9,7 @@ use mesh_proto::hosts::{
     Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, Look, MAX_HOSTS, Packet, PacketKind, Parting, Refusal,
     Refuse, RelayMerge, Share, Strands, Welcome,
 };
+use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, Target};
 use proptest::prelude::*;
 use std::time::Duration;
@@ -163,8 +164,8 @@ fn trunk_seeds() -> Vec<Vec<u8>> {
         let mut merge = HostMerge::new(host, ProcAddr::agent(host));
         let mut frames = merge.expect(caller, 1, 3);
         for index in 3 * host..3 * host + 3 {
-            let header =
-                Header { call: 1, index, ..Header::new(Kind::Reply, ProcAddr { rank: index, ..caller }, caller) };
+            let reply = Reply { actor: 3, call: 1, place: index, answer: Answer::Value };
+            let header = reply.header(ProcAddr { rank: index, ..caller }, caller);
             let reply = Frame::build_plain(header, None, b"", &[u8::try_from(index % kinds).unwrap(); 20]);
             frames.extend(merge.on_reply(reply, now));
         }

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use mesh_proto::hosts::{
     Dest, HOLD, HostMerge, HostSet, MERGE_LIMIT, Packet, PacketKind, RelayMerge, Share, origins, unmerge,
 };
-use mesh_proto::{Decoder, Frame, Header, HostNo, Kind, Part, ProcAddr, flags};
+use mesh_proto::messages::{Answer, Gathered, Meaning, Reply, Tell};
+use mesh_proto::{Decoder, Frame, HostNo, Kind, Part, ProcAddr, Sharing};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -38,8 +39,8 @@ fn agent(host: HostNo) -> ProcAddr {
 }
 
 fn reply(from: u32, to: ProcAddr, call: u64, payload: &[u8]) -> Frame {
-    let header = Header { call, index: from, actor: 3, ..Header::new(Kind::Reply, addr(from), to) };
-    Frame::build_plain(header, None, b"", payload)
+    let reply = Reply { actor: 3, call, place: from, answer: Answer::Value };
+    Frame::build_plain(reply.header(addr(from), to), None, b"", payload)
 }
 
 /// A frame of `host` as it is on its way to host 0.
@@ -64,7 +65,21 @@ fn at(micros: u64) -> Duration {
 }
 
 fn is_same_answer(a: &Frame, b: &Frame) -> bool {
-    (a.header.flags, a.header.parts, &a.body) == (b.header.flags, b.header.parts, &b.body)
+    let all = |frame: &Frame| {
+        let header = frame.header;
+        (Meaning::of(&header), header.sharing(), header.is_charged(), header.parts)
+    };
+    all(a) == all(b) && a.body == b.body
+}
+
+/// What a reply says.
+fn read(frame: &Frame) -> Reply {
+    Reply::read(&frame.header).unwrap()
+}
+
+/// The call that a frame is about.
+fn call_of(frame: &Frame) -> u64 {
+    Meaning::of(&frame.header).unwrap().call()
 }
 
 /// The frames that a receiver makes of what has come.
@@ -135,14 +150,14 @@ fn replies_of_which_no_two_are_equal_are_a_series() {
     assert_eq!(origins(frame).unwrap(), HostSet::range(1, hosts));
     let expected = |index: u32| reply(index, ProcAddr::CONTROLLER, 5, &payload(index));
     let got = replies(frame, hosts * procs);
-    assert_eq!(got.iter().map(|frame| frame.header.index).collect::<Vec<_>>(), (0..hosts * procs).collect::<Vec<_>>());
-    assert!(got.iter().all(|frame| *frame == expected(frame.header.index)));
+    assert_eq!(got.iter().map(|frame| read(frame).place).collect::<Vec<_>>(), (0..hosts * procs).collect::<Vec<_>>());
+    assert!(got.iter().all(|frame| *frame == expected(read(frame).place)));
     // Each host's share by itself.
     let taken = unmerge(frame, hosts * procs, |host| host == 2 || host == 9, addr).unwrap();
     let taken: Vec<Frame> = taken.map(|(_, frame)| frame).collect();
-    let places: Vec<u32> = taken.iter().map(|frame| frame.header.index).collect();
+    let places: Vec<u32> = taken.iter().map(|frame| read(frame).place).collect();
     assert_eq!(places, (8..16).chain(64..72).collect::<Vec<_>>());
-    assert!(taken.iter().all(|frame| *frame == expected(frame.header.index)));
+    assert!(taken.iter().all(|frame| *frame == expected(read(frame).place)));
 }
 
 #[test]
@@ -162,14 +177,15 @@ fn a_reply_waits_for_others_no_longer_than_the_hold() {
 #[test]
 fn what_is_large_streamed_or_shared_goes_by_itself_and_counts() {
     let large = vec![1; MERGE_LIMIT + 1];
-    for (bits, payload) in [(0, &large[..]), (flags::END, b"x"), (flags::SHARED, b"x"), (flags::TREE, b"x")] {
+    for (shared, charged, payload) in [(false, false, &large[..]), (true, false, b"x"), (false, true, b"x")] {
         let mut merge = HostMerge::new(4, agent(4));
         assert!(merge.expect(ProcAddr::CONTROLLER, 1, 2).is_empty());
         assert!(merge.on_reply(reply(0, ProcAddr::CONTROLLER, 1, b"a"), at(0)).is_empty());
         let mut apart = reply(1, ProcAddr::CONTROLLER, 1, payload);
-        apart.header.flags = bits;
+        apart.header.set_sharing(Sharing { sole: false, shared });
+        apart.header.set_charged(charged);
         let out = merge.on_reply(apart.clone(), at(1));
-        assert_eq!(out.len(), 2, "it was the last: {bits:#x}");
+        assert_eq!(out.len(), 2, "it was the last: {shared} {charged}");
         assert_eq!(out[0].header.kind, Kind::Gathered);
         assert_eq!(out[1], apart);
         assert!(merge.is_empty());
@@ -177,8 +193,8 @@ fn what_is_large_streamed_or_shared_goes_by_itself_and_counts() {
     // A value of a stream is not the answer.
     let mut merge = HostMerge::new(4, agent(4));
     assert!(merge.expect(ProcAddr::CONTROLLER, 1, 1).is_empty());
-    let mut more = reply(0, ProcAddr::CONTROLLER, 1, b"v");
-    more.header.flags = flags::MORE;
+    let more = Reply { actor: 3, call: 1, place: 0, answer: Answer::More }.header(addr(0), ProcAddr::CONTROLLER);
+    let more = Frame::build_plain(more, None, b"", b"v");
     assert_eq!(merge.on_reply(more.clone(), at(0)), [more]);
     assert!(!merge.is_empty());
 }
@@ -194,11 +210,11 @@ fn nothing_overtakes_what_the_same_proc_sent_before() {
     assert!(merge.on_reply(reply(1, caller, 2, b"a"), at(0)).is_empty());
     assert!(merge.on_reply(reply(0, caller, 1, b"b"), at(1)).is_empty());
     let out = merge.on_reply(reply(0, caller, 2, b"c"), at(2));
-    assert_eq!(out.iter().map(|frame| frame.header.call).collect::<Vec<_>>(), [2, 1], "then 0's to call 2 is held");
+    assert_eq!(out.iter().map(call_of).collect::<Vec<_>>(), [2, 1], "then 0's to call 2 is held");
     // It goes when it sends something else, to the same receiver.
     assert!(merge.before(addr(0), addr(77)).is_empty());
     assert!(merge.before(addr(5), caller).is_empty());
-    assert_eq!(merge.before(addr(0), caller).iter().map(|frame| frame.header.call).collect::<Vec<_>>(), [2]);
+    assert_eq!(merge.before(addr(0), caller).iter().map(call_of).collect::<Vec<_>>(), [2]);
     assert!(merge.before(addr(0), caller).is_empty());
 }
 
@@ -345,10 +361,17 @@ fn every_reply_arrives_once_and_in_order_whatever_comes_when() {
             let mut script = Vec::new();
             for call in 1..=u64::from(calls) {
                 let mut frame = reply(proc, caller, call, &payloads[dice.roll(4) as usize % payloads.len()]);
-                frame.header.flags = [0, 0, 0, flags::ERROR, flags::TREE][dice.roll(5) as usize];
+                match dice.roll(5) {
+                    3 => {
+                        let raised = Reply { answer: Answer::Raised, ..read(&frame) }.header(addr(proc), caller);
+                        frame = Frame::build(raised, None, b"", &frame.parts().unwrap());
+                    }
+                    4 => frame.header.set_charged(true),
+                    _ => {}
+                }
                 script.push(frame);
                 if dice.roll(6) == 0 {
-                    let header = Header { index: proc, ..Header::new(Kind::Tell, addr(proc), caller) };
+                    let header = Tell { actor: 3, place: proc }.header(addr(proc), caller);
                     script.push(Frame::build_plain(header, None, b"", &call.to_le_bytes()));
                 }
             }
@@ -417,11 +440,10 @@ fn every_reply_arrives_once_and_in_order_whatever_comes_when() {
         assert_eq!(next.values().map(|due| due - 1).sum::<u64>(), way.numbers.values().sum::<u64>());
         for (proc, expected) in (0..).zip(expected) {
             let got = got.remove(&proc).unwrap_or_default();
-            let calls = |frames: &[Frame]| frames.iter().map(|frame| frame.header.call).collect::<Vec<_>>();
+            let calls = |frames: &[Frame]| frames.iter().map(call_of).collect::<Vec<_>>();
             assert_eq!(calls(&got), calls(&expected), "seed {seed}: proc {proc} (MRG-1, MRG-2)");
             assert!(got.iter().zip(&expected).all(|(got, sent)| is_same_answer(got, sent)
-                && (got.header.kind, got.header.dst, got.header.index, got.header.actor)
-                    == (sent.header.kind, sent.header.dst, sent.header.index, sent.header.actor)));
+                && (got.header.dst, Meaning::of(&got.header)) == (sent.header.dst, Meaning::of(&sent.header))));
         }
     }
 }
@@ -444,7 +466,7 @@ fn payloads_that_look_alike_are_not_taken_for_equal() {
     assert_eq!((out.len(), all.len() as u32), (1, count));
     for frame in all {
         let Part::Inline(bytes) = &frame.parts().unwrap()[0] else { panic!("inline") };
-        assert_eq!(**bytes, payload(frame.header.index));
+        assert_eq!(**bytes, payload(read(&frame).place));
     }
 }
 
@@ -463,7 +485,7 @@ proptest! {
         table.truncate(table.len().saturating_sub(cut));
         let mut parts = vec![Part::Inline(table.into())];
         parts.extend(bodies.into_iter().map(|body| Part::Inline(Bytes::from(body))));
-        let header = Header { call: 1, ..Header::new(Kind::Gathered, agent(1), ProcAddr::CONTROLLER) };
+        let header = Gathered { actor: 3, call: 1 }.header(agent(1), ProcAddr::CONTROLLER);
         let frame = Frame::build(header, None, b"", &parts);
         if let Ok(replies) = unmerge(&frame, places, |_| true, addr) {
             let mut count = 0;

@@ -326,7 +326,7 @@ proptest! {
     #[test]
     fn whatever_arrives_as_news_is_sound_or_none(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let header = mesh_proto::Header::new(mesh_proto::Kind::Moved, ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
-        let header = mesh_proto::Header { actor: 3, ..header };
+        let header = support::raw(header, (0, 3, 0, 0, 0));
         if let Some(news) = News::read(&Frame::build_plain(header, None, b"", &bytes)) {
             prop_assert!(news.moved.is_sound());
             let mut moves = Moves::default();

@@ -12,9 +12,9 @@ use crate::oom::OomKills;
 use crate::runtime::{Runtime, lock, relate};
 use bytes::Bytes;
 use mesh_proto::control::{Down, SpawnProcs, StopProc};
+use mesh_proto::messages::{ProcUp, StopActor};
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId,
-    Owned, ProcAddr,
+    ActorId, CallId, EndReason, Ended, Event, Exit, Family, Frame, HostNo, Lifecycle, LinkId, MeshId, Owned, ProcAddr,
 };
 use mesh_topology::Region;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -244,11 +244,7 @@ impl Runtime {
         };
         self.on_proc(addr, Event::Hello);
         self.note(Note::new("proc_up", addr).text("title", title.as_deref().unwrap_or_default()), false);
-        let mut header = Header::new(Kind::Reply, addr, ready.0);
-        header.call = ready.1;
-        header.actor = addr.mesh;
-        header.index = addr.rank;
-        self.dispatch(Frame::build(header, None, &pid.to_le_bytes(), &[]), None);
+        self.dispatch(ProcUp { proc: addr, call: ready.1, pid }.frame(ready.0), None);
     }
 
     /// Something has happened to a proc of this host.
@@ -327,9 +323,7 @@ impl Runtime {
 
     /// Stops an actor whose owner has died; nobody waits for that.
     fn end_actor(&self, home: ProcAddr, actor: ActorId) {
-        let mut header = Header::new(Kind::StopActor, self.me, home);
-        header.actor = actor;
-        self.dispatch(Frame::build(header, None, b"", &[]), None);
+        self.dispatch(Frame::build(StopActor::of(actor).header(self.me, home), None, b"", &[]), None);
     }
 
     /// What a nursery had to say.

@@ -8,9 +8,8 @@ use crate::reactor::Reactor;
 use crate::unseen::{Callee, Unseen, is_failure};
 use crate::wait::Waiter;
 use mesh_proto::control::Undeliverable;
-use mesh_proto::{
-    ActorId, CallId, Ended, Gather, Holders, HostNo, Kind, ProcAddr, Target, Undelivered, Verdict, flags,
-};
+use mesh_proto::messages::{Answer, Meaning, Reply};
+use mesh_proto::{ActorId, CallId, Ended, Gather, Holders, HostNo, ProcAddr, Target, Undelivered, Verdict};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -48,7 +47,7 @@ impl State {
 }
 
 fn is_value(reply: &Message) -> bool {
-    reply.header().kind == Kind::Reply && reply.header().flags & flags::ERROR == 0
+    Reply::read(reply.header()).is_ok_and(|reply| !reply.answer.is_error())
 }
 
 fn handed_out(outcome: &Outcome) {
@@ -304,9 +303,13 @@ impl Call {
     }
 
     fn on_outcome(&self, reactor: &Reactor, finish: impl FnOnce(&mut State), index: usize, outcome: Outcome) -> bool {
-        let port = match &outcome {
-            Outcome::Replied(reply) if self.stream => reply.header().flags & (flags::MORE | flags::END),
-            _ => 0,
+        let (more, port_ended) = match &outcome {
+            Outcome::Replied(reply) if self.stream => match reply.meaning() {
+                Meaning::Reply(reply) => (reply.answer == Answer::More, false),
+                Meaning::Undeliverable(returned) => (false, returned.port_ended),
+                _ => (false, false),
+            },
+            _ => (false, false),
         };
         self.update(reactor, finish, |state| {
             if self.reduced().is_some() {
@@ -315,13 +318,13 @@ impl Call {
                 }
                 return state.gather.as_mut().is_some_and(|gather| gather.settle(index, outcome));
             }
-            if port == flags::MORE {
+            if more {
                 if state.gather.as_ref().is_some_and(|gather| gather.is_due(index)) {
                     state.order.push((index, outcome));
                 }
                 return false;
             }
-            if port == flags::END {
+            if port_ended {
                 return state.gather.as_mut().is_some_and(|gather| gather.on_outcome(index, Outcome::Cancelled));
             }
             let stream = self.stream.then(|| outcome.clone());

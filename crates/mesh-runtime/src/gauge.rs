@@ -4,6 +4,7 @@
 //! and never while it runs Python; so the reader, who has to answer for a stuck process, never waits for one.
 
 use bytes::Bytes;
+use mesh_proto::messages::Spawn;
 use mesh_proto::{Frame, ProcAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -65,10 +66,10 @@ pub struct Gauge {
 
 impl Gauge {
     /// Of an actor that a frame has asked for; of the process itself without one.
-    pub(crate) fn new(spawn: Option<&Frame>) -> Self {
+    pub(crate) fn new(spawn: Option<(&Frame, Spawn)>) -> Self {
         let (title, rank, owner) = match spawn {
             // A copy: the frame's bytes hold the actor's arguments, and would live as long as the actor.
-            Some(frame) => (frame.name().into(), frame.header.index, frame.header.src),
+            Some((frame, spawn)) => (frame.name().into(), spawn.place, frame.header.src),
             None => (Box::default(), 0, ProcAddr::CONTROLLER),
         };
         Self {

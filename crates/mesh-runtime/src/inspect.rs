@@ -16,6 +16,7 @@ use crate::usage::{self, Used, stage_name};
 use crate::wait::Waiter;
 use crate::{Waited, dump::Dumper};
 use mesh_proto::control::{Inspect, Question};
+use mesh_proto::messages::Answer;
 use mesh_proto::{ActorId, Ended, Exit, Frame, Header, MeshId, ProcAddr, Stage, Undelivered};
 use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
@@ -132,7 +133,7 @@ impl Runtime {
             Some(Inspect::Visit(visit)) => return self.on_visit(header.src, visit),
             Some(_) | None => return self.undeliverable(&header, Undelivered::UnknownQuestion),
         };
-        self.reply(&header, 0, answer.as_bytes(), &[]);
+        self.reply(&header, Answer::Value, answer.as_bytes(), &[]);
     }
 
     fn state(&self) -> String {
@@ -236,7 +237,7 @@ impl Runtime {
         if self.me == ProcAddr::CONTROLLER {
             out.push_str(r#","hosts":"#);
             list(&mut out, self.roll(), |out, one| {
-                let _ = write!(out, r#"[{},"{}",{},"#, one.host, one.state, one.pid);
+                let _ = write!(out, r#"[{},"{}",{},"#, one.host, one.state.word(), one.pid);
                 quoted(out, &one.name);
                 out.push(',');
                 quoted(out, &one.address);
@@ -263,7 +264,7 @@ impl Runtime {
         let made = std::thread::Builder::new().name("mesh-look".to_owned()).stack_size(256 * 1024).spawn(move || {
             if let Some(runtime) = this.filter(|runtime| !runtime.is_closed()) {
                 let answer = runtime.usage(shares);
-                runtime.reply(&to, 0, answer.as_bytes(), &[]);
+                runtime.reply(&to, Answer::Value, answer.as_bytes(), &[]);
             }
         });
         if made.is_err() {

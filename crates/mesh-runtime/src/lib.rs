@@ -42,7 +42,8 @@ pub use calls::{Call, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
 pub use gateway::{
-    GatewayOptions, Host, HostOptions, HostTold, HostView, VisitEnd, VisitError, Visited, agents, jobs_at, visit,
+    GatewayOptions, Host, HostOptions, HostState, HostTold, HostView, VisitEnd, VisitError, Visited, agents, jobs_at,
+    visit,
 };
 pub use gauge::Gauge;
 pub use inbox::{Inbox, LoopWaker};

@@ -6,11 +6,12 @@ use crate::shm::{Memory, PartData, SharedPart};
 use bytes::Bytes;
 use mesh_proto::control::{Down, Undeliverable};
 use mesh_proto::hosts::Few;
-use mesh_proto::{Frame, HEADER_LEN, Header, Kind, Part, Undelivered, flags};
+use mesh_proto::messages::{Meaning, Unlooked};
+use mesh_proto::{Frame, HEADER_LEN, Header, Part, Sharing, Undelivered};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Parts up to this length are put together for the way to another host.
 const SMALL: usize = 2048;
@@ -45,7 +46,7 @@ impl Drop for Stock {
 }
 
 fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> {
-    let sole = frame.header.flags & flags::SOLE != 0;
+    let sole = frame.header.sharing().sole;
     let shared = frame.parts()?.into_iter().filter_map(|part| match part {
         Part::Shared { at, len } => Some(memory.open(&at, len, sole)),
         Part::Inline(_) => None,
@@ -71,9 +72,10 @@ impl AsRef<[u8]> for Mapped {
 pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Few<Bytes>> {
     let mut header = frame.header;
     let fixed = header.target_len as usize + header.name_len as usize;
-    let mut shared = if header.flags & flags::SHARED == 0 { Vec::new() } else { map(frame, memory).ok()? }.into_iter();
+    let sharing = header.sharing();
+    let mut shared = if sharing.shared { map(frame, memory).ok()? } else { Vec::new() }.into_iter();
     let parts = frame.parts().ok()?;
-    header.flags &= !flags::SHARED;
+    header.set_sharing(Sharing { shared: false, ..sharing });
     header.body_len = (fixed + 8 * parts.len()) as u64 + parts.iter().map(Part::len).sum::<u64>();
     let mut head = Vec::with_capacity(HEADER_LEN + fixed + 8 * parts.len());
     head.extend_from_slice(&header.encode());
@@ -108,17 +110,14 @@ impl Message {
     }
 
     pub(crate) fn new(frame: Frame, memory: &Memory) -> Self {
-        let shared = (frame.header.flags & flags::SHARED != 0).then(|| map(&frame, memory));
-        let due = match frame.header.deadline_ms {
-            0 => None,
-            ms => Instant::now().checked_add(Duration::from_millis(u64::from(ms))),
-        };
+        let shared = frame.header.sharing().shared.then(|| map(&frame, memory));
+        let due = frame.header.deadline().and_then(|limit| Instant::now().checked_add(limit));
         Self { frame, shared: Mutex::new(shared), charge: Mutex::new(None), cost: 0, due, stock: None }
     }
 
     /// Accounts for the message in the mailbox that it is put into, if its sender does.
     pub(crate) fn charge_to(&mut self, mailbox: &Arc<Mailbox>) {
-        if self.frame.header.flags & flags::CHARGED != 0 {
+        if self.frame.header.is_charged() {
             self.cost = self.frame.cost();
             let charge = mailbox.charge(self.frame.header.src, self.cost);
             *self.charge.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(charge);
@@ -165,6 +164,11 @@ impl Message {
         &self.frame.header
     }
 
+    /// What the header says. Those of messages were looked at when they arrived (MSG-1).
+    pub fn meaning(&self) -> Meaning {
+        Meaning::of(&self.frame.header).unwrap_or(Meaning::Control(self.frame.header.kind))
+    }
+
     /// The endpoint, with what else is said of the message.
     pub fn name(&self) -> &[u8] {
         self.frame.name()
@@ -177,7 +181,12 @@ impl Message {
 
     /// Why a message, or the port of a call, has come to nothing.
     pub fn undelivered(&self) -> Option<Undelivered> {
-        (self.frame.header.kind == Kind::Undeliverable).then(|| Undeliverable::read_why(&self.envelope())).flatten()
+        let returned = match self.meaning() {
+            Meaning::Undeliverable(_) => true,
+            Meaning::Unseen(unseen) => unseen.what != Unlooked::Raised,
+            _ => false,
+        };
+        returned.then(|| Undeliverable::read_why(&self.envelope())).flatten()
     }
 
     /// The name without a copy: it keeps the message's bytes alive.

@@ -7,7 +7,8 @@
 use crate::reactor::Reactor;
 use crate::runtime::{Runtime, STREAM, lock};
 use crate::wait::Waiter;
-use mesh_proto::{ActorId, Admission, Credit, Header, HostNo, Kind, Ledger, Place, ProcAddr};
+use mesh_proto::messages::Meaning;
+use mesh_proto::{ActorId, Admission, Credit, Header, HostNo, Ledger, Place, ProcAddr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -318,10 +319,15 @@ impl Runtime {
 
     /// A message that its sender counts will never be handled: the mailbox that it was for is gone.
     pub(crate) fn refuse(&self, header: &Header) {
-        if header.flags & mesh_proto::flags::CHARGED == 0 {
+        if !header.is_charged() {
             return;
         }
-        let mailbox = if header.kind == Kind::Reply { header.call | STREAM } else { header.actor };
+        let mailbox = match Meaning::of(header) {
+            Ok(Meaning::Reply(reply)) => reply.call | STREAM,
+            Ok(Meaning::Post(post)) => post.port,
+            Ok(said) => said.actor(),
+            Err(_) => return,
+        };
         if header.src == self.me {
             self.meters.on_credit(&self.reactor, header.dst, mailbox, Credit::LAST);
         } else {

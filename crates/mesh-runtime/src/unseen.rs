@@ -10,7 +10,8 @@ use crate::calls::{Call, Outcome, State};
 use crate::inbox::Inbox;
 use crate::message::Message;
 use crate::reactor::Reactor;
-use mesh_proto::{Frame, Header, Kind, Target, flags};
+use mesh_proto::Target;
+use mesh_proto::messages::{Answer, Meaning, Name, Unlooked, Unseen as Notice};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Of longer names so many bytes are told.
@@ -31,10 +32,9 @@ pub struct Callee {
 
 /// Whether an outcome is a failure that its caller alone is told of.
 pub(crate) fn is_failure(reply: &Message) -> bool {
-    let header = reply.header();
-    match header.kind {
-        Kind::Reply => header.flags & (flags::ERROR | flags::DEAD) == flags::ERROR,
-        Kind::Undeliverable => true,
+    match reply.meaning() {
+        Meaning::Reply(reply) => reply.answer == Answer::Raised,
+        Meaning::Undeliverable(_) => true,
         _ => false,
     }
 }
@@ -89,7 +89,7 @@ impl Unseen {
     }
 }
 
-/// The first of a call's failures, with the number of the others as the number of its call, unless they are known.
+/// The first of a call's failures, with the number of the others, unless they are known.
 fn notice(call: &Call, state: &mut State) -> Option<Message> {
     let callee = call.callee.get()?;
     if std::mem::replace(&mut state.looked, true) {
@@ -101,14 +101,14 @@ fn notice(call: &Call, state: &mut State) -> Option<Message> {
     });
     let (place, first) = failures.next()?;
     let from = callee.target.place(place)?;
-    let mut header = Header::new(first.header().kind, from, from);
-    header.flags = first.header().flags & (flags::ERROR | flags::END);
-    header.index = u32::try_from(place).unwrap_or(u32::MAX);
-    header.call = failures.count() as u64;
-    let mut name = shortened(&callee.endpoint).to_vec();
-    name.push(0);
-    name.extend_from_slice(shortened(&callee.actor));
-    Some(Message::plain(Frame::build_plain(header, None, &name, &first.envelope())))
+    let what = match first.meaning() {
+        Meaning::Undeliverable(returned) if returned.port_ended => Unlooked::PortEnded,
+        Meaning::Undeliverable(_) => Unlooked::Returned,
+        _ => Unlooked::Raised,
+    };
+    let unseen = Notice { others: failures.count() as u64, what };
+    let name = Name { shape: shortened(&callee.actor), ..Name::of(shortened(&callee.endpoint)) };
+    Some(Message::plain(unseen.frame(from, name, &first.envelope())))
 }
 
 fn shortened(name: &str) -> &[u8] {

@@ -41,6 +41,7 @@ impl Agent {
                 spin: Duration::ZERO,
                 link_budget: 1 << 20,
                 mailbox_budget: 1 << 20,
+                reply_budget: u64::MAX,
                 shm_budget: 1 << 20,
                 shm_threshold: 1 << 20,
                 shm_idle: Duration::ZERO,

@@ -4,8 +4,10 @@ use crate::model::Costs;
 use crate::queue::Event;
 use crate::world::{Purpose, World};
 use bytes::Bytes;
-use mesh_proto::hosts::{Arrival, Beat, Cargo, Few, HostSet, Lane, Packet, PacketKind, Standing, unmerge};
-use mesh_proto::{CallId, Frame, HEADER_LEN, Header, HostNo, Kind, Part, ProcAddr};
+use mesh_proto::control::{HostDown, HostLost, HostStanding, Report};
+use mesh_proto::hosts::{Arrival, Beat, Cargo, Fate, Few, HostSet, Lane, Packet, PacketKind, Standing, unmerge};
+use mesh_proto::messages::{Answer, Call, Meaning, Reply, merged_call};
+use mesh_proto::{CallId, Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcAddr};
 use std::time::Duration;
 
 /// Who is called, as far as frames say it.
@@ -27,7 +29,8 @@ impl World {
     pub fn call(&mut self, call: CallId, purpose: Purpose) {
         self.begin(call, purpose);
         let payload = vec![7; self.model.payload];
-        let header = Header { call, actor: ACTOR, ..Header::new(Kind::Call, ProcAddr::CONTROLLER, ProcAddr::agent(1)) };
+        let message = Call { actor: ACTOR, call, place: 0, stream: false };
+        let header = message.header(ProcAddr::CONTROLLER, ProcAddr::agent(1));
         let frame = Frame::build_plain(header, None, b"", &payload);
         let all = self.all();
         self.nodes[0].cpu = self.nodes[0].cpu.max(self.now);
@@ -112,8 +115,10 @@ impl World {
 
     /// A relay that hands a call on waits for the answers of those below, and of its own host.
     fn expect(&mut self, host: HostNo, packet: &Packet, hosts: &HostSet) {
-        if let Some(header) = header_of(&packet.body).filter(|header| header.kind == Kind::Call && hosts.len() > 1) {
-            let out = self.nodes[host as usize].relay.expect(packet.origin, header.src, header.call, hosts);
+        if let Some(header) = header_of(&packet.body).filter(|_| hosts.len() > 1)
+            && let Some(call) = merged_call(&header)
+        {
+            let out = self.nodes[host as usize].relay.expect(packet.origin, header.src, call, hosts);
             self.forward(host, out);
         }
     }
@@ -169,13 +174,24 @@ impl World {
     }
 
     fn deliver(&mut self, host: HostNo, frame: Frame, origins: &HostSet) {
-        match frame.header.kind {
-            Kind::Call => self.called(host, frame.header.call),
-            Kind::Down => self.hear(host, frame.header.index, standing(&frame)),
+        match Meaning::of(&frame.header) {
+            Ok(Meaning::Call(call)) => self.called(host, call.call),
+            Ok(Meaning::Control(Kind::HostDown)) => {
+                let Some(down) = HostDown::read(&frame) else { return };
+                self.hear(host, down.host, Standing::Dead);
+            }
+            Ok(Meaning::Control(Kind::Standing)) => {
+                let Some(told) = HostStanding::read(&frame) else { return };
+                self.hear(host, told.host, told.standing());
+            }
             // The controller decides, and tells everybody, itself first.
-            Kind::Undeliverable => self.declare(frame.header.index, standing(&frame)),
-            Kind::Gathered => {
-                let Some(call) = self.calls.get_mut(&frame.header.call) else { return };
+            Ok(Meaning::Control(Kind::HostLost)) => {
+                let Some(HostLost { host, report }) = HostLost::read(&frame) else { return };
+                let dead = matches!(report, Report::Dead { .. });
+                self.declare(host, if dead { Standing::Dead } else { Standing::Suspect });
+            }
+            Ok(Meaning::Gathered(gathered)) => {
+                let Some(call) = self.calls.get_mut(&gathered.call) else { return };
                 let places = self.model.hosts * if call.purpose == Purpose::Attach { 1 } else { self.model.procs };
                 let node = &mut self.nodes[host as usize];
                 let replies = unmerge(&frame, places, |origin| origins.contains(origin), ProcAddr::agent);
@@ -185,11 +201,11 @@ impl World {
                     call.reply(place, node.cpu);
                 }
             }
-            Kind::Reply => {
-                if let Some(call) = self.calls.get_mut(&frame.header.call) {
+            Ok(Meaning::Reply(reply)) => {
+                if let Some(call) = self.calls.get_mut(&reply.call) {
                     let node = &mut self.nodes[host as usize];
                     node.spend(self.model.costs.outcome);
-                    call.reply(frame.header.index, node.cpu);
+                    call.reply(reply.place, node.cpu);
                 }
             }
             _ => {}
@@ -233,7 +249,8 @@ impl World {
             payload.iter_mut().zip(index.to_le_bytes()).for_each(|(byte, own)| *byte = own);
         }
         let src = ProcAddr { rank: index, ..ProcAddr::agent(host) };
-        let header = Header { call, index, actor: ACTOR, ..Header::new(Kind::Reply, src, ProcAddr::CONTROLLER) };
+        let reply = Reply { actor: ACTOR, call, place: index, answer: Answer::Value };
+        let header = reply.header(src, ProcAddr::CONTROLLER);
         let node = &mut self.nodes[host as usize];
         let out = node.merge.on_reply(Frame::build_plain(header, None, b"", &payload), node.cpu);
         self.send(host, out);
@@ -307,9 +324,9 @@ impl World {
             self.declare(of, standing);
             return;
         }
-        let header =
-            Header { index: of, ..Header::new(Kind::Undeliverable, ProcAddr::agent(host), ProcAddr::CONTROLLER) };
-        self.send(host, vec![Frame::build(header, None, word(standing), &[])]);
+        let dead = standing == Standing::Dead;
+        let report = if dead { Report::dead(Fate::Unreachable, "") } else { Report::Suspect };
+        self.send(host, vec![HostLost { host: of, report }.frame(ProcAddr::agent(host))]);
     }
 
     /// The controller decides how a host stands, and tells all others.
@@ -318,8 +335,13 @@ impl World {
             return;
         }
         self.hear(0, of, standing);
-        let header = Header { index: of, ..Header::new(Kind::Down, ProcAddr::CONTROLLER, ProcAddr::agent(1)) };
-        let frame = Frame::build(header, None, word(standing), &[Part::Inline(Bytes::new())]);
+        let (from, to) = (ProcAddr::CONTROLLER, ProcAddr::agent(1));
+        let frame = if standing == Standing::Dead {
+            let end = HostEnd { fate: Fate::Unreachable, label: String::new(), why: String::new() };
+            HostDown { host: of, end }.frame(from, to, None)
+        } else {
+            HostStanding { host: of, live: standing == Standing::Live }.frame(from, to, None)
+        };
         let all = self.all();
         self.cast(&frame, &all);
         self.arm(0);
@@ -346,15 +368,6 @@ impl World {
             }
         }
     }
-}
-
-/// How a host stands, as the simulator's frames say it: with a name.
-fn word(standing: Standing) -> &'static [u8] {
-    if standing == Standing::Dead { b"dead" } else { b"suspect" }
-}
-
-fn standing(frame: &Frame) -> Standing {
-    if frame.name() == word(Standing::Dead) { Standing::Dead } else { Standing::Suspect }
 }
 
 pub(crate) fn lane(host: HostNo) -> Lane {

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use mesh_proto::hosts::{
     Arrival, Cargo, HostMerge, HostSet, Packet, PacketDecoder, RelayMerge, Share, Strands, Topology, unmerge,
 };
-use mesh_proto::{Frame, Header, Kind, ProcAddr};
+use mesh_proto::messages::{Answer, Reply};
+use mesh_proto::{Frame, ProcAddr};
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -121,7 +122,8 @@ fn share() -> Duration {
 
 fn reply(index: u32, equal: bool) -> Frame {
     let src = ProcAddr { rank: index, ..ProcAddr::agent(1) };
-    let header = Header { call: 1, index, ..Header::new(Kind::Reply, src, ProcAddr::CONTROLLER) };
+    let reply = Reply { actor: 3, call: 1, place: index, answer: Answer::Value };
+    let header = reply.header(src, ProcAddr::CONTROLLER);
     let mut payload = [3; 32];
     if !equal {
         payload[..4].copy_from_slice(&index.to_le_bytes());

@@ -25,6 +25,7 @@ from mesh_core import (
     this_host,
     this_proc,
 )
+from mesh_core._codes import Request
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -451,7 +452,7 @@ def test_marks_are_not_taken_for_endpoints(procs: ProcMesh, echo: Any) -> None:
 
     target = one._home.target(one._procs_id, one._view)
     for name in (".", "!", ">", "+", ".echo", ">none", "+none", ".__init__", "._private", ">>>", "?echo"):
-        call = runtime.sender(target, one._actor_id, name).call(((), {}))
+        call = runtime.sender(target, one._actor_id, name, Request.CALL).call(((), {}))
         assert call.wait(SOON)
         assert call.outcomes()[0].is_error, name
     assert one.echo.call_one(1).get() == 1

@@ -2,7 +2,8 @@
 
 use super::body;
 use crate::codec::{Reader, Writer};
-use crate::{EndReason, Ended, Exit, Frame, Header, Kind, ProcAddr, flags};
+use crate::frame::flags;
+use crate::{EndReason, Ended, Exit, Frame, Header, Kind, ProcAddr};
 
 /// The last frame of a proc that ends by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

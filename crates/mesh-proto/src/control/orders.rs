@@ -95,6 +95,8 @@ pub struct StopProcs {
     pub mesh: MeshId,
     /// The call that waits for their ends.
     pub call: CallId,
+    /// The place of the agent, or of the first of several, among those of the mesh.
+    pub first: u32,
     /// How many there are on each host.
     pub per_host: u32,
     /// How long they may take.
@@ -108,7 +110,9 @@ impl StopProcs {
     #[must_use]
     pub fn frame(&self, from: ProcAddr, agents: &Target) -> Frame {
         let body = Writer::default().small(self.per_host).time(self.within).bytes(&self.ranks.to_wire()).done();
-        build(order(Kind::StopProcs, from, agents, self.mesh, self.call), agents, &body)
+        let mut header = order(Kind::StopProcs, from, agents, self.mesh, self.call);
+        header.index = self.first;
+        build(header, agents, &body)
     }
 
     /// What a frame says; `None` if it is malformed.
@@ -118,8 +122,15 @@ impl StopProcs {
         let mut raw = Reader::new(&raw);
         let (per_host, within) = (raw.small()?, raw.time()?);
         let ranks = Region::from_wire(raw.bytes()?).ok()?;
-        Some(Self { mesh: frame.header.actor, call: frame.header.call, per_host, within, ranks })
+        let &Header { actor: mesh, call, index: first, .. } = &frame.header;
+        Some(Self { mesh, call, first, per_host, within, ranks })
     }
+}
+
+/// The mesh that an order is about: [`SpawnProcs`], [`StopProcs`].
+#[must_use]
+pub fn mesh_of(order: &Header) -> Option<MeshId> {
+    matches!(order.kind, Kind::SpawnProcs | Kind::StopProcs).then_some(order.actor)
 }
 
 /// The ranks that an order is about at the agent that it has reached, or was to reach: [`SpawnProcs`], [`StopProcs`].

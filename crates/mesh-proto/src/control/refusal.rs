@@ -2,7 +2,9 @@
 
 use super::body;
 use crate::codec::{Reader, Writer};
-use crate::{ActorId, CallId, Frame, Header, Kind, PortEnd, ProcAddr, Ticket, Undelivered, flags};
+use crate::frame::flags;
+use crate::messages::{Asked, Returned};
+use crate::{ActorId, CallId, Frame, Header, Kind, PortEnd, ProcAddr, Ticket, Undelivered};
 
 /// A message has come back, or the port of a call has ended: an outcome of the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,24 +22,23 @@ pub struct Undeliverable {
 impl Undeliverable {
     /// The answer to a message.
     #[must_use]
-    pub fn answer(to: &Header, why: Undelivered) -> Self {
-        Self { call: to.call, place: to.index, actor: to.actor, why }
+    pub fn answer(to: &Asked, why: Undelivered) -> Self {
+        Self { call: to.call, place: to.place, actor: to.actor, why }
     }
 
     /// As a frame to the caller. The end of a port is flagged (`END`), since streams look at nothing else.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
-        let mut header = Header::new(Kind::Undeliverable, from, to);
-        (header.call, header.index, header.actor) = (self.call, self.place, self.actor);
-        header.flags = if self.why.is_end_of_port() { flags::END } else { 0 };
+        let &Self { call, place, actor, .. } = self;
+        let header = Returned { actor, call, place, port_ended: self.why.is_end_of_port() }.header(from, to);
         Frame::build_plain(header, None, b"", &self.why.write(Writer::default()).done())
     }
 
     /// What a frame says; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
-        let header = &frame.header;
-        Some(Self { call: header.call, place: header.index, actor: header.actor, why: Self::read_why(&body(frame)?)? })
+        let Returned { actor, call, place, .. } = Returned::read(&frame.header).ok()?;
+        Some(Self { call, place, actor, why: Self::read_why(&body(frame)?)? })
     }
 
     /// What the body of a frame says.

@@ -33,7 +33,6 @@ pub use relay::RelayMerge;
 pub use replies::{Replies, unmerge};
 pub use table::origins;
 
-use crate::flags;
 use std::time::Duration;
 
 /// How long a reply may wait for others.
@@ -47,6 +46,3 @@ const MERGED_MAX: usize = 192 << 10;
 const PAYLOADS_MAX: usize = 1024;
 /// Calls whose replies are awaited at one time; above that the oldest is let go, and its replies go by themselves.
 const CALLS_MAX: usize = 4096;
-/// Replies with these go by themselves: parts of a stream, memory of one host, shares that are combined elsewhere, and
-/// what is counted against a budget.
-const APART: u16 = flags::MORE | flags::END | flags::STREAM | flags::SHARED | flags::TREE | flags::CHARGED;

@@ -4,6 +4,7 @@ use mesh_proto::control::{
     Attachment, Closed, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines, News,
     Revoked, SpawnProcs, StopProcs, Terms, Undeliverable, Visit, Whereabouts, ranks_of,
 };
+use mesh_proto::messages::{Asked, Meaning, Name, Partial, ProcUp};
 use mesh_proto::{Decoder, Frame, ProcAddr, READ_CHUNK, Target};
 
 /// Everything that a receiver does with bytes it knows nothing about. Panics if a promise is broken.
@@ -61,12 +62,40 @@ pub(crate) fn look_into(frame: &Frame) {
             let _ = (placement.only(), placement.agents(), placement.per_host(region.len()));
         }
     }
+    read_as_message(frame);
     read_as_control(frame);
     let one = frame.for_one(ProcAddr { mesh: frame.header.dst.mesh, rank: 7, host: 0 }, 3);
     assert_eq!(one.target(), Ok(Target::One(ProcAddr { mesh: frame.header.dst.mesh, rank: 7, host: 0 })));
     assert_eq!(one.name(), frame.name());
     assert_eq!(one.parts(), frame.parts());
     assert_eq!(one.header.body_len, one.body.len() as u64);
+}
+
+/// Reads it as what its header says: what is read says the same again, and is refused by no other reader (MSG-1).
+fn read_as_message(frame: &Frame) {
+    let (from, to) = (frame.header.src, frame.header.dst);
+    let name = Name::read(frame.name());
+    assert_eq!(name.what, Name::what(frame.name()));
+    if let Some(up) = ProcUp::read(frame) {
+        assert_eq!(ProcUp::read(&up.frame(to)), Some(up));
+    }
+    let asked = Asked::of(&frame.header);
+    assert!(asked.is_none_or(|asked| asked.call != 0 && asked.by == from));
+    let (of_header, said) = (Meaning::of(&frame.header), Meaning::read(frame));
+    match said {
+        Ok(said) => {
+            assert_eq!(of_header, Ok(said));
+            let again = said.header(from, to).map(|header| Meaning::of(&header));
+            assert!(again.is_none_or(|again| again == Ok(said)));
+            assert!(asked.is_none_or(|asked| matches!(said, Meaning::Control(_)) || asked.call == said.call()));
+            let _ = (said.actor(), said.place(), said.is_for_port());
+            if matches!(said, Meaning::Partial(_)) {
+                assert!(Partial::caller_in(frame.name()).is_some());
+            }
+        }
+        // Whatever is wrong, it can be said.
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
 }
 
 /// Reads it as every control frame, whatever its kind says: what is read can be shown, and reads the same again.

@@ -47,6 +47,8 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::Credit,
     Kind::Inspect,
     Kind::Moved,
+    Kind::Held,
+    Kind::Extend,
 ];
 
 pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {
@@ -55,11 +57,19 @@ pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {
 
 pub(crate) fn header() -> impl Strategy<Value = Header> {
     let numbers = (any::<u16>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>());
-    (prop::sample::select(KINDS.to_vec()), addr(), addr(), numbers).prop_map(|(kind, src, dst, numbers)| {
-        let mut header = Header::new(kind, src, dst);
-        (header.flags, header.actor, header.call, header.index, header.deadline_ms) = numbers;
-        header
-    })
+    (prop::sample::select(KINDS.to_vec()), addr(), addr(), numbers)
+        .prop_map(|(kind, src, dst, numbers)| raw(Header::new(kind, src, dst), numbers))
+}
+
+/// A header with these flags, actor, call, index and deadline, whether they mean something or not: as bytes can have it.
+pub(crate) fn raw(header: Header, numbers: (u16, u64, u64, u32, u32)) -> Header {
+    let mut bytes = header.encode();
+    bytes[4..6].copy_from_slice(&numbers.0.to_le_bytes());
+    bytes[40..48].copy_from_slice(&numbers.1.to_le_bytes());
+    bytes[48..56].copy_from_slice(&numbers.2.to_le_bytes());
+    bytes[60..64].copy_from_slice(&numbers.3.to_le_bytes());
+    bytes[68..72].copy_from_slice(&numbers.4.to_le_bytes());
+    Header::decode(&bytes).expect("a header without lengths")
 }
 
 pub(crate) fn part() -> impl Strategy<Value = Part> {
@@ -110,7 +120,9 @@ pub(crate) fn frame() -> impl Strategy<Value = Frame> {
 pub(crate) fn on_the_wire(frames: &[Frame]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (seq, frame) in (0..).zip(frames) {
-        bytes.extend_from_slice(&Header { seq, ..frame.header }.encode());
+        let mut header = frame.header;
+        header.seq = seq;
+        bytes.extend_from_slice(&header.encode());
         bytes.extend_from_slice(&frame.body);
     }
     bytes

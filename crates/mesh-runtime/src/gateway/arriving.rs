@@ -5,7 +5,8 @@ use super::{GATEWAY, State};
 use crate::runtime::{Runtime, lock};
 use mesh_proto::control::{HostDown, HostLost, HostStanding, Revoked, Whereabouts, host_of};
 use mesh_proto::hosts::{Arrival, Farewell, HostSet, Packet, PacketKind, Parting, Standing, unmerge};
-use mesh_proto::{Frame, Header, HostNo, Kind, ProcAddr};
+use mesh_proto::messages::{Gathered, merged_call};
+use mesh_proto::{CallId, Frame, Header, HostNo, Kind, ProcAddr};
 use std::sync::Arc;
 
 /// More replies than this no merged frame is taken apart into.
@@ -172,10 +173,8 @@ impl Runtime {
         }
         let Some(first) = packet.body.first() else { return };
         let Some(header) = first.first_chunk().and_then(|raw| Header::decode(raw).ok()) else { return };
-        if !matches!(header.kind, Kind::Call | Kind::Spawn | Kind::Extend) || header.call == 0 {
-            return;
-        }
-        let out = state.relays.expect(packet.origin, header.src, header.call, hosts);
+        let Some(call) = merged_call(&header) else { return };
+        let out = state.relays.expect(packet.origin, header.src, call, hosts);
         self.send_on(state, out);
     }
 
@@ -222,9 +221,8 @@ impl Runtime {
             self.take_gathered(&frame, origins);
             return;
         }
-        if header.call != 0 && matches!(header.kind, Kind::Call | Kind::Spawn | Kind::Extend) && header.target_len != 0
-        {
-            self.note_call(&frame);
+        if let Some(call) = merged_call(&header).filter(|_| header.target_len != 0) {
+            self.note_call(&frame, call);
         }
         if header.kind == Kind::Reply && header.src.is_agent() && self.me == ProcAddr::CONTROLLER {
             self.note_introduction(&frame);
@@ -234,7 +232,7 @@ impl Runtime {
     }
 
     /// A cast has come: how many procs of this host will answer it.
-    fn note_call(&self, frame: &Frame) {
+    fn note_call(&self, frame: &Frame, call: CallId) {
         let Ok(target) = frame.target() else { return };
         let mesh_proto::Target::Many(mesh, region, placement) = &target else { return };
         let here = self.me.host;
@@ -248,14 +246,15 @@ impl Runtime {
             }
         };
         if count > 1 {
-            self.expect_replies(frame.header.src, frame.header.call, u32::try_from(count).unwrap_or(0));
+            self.expect_replies(frame.header.src, call, u32::try_from(count).unwrap_or(0));
         }
     }
 
     fn take_gathered(&self, frame: &Frame, origins: Option<&HostSet>) {
         let header = frame.header;
         let to = header.dst;
-        let target = if to == self.me { self.call_target(header.call) } else { None };
+        let Ok(Gathered { call, .. }) = Gathered::read(&header) else { return };
+        let target = if to == self.me { self.call_target(call) } else { None };
         let places = target.as_ref().map_or(MOST_PLACES, |target| u32::try_from(target.len()).unwrap_or(u32::MAX));
         let place = |index: u32| match &target {
             Some(target) => target.place(index as usize).unwrap_or(header.src),

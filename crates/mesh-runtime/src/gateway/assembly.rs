@@ -3,7 +3,7 @@
 use crate::runtime::{Runtime, lock};
 use crate::shm::Room;
 use bytes::Bytes;
-use mesh_proto::{Frame, HEADER_LEN, Header, HostNo, Kind, Part, Target, flags};
+use mesh_proto::{Frame, HEADER_LEN, Header, HostNo, Kind, Part, Sharing, Target};
 
 /// Whether the receivers of such a message map its large parts.
 fn is_mapped(kind: Kind) -> bool {
@@ -23,7 +23,7 @@ enum Into {
     /// One piece of memory.
     Whole(Vec<u8>),
     /// The header and what else is small, and the parts: large ones where their receivers will map them.
-    Parts { header: Header, fixed: Bytes, parts: Vec<Slot>, marks: u16 },
+    Parts { header: Header, fixed: Bytes, parts: Vec<Slot>, sharing: Sharing },
 }
 
 /// A part, and where in the frame it lies.
@@ -77,7 +77,7 @@ impl Assembly {
     fn finish(self) -> Option<Frame> {
         match self.into {
             Into::Whole(bytes) => super::away::frame_of(&[Bytes::from(bytes)]),
-            Into::Parts { mut header, fixed, parts, marks } => {
+            Into::Parts { mut header, fixed, parts, sharing } => {
                 let cut = header.target_len as usize;
                 let cast = if cut == 0 { None } else { Target::from_wire(header.dst.mesh, &fixed[..cut]).ok() };
                 let parts: Vec<Part> = parts
@@ -90,7 +90,7 @@ impl Assembly {
                         }
                     })
                     .collect();
-                header.flags = (header.flags & !flags::SOLE) | marks;
+                header.set_sharing(sharing);
                 Some(Frame::build(header, cast.as_ref(), &fixed[cut..], &parts))
             }
         }
@@ -150,7 +150,7 @@ impl Runtime {
         };
         let target = self.receivers(target)?;
         let mut start = (HEADER_LEN + fixed_len + table) as u64;
-        let mut marks = if target.len() == 1 { flags::SOLE } else { 0 };
+        let mut sharing = Sharing { sole: target.len() == 1, shared: false };
         let mut parts = Vec::with_capacity(header.parts as usize);
         for (place, entry) in entries.chunks_exact(8).enumerate() {
             let len = u64::from_le_bytes(entry.try_into().ok()?);
@@ -160,7 +160,7 @@ impl Runtime {
             let room = if place > 0 && size >= self.shm_threshold() { self.memory.room(size, &target) } else { None };
             let data = match room {
                 Some(room) => {
-                    marks |= flags::SHARED;
+                    sharing.shared = true;
                     Data::Shared(room)
                 }
                 None => Data::Inline(Vec::new()),
@@ -168,7 +168,7 @@ impl Runtime {
             parts.push(Slot { start, len, data });
             start = end;
         }
-        (start == total).then(|| Into::Parts { header, fixed: Bytes::copy_from_slice(fixed), parts, marks })
+        (start == total).then(|| Into::Parts { header, fixed: Bytes::copy_from_slice(fixed), parts, sharing })
     }
 
     /// The same frame, its large parts in memory that all its receivers here map: once, however many they are.
@@ -178,7 +178,7 @@ impl Runtime {
         if !is_mapped(header.kind) || frame.body.len() < self.shm_threshold() || to_me {
             return frame;
         }
-        if header.flags & flags::SHARED != 0 {
+        if header.sharing().shared {
             return frame; // It was put there as it came.
         }
         let Some(target) = frame.target().ok().and_then(|target| self.receivers(target)) else { return frame };
@@ -188,7 +188,7 @@ impl Runtime {
         if !parts.iter().skip(1).any(large) {
             return frame;
         }
-        let mut marks = 0;
+        let mut sharing = Sharing { sole: target.len() == 1, shared: false };
         let moved: Vec<Part> = parts
             .into_iter()
             .enumerate()
@@ -196,7 +196,7 @@ impl Runtime {
                 Part::Inline(bytes) if place > 0 && bytes.len() >= self.shm_threshold() => {
                     match self.memory.put(&bytes, &target, self.board.spare()) {
                         Some(at) => {
-                            marks |= flags::SHARED;
+                            sharing.shared = true;
                             Part::Shared { at, len: bytes.len() as u64 }
                         }
                         None => Part::Inline(bytes),
@@ -207,7 +207,7 @@ impl Runtime {
             .collect();
         let whole = if header.target_len == 0 { None } else { frame.target().ok() };
         let mut header: Header = header;
-        header.flags = (header.flags & !flags::SOLE) | marks | if target.len() == 1 { flags::SOLE } else { 0 };
+        header.set_sharing(sharing);
         Frame::build(header, whole.as_ref(), frame.name(), &moved)
     }
 

@@ -8,7 +8,8 @@ use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
 use mesh_proto::control::{HostDown, down_of};
 use mesh_proto::hosts::{Cargo, Few, HostSet, Lane, Lost, Packet, Standing};
-use mesh_proto::{Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcAddr, flags};
+use mesh_proto::messages::Asked;
+use mesh_proto::{Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -63,7 +64,7 @@ impl Runtime {
         if hosts.is_empty() {
             return 0;
         }
-        let shares = frame.header.flags & flags::SHARED != 0;
+        let shares = frame.header.sharing().shared;
         let body = if shares { pieces(frame, &self.memory) } else { Some(plain(frame)) };
         // Its sender has died, and its memory with it: nobody is to hear of it.
         let Some(body) = body else { return 0 };
@@ -226,10 +227,8 @@ impl Runtime {
             return;
         }
         let Ok(target) = frame.target() else { return };
-        for (index, addr) in
-            (frame.header.index..=u32::MAX).zip(target.procs()).filter(|(_, addr)| hosts.contains(addr.host))
-        {
-            let one = if frame.header.target_len == 0 { frame.clone() } else { frame.for_one(addr, index) };
+        for (nth, addr) in (0..=u32::MAX).zip(target.procs()).filter(|(_, addr)| hosts.contains(addr.host)) {
+            let one = if frame.header.target_len == 0 { frame.clone() } else { frame.for_one(addr, nth) };
             let ended = Arc::new(self.verdict_on(addr.host).ended());
             self.bounce(&one, Outcome::Lost(ended));
         }
@@ -241,9 +240,9 @@ impl Runtime {
             let ended = Arc::new(verdict.ended());
             if lock(&self.gateway.state).topology.knows(host) {
                 self.calls.on_host_down(&self.reactor, host, &ended);
-            } else {
+            } else if let Some(Asked { call, .. }) = Asked::of(order) {
                 // It has yet to come, which its attachment goes on waiting for.
-                self.calls.on_host_missing(&self.reactor, order.call, host, &ended);
+                self.calls.on_host_missing(&self.reactor, call, host, &ended);
             }
             return;
         }
@@ -323,8 +322,7 @@ mod tests {
     #[test]
     fn of_a_lost_message_no_part_is_copied() {
         let addr = |host| ProcAddr { mesh: 7, rank: 0, host };
-        let mut header = Header::new(Kind::Call, addr(1), addr(2));
-        header.call = 5;
+        let header = mesh_proto::messages::Call { actor: 3, call: 5, place: 0, stream: false }.header(addr(1), addr(2));
         let part = Part::Inline(Bytes::from(vec![1; 1 << 20]));
         let whole = Frame::build(header, None, b"train", &[part]);
         let head = Bytes::copy_from_slice(&whole.header.encode());

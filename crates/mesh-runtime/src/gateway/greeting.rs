@@ -19,7 +19,8 @@ use mesh_proto::control::{Attachment, Report, Terms, Traits};
 use mesh_proto::hosts::{
     Fate, Join, Look, Packet, PacketDecoder, PacketKind, Parting, Pulse, Refusal, Refuse, Standing, Welcome,
 };
-use mesh_proto::{Frame, Header, HostNo, Kind, Part, ProcAddr};
+use mesh_proto::messages::{Answer, Reply};
+use mesh_proto::{Frame, HostNo, ProcAddr};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
@@ -369,11 +370,10 @@ impl Runtime {
         self.gateway.active.store(true, Ordering::SeqCst);
         self.reach_out();
         // The controller's call waits for this.
-        let mut header = Header::new(Kind::Reply, self.me, ProcAddr::CONTROLLER);
-        header.call = told.call;
-        header.index = self.me.host - told.base;
+        let place = self.me.host - told.base;
+        let reply = Reply { actor: 0, call: told.call, place, answer: Answer::Value };
         let said = Self::introduction(&self.host_name(), traits);
-        self.dispatch(Frame::build(header, None, b"", &[Part::Inline(said.encode())]), None);
+        self.dispatch(Frame::build_plain(reply.header(self.me, ProcAddr::CONTROLLER), None, b"", &said.encode()), None);
         self.reactor.ring_io();
     }
 

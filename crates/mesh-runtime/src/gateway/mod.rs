@@ -34,7 +34,7 @@ mod verdict;
 mod visits;
 
 pub use host::{Host, HostOptions, HostTold};
-pub use roll::HostView;
+pub use roll::{HostState, HostView};
 pub(crate) use visits::Visits;
 pub use visits::{VisitEnd, VisitError, Visited, jobs_at, visit};
 

@@ -11,9 +11,8 @@ use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
 use mesh_proto::control::{Report, StopProcs};
 use mesh_proto::hosts::{Fate, HostSet};
-use mesh_proto::{
-    EndReason, Ended, Frame, Header, HostEnd, HostNo, Kind, MeshId, Placement, ProcAddr, Target, is_host_mesh,
-};
+use mesh_proto::messages::{Answer, Asked, Reply};
+use mesh_proto::{EndReason, Ended, Frame, Header, HostEnd, HostNo, MeshId, Placement, ProcAddr, Target, is_host_mesh};
 use mesh_topology::Region;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -63,7 +62,7 @@ impl Runtime {
         for host in absent {
             self.let_go(host, why);
         }
-        let stop = StopProcs { mesh: 0, call: order.id, per_host: 0, within, ranks };
+        let stop = StopProcs { mesh: 0, call: order.id, first: 0, per_host: 0, within, ranks };
         let (call, until) = (Arc::clone(&told), Instant::now() + limit);
         // Messages take turns by their size, and the order must not overtake what was sent before.
         let ordered = self.is_heard(&lock(&self.gateway.state), &hosts);
@@ -109,7 +108,7 @@ impl Runtime {
         if order.src != ProcAddr::CONTROLLER || !self.me.is_agent() || self.me == ProcAddr::CONTROLLER {
             return;
         }
-        let Some(this) = self.this() else { return };
+        let (Some(this), Some(asked)) = (self.this(), Asked::of(&order)) else { return };
         let end =
             HostEnd { fate: Fate::Released, label: self.host_name(), why: "the script needs it no longer".to_owned() };
         let _ = self.gateway.leaving.set(end);
@@ -125,9 +124,8 @@ impl Runtime {
                 last.iter().for_each(|mesh| this.end_procs(*mesh, None, within.min(LAST / 2)));
             }
             this.wait_until_left(until);
-            let mut header = Header::new(Kind::Reply, this.me, order.src);
-            (header.call, header.index) = (order.call, order.index);
-            this.dispatch(Frame::build(header, None, b"", &[]), None);
+            let reply = Reply { actor: 0, call: asked.call, place: asked.place, answer: Answer::Value };
+            this.dispatch(Frame::build(reply.header(this.me, asked.by), None, b"", &[]), None);
         };
         // If there is no thread for it, the controller waits no longer than it has said.
         let _ = std::thread::Builder::new().name("mesh-leave".to_owned()).spawn(leave);

@@ -5,7 +5,39 @@ use crate::inspect::Note;
 use crate::runtime::{Runtime, lock};
 use mesh_proto::control::Introduction;
 use mesh_proto::hosts::{Fate, Standing};
+use mesh_proto::messages::Reply;
 use mesh_proto::{Frame, HostEnd, HostNo, Part, ProcAddr, Target};
+
+/// How a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostState {
+    /// It is being attached.
+    Attaching,
+    /// It is part of the job.
+    Running,
+    /// It is silent.
+    Suspect,
+    /// It was lost, and is being connected to again.
+    Unreachable,
+    /// It was let go.
+    Stopped,
+    /// It is dead.
+    Dead,
+}
+
+impl HostState {
+    /// In one word, as snapshots of a job have it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Attaching => "attaching",
+            Self::Running => "running",
+            Self::Suspect => "suspect",
+            Self::Unreachable => "unreachable",
+            Self::Stopped => "stopped",
+            Self::Dead => "dead",
+        }
+    }
+}
 
 /// A host, as the controller knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,10 +50,10 @@ pub struct HostView {
     pub address: String,
     /// Its agent's process; 0 if nothing was heard of it yet.
     pub pid: u64,
-    /// `attaching`, `running`, `suspect`, `unreachable`, `stopped` or `dead`.
-    pub state: &'static str,
-    /// Why it is dead, in one word; empty if it is not.
-    pub fate: &'static str,
+    /// How it is.
+    pub state: HostState,
+    /// Why it is dead, if it is.
+    pub fate: Option<Fate>,
     /// Why, if it is not running.
     pub why: String,
 }
@@ -47,12 +79,12 @@ impl Runtime {
             let address = peer.and_then(|peer| peer.address.clone()).unwrap_or_default();
             let standing = state.topology.standing(host);
             let how = match (standing, said) {
-                (Standing::Dead, _) if peer.is_some_and(Peer::is_released) => "stopped",
-                (Standing::Dead, _) => "dead",
-                (_, None) => "attaching",
-                (Standing::Suspect, _) => "suspect",
-                _ if children.contains(host) && peer.is_none_or(|peer| peer.trunk.is_none()) => "unreachable",
-                _ => "running",
+                (Standing::Dead, _) if peer.is_some_and(Peer::is_released) => HostState::Stopped,
+                (Standing::Dead, _) => HostState::Dead,
+                (_, None) => HostState::Attaching,
+                (Standing::Suspect, _) => HostState::Suspect,
+                _ if children.contains(host) && peer.is_none_or(|peer| peer.trunk.is_none()) => HostState::Unreachable,
+                _ => HostState::Running,
             };
             HostView {
                 host,
@@ -60,8 +92,8 @@ impl Runtime {
                 address,
                 pid: said.map_or(0, |said| said.pid),
                 state: how,
-                fate: peer.and_then(|peer| peer.verdict.as_ref()).map_or("", |verdict| verdict.fate.word()),
-                why: peer.filter(|_| how != "running").map(why_of).unwrap_or_default(),
+                fate: peer.and_then(|peer| peer.verdict.as_ref()).map(|verdict| verdict.fate),
+                why: peer.filter(|_| how != HostState::Running).map(why_of).unwrap_or_default(),
             }
         };
         let known = (1..state.next_host).filter(|host| *host != self.me.host && state.topology.knows(*host));
@@ -79,7 +111,8 @@ impl Runtime {
         if !self.gateway.is_active() {
             return Vec::new();
         }
-        self.roll().into_iter().filter(|one| matches!(one.state, "running" | "suspect")).map(|one| one.host).collect()
+        let reachable = |one: &HostView| matches!(one.state, HostState::Running | HostState::Suspect);
+        self.roll().into_iter().filter(reachable).map(|one| one.host).collect()
     }
 
     /// What people call a host, as far as it is known here.
@@ -93,10 +126,11 @@ impl Runtime {
     /// A reply of an agent has come: if it is the one to its attachment, the agent says in it what it is called.
     pub(super) fn note_introduction(&self, frame: &Frame) {
         let host = frame.header.src.host;
+        let Ok(Reply { call, .. }) = Reply::read(&frame.header) else { return };
         let name = {
             let mut state = lock(&self.gateway.state);
             let Some(peer) = state.peers.get_mut(&host) else { return };
-            let expected = peer.attachment.as_ref().is_some_and(|told| told.call == frame.header.call);
+            let expected = peer.attachment.as_ref().is_some_and(|told| told.call == call);
             if !expected || peer.introduction.is_some() {
                 return;
             }

@@ -12,8 +12,9 @@ use super::{Outgoing, Runtime, Terms, lock};
 use crate::calls::Call;
 use crate::completion::{Completion, Fate};
 use crate::error::RuntimeError;
+use mesh_proto::messages::{Meaning, Spawn, SpawnPart, StopActor};
 use mesh_proto::{
-    ActorId, Answer, Answers, CallId, Frame, Header, HostNo, Kept, Kind, ProcAddr, Progress, REPLIES, SPAWNS, flags,
+    ActorId, Answer, Answers, CallId, Flow, Frame, HostNo, Kept, Kind, ProcAddr, Progress, REPLIES, SPAWNS,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -96,7 +97,7 @@ impl Runtime {
             self.memory.let_go(&frame);
             return None;
         }
-        let (caller, call) = (frame.header.dst, frame.header.call);
+        let (caller, call) = (frame.header.dst, Meaning::of(&frame.header).map_or(0, |said| said.call()));
         let done = waits.then(|| self.this()).flatten().map(|this| Completion::new(&this));
         let due = due.map(|due| due.saturating_duration_since(self.started));
         let item = Held { frame, done: done.clone() };
@@ -145,7 +146,7 @@ impl Runtime {
 
     fn drop_answers(&self, gone: Vec<Held>) {
         for reply in gone {
-            if reply.frame.header.flags & flags::SHARED != 0 {
+            if reply.frame.header.sharing().shared {
                 self.memory.let_go(&reply.frame);
             }
             if let Some(done) = reply.done {
@@ -154,26 +155,16 @@ impl Runtime {
         }
     }
 
-    /// A question about what was sent here, or the answer to one of this process's.
-    pub(super) fn on_progress(&self, progress: Progress, from: ProcAddr, bits: u16) {
-        if bits & flags::QUESTION != 0 {
-            // What came before it has been read.
-            self.dispatch(progress.answer(self.me, from), None);
-        } else if bits & flags::LAST != 0 {
-            self.answers_end(|addr| addr == from);
-        } else {
-            let line = if progress.what == SPAWNS { &self.spawning } else { &self.answering };
-            self.change_answers(line, from, |state, go| (Vec::new(), state.on_read(from, progress.count, go)));
-        }
+    /// A process has read so much of what this one has sent to it.
+    pub(super) fn on_progress(&self, progress: Progress, from: ProcAddr) {
+        let line = if progress.what == SPAWNS { &self.spawning } else { &self.answering };
+        self.change_answers(line, from, |state, go| (Vec::new(), state.on_read(from, progress.count, go)));
     }
 
     /// A question that cannot reach whom it is for.
     pub(super) fn unread(&self, frame: &Frame) -> bool {
-        let header = frame.header;
-        let Some(progress) = Progress::read(&header).filter(|_| header.flags & flags::QUESTION != 0) else {
-            return false;
-        };
-        self.dispatch(progress.last(header.dst, header.src), None);
+        let Ok(Meaning::Credit(Flow::Asks(progress))) = Meaning::of(&frame.header) else { return false };
+        self.dispatch(progress.last(frame.header.dst, frame.header.src), None);
         true
     }
 
@@ -279,15 +270,17 @@ impl Runtime {
         let mut held = None;
         for (frame, piece) in self.compose_all(out, call.id).into_iter().zip(pieces.iter()) {
             let frame = terms.mark(frame);
-            for (index, addr) in (frame.header.index..).zip(piece.target.procs()) {
-                let mut frame = frame.for_one(addr, index);
+            let Ok(first) = Spawn::read(&frame.header) else { continue };
+            for (nth, addr) in (0..).zip(piece.target.procs()) {
+                let place = first.place + nth;
+                let mut frame = frame.for_one(addr, nth);
                 if !late.contains(&addr) {
                     self.dispatch(frame, None);
                     continue;
                 }
-                let header = Header { flags: flags::MORE, call: 0, ..frame.header };
-                self.dispatch(Frame::build_plain(header, None, frame.name(), b""), None);
-                frame.header.flags |= flags::END;
+                let announced = Spawn { call: 0, place, part: SpawnPart::Announced, ..first };
+                self.dispatch(Frame::build_plain(announced.header(self.me, addr), None, frame.name(), b""), None);
+                Spawn { place, part: SpawnPart::Arguments, ..first }.mark(&mut frame.header);
                 let mut state = lock(&self.spawning.state);
                 let cost = out.cost();
                 match state.admit(addr, cost) {
@@ -305,8 +298,8 @@ impl Runtime {
     }
 
     /// An actor is announced here, whose arguments follow.
-    pub(super) fn note_announced(&self, header: &Header) {
-        lock(&self.announced).insert(header.actor, header.src);
+    pub(super) fn note_announced(&self, actor: ActorId, spawner: ProcAddr) {
+        lock(&self.announced).insert(actor, spawner);
     }
 
     /// The arguments of an announced actor have come.
@@ -315,15 +308,15 @@ impl Runtime {
     }
 
     /// An agent stops what a process has left behind that has ended: arguments that have not come by now never will.
-    pub(super) fn stop_announced(&self, header: &Header) {
-        if header.call != 0 || !header.src.is_agent() {
+    pub(super) fn stop_announced(&self, stop: StopActor, from: ProcAddr) {
+        if stop.call != 0 || !from.is_agent() {
             return;
         }
         let mut announced = lock(&self.announced);
-        if announced.get(&header.actor).is_some_and(|spawner| *spawner != header.src) {
-            announced.remove(&header.actor);
+        if announced.get(&stop.actor).is_some_and(|spawner| *spawner != from) {
+            announced.remove(&stop.actor);
             drop(announced);
-            if let Some(inbox) = self.inbox(header.actor) {
+            if let Some(inbox) = self.inbox(stop.actor) {
                 self.close_inbox(&inbox);
             }
         }

@@ -17,7 +17,7 @@ use crate::completion::{Completion, Fate};
 use crate::error::RuntimeError;
 use crate::meter::Meter;
 use crate::ports::Packed;
-use mesh_proto::{ActorId, Backlog, CallId, Frame, Place, Target, flags};
+use mesh_proto::{ActorId, Backlog, CallId, Frame, Place, Target};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -206,10 +206,7 @@ impl Runtime {
         if how == Calling::Reduced {
             call.mark_reduced(out.target.clone(), out.actor);
         }
-        let mut frames = self.compose_all(out, call.id);
-        for frame in &mut frames {
-            frame.header.flags |= if how == Calling::Stream { flags::STREAM } else { 0 };
-        }
+        let frames = self.compose_all(&out.streamed(how == Calling::Stream), call.id);
         let waiting = Waiting { target: Arc::clone(target), later, frames, call: call.id, done: None };
         self.put_off(out.actor, waiting);
         Ok(call)
@@ -326,7 +323,7 @@ impl Runtime {
     fn forget(&self, state: &mut State, waiting: Waiting, fate: Fate) {
         let Waiting { target, later, frames, call, done } = waiting;
         state.calls.remove(&call);
-        for frame in frames.iter().filter(|frame| frame.header.flags & flags::SHARED != 0) {
+        for frame in frames.iter().filter(|frame| frame.header.sharing().shared) {
             self.memory.let_go(frame);
         }
         state.left.push(Left { target, later, done, fate });
@@ -381,8 +378,8 @@ impl Runtime {
         let Waiting { target, later, frames, call, done } = waiting;
         state.calls.remove(&call);
         for mut frame in frames {
-            frame.header.flags |= if counted { flags::CHARGED } else { 0 };
-            frame.header.deadline_ms = later.until.map_or(0, millis);
+            frame.header.set_charged(counted);
+            frame.header.set_deadline_ms(later.until.map_or(0, millis));
             self.dispatch(frame, None);
         }
         state.left.push(Left { target, later, done, fate: Fate::Status(i32::from(counted)) });

@@ -10,7 +10,7 @@ use crate::calls::Outcome;
 use crate::inbox::Inbox;
 use crate::link::Link;
 use crate::message::Message;
-use mesh_proto::{ActorId, Early, EndReason, Ended, Frame, Header, LinkId, MeshId, Undelivered, flags};
+use mesh_proto::{ActorId, Early, EndReason, Ended, Frame, Header, LinkId, MeshId, Undelivered};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -40,11 +40,6 @@ impl Default for Waiting {
     }
 }
 
-/// How long a message is worth waiting with.
-fn worth(header: &Header) -> Option<Duration> {
-    (header.deadline_ms != 0).then(|| Duration::from_millis(u64::from(header.deadline_ms)))
-}
-
 impl Runtime {
     /// A message has come for a mesh of procs that is not known here.
     pub(super) fn await_procs(&self, frame: Frame, from: Option<LinkId>) {
@@ -57,7 +52,9 @@ impl Runtime {
             let known = read(&self.router).local(mesh).is_some();
             match known {
                 true => Err(None),
-                false => procs.keep(mesh, frame.clone(), header.body_len as usize, worth(&header), now).map_err(Some),
+                false => {
+                    procs.keep(mesh, frame.clone(), header.body_len as usize, header.deadline(), now).map_err(Some)
+                }
             }
         };
         match kept {
@@ -103,10 +100,10 @@ impl Runtime {
     }
 
     /// A message has come for an actor that is not here. False if it is not to wait either.
-    pub(super) fn await_actor(&self, message: Message) -> bool {
+    pub(super) fn await_actor(&self, actor: ActorId, message: Message) -> bool {
         let header = *message.header();
         // In a job of one host nothing comes before its spawn.
-        let abroad = header.flags & flags::ABROAD != 0 || self.abroad.load(Ordering::Relaxed);
+        let abroad = header.is_abroad() || self.abroad.load(Ordering::Relaxed);
         if self.me.host == 0 && header.src.host == 0 && !abroad {
             return false;
         }
@@ -114,10 +111,10 @@ impl Runtime {
         let kept = {
             let mut actors = lock(&self.waiting.actors);
             // It may have come just now.
-            let inbox = read(&self.inboxes).get(&header.actor).cloned();
+            let inbox = read(&self.inboxes).get(&actor).cloned();
             match inbox {
                 Some(inbox) => return inbox.push(&self.reactor, message),
-                None => actors.keep(header.actor, message, header.body_len as usize, worth(&header), now),
+                None => actors.keep(actor, message, header.body_len as usize, header.deadline(), now),
             }
         };
         self.reactor.ring_io();

@@ -10,9 +10,9 @@ use crate::link::{Link, ReadEnd};
 use crate::message::Message;
 use crate::meter::Mailbox;
 use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Undeliverable, Watch, ranks_of};
+use mesh_proto::messages::{Failure, Meaning, ProcUp, SpawnPart, StopActor, Tell};
 use mesh_proto::{
-    ActorId, Credit, EndReason, Ended, Event, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Progress, Route,
-    Undelivered, flags,
+    ActorId, Credit, EndReason, Ended, Event, Flow, Frame, Kind, MeshId, PortEnd, ProcAddr, Route, Undelivered,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -31,96 +31,108 @@ impl Runtime {
             self.memory.let_go(&frame);
             return;
         }
-        match header.kind {
-            Kind::Reply | Kind::Undeliverable => {
-                if header.actor == header.src.mesh && header.actor != 0 {
-                    self.note_pid(&frame);
+        let Ok(said) = Meaning::read(&frame) else {
+            // No process of Mesh has made it (MSG-1).
+            self.memory.let_go(&frame);
+            return;
+        };
+        match said {
+            Meaning::Reply(_) | Meaning::Undeliverable(_) => {
+                if header.name_len != 0
+                    && let Some(up) = ProcUp::read(&frame)
+                {
+                    lock(&self.pids).insert(up.proc, up.pid);
                 }
-                let index = header.index as usize;
                 let mut reply = Message::new(frame, &self.memory);
-                if header.flags & flags::CHARGED != 0 {
+                if header.is_charged() {
                     self.charge_stream(&mut reply);
                 }
                 if reply.is_torn() {
                     return; // The notice of its sender's end follows, and is the answer.
                 }
-                if (header.body_len >= LARGE_REPLY || header.flags & flags::SHARED != 0)
-                    && header.flags & flags::MORE == 0
-                    && !reply.stock(&self.held_replies, self.options.reply_budget)
-                {
+                let is_large = header.body_len >= LARGE_REPLY || header.sharing().shared;
+                if is_large && !said.is_for_port() && !reply.stock(&self.held_replies, self.options.reply_budget) {
                     return self.drop_reply(&reply);
                 }
                 let reply = Arc::new(reply);
-                let failed = header.kind == Kind::Undeliverable || header.flags & flags::ERROR != 0;
-                if !self.calls.offer(&self.reactor, header.call, index, Outcome::Replied(reply)) {
-                    if header.flags & flags::MORE != 0 {
+                let failed = !matches!(said, Meaning::Reply(reply) if !reply.answer.is_error());
+                if !self.calls.offer(&self.reactor, said.call(), said.place() as usize, Outcome::Replied(reply)) {
+                    if said.is_for_port() {
                         self.refuse_post(&header, PortEnd::CallerGone);
                     }
                 } else if failed {
                     self.forget_fallen();
                 }
             }
-            Kind::Post => self.on_post(frame),
-            Kind::Closed => self.on_closed(&frame),
-            Kind::Held => self.on_held(&frame),
-            Kind::Call | Kind::Tell | Kind::StopActor => {
-                let inbox = read(&self.inboxes).get(&header.actor).cloned();
+            Meaning::Post(post) => self.on_post(post, frame),
+            Meaning::Control(Kind::Closed) => self.on_closed(&frame),
+            Meaning::Control(Kind::Held) => self.on_held(&frame),
+            Meaning::Call(_) | Meaning::Tell(_) | Meaning::StopActor(_) => {
+                let actor = said.actor();
+                let inbox = read(&self.inboxes).get(&actor).cloned();
                 let message = Message::new(frame, &self.memory);
-                let inbox = inbox.or_else(|| self.reserved(header.actor));
+                let inbox = inbox.or_else(|| self.reserved(actor));
                 let refused = match inbox {
                     Some(inbox) => !inbox.push(&self.reactor, message),
-                    None => !self.await_actor(message),
+                    None => !self.await_actor(actor, message),
                 };
                 if header.kind == Kind::StopActor && !refused {
-                    self.announce_stop(header.actor);
-                    self.stop_announced(&header);
+                    self.announce_stop(actor);
+                    if let Meaning::StopActor(stop) = said {
+                        self.stop_announced(stop, header.src);
+                    }
                 }
                 if refused {
                     self.refuse(&header);
                     self.undeliverable(&header, Undelivered::NoActor);
                 }
             }
-            Kind::Spawn => {
+            Meaning::Spawn(spawn) => {
                 // What is sent to one that lives is not to wait for one that will not be made.
-                let before = read(&self.inboxes).get(&header.actor).cloned();
+                let before = read(&self.inboxes).get(&spawn.actor).cloned();
                 if before.is_none_or(|inbox| inbox.is_free()) {
-                    let gauge = Gauge::new(Some(&frame));
-                    let mailbox = Mailbox::new(header.actor, self.options.mailbox_budget, Weak::clone(&self.this));
-                    self.open_inbox(header.actor, &Arc::new(Inbox::of(mailbox, gauge)));
+                    let gauge = Gauge::new(Some((&frame, spawn)));
+                    let mailbox = Mailbox::new(spawn.actor, self.options.mailbox_budget, Weak::clone(&self.this));
+                    self.open_inbox(spawn.actor, &Arc::new(Inbox::of(mailbox, gauge)));
                 }
-                if header.flags & flags::MORE != 0 {
-                    return self.note_announced(&header);
-                }
-                if header.flags & flags::END != 0 {
-                    self.note_arguments(header.actor);
-                }
-                self.system.push(&self.reactor, Message::new(frame, &self.memory));
-            }
-            Kind::StopProc | Kind::Cancel | Kind::Partial => {
-                if header.kind == Kind::Cancel {
-                    self.answer_unwanted(header.src, header.call);
+                match spawn.part {
+                    SpawnPart::Whole => {}
+                    SpawnPart::Announced => return self.note_announced(spawn.actor, header.src),
+                    SpawnPart::Arguments => self.note_arguments(spawn.actor),
                 }
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
             }
-            Kind::Credit => {
-                if let Some(progress) = Progress::read(&header) {
-                    self.on_progress(progress, header.src, header.flags);
-                } else if header.flags & flags::QUESTION == 0 {
-                    self.meters.on_credit(&self.reactor, header.src, header.actor, Credit::read(&header));
-                } else if header.actor == 0 {
+            Meaning::Cancel(cancel) => {
+                self.answer_unwanted(header.src, cancel.call);
+                self.system.push(&self.reactor, Message::new(frame, &self.memory));
+            }
+            Meaning::Control(Kind::StopProc) | Meaning::Partial(_) => {
+                self.system.push(&self.reactor, Message::new(frame, &self.memory));
+            }
+            Meaning::Credit(Flow::Asks(progress)) => {
+                // What came before it has been read.
+                self.dispatch(progress.answer(self.me, header.src), None);
+            }
+            Meaning::Credit(Flow::HasRead(progress)) => self.on_progress(progress, header.src),
+            Meaning::Credit(Flow::ReaderEnded(_)) => self.answers_end(|addr| addr == header.src),
+            Meaning::Credit(Flow::Credit { mailbox, credit }) => {
+                self.meters.on_credit(&self.reactor, header.src, mailbox, credit);
+            }
+            Meaning::Credit(Flow::Question { mailbox }) => {
+                if mailbox == 0 {
                     let own = if self.me == ProcAddr::CONTROLLER { &self.notices } else { &self.system };
                     own.mailbox().on_question(header.src);
-                } else if let Some(inbox) = self.inbox(header.actor) {
+                } else if let Some(inbox) = self.inbox(mailbox) {
                     inbox.mailbox().on_question(header.src);
-                } else if let Some(inlet) = self.ports.inlet(header.actor) {
+                } else if let Some(inlet) = self.ports.inlet(mailbox) {
                     inlet.account.on_question(header.src);
-                } else if let Some(account) = self.calls.known_account(header.actor & !STREAM) {
+                } else if let Some(account) = self.calls.known_account(mailbox & !STREAM) {
                     account.on_question(header.src);
                 } else {
-                    self.dispatch(Credit::LAST.frame(header.actor, self.me, header.src), None);
+                    self.dispatch(Credit::LAST.frame(mailbox, self.me, header.src), None);
                 }
             }
-            Kind::Down => {
+            Meaning::Control(Kind::Down) => {
                 if let Some(Down { who: addr, ended, answer, .. }) = Down::read(&frame) {
                     self.note_ended(addr);
                     if self.me.is_agent() {
@@ -141,9 +153,9 @@ impl Runtime {
                     }
                 }
             }
-            Kind::SpawnProcs => {
+            Meaning::Control(Kind::SpawnProcs) => {
                 let (Some(order), Some(ranks)) = (SpawnProcs::read(&frame), ranks_of(&frame, u32::MAX)) else { return };
-                let mesh = order.mesh;
+                let (mesh, call) = (order.mesh, order.call);
                 let mut spec = SpawnSpec::ordered(order);
                 // Where no interpreter is named, it is that of whatever host the procs are on.
                 if spec.nursery.argv.first().is_some_and(|program| program.is_empty()) {
@@ -152,7 +164,7 @@ impl Runtime {
                 let made = match self.leaving() {
                     Some(ended) => Err(ended),
                     None => self
-                        .make_procs(mesh, ranks.clone(), &spec, (header.src, header.call))
+                        .make_procs(mesh, ranks.clone(), &spec, (header.src, call))
                         .map_err(|error| Arc::new(Ended::unmade(EndReason::NotMade(error.to_string())))),
                 };
                 if let Err(ended) = made {
@@ -163,7 +175,7 @@ impl Runtime {
                     self.procs_failed(mesh, &ended);
                 }
             }
-            Kind::StopProcs => {
+            Meaning::Control(Kind::StopProcs) => {
                 let Some(StopProcs { mesh, within, ranks, .. }) = StopProcs::read(&frame) else { return };
                 if mesh == 0 {
                     return self.on_release(header, within);
@@ -174,15 +186,15 @@ impl Runtime {
                 }
                 self.end_procs(mesh, Some(&ranks), within);
             }
-            Kind::Hello => self.on_hello(header.src, Hello::read(&header).pid),
-            Kind::Goodbye => {
+            Meaning::Control(Kind::Hello) => self.on_hello(header.src, Hello::read(&header).pid),
+            Meaning::Control(Kind::Goodbye) => {
                 let Goodbye { reason } = Goodbye::read(&frame).unwrap_or_default();
                 self.on_proc(header.src, Event::Goodbye(reason));
                 if let Some(link) = self.link_of(header.src) {
                     link.hang_up();
                 }
             }
-            Kind::Watch if self.me.is_agent() => {
+            Meaning::Control(Kind::Watch) if self.me.is_agent() => {
                 let Watch { mesh, rank } = Watch::read(&header);
                 if mesh == 0 {
                     // The agent itself: a proc of its host asks about all that it has.
@@ -199,38 +211,29 @@ impl Runtime {
                 };
                 self.dispatch(Down::notice(whom, &gone).frame(self.me, header.src), None);
             }
-            Kind::Watch => {} // For its agent, which has seen it.
-            Kind::Extend if self.me.is_agent() && self.me != ProcAddr::CONTROLLER => {
+            Meaning::Control(Kind::Watch) => {} // For its agent, which has seen it.
+            Meaning::Extend(_) if self.me.is_agent() && self.me != ProcAddr::CONTROLLER => {
                 self.refuse(&header);
                 self.undeliverable(&header, Undelivered::NoExtensions);
             }
-            Kind::Failure | Kind::Extend => self.notice(Message::new(frame, &self.memory)),
-            Kind::Inspect => self.on_inspect(&frame),
-            Kind::Gathered
-            | Kind::HostDown
-            | Kind::HostLost
-            | Kind::Whereabouts
-            | Kind::EndJob
-            | Kind::Revoked
-            | Kind::Standing => self.on_gateway_frame(frame),
-            Kind::Moved => self.on_news(&frame),
-            Kind::Lines => self.on_lines(&frame),
+            Meaning::Failure(_) | Meaning::Extend(_) => self.notice(Message::new(frame, &self.memory)),
+            Meaning::Control(Kind::Inspect) => self.on_inspect(&frame),
+            Meaning::Control(Kind::Moved) => self.on_news(&frame),
+            Meaning::Control(Kind::Lines) => self.on_lines(&frame),
+            Meaning::Control(_) => self.on_gateway_frame(frame),
+            // Taken apart where it arrives; and what a process tells itself does not come this way.
+            Meaning::Gathered(_) | Meaning::Unseen(_) => {}
         }
     }
 
     /// A reply has come for which this process has no room: its call fails instead.
     #[cold]
     fn drop_reply(&self, reply: &Message) {
-        let header = reply.header();
-        let end = Undeliverable {
-            call: header.call,
-            place: header.index,
-            actor: header.actor,
-            why: Undelivered::NoRoom(reply.bytes()),
-        };
-        let message = Message::new(end.frame(header.src, self.me), &self.memory);
-        let outcome = Outcome::Replied(Arc::new(message));
-        self.calls.on_outcome(&self.reactor, header.call, header.index as usize, outcome);
+        let said = reply.meaning();
+        let (call, place) = (said.call(), said.place());
+        let end = Undeliverable { call, place, actor: said.actor(), why: Undelivered::NoRoom(reply.bytes()) };
+        let message = Message::new(end.frame(reply.header().src, self.me), &self.memory);
+        self.calls.on_outcome(&self.reactor, call, place as usize, Outcome::Replied(Arc::new(message)));
         self.forget_fallen();
     }
 
@@ -240,7 +243,7 @@ impl Runtime {
             if self.me.is_agent() && frame.header.src != link.peer {
                 return;
             }
-            if frame.header.flags & flags::ABROAD != 0 {
+            if frame.header.is_abroad() {
                 self.abroad.store(true, Ordering::Relaxed);
             }
             self.dispatch(frame, Some(link.id));
@@ -253,13 +256,6 @@ impl Runtime {
                 // The agent is gone: a worker never outlives it, whatever its own code is doing just now.
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
-        }
-    }
-
-    /// A proc that this process has spawned is up, and says which process it is.
-    fn note_pid(&self, frame: &Frame) {
-        if let Ok(pid) = frame.name().try_into() {
-            lock(&self.pids).insert(frame.header.src, u32::from_le_bytes(pid));
         }
     }
 
@@ -280,8 +276,7 @@ impl Runtime {
         let inbox = Arc::clone(
             write(&self.inboxes).entry(actor).or_insert_with(|| Arc::new(Inbox::new(actor, Gauge::new(None)))),
         );
-        let mut header = Header::new(Kind::Tell, self.me, self.me);
-        header.actor = actor;
+        let header = Tell { actor, place: 0 }.header(self.me, self.me);
         self.notice(Message::new(Frame::build(header, None, b"", &[]), &self.memory));
         Some(inbox)
     }
@@ -357,8 +352,7 @@ impl Runtime {
 
     /// Puts a stop behind what waits in an inbox; nobody hears of it.
     pub fn finish_inbox(&self, inbox: &Inbox) {
-        let mut header = Header::new(Kind::StopActor, self.me, self.me);
-        header.actor = inbox.actor;
+        let header = StopActor::of(inbox.actor).header(self.me, self.me);
         let stop = Message::new(Frame::build(header, None, b"", &[]), &self.memory);
         // A closed inbox has ended already.
         if inbox.push(&self.reactor, stop) {
@@ -368,15 +362,13 @@ impl Runtime {
 
     /// Tells the process itself that a stop waits in an actor's inbox: the actor may never come to it.
     fn announce_stop(&self, actor: ActorId) {
-        let mut header = Header::new(Kind::StopActor, self.me, self.me);
-        header.actor = actor;
+        let header = StopActor::of(actor).header(self.me, self.me);
         self.system.push(&self.reactor, Message::new(Frame::build(header, None, b"", &[]), &self.memory));
     }
 
     /// Puts an empty notice of a failure before what waits in an inbox: there is something to see to.
     pub fn nudge_inbox(&self, inbox: &Inbox) {
-        let mut header = Header::new(Kind::Failure, self.me, self.me);
-        header.actor = inbox.actor;
+        let header = Failure { owner: inbox.actor }.header(self.me, self.me);
         inbox.push_first(&self.reactor, Message::new(Frame::build(header, None, b"", &[]), &self.memory));
     }
 }

@@ -4,7 +4,8 @@
 use super::{Runtime, lock};
 use crate::error::RuntimeError;
 use crate::message::Message;
-use mesh_proto::{Frame, Header, Kind};
+use mesh_proto::Frame;
+use mesh_proto::messages::Extend;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// What such a notice is called.
@@ -35,7 +36,7 @@ impl Runtime {
 
     /// Somebody wants to look in: the controller's notices say so.
     pub(crate) fn notice_knock(&self) {
-        let header = Header::new(Kind::Extend, self.me, self.me);
+        let header = Extend { call: 0, place: 0 }.header(self.me, self.me);
         self.notice(Message::new(Frame::build(header, None, KNOCK.as_bytes(), &[]), &self.memory));
     }
 

@@ -577,10 +577,9 @@ impl Runtime {
             _ if ranks.len() == 1 => (ranks.as_slice().offset(), 1),
             _ => (0, u32::try_from(ranks.as_slice().bounds().end).unwrap_or(u32::MAX)),
         };
-        let order = StopProcs { mesh, call: call.id, per_host, within, ranks: ranks.clone() };
-        let mut frame = order.frame(self.me, &agents);
-        frame.header.index = u32::try_from(place).unwrap_or(u32::MAX);
-        self.dispatch(frame, None);
+        let first = u32::try_from(place).unwrap_or(u32::MAX);
+        let order = StopProcs { mesh, call: call.id, first, per_host, within, ranks: ranks.clone() };
+        self.dispatch(order.frame(self.me, &agents), None);
     }
 
     /// What the procs of this host print.

@@ -5,6 +5,7 @@ use crate::calls::Call;
 use crate::error::RuntimeError;
 use crate::link::Link;
 use mesh_proto::control::News;
+use mesh_proto::messages::Answer;
 use mesh_proto::{Frame, MeshId, Moved, Moves, Placement, ProcAddr, Seat, Target};
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -158,8 +159,8 @@ impl Runtime {
             let told = News { call: 0, ..news };
             self.cast_to_agents(|agents| told.frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
         }
-        if self.me.is_agent() && header.call != 0 {
-            self.reply(&header, 0, b"", &[]);
+        if self.me.is_agent() {
+            self.reply(&header, Answer::Value, b"", &[]);
         }
     }
 

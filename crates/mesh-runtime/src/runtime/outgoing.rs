@@ -2,18 +2,18 @@
 
 use super::answers::holds_back;
 use super::incoming::MOST_PROCS;
-use super::ports::is_for_port;
 use super::{Runtime, lock, read};
 use crate::calls::{Call, Outcome};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::gateway::GATEWAY;
 use bytes::Bytes;
-use mesh_proto::control::{Down, Undeliverable, Watch, ranks_of};
+use mesh_proto::control::{Down, Undeliverable, Watch, mesh_of, ranks_of};
 use mesh_proto::hosts::HostSet;
+use mesh_proto::messages::{Answer, Asked, Cancel, Cancelled, Meaning, Reply, Request, Spawn, SpawnPart};
 use mesh_proto::{
     ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Piece, PortEnd, ProcAddr, Route,
-    Target, Undelivered, flags,
+    Sharing, Target, Undelivered,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ const MOST_UNKNOWN: usize = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
     /// What it is for.
-    pub kind: Kind,
+    pub request: Request,
     /// Who shall have it.
     pub target: &'a Target,
     /// Which actor there.
@@ -45,6 +45,11 @@ impl Outgoing<'_> {
         let bytes: usize = self.buffers.iter().map(|buffer| buffer.len()).sum();
         MESSAGE_COST + (self.name.len() + self.payload.len() + bytes) as u64
     }
+
+    /// The same; of a call, whether its caller takes as many values as come.
+    pub(super) fn streamed(self, stream: bool) -> Self {
+        if stream && self.request.is_call() { Self { request: Request::Call { stream }, ..self } } else { self }
+    }
 }
 
 /// On what terms a message is sent.
@@ -58,8 +63,8 @@ pub struct Terms {
 
 impl Terms {
     pub(super) fn mark(self, mut frame: Frame) -> Frame {
-        frame.header.flags |= if self.charged { flags::CHARGED } else { 0 };
-        frame.header.deadline_ms = self.deadline_ms;
+        frame.header.set_charged(self.charged);
+        frame.header.set_deadline_ms(self.deadline_ms);
         frame
     }
 }
@@ -68,44 +73,51 @@ impl Terms {
 /// watched.
 pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
     let (src, dst) = (header.src, header.dst);
-    match header.kind {
-        Kind::Spawn => {
+    match Meaning::of(header) {
+        Ok(Meaning::Spawn(spawn)) => {
             family.asked(src, dst.mesh);
             // Arguments that follow an announcement may come after the actor's stop.
-            if header.flags & flags::END == 0 {
-                family.actor_made(dst, header.actor, src);
+            if spawn.part != SpawnPart::Arguments {
+                family.actor_made(dst, spawn.actor, src);
             }
             return family.to_watch();
         }
-        Kind::StopActor => {
+        Ok(Meaning::StopActor(stop)) => {
             family.asked(src, dst.mesh);
-            family.actor_stopped(dst, header.actor);
+            family.actor_stopped(dst, stop.actor);
         }
-        Kind::Call | Kind::Post | Kind::Inspect | Kind::Extend | Kind::Watch => family.asked(src, dst.mesh),
-        _ if header.flags & (flags::SHARED | flags::MORE | flags::CHARGED) != 0 => family.asked(src, dst.mesh),
-        _ => {}
+        Ok(
+            Meaning::Call(_) | Meaning::Post(_) | Meaning::Extend(_) | Meaning::Control(Kind::Inspect | Kind::Watch),
+        ) => {
+            family.asked(src, dst.mesh);
+        }
+        // Who has something there that is to come back.
+        Ok(said) if said.is_for_port() || header.sharing().shared || header.is_charged() => {
+            family.asked(src, dst.mesh);
+        }
+        Ok(_) | Err(_) => {}
     }
     Vec::new()
 }
 
 impl Runtime {
-    fn pack(&self, out: &Outgoing<'_>) -> (Vec<Part>, u16) {
-        let mut parts = Vec::with_capacity(1 + out.buffers.len());
-        parts.push(Part::Inline(Bytes::copy_from_slice(out.payload)));
-        let mut marks = if out.target.len() == 1 { flags::SOLE } else { 0 };
+    fn pack(&self, target: &Target, payload: &[u8], buffers: &[&[u8]]) -> (Vec<Part>, Sharing) {
+        let mut parts = Vec::with_capacity(1 + buffers.len());
+        parts.push(Part::Inline(Bytes::copy_from_slice(payload)));
+        let mut sharing = Sharing { sole: target.len() == 1, shared: false };
         let agent = Target::One(ProcAddr::agent(self.me.host));
         // What goes to other hosts goes through this one's agent. A mixture is written out: its receivers here map nothing.
-        let near = match out.target.is_on(self.me.host) {
-            true => Some(out.target),
-            false if !self.me.is_agent() && out.target.hosts().contains(self.me.host) => None,
+        let near = match target.is_on(self.me.host) {
+            true => Some(target),
+            false if !self.me.is_agent() && target.hosts().contains(self.me.host) => None,
             false => Some(&agent),
         };
-        for data in out.buffers {
+        for data in buffers {
             let near = near.filter(|_| data.len() >= self.options.shm_threshold);
             let shared = near.and_then(|near| self.memory.put(data, near, self.board.spare()));
             parts.push(match shared {
                 Some(at) => {
-                    marks |= flags::SHARED;
+                    sharing.shared = true;
                     Part::Shared { at, len: data.len() as u64 }
                 }
                 None => Part::Inline(Bytes::copy_from_slice(data)),
@@ -114,45 +126,58 @@ impl Runtime {
         if self.sends.fetch_add(1, Ordering::Relaxed) % 64 == 63 {
             self.memory.trim();
         }
-        (parts, marks)
+        (parts, sharing)
     }
 
-    pub(super) fn compose(&self, out: &Outgoing<'_>, call: CallId) -> Frame {
-        let dst = match out.target {
+    /// Who a header names of such a target.
+    pub(super) fn aim(&self, target: &Target) -> ProcAddr {
+        match target {
             Target::One(addr) => *addr,
             // The region says which; the header, for whoever reads only that, names no host of its own.
             Target::Many(mesh, ..) => ProcAddr { mesh: *mesh, rank: 0, host: 0 },
             // Each piece is composed by itself.
             Target::Joined(_) => self.me,
-        };
-        let mut header = Header::new(out.kind, self.me, dst);
-        header.actor = out.actor;
-        header.call = call;
-        let cast = match out.target {
+        }
+    }
+
+    /// A message; `place` is that of its first receiver in what is messaged.
+    fn compose(&self, out: &Outgoing<'_>, call: CallId, place: u32) -> Frame {
+        let header = out.request.header(out.actor, call, place, self.me, self.aim(out.target));
+        self.write(header, out.target, out.name, out.payload, out.buffers)
+    }
+
+    pub(super) fn write(
+        &self,
+        mut header: Header,
+        target: &Target,
+        name: &[u8],
+        payload: &[u8],
+        buffers: &[&[u8]],
+    ) -> Frame {
+        let cast = match target {
             Target::One(_) | Target::Joined(_) => None,
             many @ Target::Many(..) => Some(many),
         };
-        if out.buffers.is_empty() {
-            return Frame::build_plain(header, cast, out.name, out.payload);
+        if buffers.is_empty() {
+            return Frame::build_plain(header, cast, name, payload);
         }
-        let (parts, marks) = self.pack(out);
-        header.flags |= marks;
-        Frame::build(header, cast, out.name, &parts)
+        let (parts, sharing) = self.pack(target, payload, buffers);
+        header.set_sharing(sharing);
+        Frame::build(header, cast, name, &parts)
     }
 
     /// Composes a message and takes it on its way: to joined receivers one for each piece. Returns how many bytes now wait
     /// for the slowest receiver.
     fn send_out(&self, out: &Outgoing<'_>, call: CallId, mark: impl Fn(Frame) -> Frame) -> usize {
-        let Target::Joined(joined) = out.target else { return self.dispatch(mark(self.compose(out, call)), None) };
+        let Target::Joined(joined) = out.target else { return self.dispatch(mark(self.compose(out, call, 0)), None) };
         let frames = joined.pieces().iter().map(|piece| mark(self.compose_piece(out, piece, call)));
         frames.map(|frame| self.dispatch(frame, None)).max().unwrap_or(0)
     }
 
     fn compose_piece(&self, out: &Outgoing<'_>, piece: &Piece, call: CallId) -> Frame {
         let actor = piece.actor_of(out.actor);
-        let mut frame = self.compose(&Outgoing { target: &piece.target, actor, ..*out }, call);
-        frame.header.index = u32::try_from(piece.first).unwrap_or(u32::MAX);
-        frame
+        let first = u32::try_from(piece.first).unwrap_or(u32::MAX);
+        self.compose(&Outgoing { target: &piece.target, actor, ..*out }, call, first)
     }
 
     /// The frames of a message: one, or for joined receivers one for each piece.
@@ -161,7 +186,7 @@ impl Runtime {
             Target::Joined(joined) => {
                 joined.pieces().iter().map(|piece| self.compose_piece(out, piece, call)).collect()
             }
-            Target::One(_) | Target::Many(..) => vec![self.compose(out, call)],
+            Target::One(_) | Target::Many(..) => vec![self.compose(out, call, 0)],
         }
     }
 
@@ -180,11 +205,7 @@ impl Runtime {
     pub fn call_on(&self, out: &Outgoing<'_>, stream: bool, terms: Terms) -> Result<(Arc<Call>, usize), RuntimeError> {
         self.usable()?;
         let call = self.open(out.target.clone(), stream)?;
-        let queued = self.send_out(out, call.id, |frame| {
-            let mut frame = terms.mark(frame);
-            frame.header.flags |= if stream { flags::STREAM } else { 0 };
-            frame
-        });
+        let queued = self.send_out(&out.streamed(stream), call.id, |frame| terms.mark(frame));
         Ok((call, queued))
     }
 
@@ -218,8 +239,8 @@ impl Runtime {
     }
 
     /// Answers a call.
-    pub fn reply(&self, to: &Header, error: u16, payload: &[u8], buffers: &[&[u8]]) {
-        self.reply_by(to, None, error, payload, buffers);
+    pub fn reply(&self, to: &Header, answer: Answer, payload: &[u8], buffers: &[&[u8]]) {
+        self.reply_by(to, None, answer, payload, buffers);
     }
 
     /// Answers a call, whose caller wants the answer until `due`. If too much waits here for callers that do not read,
@@ -228,21 +249,16 @@ impl Runtime {
         &self,
         to: &Header,
         due: Option<Instant>,
-        error: u16,
+        answer: Answer,
         payload: &[u8],
         buffers: &[&[u8]],
     ) -> Option<Arc<Completion>> {
-        if to.kind == Kind::Spawn {
-            self.on_constructed(to.actor, error != 0);
+        if let Ok(spawn) = Spawn::read(to) {
+            self.on_constructed(spawn.actor, answer.is_error());
         }
-        if to.call == 0 {
-            return None;
-        }
-        let target = Target::One(to.src);
-        let out = Outgoing { kind: Kind::Reply, target: &target, actor: to.actor, name: b"", payload, buffers };
-        let mut frame = self.compose(&out, to.call);
-        frame.header.index = to.index;
-        frame.header.flags |= error;
+        let Asked { by, actor, call, place } = Asked::of(to)?;
+        let header = Reply { actor, call, place, answer }.header(self.me, by);
+        let frame = self.write(header, &Target::One(by), b"", payload, buffers);
         self.answer(frame, due, holds_back(to.kind))
     }
 
@@ -299,13 +315,21 @@ impl Runtime {
         if self.take_back_call(call.id) {
             return true; // Its receivers have never heard of it.
         }
-        let out = Outgoing { kind: Kind::Cancel, target, actor, name: b"", payload: b"", buffers: &[] };
-        let tree = call.reduced().map_or(0, |_| flags::TREE);
-        self.send_out(&out, call.id, |mut frame| {
-            frame.header.flags |= tree;
-            frame
-        });
+        let what = call.reduced().map_or(Cancelled::Call, |_| Cancelled::Combined);
+        self.send_cancel(target, Cancel { actor, call: call.id, place: 0, what });
         true
+    }
+
+    pub(super) fn send_cancel(&self, target: &Target, cancel: Cancel) {
+        let write = |target: &Target, cancel: Cancel| {
+            let frame = self.write(cancel.header(self.me, self.aim(target)), target, b"", b"", &[]);
+            self.dispatch(frame, None);
+        };
+        let Target::Joined(joined) = target else { return write(target, cancel) };
+        for piece in joined.pieces() {
+            let place = u32::try_from(piece.first).unwrap_or(u32::MAX);
+            write(&piece.target, Cancel { actor: piece.actor_of(cancel.actor), place, ..cancel });
+        }
     }
 
     /// Takes a frame one step on its way. Returns how many bytes wait behind it.
@@ -320,7 +344,6 @@ impl Runtime {
         let Ok(target) = frame.target() else { return 0 };
         let Target::Many(mesh, region, placement) = &target else { return 0 };
         let here = self.me.host;
-        let first = frame.header.index;
         // A proc takes its own share of its casts itself.
         let taken = from.filter(|link| *link != GATEWAY).map(|_| frame.header.src);
         let mut most = 0;
@@ -336,17 +359,17 @@ impl Runtime {
                 // No region of that mesh: nobody made this cast by the usual road, and nobody is to count through it.
                 return 0;
             }
-            for (index, rank) in (first..=u32::MAX).zip(region) {
+            for (nth, rank) in (0..=u32::MAX).zip(region) {
                 let to = placement.addr(*mesh, rank);
                 if Some(to) != taken {
-                    most = most.max(self.dispatch_one(frame.for_one(to, index), from));
+                    most = most.max(self.dispatch_one(frame.for_one(to, nth), from));
                 }
             }
         } else if on.len() <= MOST_UNKNOWN {
             let places = on.filter_map(|rank| Some((region.position(rank)?, placement.addr(*mesh, rank))));
             for (index, to) in places.filter(|(_, to)| Some(*to) != taken) {
-                let index = u32::try_from(index).unwrap_or(u32::MAX).saturating_add(first);
-                most = most.max(self.dispatch_one(frame.for_one(to, index), from));
+                let nth = u32::try_from(index).unwrap_or(u32::MAX);
+                most = most.max(self.dispatch_one(frame.for_one(to, nth), from));
             }
         }
         most
@@ -359,7 +382,7 @@ impl Runtime {
         let target = if frame.header.dst.mesh == self.me.mesh { frame.target().ok() } else { None };
         let own = target.as_ref().and_then(|target| Some((target.index_of(self.me)?, target.len())));
         let Some((index, count)) = own else { return link.send(&self.reactor, frame).unwrap_or(0) };
-        let share = frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX).saturating_add(frame.header.index));
+        let share = frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX));
         if count == 1 {
             self.deliver(share);
             return 0;
@@ -375,7 +398,7 @@ impl Runtime {
 
     fn dispatch_one(&self, mut frame: Frame, from: Option<LinkId>) -> usize {
         if self.gateway.is_active() {
-            frame.header.flags |= flags::ABROAD;
+            frame.header.set_abroad();
         }
         if from.is_some() && self.me.is_agent() && frame.header.dst.host == self.me.host {
             self.overhear(&frame.header);
@@ -438,14 +461,14 @@ impl Runtime {
     /// A message cannot reach its receiver: whoever waits for an answer gets one at once.
     pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome) {
         let header = frame.header;
-        if header.flags & flags::SHARED != 0 {
+        if header.sharing().shared {
             self.memory.let_go(frame);
         }
         if self.unread(frame) {
             return;
         }
         self.refuse(&frame.header);
-        if is_for_port(&header) {
+        if Meaning::of(&header).is_ok_and(|said| said.is_for_port()) {
             self.refuse_post(&header, PortEnd::ReceiverEnded);
             return;
         }
@@ -461,16 +484,9 @@ impl Runtime {
             }
             return;
         }
-        if header.call == 0
-            || !matches!(
-                header.kind,
-                Kind::Call | Kind::Spawn | Kind::StopActor | Kind::Inspect | Kind::Extend | Kind::Moved
-            )
-        {
-            return;
-        }
+        let Some(asked) = Asked::of(&header) else { return };
         if header.src == self.me {
-            self.calls.on_outcome(&self.reactor, header.call, header.index as usize, outcome);
+            self.calls.on_outcome(&self.reactor, asked.call, asked.place as usize, outcome);
             self.forget_fallen();
             return;
         }
@@ -490,7 +506,8 @@ impl Runtime {
         if !header.dst.is_agent() {
             self.tell_lost(header, ended);
         } else if !header.src.is_agent() || header.src == ProcAddr::CONTROLLER {
-            let whom = ProcAddr { mesh: header.actor, rank: header.index, host: header.dst.host };
+            let Watch { mesh, rank } = Watch::read(header);
+            let whom = ProcAddr { mesh, rank, host: header.dst.host };
             self.dispatch(Down::notice(whom, ended).frame(header.dst, header.src), None);
         }
     }
@@ -498,9 +515,9 @@ impl Runtime {
     /// An order cannot reach the agent that it is for: each of the procs that it is about is lost to whoever gave it.
     fn agent_lost(&self, order: &Frame, ended: &Ended) {
         let header = order.header;
-        let ranks = ranks_of(order, MOST_PROCS).unwrap_or_default();
+        let (Some(mesh), Some(ranks)) = (mesh_of(&header), ranks_of(order, MOST_PROCS)) else { return };
         for rank in ranks {
-            let addr = ProcAddr { mesh: header.actor, rank, host: header.dst.host };
+            let addr = ProcAddr { mesh, rank, host: header.dst.host };
             let down = Down::answer(addr, ended);
             self.dispatch(down.frame(ProcAddr::agent(header.dst.host), header.src), None);
         }
@@ -508,9 +525,8 @@ impl Runtime {
 
     /// Tells a sender that the actor it meant is not (or no longer) there.
     pub(crate) fn undeliverable(&self, header: &Header, why: Undelivered) {
-        if header.call == 0 {
-            return;
+        if let Some(asked) = Asked::of(header) {
+            self.dispatch(Undeliverable::answer(&asked, why).frame(self.me, asked.by), None);
         }
-        self.dispatch(Undeliverable::answer(header, why).frame(self.me, header.src), None);
     }
 }

@@ -7,11 +7,10 @@ use crate::error::RuntimeError;
 use crate::message::Message;
 use crate::meter::Mailbox as Account;
 use crate::ports::{Inlet, Mailbox, Outlet, Taken, Way};
-use crate::runtime::{Deferral, Later, Outgoing};
+use crate::runtime::{Deferral, Later};
 use mesh_proto::control::{Closed, Held, Holding, PortAddr, Undeliverable, Watch};
-use mesh_proto::{
-    ActorId, Frame, Header, Holders, Kind, MESSAGE_COST, PortEnd, ProcAddr, Target, Ticket, Undelivered, flags,
-};
+use mesh_proto::messages::{Answer, Asked, Cancel, Cancelled, Meaning, Partial, Post, Reply};
+use mesh_proto::{ActorId, Frame, Header, Holders, MESSAGE_COST, PortEnd, ProcAddr, Target, Ticket, Undelivered};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -21,21 +20,13 @@ const MOST_HOLDERS: usize = 1024;
 /// What tells the id under which the values of a streamed call are counted from those of mailboxes.
 pub(crate) const STREAM: ActorId = 1 << 63;
 
-/// The beginning of a value's name if the place of its sender goes along.
-const RANKED: &[u8] = b"ranked\0";
-
-/// Whether a message's sender holds a port, and wants to hear if nobody listens there.
-pub(super) fn is_for_port(header: &Header) -> bool {
-    header.kind == Kind::Post || header.kind == Kind::Reply && header.flags & flags::MORE != 0
-}
-
-fn address_of(header: &Header) -> PortAddr {
-    let response = header.kind != Kind::Post;
-    PortAddr {
-        owner: header.dst,
-        id: if response { header.call } else { header.actor },
-        place: if response { header.index } else { 0 },
-        response,
+/// The port that a value is for.
+fn address_of(header: &Header) -> Option<PortAddr> {
+    let owner = header.dst;
+    match Meaning::of(header).ok()? {
+        Meaning::Post(post) => Some(PortAddr { owner, id: post.port, place: 0, response: false }),
+        Meaning::Reply(reply) => Some(PortAddr { owner, id: reply.call, place: reply.place, response: true }),
+        _ => None,
     }
 }
 
@@ -88,8 +79,8 @@ impl Runtime {
     /// Accounts for a value of a stream where that is read.
     pub(super) fn charge_stream(&self, reply: &mut Message) {
         let header = *reply.header();
-        let budget = self.options.mailbox_budget;
-        match self.calls.account(header.call, || Account::new(header.call | STREAM, budget, self.weak())) {
+        let (budget, call) = (self.options.mailbox_budget, reply.meaning().call());
+        match self.calls.account(call, || Account::new(call | STREAM, budget, self.weak())) {
             Some(account) => reply.charge_to(&account),
             None => self.refuse(&header),
         }
@@ -162,16 +153,16 @@ impl Runtime {
         }
     }
 
-    pub(super) fn on_post(&self, frame: Frame) {
+    pub(super) fn on_post(&self, post: Post, frame: Frame) {
         let header = frame.header;
         let message = Message::new(frame, &self.memory);
         if message.is_torn() {
             return; // Its sender is dead, and nobody is to hear of it.
         }
-        let inlet = self.ports.inlet(header.actor);
+        let inlet = self.ports.inlet(post.port);
         match inlet.map_or(Taken::Refused, |inlet| inlet.push(&self.reactor, &self.calls, message)) {
             Taken::In => {}
-            Taken::Last => self.ports.shut(header.actor),
+            Taken::Last => self.ports.shut(post.port),
             Taken::Refused => {
                 self.refuse(&header);
                 self.refuse_post(&header, PortEnd::Closed);
@@ -181,7 +172,8 @@ impl Runtime {
 
     /// Tells a port's sender that nobody listens there any more.
     pub(super) fn refuse_post(&self, header: &Header, why: PortEnd) {
-        let closed = Closed { port: address_of(header), why };
+        let Some(port) = address_of(header) else { return };
+        let closed = Closed { port, why };
         if header.src == self.me {
             self.ports.on_closed(closed);
         } else {
@@ -199,10 +191,8 @@ impl Runtime {
     pub(crate) fn forget_fallen(&self) {
         for call in self.calls.take_fallen() {
             let Some((target, actor)) = call.reduced() else { continue };
-            let out = Outgoing { kind: Kind::Cancel, target, actor: *actor, name: b"", payload: b"", buffers: &[] };
-            let mut frame = self.compose(&out, call.id);
-            frame.header.flags |= flags::TREE | flags::END;
-            self.dispatch(frame, None);
+            let cancel = Cancel { actor: *actor, call: call.id, place: 0, what: Cancelled::Gathering };
+            self.send_cancel(target, cancel);
         }
     }
 
@@ -228,12 +218,9 @@ impl Runtime {
     /// Sends a rank's share of a combined reply to the rank above it, on the terms of [`Runtime::reply_by`]. `to` is the
     /// call that it answers.
     pub fn pass_on(&self, to: &Header, parent: ProcAddr, payload: &[u8], buffers: &[&[u8]]) -> Option<Arc<Completion>> {
-        let target = Target::One(parent);
-        let name = format!("{}.{}.{}", to.src.mesh, to.src.rank, to.src.host);
-        let out =
-            Outgoing { kind: Kind::Partial, target: &target, actor: to.actor, name: name.as_bytes(), payload, buffers };
-        let mut frame = self.compose(&out, to.call);
-        frame.header.index = to.index;
+        let Asked { by, actor, call, place } = Asked::of(to)?;
+        let header = Partial { actor, call, place }.header(self.me, parent);
+        let frame = self.write(header, &Target::One(parent), Partial::name(by).as_bytes(), payload, buffers);
         self.answer(frame, None, true)
     }
 }
@@ -250,7 +237,7 @@ pub struct Said<'a> {
 impl Said<'_> {
     /// As what the value travels to a channel.
     fn name(&self) -> Vec<u8> {
-        self.place.map_or_else(Vec::new, |(_, shape)| [RANKED, shape].concat())
+        self.place.map_or_else(Vec::new, |(_, shape)| Post::name(shape))
     }
 }
 
@@ -277,7 +264,7 @@ impl Outlet {
     /// (`Frame::cost`).
     pub fn cost(&self, said: &Said<'_>, bytes: usize) -> u64 {
         let name = match (self.way, said.place) {
-            (Way::Channel { .. }, Some((_, shape))) => RANKED.len() + shape.len(),
+            (Way::Channel { .. }, Some((_, shape))) => Post::name_len(shape),
             _ => 0,
         };
         MESSAGE_COST + (name + bytes) as u64
@@ -307,7 +294,7 @@ impl Outlet {
         match how {
             Posting::Now(counted) => {
                 let mut frame = frame;
-                frame.header.flags |= if counted { flags::CHARGED } else { 0 };
+                frame.header.set_charged(counted);
                 let queued = runtime.dispatch(frame, None);
                 // The receiver may be here, or this process may know that it is not.
                 match self.known.closed() {
@@ -340,26 +327,21 @@ impl Outlet {
             return Err(RuntimeError::PortClosed(why));
         }
         let target = Target::One(self.owner);
-        let out = Outgoing { kind: Kind::Post, target: &target, actor: 0, name: b"", payload, buffers };
-        let mut frame = match self.way {
+        Ok(Some(match self.way {
             Way::Channel { id, .. } => {
-                let mut frame = runtime.compose(&Outgoing { actor: id, name: &said.name(), ..out }, 0);
-                frame.header.index = said.place.map_or(0, |(rank, _)| rank);
-                frame
+                let rank = said.place.map_or(0, |(rank, _)| rank);
+                let header = Post { port: id, error: said.error, rank }.header(runtime.me, self.owner);
+                runtime.write(header, &target, &said.name(), payload, buffers)
             }
             Way::Response { call, actor, index, .. } => {
-                let mut frame = runtime.compose(&Outgoing { kind: Kind::Reply, actor, ..out }, call);
-                frame.header.index = index;
                 if said.error {
                     self.known.ended.store(true, Ordering::SeqCst);
-                } else {
-                    frame.header.flags |= flags::MORE;
                 }
-                frame
+                let answer = if said.error { Answer::Raised } else { Answer::More };
+                let header = Reply { actor, call, place: index, answer }.header(runtime.me, self.owner);
+                runtime.write(header, &target, b"", payload, buffers)
             }
-        };
-        frame.header.flags |= if said.error { flags::ERROR } else { 0 };
-        Ok(Some(frame))
+        }))
     }
 
     /// Says that no more comes this way: the end of a stream, or of the hope for an answer.

@@ -3,7 +3,8 @@
 use super::pair::{Host, MESH, out};
 use super::{SOON, options, soon};
 use crate::{Completion, Outgoing, Runtime, Terms, Waited};
-use mesh_proto::{INITIAL_WINDOW, Kind, ProcAddr, Target};
+use mesh_proto::messages::{Answer, Request};
+use mesh_proto::{INITIAL_WINDOW, ProcAddr, Target};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,8 @@ fn until(what: impl Fn() -> bool) {
 /// Calls of the controller to an actor that answers nothing by itself.
 fn calls(host: &Host, count: usize) -> Vec<Arc<crate::Call>> {
     let quiet = |kind| Outgoing { actor: QUIET, ..out(kind, &THERE, b"", &[]) };
-    host.controller.tell(&quiet(Kind::Spawn)).unwrap();
-    let calls = (0..count).map(|_| host.controller.call(&quiet(Kind::Call), false).unwrap().0).collect();
+    host.controller.tell(&quiet(Request::Spawn)).unwrap();
+    let calls = (0..count).map(|_| host.controller.call(&quiet(Request::CALL), false).unwrap().0).collect();
     let worker = &host.workers[0].0;
     until(|| worker.inbox(QUIET).is_some_and(|inbox| inbox.len() == count));
     calls
@@ -33,7 +34,8 @@ fn calls(host: &Host, count: usize) -> Vec<Arc<crate::Call>> {
 fn answer(worker: &Runtime) -> Vec<Arc<Completion>> {
     let inbox = worker.inbox(QUIET).unwrap();
     let due = |message: &crate::Message| message.due();
-    let reply = |message: &crate::Message| worker.reply_by(message.header(), due(message), 0, &[7; SIZE], &[]);
+    let reply =
+        |message: &crate::Message| worker.reply_by(message.header(), due(message), Answer::Value, &[7; SIZE], &[]);
     inbox.take(99).iter().filter_map(reply).collect()
 }
 
@@ -63,7 +65,7 @@ fn replies_wait_for_the_reading_and_leave_with_it() {
 fn replies_to_cancelled_calls_and_after_their_deadlines_are_dropped() {
     let host = Host::new(1, options());
     let calls = calls(&host, 12);
-    let quiet = Outgoing { actor: QUIET, ..out(Kind::Call, &THERE, b"", &[]) };
+    let quiet = Outgoing { actor: QUIET, ..out(Request::CALL, &THERE, b"", &[]) };
     let limited = host.controller.call_on(&quiet, false, Terms { charged: false, deadline_ms: 3000 }).unwrap().0;
     let worker = Arc::clone(&host.workers[0].0);
     until(|| worker.inbox(QUIET).unwrap().len() == 13);
@@ -107,20 +109,20 @@ fn an_actor_is_there_before_its_arguments() {
     let stall = worker.reactor.stall();
     let large = vec![1; SIZE];
     let spawn = |actor| {
-        let out = Outgoing { actor, ..out(Kind::Spawn, &THERE, &large, &[]) };
+        let out = Outgoing { actor, ..out(Request::Spawn, &THERE, &large, &[]) };
         host.controller.call_spawn(&out, Terms::default()).unwrap()
     };
     let spawned: Vec<_> = (10..20).map(spawn).collect();
     assert!(host.controller.counts().spawns.0 > 0);
     assert!(host.controller.spawns_wait().is_some());
-    let call = host.controller.call(&Outgoing { actor: 19, ..out(Kind::Call, &THERE, b"", &[]) }, false).unwrap().0;
+    let call = host.controller.call(&Outgoing { actor: 19, ..out(Request::CALL, &THERE, b"", &[]) }, false).unwrap().0;
     drop(stall);
     until(|| worker.inbox(19).is_some_and(|inbox| inbox.len() == 1));
     until(|| host.controller.counts().spawns == (0, 0));
     until(|| spawned.iter().all(|(_, _, held)| held.as_ref().is_none_or(|done| done.is_done())));
     let system = worker.system_inbox();
     until(|| system.len() >= 10);
-    let made: Vec<u64> = system.take(99).iter().map(|message| message.header().actor).collect();
+    let made: Vec<u64> = system.take(99).iter().map(|message| message.meaning().actor()).collect();
     assert_eq!(made, (10..20).collect::<Vec<_>>());
     host.controller.cancel(&call, &THERE, 19);
     host.close();

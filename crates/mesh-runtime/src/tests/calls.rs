@@ -6,7 +6,7 @@ use crate::inbox::{Inbox, LoopWaker};
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::shm::Memory;
-use mesh_proto::{Ended, Exit, Frame, Header, Kind, Placement, ProcAddr, Target};
+use mesh_proto::{Ended, Exit, Frame, Placement, ProcAddr, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,8 +16,7 @@ fn memory() -> Memory {
 
 fn message(call: u64) -> Message {
     let me = ProcAddr::CONTROLLER;
-    let mut header = Header::new(Kind::Call, me, me);
-    header.call = call;
+    let header = mesh_proto::messages::Call { actor: 5, call, place: 0, stream: false }.header(me, me);
     Message::new(Frame::build_plain(header, None, b"", b"x"), &memory())
 }
 
@@ -136,7 +135,7 @@ fn an_inbox_keeps_order_and_gives_back_what_is_left() {
     for call in 1..=10 {
         assert!(inbox.push(&reactor, message(call)));
     }
-    let numbers = |burst: Vec<Message>| burst.iter().map(|one| one.header().call).collect::<Vec<_>>();
+    let numbers = |burst: Vec<Message>| burst.iter().map(|one| one.meaning().call()).collect::<Vec<_>>();
     assert_eq!(numbers(inbox.take(3)), [1, 2, 3]);
     assert_eq!(numbers(inbox.take(0)), []);
     assert_eq!(inbox.len(), 7);

@@ -6,7 +6,8 @@ use crate::inbox::Inbox;
 use crate::meter::Mailbox;
 use crate::reactor::Reactor;
 use crate::{Outgoing, Runtime, Terms, Waited};
-use mesh_proto::{Ended, Exit, Frame, Header, INITIAL_WINDOW, Kind, Placement, ProcAddr, Target, flags};
+use mesh_proto::messages::{Request, Tell};
+use mesh_proto::{Ended, Exit, Frame, INITIAL_WINDOW, Placement, ProcAddr, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -26,19 +27,19 @@ impl Dice {
 /// A runtime with one actor in it, whose inbox it gives.
 fn host() -> (Arc<Runtime>, Arc<Inbox>) {
     let runtime = Runtime::controller(options()).unwrap();
-    runtime.tell(&out(Kind::Spawn, b"")).unwrap();
+    runtime.tell(&out(Request::Spawn, b"")).unwrap();
     let inbox = runtime.inbox(ACTOR).unwrap();
     (runtime, inbox)
 }
 
-fn out(kind: Kind, payload: &[u8]) -> Outgoing<'_> {
-    Outgoing { kind, target: &HERE, actor: ACTOR, name: b"echo", payload, buffers: &[] }
+fn out(request: Request, payload: &[u8]) -> Outgoing<'_> {
+    Outgoing { request, target: &HERE, actor: ACTOR, name: b"echo", payload, buffers: &[] }
 }
 
 /// Sends as Python does: waits for room, then sends what was counted as such.
 fn send(runtime: &Runtime, payload: &[u8]) -> bool {
     let meters = [runtime.meter(ProcAddr::CONTROLLER, ACTOR)];
-    let message = out(Kind::Tell, payload);
+    let message = out(Request::CALL, payload);
     loop {
         match runtime.admit_all(&meters, message.cost()) {
             Ok(charged) => return runtime.tell_on(&message, Terms { charged, deadline_ms: 0 }).is_ok(),
@@ -60,7 +61,7 @@ fn what_a_sender_counts_is_what_its_frame_costs() {
     let (runtime, inbox) = host();
     let meter = runtime.meter(ProcAddr::CONTROLLER, ACTOR);
     assert!(send(&runtime, &[1; 5000]));
-    assert_eq!(meter.outstanding(), out(Kind::Tell, &[1; 5000]).cost());
+    assert_eq!(meter.outstanding(), out(Request::CALL, &[1; 5000]).cost());
     let messages = inbox.take(9);
     assert_eq!(messages[0].cost(), meter.outstanding());
     runtime.close(Duration::ZERO);
@@ -165,8 +166,8 @@ fn a_burst_is_bounded_in_bytes() {
     let memory = crate::shm::Memory::new(1 << 20, 1);
     let inbox = Inbox::of(Mailbox::new(ACTOR, 64 << 20, std::sync::Weak::new()), crate::gauge::Gauge::new(None));
     for len in [600_000, 10, 10] {
-        let mut header = Header::new(Kind::Tell, ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
-        header.flags = flags::CHARGED;
+        let mut header = Tell { actor: ACTOR, place: 0 }.header(ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
+        header.set_charged(true);
         let frame = Frame::build_plain(header, None, b"", &vec![0; len]);
         assert!(inbox.push(&reactor, crate::Message::new(frame, &memory)));
     }
@@ -225,8 +226,8 @@ fn whoever_waits_for_a_call_is_woken_whatever_ends_it() {
 #[test]
 fn a_message_knows_until_when_its_answer_is_wanted() {
     let (runtime, inbox) = host();
-    runtime.tell_on(&out(Kind::Tell, b""), Terms { charged: false, deadline_ms: 60_000 }).unwrap();
-    runtime.tell(&out(Kind::Tell, b"")).unwrap();
+    runtime.tell_on(&out(Request::CALL, b""), Terms { charged: false, deadline_ms: 60_000 }).unwrap();
+    runtime.tell(&out(Request::CALL, b"")).unwrap();
     let messages = inbox.take(9);
     assert!(messages[0].due().is_some_and(|due| due > std::time::Instant::now() + Duration::from_secs(30)));
     assert_eq!(messages[1].due(), None);

@@ -3,19 +3,20 @@
 use super::{options, soon};
 use crate::calls::Outcome;
 use crate::{Gauge, Outgoing, Runtime, Waited};
+use mesh_proto::messages::Request;
 use mesh_proto::{Kind, ProcAddr, Target};
 use std::sync::Arc;
 use std::time::Duration;
 
 const ACTOR: u64 = 5;
 
-fn out<'a>(kind: Kind, target: &'a Target, name: &'a [u8]) -> Outgoing<'a> {
-    Outgoing { kind, target, actor: ACTOR, name, payload: b"", buffers: &[] }
+fn out<'a>(request: Request, target: &'a Target, name: &'a [u8]) -> Outgoing<'a> {
+    Outgoing { request, target, actor: ACTOR, name, payload: b"", buffers: &[] }
 }
 
 fn ask(runtime: &Runtime, question: &[u8]) -> Result<String, Vec<u8>> {
     let here = Target::One(ProcAddr::CONTROLLER);
-    let (call, _) = runtime.call(&out(Kind::Inspect, &here, question), false).unwrap();
+    let (call, _) = runtime.call(&out(Request::Inspect, &here, question), false).unwrap();
     assert_eq!(runtime.wait_call(&call, None, soon(), false, false), Waited::Ready, "no answer");
     let outcomes = call.take_outcomes().unwrap();
     let [Outcome::Replied(message)] = outcomes.as_slice() else { panic!("{outcomes:?}") };
@@ -28,7 +29,7 @@ fn ask(runtime: &Runtime, question: &[u8]) -> Result<String, Vec<u8>> {
 fn with_actor() -> (Arc<Runtime>, Arc<crate::Inbox>) {
     let runtime = Runtime::controller(options()).unwrap();
     let here = Target::One(ProcAddr::CONTROLLER);
-    runtime.tell(&out(Kind::Spawn, &here, b"tra\"iners\0gpus=2")).unwrap();
+    runtime.tell(&out(Request::Spawn, &here, b"tra\"iners\0gpus=2")).unwrap();
     let inbox = runtime.inbox(ACTOR).unwrap();
     (runtime, inbox)
 }
@@ -43,7 +44,7 @@ fn what_waits_and_what_runs_is_told() {
     let (runtime, inbox) = with_actor();
     let here = Target::One(ProcAddr::CONTROLLER);
     for _ in 0..3 {
-        runtime.tell(&out(Kind::Tell, &here, b"step\0gpus=2\0trace")).unwrap();
+        runtime.tell(&out(Request::CALL, &here, b"step\0gpus=2\0trace")).unwrap();
     }
     let taken = inbox.take(1);
     let serial = inbox.gauge.begin(taken[0].name_bytes(), taken[0].header().src);
@@ -83,13 +84,13 @@ fn actors_tell_of_themselves_only_while_somebody_watches() {
     runtime.watch(true);
     runtime.watch(true);
     runtime.watch(false);
-    runtime.tell(&out(Kind::Spawn, &here, b"again")).unwrap();
+    runtime.tell(&out(Request::Spawn, &here, b"again")).unwrap();
     close(&runtime);
     let got = runtime.events(0, 10);
     assert_eq!(got.entries.len(), 1);
     assert!(got.entries[0].contains(r#""kind":"actor_stopped""#), "{:?}", got.entries);
     runtime.watch(false);
-    runtime.tell(&out(Kind::Spawn, &here, b"thrice")).unwrap();
+    runtime.tell(&out(Request::Spawn, &here, b"thrice")).unwrap();
     close(&runtime);
     assert_eq!(runtime.next_event(), 1);
     assert_eq!(runtime.wait_events(0, soon(), false, false), Waited::Ready);

@@ -2,7 +2,8 @@
 
 use crate::link::{Link, ReadEnd};
 use crate::reactor::Reactor;
-use mesh_proto::{EndReason, Frame, Header, Kind, ProcAddr};
+use mesh_proto::messages::Extend;
+use mesh_proto::{EndReason, Frame, ProcAddr};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,8 +24,7 @@ fn links() -> (Reactor, Link, Link) {
 
 fn frame(call: u64, len: usize) -> Frame {
     let me = ProcAddr::CONTROLLER;
-    let mut header = Header::new(Kind::Tell, me, me);
-    header.call = call;
+    let header = Extend { call, place: 0 }.header(me, me);
     Frame::build_plain(header, None, b"f", &vec![(call % 251) as u8; len])
 }
 
@@ -35,8 +35,9 @@ fn pump(reactor: &Reactor, from: &Link, to: &Link, seen: &mut Vec<(u64, usize)>)
         let end = to.read(|frame| {
             let body = frame.parts().unwrap().remove(0);
             let mesh_proto::Part::Inline(bytes) = body else { panic!("an inline part was sent") };
-            assert!(bytes.iter().all(|byte| u64::from(*byte) == frame.header.call % 251), "torn");
-            seen.push((frame.header.call, bytes.len()));
+            let call = Extend::read(&frame.header).unwrap().call;
+            assert!(bytes.iter().all(|byte| u64::from(*byte) == call % 251), "torn");
+            seen.push((call, bytes.len()));
         });
         assert!(matches!(end, ReadEnd::Drained));
         if from.queued() == 0 {
@@ -168,7 +169,7 @@ fn drain_writes_out_what_waits_or_gives_up_in_time() {
 fn while_a_link_is_held_everything_is_queued_in_order() {
     let (reactor, a, b) = links();
     let read = |seen: &mut Vec<u64>| {
-        b.read(|frame| seen.push(frame.header.call));
+        b.read(|frame| seen.push(Extend::read(&frame.header).unwrap().call));
         seen.clone()
     };
     let mut seen = Vec::new();

@@ -11,6 +11,7 @@ mod inspect;
 mod link;
 mod logs;
 mod moving;
+mod nonsense;
 mod order;
 mod pair;
 mod ports;

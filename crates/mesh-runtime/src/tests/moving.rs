@@ -4,7 +4,8 @@ use super::pair::{ACTOR, Host, MESH, out};
 use super::{options, procs, soon};
 use crate::calls::Outcome;
 use crate::{Runtime, Waited};
-use mesh_proto::{Frame, Header, Kind, Moved, Placement, ProcAddr, Run, Seat, Target};
+use mesh_proto::messages::{Request, Tell};
+use mesh_proto::{Frame, Moved, Placement, ProcAddr, Run, Seat, Target};
 use std::sync::Arc;
 
 fn addr(rank: u32) -> ProcAddr {
@@ -18,7 +19,7 @@ fn moved() -> Moved {
 }
 
 fn sources(runtime: &Runtime, target: &Target, payload: &[u8], buffers: &[&[u8]]) -> Vec<ProcAddr> {
-    let (call, _) = runtime.call(&out(Kind::Call, target, payload, buffers), false).unwrap();
+    let (call, _) = runtime.call(&out(Request::CALL, target, payload, buffers), false).unwrap();
     assert_eq!(runtime.wait_call(&call, None, soon(), false, false), Waited::Ready, "no answer");
     let source = |outcome: &Outcome| match outcome {
         Outcome::Replied(message) => message.header().src,
@@ -53,11 +54,10 @@ fn a_call_to_a_repaired_mesh_has_an_answer_for_each_place() {
 fn what_an_earlier_life_of_a_rank_has_sent_is_dropped() {
     let host = Host::new(4, options());
     let controller = &host.controller;
-    controller.tell(&out(Kind::Spawn, &Target::One(ProcAddr::CONTROLLER), b"", &[])).unwrap();
+    controller.tell(&out(Request::Spawn, &Target::One(ProcAddr::CONTROLLER), b"", &[])).unwrap();
     let inbox = controller.inbox(ACTOR).unwrap();
     let send = |rank: u32| {
-        let mut header = Header::new(Kind::Tell, addr(rank), ProcAddr::CONTROLLER);
-        header.actor = ACTOR;
+        let header = Tell { actor: ACTOR, place: 0 }.header(addr(rank), ProcAddr::CONTROLLER);
         controller.deliver(Frame::build_plain(header, None, b"hear", b""));
         inbox.take(9).len()
     };
@@ -76,13 +76,13 @@ fn a_call_to_nobody_s_places_waits_for_the_others_only() {
     let host = Host::new(2, options());
     let piece = mesh_proto::Piece { first: 2, target: Target::One(addr(1)), actor: None };
     let sparse = Target::Joined(Arc::new(mesh_proto::Joined::new(vec![piece], 4)));
-    let (call, _) = host.controller.call(&out(Kind::Call, &sparse, b"", &[]), false).unwrap();
+    let (call, _) = host.controller.call(&out(Request::CALL, &sparse, b"", &[]), false).unwrap();
     assert_eq!(host.controller.wait_call(&call, None, soon(), false, false), Waited::Ready);
     let outcomes = call.take_outcomes().unwrap();
     assert_eq!(outcomes.len(), 4);
     for (place, outcome) in outcomes.iter().enumerate() {
         match outcome {
-            Outcome::Replied(message) => assert_eq!((place, message.header().index), (2, 2)),
+            Outcome::Replied(message) => assert_eq!((place, message.meaning().place()), (2, 2)),
             other => assert!(matches!(other, Outcome::Cancelled) && place != 2, "{other:?}"),
         }
     }

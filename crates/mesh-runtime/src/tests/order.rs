@@ -3,6 +3,7 @@
 use super::pair::{ACTOR, Host, MESH, out};
 use super::{SOON, options};
 use crate::{Inbox, Outgoing, Runtime, Waited};
+use mesh_proto::messages::Request;
 use mesh_proto::{Kind, Placement, ProcAddr, Target};
 use mesh_topology::{Region, Slice};
 use std::sync::Arc;
@@ -31,13 +32,13 @@ fn many(first: usize, count: usize) -> Target {
     Target::Many(MESH, region, Placement::On(0))
 }
 
-fn send(from: &Runtime, kind: Kind, target: &Target, payload: &[u8], buffers: &[&[u8]]) {
-    from.tell(&Outgoing { actor: LISTENER, ..out(kind, target, payload, buffers) }).unwrap();
+fn send(from: &Runtime, request: Request, target: &Target, payload: &[u8], buffers: &[&[u8]]) {
+    from.tell(&Outgoing { actor: LISTENER, ..out(request, target, payload, buffers) }).unwrap();
 }
 
 /// Spawns the listener on every rank, and gives its inboxes.
 fn listeners(host: &Host) -> Vec<Arc<Inbox>> {
-    send(&host.controller, Kind::Spawn, &many(0, host.workers.len()), b"", &[]);
+    send(&host.controller, Request::Spawn, &many(0, host.workers.len()), b"", &[]);
     host.workers.iter().map(|(worker, _)| soon(|| worker.inbox(LISTENER))).collect()
 }
 
@@ -85,10 +86,10 @@ fn whatever_the_adverb_each_sender_is_heard_in_order() {
                         *sent += u64::from(ranks.contains(&rank));
                     }
                     let buffers: &[&[u8]] = if dice.roll(8) == 0 { &[large] } else { &[] };
-                    send(runtime, Kind::Tell, &target, &payload, buffers);
+                    send(runtime, Request::CALL, &target, &payload, buffers);
                 }
                 for rank in 0..RANKS {
-                    send(runtime, Kind::Tell, &one(rank), b"end", &[]);
+                    send(runtime, Request::CALL, &one(rank), b"end", &[]);
                 }
             });
         }
@@ -124,11 +125,11 @@ fn a_call_does_not_overtake_the_spawn_nor_a_stop_the_call() {
     let mine = one(0);
     for actor in 100..200 {
         let whole = many(0, 2);
-        let to = |kind, target| Outgoing { actor, ..out(kind, target, b"", &[]) };
-        worker.tell(&to(Kind::Spawn, &whole)).unwrap();
-        let (call, _) = worker.call(&to(Kind::Call, &mine), false).unwrap();
-        worker.tell(&to(Kind::Tell, &whole)).unwrap();
-        worker.tell(&to(Kind::StopActor, &mine)).unwrap();
+        let to = |request, target| Outgoing { actor, ..out(request, target, b"", &[]) };
+        worker.tell(&to(Request::Spawn, &whole)).unwrap();
+        let (call, _) = worker.call(&to(Request::CALL, &mine), false).unwrap();
+        worker.tell(&to(Request::CALL, &whole)).unwrap();
+        worker.tell(&to(Request::StopActor, &mine)).unwrap();
         let inbox = worker.inbox(actor).unwrap();
         let kinds: Vec<Kind> = (0..3).map(|_| next(&inbox).0).collect();
         assert_eq!(kinds, [Kind::Call, Kind::Tell, Kind::StopActor]);
@@ -148,7 +149,7 @@ fn nobody_on_the_host_sees_the_effect_of_a_cast_before_the_cast() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..ROUNDS {
-                send(&host.workers[0].0, Kind::Tell, &both, &round.to_le_bytes(), &[]);
+                send(&host.workers[0].0, Request::CALL, &both, &round.to_le_bytes(), &[]);
             }
         });
         for (rank, inbox) in inboxes.iter().enumerate() {
@@ -160,7 +161,7 @@ fn nobody_on_the_host_sees_the_effect_of_a_cast_before_the_cast() {
                     if let Ok(round) = payload[..].try_into().map(u64::from_le_bytes) {
                         assert_eq!(round, casts);
                         casts += 1;
-                        send(runtime, Kind::Tell, &other, &[&payload[..], b"!"].concat(), &[]);
+                        send(runtime, Request::CALL, &other, &[&payload[..], b"!"].concat(), &[]);
                     } else {
                         effects += 1;
                         assert!(effects <= casts, "rank {rank} heard of cast {effects} before it came");
@@ -180,8 +181,8 @@ fn a_cast_to_its_sender_alone_takes_no_detour() {
     let worker = &host.workers[0].0;
     // Nobody reads the links of the controller, so that nothing could come back from there.
     let gate = host.controller.reactor.stall();
-    send(worker, Kind::Tell, &many(0, 1), b"mine", &[]);
-    send(worker, Kind::Tell, &many(0, 2), b"ours", &[]);
+    send(worker, Request::CALL, &many(0, 1), b"mine", &[]);
+    send(worker, Request::CALL, &many(0, 2), b"ours", &[]);
     assert_eq!(next(&inboxes[0]).1, b"mine");
     assert_eq!(next(&inboxes[0]).1, b"ours");
     assert!(inboxes[1].is_empty());
@@ -200,7 +201,7 @@ fn a_call_to_many_that_includes_the_caller_has_every_answer_once() {
     for _ in 0..50 {
         for (first, count) in [(0, 3), (1, 2), (0, 2), (1, 1)] {
             let target = many(first, count);
-            let (call, _) = worker.call(&out(Kind::Call, &target, b"hi", &[]), false).unwrap();
+            let (call, _) = worker.call(&out(Request::CALL, &target, b"hi", &[]), false).unwrap();
             assert_eq!(worker.wait_call(&call, None, super::soon(), false, false), Waited::Ready);
             let outcomes = call.take_outcomes().unwrap();
             assert_eq!(outcomes.len(), count);

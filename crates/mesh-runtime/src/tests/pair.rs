@@ -4,7 +4,8 @@ use super::{SOON, options, procs, soon};
 use crate::calls::Outcome;
 use crate::link::Link;
 use crate::{Inbox, NurserySpec, Options, Outgoing, PartData, Runtime, RuntimeError, SpawnSpec, Waited};
-use mesh_proto::{Kind, Placement, ProcAddr, Target, flags};
+use mesh_proto::messages::{Answer, Request};
+use mesh_proto::{Kind, Placement, ProcAddr, Target};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -41,7 +42,7 @@ fn answer(worker: &Runtime, inbox: &Inbox) {
                     PartData::Shared(part) => unsafe { std::slice::from_raw_parts(part.as_ptr(), part.len()) },
                 })
                 .collect();
-            worker.reply(message.header(), 0, &payload, &buffers);
+            worker.reply(message.header(), Answer::Value, &payload, &buffers);
         }
     }
 }
@@ -73,12 +74,12 @@ impl Host {
         controller.add_links(MESH, 0, &links);
         let host = Self { controller, workers };
         let whole = Target::Many(MESH, procs(n as usize), Placement::On(0));
-        host.controller.tell(&out(Kind::Spawn, &whole, b"", &[])).unwrap();
+        host.controller.tell(&out(Request::Spawn, &whole, b"", &[])).unwrap();
         host
     }
 
     fn call(&self, target: &Target, payload: &[u8], buffers: &[&[u8]]) -> Vec<Outcome> {
-        let (call, _) = self.controller.call(&out(Kind::Call, target, payload, buffers), false).unwrap();
+        let (call, _) = self.controller.call(&out(Request::CALL, target, payload, buffers), false).unwrap();
         assert_eq!(self.controller.wait_call(&call, None, soon(), false, false), Waited::Ready, "no answer");
         call.take_outcomes().unwrap()
     }
@@ -95,8 +96,13 @@ impl Host {
     }
 }
 
-pub(super) fn out<'a>(kind: Kind, target: &'a Target, payload: &'a [u8], buffers: &'a [&'a [u8]]) -> Outgoing<'a> {
-    Outgoing { kind, target, actor: ACTOR, name: b"echo", payload, buffers }
+pub(super) fn out<'a>(
+    request: Request,
+    target: &'a Target,
+    payload: &'a [u8],
+    buffers: &'a [&'a [u8]],
+) -> Outgoing<'a> {
+    Outgoing { request, target, actor: ACTOR, name: b"echo", payload, buffers }
 }
 
 fn one(rank: u32) -> Target {
@@ -179,7 +185,7 @@ fn leaders_that_give_up_leave_the_links_read() {
             scope.spawn(move || {
                 for round in 0..500_u32 {
                     let target = one((thread + round) % 2);
-                    let (call, _) = host.controller.call(&out(Kind::Call, &target, b"x", &[]), false).unwrap();
+                    let (call, _) = host.controller.call(&out(Request::CALL, &target, b"x", &[]), false).unwrap();
                     let look = round % 3 == 0;
                     let brief = Instant::now() + Duration::from_micros(u64::from(round % 50));
                     host.controller.wait_call(&call, None, Some(brief), look, false);
@@ -204,12 +210,12 @@ fn a_worker_calls_another_through_the_controller() {
     let worker = &host.workers[0].0;
     let target = one(1);
     let large = vec![3; 100_000];
-    let (call, _) = worker.call(&out(Kind::Call, &target, b"hi", &[&large]), false).unwrap();
+    let (call, _) = worker.call(&out(Request::CALL, &target, b"hi", &[&large]), false).unwrap();
     assert_eq!(worker.wait_call(&call, None, soon(), false, false), Waited::Ready);
     assert_eq!(payload(&call.take_outcomes().unwrap()[0]), b"hi");
     // Nobody there: the answer is that, at once.
     for target in [one(9), Target::One(ProcAddr { mesh: 1234, rank: 0, host: 0 })] {
-        let (call, _) = worker.call(&out(Kind::Call, &target, b"hi", &[&large]), false).unwrap();
+        let (call, _) = worker.call(&out(Request::CALL, &target, b"hi", &[&large]), false).unwrap();
         assert_eq!(worker.wait_call(&call, None, soon(), false, false), Waited::Ready);
         assert!(call.take_outcomes().unwrap().iter().all(|outcome| match outcome {
             Outcome::Replied(message) => message.header().kind == Kind::Undeliverable,
@@ -224,13 +230,12 @@ fn a_worker_calls_another_through_the_controller() {
 fn an_actor_that_is_not_there_answers_nothing_and_its_callers_hear_of_it() {
     let host = Host::new(1, options());
     let target = one(0);
-    let wrong = Outgoing { actor: 999, ..out(Kind::Call, &target, b"", &[]) };
+    let wrong = Outgoing { actor: 999, ..out(Request::CALL, &target, b"", &[]) };
     let (call, _) = host.controller.call(&wrong, false).unwrap();
     assert_eq!(host.controller.wait_call(&call, None, soon(), false, false), Waited::Ready);
     let outcomes = call.take_outcomes().unwrap();
     let Outcome::Replied(message) = &outcomes[0] else { panic!("{outcomes:?}") };
     assert_eq!(message.header().kind, Kind::Undeliverable);
-    assert_eq!(message.header().flags & flags::ERROR, 0);
     host.close();
 }
 
@@ -245,7 +250,7 @@ fn closing_while_threads_call_leaves_nobody_waiting() {
                     scope.spawn(move || {
                         loop {
                             let target = one(0);
-                            let Ok((call, _)) = controller.call(&out(Kind::Call, &target, b"", &[]), false) else {
+                            let Ok((call, _)) = controller.call(&out(Request::CALL, &target, b"", &[]), false) else {
                                 return;
                             };
                             let waited = controller.wait_call(&call, None, soon(), false, false);
@@ -262,7 +267,7 @@ fn closing_while_threads_call_leaves_nobody_waiting() {
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
         let target = one(0);
-        let refused = host.controller.call(&out(Kind::Call, &target, b"", &[]), false);
+        let refused = host.controller.call(&out(Request::CALL, &target, b"", &[]), false);
         assert!(matches!(refused, Err(RuntimeError::Closed)));
         for (_, thread) in host.workers {
             thread.join().unwrap();
@@ -282,7 +287,7 @@ fn a_sender_that_outruns_its_receiver_is_told() {
             refused = Some(error);
             break;
         }
-        host.controller.tell(&out(Kind::Tell, &target, &[0; 10_000], &[])).unwrap();
+        host.controller.tell(&out(Request::CALL, &target, &[0; 10_000], &[])).unwrap();
     }
     assert!(matches!(refused, Some(RuntimeError::Full { queued, budget: 100_000, .. }) if queued > 100_000));
     assert!(!host.controller.wait_room(&target, Duration::ZERO));
@@ -303,7 +308,7 @@ fn procs_that_cannot_be_made_are_lost_with_the_reason() {
         let call = controller.spawn_procs(mesh, &region, &Placement::On(0), &spec).unwrap();
         // Messages may follow at once; they come to nothing at once, too.
         let target = Target::Many(mesh, region.clone(), Placement::On(0));
-        let (early, _) = controller.call(&out(Kind::Call, &target, b"", &[&[1; 100_000]]), false).unwrap();
+        let (early, _) = controller.call(&out(Request::CALL, &target, b"", &[&[1; 100_000]]), false).unwrap();
         for call in [call, early] {
             assert_eq!(controller.wait_call(&call, None, soon(), false, false), Waited::Ready);
             for outcome in call.take_outcomes().unwrap() {

@@ -8,18 +8,27 @@ use crate::ports::{Inlet, Taken};
 use crate::reactor::Reactor;
 use crate::shm::Memory;
 use crate::{Posting, Runtime, RuntimeError, Said, Way};
-use mesh_proto::{Ended, Exit, Frame, Header, Kind, Placement, ProcAddr, Target, flags};
+use mesh_proto::messages::{Answer, Post, Reply, Returned};
+use mesh_proto::{Ended, Exit, Frame, Header, Kind, Placement, ProcAddr, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SAID: Said<'static> = Said { error: false, place: None };
 
-fn message(kind: Kind, bits: u16, payload: u64) -> Message {
-    let me = ProcAddr::CONTROLLER;
-    let mut header = Header::new(kind, me, me);
-    header.flags = bits;
+fn message(header: Header, payload: u64) -> Message {
     Message::new(Frame::build_plain(header, None, b"", &payload.to_le_bytes()), &Memory::new(0, 1))
+}
+
+fn post(payload: u64) -> Message {
+    let me = ProcAddr::CONTROLLER;
+    message(Post { port: 1, error: false, rank: 0 }.header(me, me), payload)
+}
+
+fn reply(answer: Answer, payload: u64) -> Outcome {
+    let me = ProcAddr::CONTROLLER;
+    let header = Reply { actor: 5, call: 1, place: 0, answer }.header(me, me);
+    Outcome::Replied(Arc::new(message(header, payload)))
 }
 
 fn value(outcome: &Outcome) -> Option<u64> {
@@ -68,8 +77,8 @@ fn a_port_for_one_value_is_over_when_it_was_received() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
     let inlet = Inlet::new(true, Account::new(1, 1 << 20, std::sync::Weak::new()));
-    assert_eq!(inlet.push(&reactor, &calls, message(Kind::Post, 0, 7)), Taken::Last);
-    assert_eq!(inlet.push(&reactor, &calls, message(Kind::Post, 0, 8)), Taken::Refused);
+    assert_eq!(inlet.push(&reactor, &calls, post(7)), Taken::Last);
+    assert_eq!(inlet.push(&reactor, &calls, post(8)), Taken::Refused);
     assert_eq!(inlet.close(&reactor, &calls).len(), 1);
     assert!(inlet.close(&reactor, &calls).is_empty());
 }
@@ -110,16 +119,17 @@ fn a_stream_takes_what_comes_until_its_ranks_have_ended() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
     let call = calls.open(Target::Many(7, procs(2), Placement::On(0)), true);
-    let reply = |kind, bits, n| Outcome::Replied(Arc::new(message(kind, bits, n)));
     for n in 0..3 {
-        calls.on_outcome(&reactor, call.id, 1, reply(Kind::Reply, flags::MORE, n));
+        calls.on_outcome(&reactor, call.id, 1, reply(Answer::More, n));
     }
     assert_eq!(call.arrived(), 3);
-    calls.on_outcome(&reactor, call.id, 1, reply(Kind::Undeliverable, flags::END, 0));
-    calls.on_outcome(&reactor, call.id, 1, reply(Kind::Reply, flags::MORE, 9));
+    let me = ProcAddr::CONTROLLER;
+    let ended = Returned { actor: 5, call: 1, place: 1, port_ended: true }.header(me, me);
+    calls.on_outcome(&reactor, call.id, 1, Outcome::Replied(Arc::new(message(ended, 0))));
+    calls.on_outcome(&reactor, call.id, 1, reply(Answer::More, 9));
     assert_eq!(call.arrived(), 3, "what comes after the end is dropped");
     assert!(!call.is_done());
-    calls.on_outcome(&reactor, call.id, 0, reply(Kind::Reply, flags::ERROR, 5));
+    calls.on_outcome(&reactor, call.id, 0, reply(Answer::Raised, 5));
     assert!(call.is_done());
     assert_eq!(call.arrived(), 4);
     assert_eq!(call.take_nth(0).and_then(|(_, one)| value(&one)), Some(0));
@@ -132,7 +142,7 @@ fn the_first_of_several_answers_completes_a_plain_call() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
     let call = calls.open(Target::Many(7, procs(1), Placement::On(0)), false);
-    let more = |n| Outcome::Replied(Arc::new(message(Kind::Reply, flags::MORE, n)));
+    let more = |n| reply(Answer::More, n);
     assert!(calls.offer(&reactor, call.id, 0, more(1)));
     assert!(!calls.offer(&reactor, call.id, 0, more(2)), "nobody waits any more");
     assert_eq!(taken(&call), Some(1));
@@ -156,13 +166,13 @@ fn one_reply_or_one_failure_speaks_for_all_of_a_combined_call() {
         call
     };
     let call = open();
-    calls.on_outcome(&reactor, call.id, 0, Outcome::Replied(Arc::new(message(Kind::Reply, 0, 6))));
+    calls.on_outcome(&reactor, call.id, 0, reply(Answer::Value, 6));
     assert!(call.is_done() && calls.take_fallen().is_empty());
     assert_eq!(taken(&call), Some(6));
 
     let call = open();
-    calls.on_outcome(&reactor, call.id, 2, Outcome::Replied(Arc::new(message(Kind::Reply, flags::ERROR, 6))));
-    calls.on_outcome(&reactor, call.id, 0, Outcome::Replied(Arc::new(message(Kind::Reply, 0, 6))));
+    calls.on_outcome(&reactor, call.id, 2, reply(Answer::Raised, 6));
+    calls.on_outcome(&reactor, call.id, 0, reply(Answer::Value, 6));
     let outcomes = call.take_outcomes().unwrap();
     assert!(matches!(outcomes[..], [Outcome::Cancelled, Outcome::Cancelled, Outcome::Replied(_)]));
     let fallen = calls.take_fallen();
@@ -221,10 +231,13 @@ fn nonsense_about_holders_does_no_harm() {
     let stranger = ProcAddr { mesh: 9, rank: 9, host: 9 };
     for id in [0, call.id, call.id + 1, u64::MAX] {
         for index in [1, u32::MAX] {
-            for bits in [0, flags::MORE, flags::END, flags::MORE | flags::END] {
+            for bits in [0_u16, 1 << 8, 1 << 9, 3 << 8] {
                 for list in [&b""[..], b"short", &[0xff; 16], &[1; 33], &[7; 16 * 2000]] {
-                    let mut header = Header::new(Kind::Held, stranger, runtime.me());
-                    (header.call, header.index, header.flags, header.actor) = (id, index, bits, 0);
+                    let mut raw = Header::new(Kind::Held, stranger, runtime.me()).encode();
+                    raw[4..6].copy_from_slice(&bits.to_le_bytes());
+                    raw[48..56].copy_from_slice(&u64::to_le_bytes(id));
+                    raw[60..64].copy_from_slice(&u32::to_le_bytes(index));
+                    let header = Header::decode(&raw).unwrap();
                     runtime.deliver(Frame::build_plain(header, None, b"\xff\x00", list));
                 }
             }

@@ -2,7 +2,7 @@
 
 use super::{SOON, procs};
 use crate::shm::{Memory, SharedPart};
-use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, SharedRef, Target, flags};
+use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, SharedRef, Sharing, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -87,7 +87,7 @@ fn a_message_that_is_never_opened_gives_its_memory_back() {
     for side in [&owner, &receiver] {
         let at = owner.put(&[1; 100 * KIB], &Target::One(TO), 0).unwrap();
         let mut header = Header::new(Kind::Tell, TO, TO);
-        header.flags = flags::SHARED | flags::SOLE;
+        header.set_sharing(Sharing { sole: true, shared: true });
         let frame = Frame::build(header, None, b"", &[Part::Shared { at, len: 100 * KIB as u64 }]);
         side.let_go(&frame);
         // Twice does no harm: the count is that of one use.

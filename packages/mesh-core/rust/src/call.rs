@@ -1,10 +1,11 @@
 //! A call that waits for its replies.
 
+use crate::codes;
 use crate::completion::PyCompletion;
 use crate::door;
 use crate::inbox::{PyMessage, PyWaker};
 use mesh_proto::hosts::Fate;
-use mesh_proto::{ActorId, Deserter, Ended, Exit, Kind, ProcAddr, Target, flags};
+use mesh_proto::{ActorId, Deserter, Ended, Exit, ProcAddr, Target};
 use mesh_runtime::{Call, Mailbox, Outcome, Receive, Runtime, Waited};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -43,10 +44,10 @@ const SIGKILL: i32 = 9;
 
 #[pymethods]
 impl PyLost {
-    /// What kind of end it came to, in one word; a value of `FailureKind`.
+    /// What kind of end it came to: a `FailureKind`.
     #[getter]
-    fn kind(&self) -> &'static str {
-        self.ended.kind().word()
+    fn kind(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        codes::end(py, self.ended.kind())
     }
 
     /// Whether its process was never made, as far as anybody knows.
@@ -299,29 +300,4 @@ impl PyCall {
     fn __len__(&self) -> usize {
         self.target.len()
     }
-}
-
-/// The kinds and flags of messages, as Python reads them.
-pub(crate) fn kind_name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Spawn => "spawn",
-        Kind::Call => "call",
-        Kind::Tell => "tell",
-        Kind::Reply => "reply",
-        Kind::StopActor => "stop_actor",
-        Kind::StopProc => "stop_proc",
-        Kind::Cancel => "cancel",
-        Kind::Undeliverable => "undeliverable",
-        Kind::Down => "down",
-        Kind::Failure => "failure",
-        Kind::Post => "post",
-        Kind::Partial => "partial",
-        Kind::Inspect => "inspect",
-        Kind::Extend => "extension",
-        _ => "other",
-    }
-}
-
-pub(crate) fn is_error(bits: u16) -> bool {
-    bits & flags::ERROR != 0
 }

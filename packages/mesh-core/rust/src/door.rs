@@ -1,7 +1,7 @@
 //! The ways in and out of the interpreter, and how errors cross it.
 
-use mesh_proto::EndKind;
-use mesh_runtime::{ErrorKind, Runtime, RuntimeError, Waited};
+use crate::codes;
+use mesh_runtime::{Runtime, RuntimeError, Waited};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -30,18 +30,12 @@ fn fields<'py>(py: Python<'py>, error: &RuntimeError) -> PyResult<Bound<'py, PyD
 pub(crate) fn raise(py: Python<'_>, error: &RuntimeError) -> PyErr {
     let made = fields(py, error).and_then(|fields| {
         let of_native = py.import("mesh_core._errors")?.getattr("of_native")?;
-        of_native.call1((error.kind().word(), error.to_string(), fields))
+        of_native.call1((codes::error(py, error.kind())?, error.to_string(), fields))
     });
     match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(failed) => failed,
     }
-}
-
-/// The words that errors and ends of processes go by: Python has an answer to each.
-#[pyfunction]
-pub(crate) fn words() -> (Vec<&'static str>, Vec<&'static str>) {
-    (ErrorKind::ALL.map(ErrorKind::word).to_vec(), EndKind::ALL.map(EndKind::word).to_vec())
 }
 
 /// Leaves the interpreter for `body`; the one way out.

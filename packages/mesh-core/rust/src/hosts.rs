@@ -1,10 +1,12 @@
 //! Other hosts: attaching them, and being one.
 
 use crate::call::PyCall;
+use crate::codes;
 use crate::door::{duration, leave, outside};
 use crate::runtime::{PyRuntime, options};
 use crate::topology::PyRegion;
 use mesh_proto::control::Traits;
+use mesh_proto::hosts::Fate;
 use mesh_proto::{Placement, Target};
 use mesh_runtime::tls::{Identity, Role, split_address};
 use mesh_runtime::{GatewayOptions, Host, HostOptions, RuntimeError};
@@ -101,12 +103,18 @@ pub(crate) fn live_hosts(runtime: &PyRuntime) -> Vec<u32> {
     runtime.shared().live_hosts()
 }
 
-/// All hosts that were attached, at the controller: number, name, address, pid of the agent, how it is, and why: in one
-/// word for programs, if it is dead, and for people.
+/// A host: number, name, address, pid of the agent, how it is, and why: in one word, if it is dead, and for people.
+type Entry = (u32, String, String, u64, Py<PyAny>, &'static str, String);
+
+/// All hosts that were attached, at the controller.
 #[pyfunction]
-pub(crate) fn roll(runtime: &PyRuntime) -> Vec<(u32, String, String, u64, &'static str, &'static str, String)> {
+pub(crate) fn roll(py: Python<'_>, runtime: &PyRuntime) -> PyResult<Vec<Entry>> {
     let all = runtime.shared().roll().into_iter();
-    all.map(|one| (one.host, one.name, one.address, one.pid, one.state, one.fate, one.why)).collect()
+    all.map(|one| {
+        let state = codes::host_state(py, one.state)?;
+        Ok((one.host, one.name, one.address, one.pid, state, one.fate.map_or("", Fate::word), one.why))
+    })
+    .collect()
 }
 
 /// What a host has said of itself: CPUs, labels, resources.

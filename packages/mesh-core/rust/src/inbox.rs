@@ -1,12 +1,15 @@
 //! Messages as Python handles them.
 
-use crate::call::{PyLost, is_error, kind_name};
+use crate::call::PyLost;
+use crate::codes;
 use crate::door;
 use crate::flow::{PyDeferral, in_coroutine, left};
 use crate::part::PyPart;
 use crate::port::PyOutlet;
 use crate::runtime::Payload;
-use mesh_proto::{Kind, ProcAddr, Target, Undelivered, flags};
+use mesh_proto::control::StopProc;
+use mesh_proto::messages::{Answer, Asked, Cancelled, Meaning, Name, Partial, Unlooked};
+use mesh_proto::{Kind, ProcAddr, Target, Undelivered};
 use mesh_runtime::{Completion, Deferral, Inbox, LoopWaker, Message, PartData, Runtime, Waited, Way};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -61,11 +64,6 @@ pub(crate) struct PyMessage {
 static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static LOADS_RICH: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// One of the sections of a name, which NUL bytes separate: the endpoint, the shape, the trace.
-fn section(name: &[u8], n: usize) -> Option<&[u8]> {
-    name.split(|byte| *byte == 0).nth(n)
-}
-
 fn cached<'py>(
     py: Python<'py>,
     cell: &'static PyOnceLock<Py<PyAny>>,
@@ -108,7 +106,12 @@ impl PyMessage {
         if in_coroutine(py)? {
             let header = self.message().header();
             let (runtime, target) = (Arc::clone(&self.runtime), Arc::new(Target::One(header.src)));
-            return Ok(Some(PyDeferral { runtime, deferral: Deferral::of_reply(done), target, actor: header.actor }));
+            return Ok(Some(PyDeferral {
+                runtime,
+                deferral: Deferral::of_reply(done),
+                target,
+                actor: self.message().meaning().actor(),
+            }));
         }
         let step = || self.runtime.wait_completion(&done, None, None, false, false, None);
         while door::outside(py, step) != Waited::Ready {}
@@ -132,34 +135,31 @@ impl Drop for PyMessage {
 #[pymethods]
 impl PyMessage {
     #[getter]
-    fn kind(&self, py: Python<'_>) -> Py<PyString> {
-        PyString::intern(py, kind_name(self.message().header().kind)).unbind()
+    fn kind(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        codes::kind(py, self.message().header().kind)
     }
 
     /// The endpoint.
     #[getter]
     fn name<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
-        let name = self.message().name();
-        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-        PyString::new(py, &String::from_utf8_lossy(&name[..end]))
+        PyString::new(py, &String::from_utf8_lossy(Name::what(self.message().name())))
     }
 
     /// The shape of the slice that was messaged, as `label=size` joined by commas; empty for a single actor.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
-        let name = self.message().name();
-        PyString::new(py, &String::from_utf8_lossy(section(name, 1).unwrap_or_default()))
+        PyString::new(py, &String::from_utf8_lossy(Name::read(self.message().name()).shape))
     }
 
     /// The context of the trace that the message is part of, if it is part of one.
     #[getter]
     fn trace<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyString>> {
-        section(self.message().name(), 2).map(|text| PyString::new(py, &String::from_utf8_lossy(text)))
+        Name::read(self.message().name()).context.map(|text| PyString::new(py, &String::from_utf8_lossy(text)))
     }
 
     #[getter]
     fn actor(&self) -> u64 {
-        self.message().header().actor
+        self.message().meaning().actor()
     }
 
     #[getter]
@@ -171,13 +171,38 @@ impl PyMessage {
     /// The caller's number of the call; 0 if nobody waits.
     #[getter]
     fn call(&self) -> u64 {
-        self.message().header().call
+        match self.message().meaning() {
+            Meaning::Control(_) => Asked::of(self.message().header()).map_or(0, |asked| asked.call),
+            said => said.call(),
+        }
     }
 
-    /// Place of the receiver in the slice that was messaged.
+    /// Place of the receiver in the slice that was messaged; of a value for a channel its sender's.
     #[getter]
     fn index(&self) -> u32 {
-        self.message().header().index
+        self.message().meaning().place()
+    }
+
+    /// Of a share of a combined reply, whose call it is.
+    #[getter]
+    fn caller(&self) -> Option<(u64, u32, u32)> {
+        let caller = Partial::caller_in(self.message().name())?;
+        Some((caller.mesh, caller.rank, caller.host))
+    }
+
+    /// Of a process's stop, how many seconds it may take.
+    #[getter]
+    fn within(&self) -> Option<f64> {
+        StopProc::of(self.message().header()).map(|stop| stop.within.as_secs_f64())
+    }
+
+    /// Of a failure that nobody has looked at, how many other ranks have failed.
+    #[getter]
+    fn others(&self) -> u64 {
+        match self.message().meaning() {
+            Meaning::Unseen(unseen) => unseen.others,
+            _ => 0,
+        }
     }
 
     /// How many seconds the caller still waits; negative once it does not, none if it set no limit.
@@ -189,13 +214,17 @@ impl PyMessage {
     /// Whether the payload is an encoded exception.
     #[getter]
     fn is_error(&self) -> bool {
-        is_error(self.message().header().flags)
+        match self.message().meaning() {
+            Meaning::Reply(reply) => reply.answer.is_error(),
+            Meaning::Post(post) => post.error,
+            _ => false,
+        }
     }
 
     /// Whether the exception is about the actor itself, not about this call.
     #[getter]
     fn is_dead(&self) -> bool {
-        self.message().header().flags & flags::DEAD != 0
+        matches!(self.message().meaning(), Meaning::Reply(reply) if reply.answer == Answer::Dead)
     }
 
     /// Of a notice that a process has ended: its mesh and rank, how it ended, and how many calls of ours it has cost.
@@ -208,8 +237,9 @@ impl PyMessage {
 
     /// Why the message that this answers, or the port of its call, has come to nothing: a word for programs, and one line
     /// for people.
-    fn undelivered(&self) -> Option<(&'static str, String)> {
-        self.message().undelivered().map(|why| (why.word(), why.to_string()))
+    fn undelivered(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>, String)>> {
+        let why = self.message().undelivered();
+        why.map(|why| Ok((codes::undelivered(py, &why)?, why.to_string()))).transpose()
     }
 
     /// How many bytes a reply had that was dropped where it came.
@@ -223,13 +253,20 @@ impl PyMessage {
     /// Whether it is the end of a port rather than an answer.
     #[getter]
     fn is_end(&self) -> bool {
-        self.message().header().flags & flags::END != 0
+        match self.message().meaning() {
+            Meaning::Undeliverable(returned) => returned.port_ended,
+            Meaning::Unseen(unseen) => unseen.what == Unlooked::PortEnded,
+            _ => false,
+        }
     }
 
-    /// Whether it is about a call whose replies are combined on the way up.
+    /// Of a cancellation, whether the call itself is given up, and whether what was gathered of a combined reply is.
     #[getter]
-    fn is_tree(&self) -> bool {
-        self.message().header().flags & flags::TREE != 0
+    fn cancels(&self) -> (bool, bool) {
+        match self.message().meaning() {
+            Meaning::Cancel(cancel) => (cancel.what != Cancelled::Gathering, cancel.what != Cancelled::Call),
+            _ => (false, false),
+        }
     }
 
     /// The payload and its out-of-band buffers, undecoded.
@@ -260,14 +297,14 @@ impl PyMessage {
     fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<PyDeferral>> {
         // Before the answer: whoever gets it may want to send the next message at once.
         self.message().done();
-        if self.message().header().call != 0 {
+        if Asked::of(self.message().header()).is_some() {
             self.runtime.original().map_err(|error| door::raise(py, &error))?;
             let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
             self.end(false);
             let header = self.message().header();
             let due = self.message().due();
             let kept = payload.ship(py, &Target::One(header.src), String::new, |bytes, buffers| {
-                Ok(self.runtime.reply_by(header, due, 0, bytes, buffers))
+                Ok(self.runtime.reply_by(header, due, Answer::Value, bytes, buffers))
             })?;
             return kept.map_or(Ok(None), |done| self.hold_back(py, done));
         }
@@ -277,10 +314,10 @@ impl PyMessage {
 
     /// The port by which this call can be answered: later, often, from elsewhere.
     fn outlet(&self) -> PyOutlet {
-        let header = self.message().header();
-        let stream = header.flags & flags::STREAM != 0;
-        let way = Way::Response { call: header.call, actor: header.actor, index: header.index, stream };
-        PyOutlet::new(self.runtime.outlet(header.src, way, true))
+        let said = self.message().meaning();
+        let stream = matches!(said, Meaning::Call(call) if call.stream);
+        let way = Way::Response { call: said.call(), actor: said.actor(), index: said.place(), stream };
+        PyOutlet::new(self.runtime.outlet(self.message().header().src, way, true))
     }
 
     /// Sends this rank's share of a combined reply to the rank above it; returns as `reply` does.
@@ -312,10 +349,10 @@ impl PyMessage {
         self.message().done();
         let payload = Payload::new(data.clone(), buffers)?;
         self.end(true);
-        let bits = if dead { flags::ERROR | flags::DEAD } else { flags::ERROR };
+        let answer = if dead { Answer::Dead } else { Answer::Raised };
         let due = self.message().due();
         let kept = payload
-            .send(py, |bytes, buffers| self.runtime.reply_by(self.message().header(), due, bits, bytes, buffers));
+            .send(py, |bytes, buffers| self.runtime.reply_by(self.message().header(), due, answer, bytes, buffers));
         kept.map_or(Ok(None), |done| self.hold_back(py, done))
     }
 }

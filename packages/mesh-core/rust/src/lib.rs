@@ -1,6 +1,7 @@
 //! The Python face of the runtime: conversions, leaving the interpreter, errors; no decisions.
 
 mod call;
+mod codes;
 mod completion;
 mod credentials;
 mod door;
@@ -74,7 +75,7 @@ mod _native {
         m.add_function(wrap_pyfunction!(door::release_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
         m.add_function(wrap_pyfunction!(door::serve_to_the_end, m)?)?;
-        m.add_function(wrap_pyfunction!(door::words, m)?)?;
+        m.add_function(wrap_pyfunction!(codes::codes, m)?)?;
         m.add_function(wrap_pyfunction!(visits::jobs_of_host, m)?)?;
         m.add_function(wrap_pyfunction!(visits::visit_job, m)?)?;
         m.add_class::<visits::PyVisitEnd>()?;

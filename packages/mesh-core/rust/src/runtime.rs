@@ -3,6 +3,7 @@
 mod spawning;
 
 use crate::call::PyCall;
+use crate::codes;
 use crate::completion::PyCompletion;
 use crate::door::{self, deadline, duration, leave, outside, raise};
 use crate::flow::{Bid, Gate, Passage, PyDeferral, in_coroutine};
@@ -12,7 +13,9 @@ use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
 use crate::target::{PyPlacement, PyTarget};
 use crate::topology::PyRegion;
 use bytes::Bytes;
-use mesh_proto::{ActorId, EndReason, Kind, MESSAGE_COST, ProcAddr, Target};
+use mesh_proto::control::Inspect;
+use mesh_proto::messages::{Name, Request};
+use mesh_proto::{ActorId, EndReason, MESSAGE_COST, ProcAddr, Target};
 use mesh_runtime::{
     Call, Callee, Calling, Later, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms,
     millis,
@@ -157,7 +160,7 @@ pub(crate) struct PySender {
     target: Arc<Target>,
     actor: ActorId,
     name: Vec<u8>,
-    kind: Kind,
+    request: Request,
     block: bool,
     /// Whether the receivers combine their replies on the way up.
     reduce: bool,
@@ -207,6 +210,56 @@ impl Road<'_> {
 }
 
 impl PySender {
+    fn new(
+        runtime: &Arc<Runtime>,
+        target: &PyTarget,
+        (actor, endpoint): (ActorId, &str),
+        (request, reduce): (Request, bool),
+        block: bool,
+        who: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let PyTarget { target, shape } = target;
+        runtime.note_target(target);
+        // Receivers are told the shape of what was messaged, so that they know their place in it.
+        let name = Name { shape: shape.as_bytes(), ..Name::of(endpoint.as_bytes()) }.to_bytes();
+        let is_long = |one: &Target| one.to_wire().len() > usize::from(u16::MAX);
+        let too_long = match &**target {
+            Target::Joined(joined) => joined.pieces().iter().any(|piece| is_long(&piece.target)),
+            one => is_long(one),
+        };
+        if too_long {
+            return Err(PyValueError::new_err(
+                "the labels of the mesh are too long to be sent: 65,535 bytes is the limit",
+            ));
+        }
+        let target = Arc::clone(target);
+        if name.len() > usize::from(u16::MAX) {
+            return Err(PyValueError::new_err(
+                "an endpoint's name and its mesh's labels are at most 65,535 bytes long",
+            ));
+        }
+        // Of messages that name nobody, Mesh's own, no failure is told.
+        let callee = who.as_ref().filter(|_| request.is_call()).map(|who| {
+            let actor = who.getattr("name").and_then(|name| name.extract()).unwrap_or_default();
+            Arc::new(Callee { actor, endpoint: endpoint.to_owned(), target: Arc::clone(&target) })
+        });
+        let gate = Gate::new(actor, who.map(Bound::unbind));
+        Ok(PySender {
+            runtime: Arc::clone(runtime),
+            target,
+            actor,
+            name,
+            request,
+            block,
+            reduce,
+            timed: false,
+            callee,
+            gate,
+            as_of: AtomicU64::new(0),
+            detour: Mutex::new(None),
+        })
+    }
+
     /// The way that a message takes just now.
     fn road(&self, py: Python<'_>) -> Road<'_> {
         let news = self.runtime.news();
@@ -229,14 +282,8 @@ impl PySender {
         Road::Detour(fresh)
     }
 
-    fn outgoing<'a>(
-        &'a self,
-        road: &'a Road<'_>,
-        kind: Kind,
-        payload: &'a [u8],
-        buffers: &'a [&'a [u8]],
-    ) -> Outgoing<'a> {
-        Outgoing { kind, target: road.target(), actor: self.actor, name: &self.name, payload, buffers }
+    fn outgoing<'a>(&'a self, road: &'a Road<'_>, payload: &'a [u8], buffers: &'a [&'a [u8]]) -> Outgoing<'a> {
+        Outgoing { request: self.request, target: road.target(), actor: self.actor, name: &self.name, payload, buffers }
     }
 
     /// Counts the message against its receivers' budgets. A thread that outruns one of them waits here; what a coroutine
@@ -254,9 +301,9 @@ impl PySender {
         let deadline_ms = until.map_or(0, millis);
         // Spawns and stops are not an actor's messages, and wait for no room; but a stop overtakes nothing. What Mesh itself
         // says to extensions, and what these say to others of their process, waits for none either.
-        let is_extension = self.kind == Kind::Extend && self.name.first() != Some(&b'.') && self.gate.is_named();
-        if self.kind != Kind::Call && !(is_extension && road.target().index_of(self.runtime.me()).is_none()) {
-            let later = self.kind == Kind::StopActor && self.runtime.behind(road.target(), self.actor).is_some();
+        let is_extension = self.request == Request::Extend && self.name.first() != Some(&b'.') && self.gate.is_named();
+        if !(self.request.is_call() || is_extension && road.target().index_of(self.runtime.me()).is_none()) {
+            let later = self.request == Request::StopActor && self.runtime.behind(road.target(), self.actor).is_some();
             return Ok(if later {
                 Err(Later { until, ..Later::default() })
             } else {
@@ -325,7 +372,7 @@ impl PySender {
             later,
             || self.gate.called(py),
             |bytes, buffers, later| {
-                self.runtime.call_later(&self.outgoing(road, self.kind, bytes, buffers), road.target(), how, later)
+                self.runtime.call_later(&self.outgoing(road, bytes, buffers), road.target(), how, later)
             },
         )?;
         Ok(self.waited_for(call, road.target()))
@@ -345,13 +392,7 @@ impl PySender {
 
     /// The same way, with a trace's context in every message.
     fn traced(&self, py: Python<'_>, context: &str) -> PyResult<Self> {
-        let mut name = self.name.clone();
-        if !name.contains(&0) {
-            // A message to a single actor has no shape; the context stands third all the same.
-            name.push(0);
-        }
-        name.push(0);
-        name.extend_from_slice(context.as_bytes());
+        let name = Name { context: Some(context.as_bytes()), ..Name::read(&self.name) }.to_bytes();
         if name.len() > usize::from(u16::MAX) {
             return Err(PyValueError::new_err("a trace's context is too long to be sent"));
         }
@@ -360,7 +401,7 @@ impl PySender {
             target: Arc::clone(&self.target),
             actor: self.actor,
             name,
-            kind: self.kind,
+            request: self.request,
             block: self.block,
             reduce: self.reduce,
             timed: true,
@@ -377,7 +418,7 @@ impl PySender {
         door::enter(py);
         let payload = Payload::dump(value)?;
         let road = self.road(py);
-        if self.kind == Kind::Spawn {
+        if self.request == Request::Spawn {
             return self.spawn(py, &road, &payload, deadline(limit)?);
         }
         if self.reduce && !road.is_whole() {
@@ -392,7 +433,7 @@ impl PySender {
             road.target(),
             || self.gate.called(py),
             |bytes, buffers| {
-                let out = self.outgoing(&road, self.kind, bytes, buffers);
+                let out = self.outgoing(&road, bytes, buffers);
                 if self.reduce {
                     self.runtime.call_reduced(&out, terms)
                 } else {
@@ -410,14 +451,13 @@ impl PySender {
         door::enter(py);
         let payload = Payload::dump(value)?;
         let road = self.road(py);
-        let kind = if self.kind == Kind::Call { Kind::Tell } else { self.kind };
         match self.admit(py, &road, &payload, None)? {
             Ok(terms) => {
                 let queued = payload.ship(
                     py,
                     road.target(),
                     || self.gate.called(py),
-                    |bytes, buffers| self.runtime.tell_on(&self.outgoing(&road, kind, bytes, buffers), terms),
+                    |bytes, buffers| self.runtime.tell_on(&self.outgoing(&road, bytes, buffers), terms),
                 )?;
                 self.hold_back(py, road.target(), queued)
             }
@@ -427,7 +467,7 @@ impl PySender {
                     later,
                     || self.gate.called(py),
                     |bytes, buffers, later| {
-                        self.runtime.tell_later(&self.outgoing(&road, kind, bytes, buffers), road.target(), later)
+                        self.runtime.tell_later(&self.outgoing(&road, bytes, buffers), road.target(), later)
                     },
                 )?;
                 Ok(Some(self.deferral(deferral, road.target())))
@@ -523,71 +563,24 @@ impl PyRuntime {
     }
 
     /// The way to an endpoint.
-    #[pyo3(signature = (target, actor, name, kind="call", block=true, who=None))]
+    #[pyo3(signature = (target, actor, name, request, block=true, who=None))]
     fn sender(
         &self,
         target: &PyTarget,
         actor: u64,
         name: &str,
-        kind: &str,
+        request: &Bound<'_, PyAny>,
         block: bool,
         who: Option<Bound<'_, PyAny>>,
     ) -> PyResult<PySender> {
-        let reduce = kind == "reduce";
-        let endpoint = name;
-        let kind = match kind {
-            "call" | "reduce" => Kind::Call,
-            "spawn" => Kind::Spawn,
-            "stop_actor" => Kind::StopActor,
-            "failure" => Kind::Failure,
-            "inspect" => Kind::Inspect,
-            "extension" => Kind::Extend,
-            other => return Err(PyValueError::new_err(format!("no message of kind {other:?} is sent this way"))),
-        };
-        let PyTarget { target, shape } = target;
-        self.0.note_target(target);
-        let mut name = name.as_bytes().to_vec();
-        if !shape.is_empty() {
-            // Receivers are told the shape of what was messaged, so that they know their place in it.
-            name.push(0);
-            name.extend_from_slice(shape.as_bytes());
-        }
-        let is_long = |one: &Target| one.to_wire().len() > usize::from(u16::MAX);
-        let too_long = match &**target {
-            Target::Joined(joined) => joined.pieces().iter().any(|piece| is_long(&piece.target)),
-            one => is_long(one),
-        };
-        if too_long {
-            return Err(PyValueError::new_err(
-                "the labels of the mesh are too long to be sent: 65,535 bytes is the limit",
-            ));
-        }
-        let target = Arc::clone(target);
-        if name.len() > usize::from(u16::MAX) {
-            return Err(PyValueError::new_err(
-                "an endpoint's name and its mesh's labels are at most 65,535 bytes long",
-            ));
-        }
-        // Of messages that name nobody, Mesh's own, no failure is told.
-        let callee = who.as_ref().filter(|_| kind == Kind::Call).map(|who| {
-            let actor = who.getattr("name").and_then(|name| name.extract()).unwrap_or_default();
-            Arc::new(Callee { actor, endpoint: endpoint.to_owned(), target: Arc::clone(&target) })
-        });
-        let gate = Gate::new(actor, who.map(Bound::unbind));
-        Ok(PySender {
-            runtime: Arc::clone(&self.0),
-            target,
-            actor,
-            name,
-            kind,
-            block,
-            reduce,
-            timed: false,
-            callee,
-            gate,
-            as_of: AtomicU64::new(0),
-            detour: Mutex::new(None),
-        })
+        PySender::new(&self.0, target, (actor, name), codes::request(request)?, block, who)
+    }
+
+    /// The way to a process that is asked about itself.
+    fn asker(&self, target: &PyTarget, question: &Bound<'_, PyAny>) -> PyResult<PySender> {
+        let question = Inspect::Ask(codes::question(question)?);
+        let word = std::str::from_utf8(question.word()).unwrap_or_default();
+        PySender::new(&self.0, target, (0, word), (Request::Inspect, false), true, None)
     }
 
     /// Makes a mesh of processes; the call completes as they come up.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mesh_core import _process
 from mesh_core._adverbs import addressee, endpoint_of
+from mesh_core._codes import Request
 from mesh_core._context import current_instance
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
@@ -222,7 +223,7 @@ class ActorMesh(Mesh, Generic[T]):
                 self._making.end()
             self._process.estates.drop(self._actor_id, self._procs_id)
         target = self._home.target(self._procs_id, self._view)
-        call = self._process.runtime.sender(target, self._actor_id, "", "stop_actor").call(reason)
+        call = self._process.runtime.sender(target, self._actor_id, "", Request.STOP_ACTOR).call(reason)
         who = self._addressee()
 
         def finish(call: Call) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
+from mesh_core._codes import Request
 from mesh_core._deadlines import inherited
 from mesh_core._errors import ActorTimeout, MeshError
 from mesh_core._future import _FAILED, Future, Stream, StreamFuture
@@ -234,11 +235,11 @@ class Endpoint(Generic[P, R]):
         self._spanned = False
         notice(mesh._process)
 
-    def _sender(self, view: Region, mark: str = "", kind: str = "call") -> Sender:
+    def _sender(self, view: Region, mark: str = "", request: Request = Request.CALL) -> Sender:
         mesh = self._mesh
         target = mesh._home.target(mesh._procs_id, view)
         name = mark + self._arity.mark + self._name
-        return mesh._process.runtime.sender(target, mesh._actor_id, name, kind, self._block, self._who)
+        return mesh._process.runtime.sender(target, mesh._actor_id, name, request, self._block, self._who)
 
     def _what(self) -> str:
         return f"{self._who.name}.{self._name}"

@@ -143,7 +143,7 @@ def _all_attached(process: Process, call: Call, base: int, count: int, where: Ca
     first = "; ".join(failed[:3]) + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
     text = f"{len(lost)} of {count} hosts cannot be used: {first}"
     refused = FailureKind.HOST_NOT_AUTHENTICATED
-    if all(outcome is not None and FailureKind(outcome.kind) is refused for outcome in lost.values()):
+    if all(outcome is not None and outcome.kind is refused for outcome in lost.values()):
         raise AuthenticationError(text, remedy=REMEDY)
     raise SpawnError(text)
 

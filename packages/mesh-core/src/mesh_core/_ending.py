@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _context
+from mesh_core._codes import MessageKind
 from mesh_core._context import Context
 from mesh_core._errors import MeshError, Undeliverable
 
@@ -257,7 +258,7 @@ def _leave(hosted: Hosted, waiting: list[Message], error: BaseException | None) 
         stage.loop.call_soon_threadsafe(settle, answer, None, None)
     hosted.inbox.close()
     for message in waiting:
-        if message.kind != "stop_actor":
+        if message.kind is not MessageKind.STOP_ACTOR:
             if message.call:
                 behind = f"{hosted.describe()} stopped before it came to this message"
                 hosted.refuse(message, Undeliverable(behind))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._codes import NativeError
+
 if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
 
@@ -430,23 +432,23 @@ class PluginLoadError(PluginError):
         """What went wrong, in words: kept as text, so that this error can always be sent to another process."""
 
 
-_OF_NATIVE: dict[str, type[MeshError]] = {
-    "closed": MeshError,
-    "forked": MeshError,
-    "no_such_proc": Undeliverable,
-    "port_closed": Undeliverable,
-    "full": MailboxFull,
-    "frame": MeshError,
-    "os": MeshError,
-    "spawn": SpawnError,
-    "not_controller": MeshError,
-    "credentials": AuthenticationError,
-    "address": MeshError,
+_OF_NATIVE: dict[NativeError, type[MeshError]] = {
+    NativeError.CLOSED: MeshError,
+    NativeError.FORKED: MeshError,
+    NativeError.NO_SUCH_PROC: Undeliverable,
+    NativeError.PORT_CLOSED: Undeliverable,
+    NativeError.FULL: MailboxFull,
+    NativeError.FRAME: MeshError,
+    NativeError.OS: MeshError,
+    NativeError.SPAWN: SpawnError,
+    NativeError.NOT_CONTROLLER: MeshError,
+    NativeError.CREDENTIALS: AuthenticationError,
+    NativeError.ADDRESS: MeshError,
 }
 """The class of each kind of error of the native layer."""
 
 
-def of_native(kind: str, message: str, fields: dict[str, Any]) -> MeshError:
+def of_native(kind: NativeError, message: str, fields: dict[str, Any]) -> MeshError:
     """Make the exception that stands for an error of the native layer."""
     return _OF_NATIVE[kind](message, **fields)
 

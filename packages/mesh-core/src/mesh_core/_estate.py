@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from mesh_core._codes import Request
 from mesh_core._errors import ActorError
 from mesh_core._native import locate, seat
 
@@ -94,7 +95,7 @@ class Holding:
         if not self.actor_id:
             return runtime.stop_procs(home.target(self.procs_id, mesh._all()), limit)
         target = home.target(self.procs_id, mesh._root)
-        return runtime.sender(target, self.actor_id, "", "stop_actor").call("")
+        return runtime.sender(target, self.actor_id, "", Request.STOP_ACTOR).call("")
 
 
 _NO_LIVES: Mapping[int, int] = MappingProxyType({})

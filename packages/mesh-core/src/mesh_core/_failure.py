@@ -61,6 +61,17 @@ class FailureKind(enum.Enum):
     """Nothing else is known."""
 
 
+OF_HOSTS = frozenset(
+    {
+        FailureKind.HOST_DEAD,
+        FailureKind.HOST_UNREACHABLE,
+        FailureKind.HOST_NOT_ATTACHED,
+        FailureKind.HOST_NOT_AUTHENTICATED,
+        FailureKind.HOST_ABSENT,
+    }
+)
+"""Failures of whole hosts."""
+
 _HOST_KINDS = frozenset({FailureKind.HOST_DEAD, FailureKind.HOST_UNREACHABLE})
 """Failures whose headline says no more than that the host is dead."""
 
@@ -212,7 +223,7 @@ def of_loss(
         host_fate=lost.fate,
         reason=_reason(lost),
         since=time.time(),
-        kind=FailureKind(lost.kind),
+        kind=lost.kind,
         _key=(*lost.process, 0),
     )
 
@@ -241,7 +252,7 @@ def error_of(failure: MeshFailure) -> SupervisionError:
 
 def _reason(lost: Lost) -> str:
     # Beside another status, or a signal, it says only how the end was noticed.
-    return "" if FailureKind(lost.kind) in _BY_STATUS else lost.reason
+    return "" if lost.kind in _BY_STATUS else lost.reason
 
 
 _BY_STATUS = frozenset({FailureKind.EXITED, FailureKind.KILLED, FailureKind.OUT_OF_MEMORY})

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from mesh_core._codes import Request
 from mesh_core._control import Control
 from mesh_core._errors import MeshError
 from mesh_core._failure import FailureKind
@@ -221,7 +222,7 @@ class HostProcs:
             return
         to = Target.one(0, 0, Placement.on(0))
         asked = (list(hosts), carried, tell)
-        self._process.runtime.sender(to, 0, Control.HOSTS, "extension", False).tell(asked)
+        self._process.runtime.sender(to, 0, Control.HOSTS, Request.EXTENSION, False).tell(asked)
         self._asked.update((host, carried.name) for host in hosts)
 
     def make(self, hosts: Sequence[int], carried: Carried, *, tell: bool) -> None:
@@ -237,7 +238,7 @@ class HostProcs:
                 elif made.carry(carried) and tell:
                     mesh, rank, _ = address_of(host)
                     target = Target.one(mesh, rank, Placement.on(host))
-                    runtime.sender(target, 0, Control.INSTALL, "extension", False).tell(carried)
+                    runtime.sender(target, 0, Control.INSTALL, Request.EXTENSION, False).tell(carried)
 
     def forget(self, hosts: Iterable[int]) -> None:
         """Hosts are let go: their agents end what is there."""

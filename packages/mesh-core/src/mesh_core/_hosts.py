@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mesh_core import _process
+from mesh_core._codes import HostState
 from mesh_core._errors import MeshError
 from mesh_core._home import Home, ListedHome, is_host_mesh
 from mesh_core._mesh import Mesh, describe
@@ -460,7 +461,11 @@ class HostMesh(Mesh):
 
     def _unwell(self) -> dict[int, str]:
         """How those hosts are that do not run as they should, where that is known."""
-        told = {host: state for host, _, _, _, state, *_ in roll(self._process.runtime) if state != "running"}
+        told = {
+            host: state
+            for host, _, _, _, state, *_ in roll(self._process.runtime)
+            if state is not HostState.RUNNING
+        }
         return {host: told[host] for host in self._numbers if host in told} if told else {}
 
     def __repr__(self) -> str:

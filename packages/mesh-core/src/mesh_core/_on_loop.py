@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mesh_core import _context, _ending
+from mesh_core._codes import MessageKind
 from mesh_core._context import Context
 
 if TYPE_CHECKING:
     from mesh_core._endpoint import EndpointProperty
     from mesh_core._hosted import CallKey, Hosted
     from mesh_core._native import Message
+
+# Looked at for each message: a class of enums takes its time to find a member.
+_STOP_ACTOR: Final = MessageKind.STOP_ACTOR
+_FAILURE: Final = MessageKind.FAILURE
 
 _BURST = 256
 _SHARE_S = 0.001
@@ -90,10 +95,10 @@ class OnLoop:
                 if not away and (hosted.errands or spec is None or not spec.is_async):
                     self._hand_back(burst[index:])
                     return
-                if message.kind == "stop_actor":
+                if message.kind is _STOP_ACTOR:
                     await _ending.stop_on_loop(hosted, message, burst[index + 1 :])
                     return
-                if message.kind == "failure":
+                if message.kind is _FAILURE:
                     hosted.run_errands()
                     continue
                 if hosted.stage.held is not None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mesh_core import _context, _ending
+from mesh_core._codes import MessageKind
 from mesh_core._context import Context
 
 if TYPE_CHECKING:
     from mesh_core._endpoint import EndpointProperty
     from mesh_core._hosted import Hosted
     from mesh_core._native import Message
+
+# Looked at for each message: a class of enums takes its time to find a member.
+_STOP_ACTOR: Final = MessageKind.STOP_ACTOR
+_FAILURE: Final = MessageKind.FAILURE
 
 BURST = 256
 """So many messages are taken from an inbox at once."""
@@ -81,10 +86,10 @@ class OnThread:
             spec = hosted.table.get(message.name) or hosted.unmarked(message)
             if spec is not None and not spec.is_async and not hosted.skipped and hosted.broken is None:
                 self._run(message, spec)
-            elif message.kind == "stop_actor":
+            elif message.kind is _STOP_ACTOR:
                 _ending.stop_on_thread(hosted, message, burst[index + 1 :])
                 return None
-            elif message.kind == "failure":
+            elif message.kind is _FAILURE:
                 hosted.run_errands()
             elif not hosted.given_up(message) and not hosted.refused(message, spec):
                 assert spec is not None

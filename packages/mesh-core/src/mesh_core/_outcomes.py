@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from mesh_core._codes import MessageKind, Undelivered
 from mesh_core._errors import MeshError, ReplyDropped, SpawnError, SupervisionError, Undeliverable
 from mesh_core._future import not_here
 from mesh_core._native import Lost, Message, Point, locate, seat
@@ -12,6 +13,9 @@ from mesh_core._serialize import explain_load_failure
 if TYPE_CHECKING:
     from mesh_core._home import Home
     from mesh_core._native import Region
+
+# Looked at for each answer: a class of enums takes its time to find a member.
+_UNDELIVERABLE: Final = MessageKind.UNDELIVERABLE
 
 
 class Addressee:
@@ -54,7 +58,7 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
         return not_here()
     if isinstance(outcome, Lost):
         return _lost(outcome, index, who)
-    if outcome.kind == "undeliverable":
+    if outcome.kind is _UNDELIVERABLE:
         return _undelivered(outcome, index, who)
     if outcome.is_error:
         from mesh_core._exceptions import decode_exception
@@ -81,11 +85,11 @@ def value_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Any:
 
 
 def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
-    code, said = outcome.undelivered() or ("unknown", "its report cannot be read")
-    if code in ("port_dropped", "port_handed_on"):
-        return _unanswered(index, who, handed_on=code == "port_handed_on")
+    why, said = outcome.undelivered() or (Undelivered.UNKNOWN, "its report cannot be read")
+    if why in (Undelivered.PORT_DROPPED, Undelivered.PORT_HANDED_ON):
+        return _unanswered(index, who, handed_on=why is Undelivered.PORT_HANDED_ON)
     rank = who.point(index).rank
-    if code == "no_room":
+    if why is Undelivered.NO_ROOM:
         return _dropped(outcome, index, rank, who)
     remedy = "spawn the actor anew to go on"
     if _was_respawned(who, index):
@@ -180,10 +184,12 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
             f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}",
             stderr_tail="\n".join(lost.stderr_tail),
         )
+    from mesh_core._failure import OF_HOSTS
+
     if lost.orderly:
         # A process that was asked to stop closes its link in passing, which is not the reason.
         # With a host that was let go its processes were.
-        telling = lost.pid is None or lost.kind.startswith("host_")
+        telling = lost.pid is None or lost.kind in OF_HOSTS
         why = (lost.reason if telling else "") or "its process was stopped"
         return Undeliverable(
             f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on",

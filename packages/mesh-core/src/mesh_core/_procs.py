@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from mesh_core import _process
 from mesh_core._actors import ActorMesh
+from mesh_core._codes import Request
 from mesh_core._context import current_instance
 from mesh_core._control import LOGGING
 from mesh_core._endpoint import Interface
@@ -143,7 +144,7 @@ class ProcMesh(Mesh):
         interface = Interface(cls.__qualname__, {key: value.arity for key, value in table.items()}, cls)
         actor_id = process.runtime.new_id()
         blob = process.class_blob(cls)
-        sender = process.runtime.sender(self._target(), actor_id, name, "spawn")
+        sender = process.runtime.sender(self._target(), actor_id, name, Request.SPAWN)
         notice(process)
         creator = "the script" if owner is None else owner.describe()
         spawned = (blob, self._name, (owner_id, creator), args, kwargs)
@@ -277,7 +278,7 @@ class ProcMesh(Mesh):
         def tell(target: Target, meshes: Iterable[int]) -> Call:
             for each in meshes:
                 set_options(each, flags, round(window * 1000), level)
-            return runtime.sender(target, 0, LOGGING, "extension").call((level, current_proc()))
+            return runtime.sender(target, 0, LOGGING, Request.EXTENSION).call((level, current_proc()))
 
         moved = (known_moves(runtime, each) or (0, []) for each in self._home.meshes(self._procs_id))
         meshes = [*self._home.meshes(self._procs_id), *{run[2] for _, runs in moved for run in runs}]

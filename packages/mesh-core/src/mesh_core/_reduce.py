@@ -16,6 +16,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 from mesh_core._adverbs import Endpoint
+from mesh_core._codes import Request
 from mesh_core._future import Future, not_here
 from mesh_core._outcomes import load, value_of
 from mesh_core._reducers import Reducer, check, combine, first_share, result
@@ -31,7 +32,7 @@ FAN_OUT = 16
 # So many calls that have failed are kept in mind: what still comes for them is dropped.
 _REMEMBERED = 4096
 
-Key = tuple[str, int]
+Key = tuple[tuple[int, int, int] | None, int]
 """A call's caller, and its number there."""
 
 
@@ -57,7 +58,7 @@ class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
             *view.sizes,
             *view.strides,
         )
-        self._combined: Sender = self._sender(view, "+", "reduce")
+        self._combined: Sender = self._sender(view, "+", Request.REDUCE)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:  # type: ignore[override]  # one value, not a mesh
         """Call every actor of the mesh; the future's result is all results, combined."""
@@ -206,7 +207,7 @@ class Reductions:
         if not place.below:
             self._pass_on(message, plan, place, first_share(plan.reducer, value))
             return
-        key = (".".join(map(str, message.src)), message.call)
+        key = (message.src, message.call)
         with self._lock:
             if key in self._forgotten:
                 return
@@ -220,7 +221,7 @@ class Reductions:
 
     def on_partial(self, message: Message) -> None:
         """A rank below has sent its share."""
-        key = (message.name, message.call)
+        key = (message.caller, message.call)
         with self._lock:
             if key in self._forgotten:
                 return
@@ -237,7 +238,7 @@ class Reductions:
 
     def forget(self, cancel: Message) -> None:
         """A call has failed, or was given up: nothing is gathered for it any more."""
-        key = (".".join(map(str, cancel.src)), cancel.call)
+        key = (cancel.src, cancel.call)
         with self._lock:
             self._gathering.pop(key, None)
             self._forgotten[key] = None

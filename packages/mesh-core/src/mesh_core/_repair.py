@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mesh_core._codes import HostState, Request
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
 from mesh_core._mesh import describe
@@ -368,7 +369,9 @@ def _hosts_that_live(mesh: ProcMesh) -> list[int]:
 
 def _dead_hosts(process: Process) -> dict[int, str]:
     return {
-        host: why for host, _, _, _, state, why, *_ in roll(process.runtime) if state in ("dead", "stopped")
+        host: why
+        for host, _, _, _, state, why, *_ in roll(process.runtime)
+        if state in (HostState.DEAD, HostState.STOPPED)
     }
 
 
@@ -431,7 +434,7 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
         process.estates.of(making.owner_id).add(holding)
     lives = {rank: incarnation(process.runtime, *home.addr(procs_id, rank)[:2]) for rank in there}
     making.lives = {**making.lives, **lives}
-    call = process.runtime.sender(target, mesh._actor_id, mesh._name, "spawn").call(making.spawned)
+    call = process.runtime.sender(target, mesh._actor_id, mesh._name, Request.SPAWN).call(making.spawned)
     who = Addressee(mesh._name, home, root, root, mesh)
 
     def finish(call: Call) -> None:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._codes import Request
 from mesh_core._config import executable, pack
 from mesh_core._context import current_instance
 from mesh_core._control import Control
@@ -310,7 +311,7 @@ class Recipe:
         ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {name!r}")
         if self._extended:
             # An extension that cannot start ends its process; this asks for the reason.
-            sender = process.runtime.sender(target, 0, Control.STARTED, "extension")
+            sender = process.runtime.sender(target, 0, Control.STARTED, Request.EXTENSION)
             ready = Future(
                 process,
                 sender.call(None),
@@ -318,7 +319,7 @@ class Recipe:
                 lambda: f"the start of the extensions of {name!r}",
             )
         if self._bootstrap is not None:
-            sender = process.runtime.sender(target, 0, Control.BOOTSTRAP, "extension")
+            sender = process.runtime.sender(target, 0, Control.BOOTSTRAP, Request.EXTENSION)
             ready = Future(
                 process,
                 sender.call(self._bootstrap),

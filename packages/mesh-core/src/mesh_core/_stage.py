@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _ending, _unseen
+from mesh_core._codes import MessageKind
 from mesh_core._constructing import ActorLoop, Constructors
 from mesh_core._context import Instance, parse_shape
 from mesh_core._control import Control
@@ -169,7 +170,7 @@ class Stage:
                     actor.on_loop.pump()
 
     def _on_trouble(self, message: Message, error: BaseException) -> None:
-        if message.kind == "spawn" and message.actor not in self.actors:
+        if message.kind is MessageKind.SPAWN and message.actor not in self.actors:
             self._host_broken(message, error)
         else:
             self.reply_error(message, error, self.process.identity.mesh_name)
@@ -179,33 +180,34 @@ class Stage:
             # The bootstrap has failed, the process is about to end: nothing starts in it any more.
             return
         kind = message.kind
-        if kind == "spawn":
+        if kind is MessageKind.SPAWN:
             self._spawn(message)
-        elif kind == "cancel":
+        elif kind is MessageKind.CANCEL:
             self._cancel(message)
-        elif kind == "stop_actor":
+        elif kind is MessageKind.STOP_ACTOR:
             # The stop itself is in the actor's inbox, which a constructor may never come to.
             actor = self.actors.get(message.actor)
             if actor is not None and not actor.made:
                 _ending.hurry(actor)
-        elif kind == "partial":
+        elif kind is MessageKind.PARTIAL:
             Reductions.of(self).on_partial(message)
-        elif kind == "inspect":
+        elif kind is MessageKind.INSPECT:
             message.reply(stacks())
-        elif kind == "stop_proc":
-            self.keep(self.loop.create_task(self._stop(message.index / 1000)))
-        elif kind in ("down", "failure"):
+        elif kind is MessageKind.STOP_PROC:
+            self.keep(self.loop.create_task(self._stop(message.within or 0.0)))
+        elif kind is MessageKind.DOWN or kind is MessageKind.FAILURE:
             self._on_notice(message)
-        elif kind == "extension":
+        elif kind is MessageKind.EXTENSION:
             self._on_extension(message)
-        elif kind in _unseen.KINDS:
+        elif kind is MessageKind.UNSEEN:
             _unseen.report(message)
 
     def _cancel(self, message: Message) -> None:
-        if message.is_tree:
+        the_call, gathered = message.cancels
+        if gathered:
             Reductions.of(self).forget(message)
-            if message.is_end:
-                return
+        if not the_call:
+            return
         actor = self.actors.get(message.actor)
         if actor is not None:
             actor.cancel((message.src, message.call))
@@ -213,7 +215,7 @@ class Stage:
             self.process.extensions.on_cancel((message.src, message.call))
 
     def _on_notice(self, message: Message) -> None:
-        if message.kind == "down":
+        if message.kind is MessageKind.DOWN:
             self.process.on_down(message)
             for owner, holding, failure, _ in self.process.faults.struck(message):
                 self.on_failure(owner, holding, failure)

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native, _process, _unseen
+from mesh_core._codes import MessageKind, Request
 from mesh_core._context import current_instance
 from mesh_core._control import Control
 from mesh_core._errors import SupervisionError
@@ -107,7 +108,7 @@ class Faults:
     def barrier(self, then: Callable[[], object]) -> None:
         """Call ``then`` (on another thread) once every notice that has come before now is on its way to its owner."""
         self._barriers.append(then)
-        self._process.runtime.sender(Target.one(0, 0, Placement.on(0)), 0, "", "failure").tell(None)
+        self._process.runtime.sender(Target.one(0, 0, Placement.on(0)), 0, "", Request.FAILURE).tell(None)
 
     def catch_up(self) -> BaseException | None:
         """What a waiting call of the script would raise, once the notices that have come are looked at.
@@ -130,15 +131,15 @@ class Faults:
                 thread.join(limit)
 
     def _on_notice(self, message: Message) -> None:
-        if message.kind == "extension":
+        if message.kind is MessageKind.EXTENSION:
             self._on_extension(message)
-        elif message.kind == "down":
+        elif message.kind is MessageKind.DOWN:
             self._process.on_down(message)
             for owner, holding, failure, told in self.struck(message):
                 self._at_controller(owner, holding, failure, told=told)
             for owner, holding, event in self.ended(message):
                 self._consult(owner, holding, event)
-        elif message.kind == "failure":
+        elif message.kind is MessageKind.FAILURE:
             told = message.load()
             if told is None:
                 self._barriers.popleft()()
@@ -151,11 +152,11 @@ class Faults:
                 owned.fails(key)
             if owned is not None or not estate.leaves_alone(key[2]):
                 self._at_controller(owner, owned, named(failure, owned), told=False)
-        elif message.kind == "tell":
+        elif message.kind is MessageKind.TELL:
             from mesh_core._controllers import host_registry
 
             host_registry(self._process)
-        elif message.kind in _unseen.KINDS:
+        elif message.kind is MessageKind.UNSEEN:
             _unseen.report(message)
 
     def _on_extension(self, message: Message) -> None:
@@ -285,7 +286,7 @@ class Faults:
         if lost.orderly:
             return []
         # The spawn has told its owner already.
-        if FailureKind(lost.kind) is FailureKind.BOOTSTRAP_FAILED and any(
+        if lost.kind is FailureKind.BOOTSTRAP_FAILED and any(
             e.boots(procs_id) for _, e in self._process.estates.all()
         ):
             return []
@@ -321,7 +322,7 @@ class Faults:
         """Tell an owner, wherever it is: the process it lives in, and its id there."""
         (mesh, rank, host), actor = to
         target = Target.one(mesh, rank, Placement.on(host))
-        sender = self._process.runtime.sender(target, actor, "", "failure")
+        sender = self._process.runtime.sender(target, actor, "", Request.FAILURE)
         sender.tell((failure._key, failure))
 
     async def ask(self, owner: Hosted, holding: Holding | None, failure: MeshFailure) -> None:

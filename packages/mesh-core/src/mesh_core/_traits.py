@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._codes import HostState
 from mesh_core._errors import MeshError
 from mesh_core._native import introductions, roll
 
@@ -89,7 +90,11 @@ def traits(hosts: HostMesh) -> list[Host]:
         raise MeshError(
             "only the script that has attached hosts knows their labels and resources; ask there, and pass what is wanted"
         )
-    dead = {host: state for host, _, _, _, state, *_ in roll(process.runtime) if state in ("dead", "stopped")}
+    dead = {
+        host: state
+        for host, _, _, _, state, *_ in roll(process.runtime)
+        if state in (HostState.DEAD, HostState.STOPPED)
+    }
     found: list[Host] = []
     waited: list[str] = []
     said = introductions(process.runtime, numbers)

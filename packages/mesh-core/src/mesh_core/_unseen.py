@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from mesh_core._native import Message
     from mesh_core._process import Process
 
-KINDS = ("reply", "undeliverable")
-"""What notices of this kind look like: the failed replies, sent on to the process itself."""
-
 _LONGEST = 500
 
 
 def report(notice: Message) -> None:
     """Log that a call has failed and that nobody has looked at its future."""
-    endpoint, actor, (_, rank, _), others = notice.name.lstrip(".!>+"), notice.shape, notice.src, notice.call
+    endpoint, actor, (_, rank, _), others = (
+        notice.name.lstrip(".!>+"),
+        notice.shape,
+        notice.src,
+        notice.others,
+    )
     where = f"on rank {rank}"
     if (undelivered := notice.undelivered()) is not None:
         said = undelivered[1]

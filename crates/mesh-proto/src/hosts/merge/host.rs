@@ -1,10 +1,11 @@
 //! The replies of one host's procs.
 
+use super::MERGE_LIMIT;
 use super::pile::Pile;
 use super::shelf::{Key, Shelf};
 use super::table::{Run, write};
-use super::{APART, MERGE_LIMIT};
-use crate::{CallId, Frame, HostNo, Kind, ProcAddr, flags};
+use crate::messages::{Answer, Reply, is_mergeable};
+use crate::{CallId, Frame, HostNo, ProcAddr};
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -61,8 +62,9 @@ impl HostMerge {
     pub fn on_reply(&mut self, frame: Frame, now: Duration) -> Vec<Frame> {
         let header = frame.header;
         let key = (header.dst, header.call);
-        let mergeable = header.kind == Kind::Reply
-            && header.flags & APART == 0
+        let reply = Reply::read(&header).ok();
+        let mergeable = reply.is_some()
+            && is_mergeable(header.flags)
             && (header.name_len, header.target_len, header.deadline_ms) == (0, 0, 0)
             && header.index < u32::MAX
             && frame.body.len() <= MERGE_LIMIT;
@@ -72,7 +74,7 @@ impl HostMerge {
         let ours = entry.header.is_none_or(|first| first.actor == header.actor);
         if !mergeable || !ours || entry.sources.contains(&header.src) {
             // A stream's values are not the answer.
-            let answers = header.kind == Kind::Reply && header.flags & flags::MORE == 0;
+            let answers = reply.is_some_and(|reply| reply.answer != Answer::More);
             entry.awaited -= u32::from(answers);
             let complete = entry.awaited == 0;
             let mut out = Vec::new();

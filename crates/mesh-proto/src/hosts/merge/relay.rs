@@ -17,7 +17,8 @@ use std::time::Duration;
 ///
 /// ```
 /// # use mesh_proto::hosts::{Cargo, HostMerge, HostSet, Lane, RelayMerge, Strands};
-/// # use mesh_proto::{Frame, Header, Kind, ProcAddr};
+/// # use mesh_proto::messages::{Answer, Reply};
+/// # use mesh_proto::{Frame, ProcAddr};
 /// # use bytes::Bytes;
 /// # use std::time::Duration;
 /// let (caller, now) = (ProcAddr::CONTROLLER, Duration::ZERO);
@@ -27,8 +28,8 @@ use std::time::Duration;
 /// for host in [2, 1] {
 ///     let mut merge = HostMerge::new(host, ProcAddr { rank: host, ..caller });
 ///     assert!(merge.expect(caller, 9, 1).is_empty());
-///     let header = Header { call: 9, index: host - 1, ..Header::new(Kind::Reply, caller, caller) };
-///     let frame = merge.on_reply(Frame::build_plain(header, None, b"", b"done"), now).remove(0);
+///     let reply = Reply { actor: 3, call: 9, place: host - 1, answer: Answer::Value };
+///     let frame = merge.on_reply(Frame::build_plain(reply.header(caller, caller), None, b"", b"done"), now).remove(0);
 ///     // As it comes from the host: numbered, for host 0.
 ///     let pieces = [Bytes::copy_from_slice(&frame.header.encode()), frame.body].into();
 ///     let mut strands = Strands::new(host, 1 << 20);

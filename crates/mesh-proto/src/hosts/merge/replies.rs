@@ -12,15 +12,16 @@ use crate::{Frame, FrameError, Header, HostNo, Kind, ProcAddr};
 ///
 /// ```
 /// # use mesh_proto::hosts::{HostMerge, unmerge};
-/// # use mesh_proto::{Frame, Header, Kind, ProcAddr};
+/// # use mesh_proto::messages::{Answer, Reply};
+/// # use mesh_proto::{Frame, ProcAddr};
 /// # use std::time::Duration;
 /// let caller = ProcAddr::CONTROLLER;
 /// let proc = |rank| ProcAddr { rank, ..caller };
 /// let mut merge = HostMerge::new(7, proc(0));
 /// assert!(merge.expect(caller, 1, 2).is_empty());
 /// let mut reply = |rank| {
-///     let header = Header { call: 1, index: rank, ..Header::new(Kind::Reply, proc(rank), caller) };
-///     merge.on_reply(Frame::build_plain(header, None, b"", b"done"), Duration::ZERO)
+///     let reply = Reply { actor: 3, call: 1, place: rank, answer: Answer::Value };
+///     merge.on_reply(Frame::build_plain(reply.header(proc(rank), caller), None, b"", b"done"), Duration::ZERO)
 /// };
 /// assert!(reply(4).is_empty(), "it waits for the other");
 /// let gathered = reply(5).remove(0);

@@ -1,7 +1,7 @@
 //! What a merged frame says of its payloads.
 
 use super::super::{Few, HostSet};
-use super::APART;
+use crate::messages::is_mergeable;
 use crate::{Frame, FrameError, Header, HostNo, Kind, Part};
 use bytes::Bytes;
 use std::ops::Range;
@@ -247,7 +247,7 @@ pub(super) fn read(frame: &Frame) -> Result<Vec<Entry>, FrameError> {
         let (flags, parts) = ((kind & 0xffff) as u16, (kind >> 16) as u16);
         let body = bodies.next().ok_or(OVERRUN)??;
         // What a reply would not be merged with, it does not come out with: memory of another host, for one.
-        if flags & APART != 0 {
+        if !is_mergeable(flags) {
             return Err(OVERRUN);
         }
         let mut runs = Few::new();

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._codes import MessageKind
+
 if TYPE_CHECKING:
     from mesh_core._adverbs import Endpoint
     from mesh_core._context import Instance
@@ -92,7 +94,7 @@ class Tracer:
         who: Instance,
     ) -> Callable[..., Any]:
         """An endpoint's function (or, without one, a constructor) inside the span of its handling."""
-        if message.kind == "tell":
+        if message.kind is MessageKind.TELL:
             name, kind = f"process {who.name}", self._kinds.CONSUMER
             attributes = _message_attributes("process", "process", who.name)
             attributes["mesh.endpoint"] = message.name

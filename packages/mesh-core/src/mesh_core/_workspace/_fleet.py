@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._codes import MessageKind, Request
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
 from mesh_core._joined import concat
@@ -124,7 +125,7 @@ def send_told(process: Process, told: Told, but: set[int]) -> list[Future[list[A
             if procs._procs_id not in but:
                 # Processes that were spawned before the first sync do not have it.
                 copies.install_on(procs)
-                sender = process.runtime.sender(procs._target(), 0, Copies.name, "extension")
+                sender = process.runtime.sender(procs._target(), 0, Copies.name, Request.EXTENSION)
                 call = sender.call((told, copies.proc))
                 what = f"telling {procs._name!r} of a workspace"
                 futures.append(Future(process, call, _answers, lambda what=what: what))  # type: ignore[misc]
@@ -135,7 +136,7 @@ def _answers(call: Call) -> list[Answer]:
     """What processes have answered; those that have ended have nothing to import any more."""
     answers: list[Answer] = []
     for outcome in call.outcomes():
-        if outcome is None or isinstance(outcome, Lost) or outcome.kind == "undeliverable":
+        if outcome is None or isinstance(outcome, Lost) or outcome.kind is MessageKind.UNDELIVERABLE:
             continue
         if outcome.is_error:
             from mesh_core._exceptions import decode_exception

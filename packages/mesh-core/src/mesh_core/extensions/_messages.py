@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
 from mesh_core._adverbs import ManyFuture, collect, finish_all
+from mesh_core._codes import Request
 from mesh_core._control import Control
 from mesh_core._errors import MeshError
 from mesh_core._host_procs import HostsHome, check_there
@@ -66,7 +67,9 @@ def install_on(extension: Extension, to: Any) -> Future[ValueMesh[Any]]:
         raise MeshError(
             f"extension {extension.name!r} is not meant for these processes: its for_spawn() declines"
         )
-    sender = process.runtime.sender(to._home.target(to._procs_id, to._view), 0, Control.INSTALL, "extension")
+    sender = process.runtime.sender(
+        to._home.target(to._procs_id, to._view), 0, Control.INSTALL, Request.EXTENSION
+    )
     question = _Question(extension.name, who)
     return ManyFuture(process, sender.call(carried), question.finish, question.what)
 
@@ -80,7 +83,7 @@ def _install_on_hosts(process: Process, extension: Extension, hosts: HostMesh) -
     process.faults.watch()
     process.host_procs.order(numbers, carried, tell=False)
     target, who = _of_hosts(extension, hosts)
-    sender = process.runtime.sender(target, 0, Control.INSTALL, "extension")
+    sender = process.runtime.sender(target, 0, Control.INSTALL, Request.EXTENSION)
     question = _Question(extension.name, who)
     return ManyFuture(process, sender.call(carried), question.finish, question.what)
 
@@ -129,4 +132,4 @@ def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
             f"messages of extensions go to a ProcMesh, an ActorMesh, a HostMesh or a Proc, got {type(to).__name__}"
         )
     _check_installed(process, extension)
-    return process.runtime.sender(target, 0, extension.name, "extension", True, who), who
+    return process.runtime.sender(target, 0, extension.name, Request.EXTENSION, True, who), who

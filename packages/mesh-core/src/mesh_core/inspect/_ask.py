@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._codes import MessageKind, Question
 from mesh_core._native import Message, Placement, Target, seat
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def _from_json(message: Message) -> Any:
 
 def ask(
     process: Process,
-    question: str,
+    question: Question,
     whom: Mapping[Addr, int | None],
     deadline: float,
     read: Callable[[Message], Any] = _from_json,
@@ -42,12 +43,12 @@ def ask(
     return hear(put(process, question, whom), whom, deadline, read)
 
 
-def put(process: Process, question: str, whom: Iterable[Addr]) -> dict[Addr, Call]:
+def put(process: Process, question: Question, whom: Iterable[Addr]) -> dict[Addr, Call]:
     """Put a question to processes, whose answers :func:`hear` waits for."""
     return {
-        (mesh, rank, host): process.runtime.sender(
-            Target.one(mesh, rank, Placement.on(host)), 0, question, "inspect"
-        ).call(None)
+        (mesh, rank, host): process.runtime.asker(Target.one(mesh, rank, Placement.on(host)), question).call(
+            None
+        )
         for mesh, rank, host in whom
     }
 
@@ -68,7 +69,7 @@ def hear(
             call.cancel()
             continue
         outcome = call.outcomes()[0]
-        if isinstance(outcome, Message) and outcome.kind == "reply":
+        if isinstance(outcome, Message) and outcome.kind is MessageKind.REPLY:
             answers[addr] = read(outcome)
     return answers
 

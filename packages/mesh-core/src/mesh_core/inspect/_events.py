@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core import _process
+from mesh_core._codes import Question
 from mesh_core._errors import MeshError
 from mesh_core._native import Journal
 from mesh_core.inspect._ask import ROOT, Addr, ask, proc_name, split_title
@@ -141,7 +142,7 @@ class Names:
 
     def _ask(self, host: int) -> None:
         whom: dict[Addr, int | None] = {ROOT: None, (0, host, host): None}
-        for tree in ask(self._process, "tree", whom, time.monotonic() + _TREE_S).values():
+        for tree in ask(self._process, Question.TREE, whom, time.monotonic() + _TREE_S).values():
             for mesh, title in tree.get("titles", ()):
                 self._known.setdefault(mesh, split_title(title)[0])
 

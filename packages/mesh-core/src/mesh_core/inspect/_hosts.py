@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._codes import Question
 from mesh_core.inspect._ask import ROOT, Addr, ask, hear, put, split_title
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def agent(host: int) -> Addr:
 def pids(process: Process, addrs: Iterable[Addr], timeout: float) -> dict[Addr, int]:
     """The pids of processes anywhere, as their agents tell them; those that are gone are not in it."""
     agents = dict.fromkeys(agent(addr[2]) for addr in addrs)
-    told = ask(process, "tree", agents, time.monotonic() + timeout) if agents else {}
+    told = ask(process, Question.TREE, agents, time.monotonic() + timeout) if agents else {}
     return {
         (who[0], who[1], who[2]): pid
         for answer in told.values()
@@ -36,7 +37,7 @@ def pids(process: Process, addrs: Iterable[Addr], timeout: float) -> dict[Addr, 
 def stopped(process: Process, pids: Mapping[Addr, int], timeout: float) -> set[Addr]:
     """Those processes of other hosts that a signal has stopped."""
     agents = dict.fromkeys(agent(addr[2]) for addr in pids)
-    told = ask(process, "usage", agents, time.monotonic() + timeout) if agents else {}
+    told = ask(process, Question.USAGE, agents, time.monotonic() + timeout) if agents else {}
     states = {(answer["host"], pid): used[0] for answer in told.values() for pid, used in answer["procs"]}
     return {addr for addr, pid in pids.items() if states.get((addr[2], pid)) in ("T", "t")}
 
@@ -77,7 +78,7 @@ def look(process: Process, deadline: float, *, pss: bool) -> Tree | None:
 
     A host that cannot be reached, or is silent, is told as that and holds up nothing.
     """
-    told = ask(process, "tree", {ROOT: None}, deadline).get(ROOT)
+    told = ask(process, Question.TREE, {ROOT: None}, deadline).get(ROOT)
     if told is None:
         return None
     here = process.identity.host_no
@@ -89,7 +90,10 @@ def look(process: Process, deadline: float, *, pss: bool) -> Tree | None:
     agents: dict[Addr, int | None] = {agent(host.number): None for host in others}
     foreign = {addr: None for addr in (ROOT, *agents) if addr[2] != here}
     soon = time.monotonic() + _AGENTS_SHARE * max(0.0, deadline - time.monotonic())
-    trees, usage = put(process, "tree", agents), put(process, "shares" if pss else "usage", foreign)
+    trees, usage = (
+        put(process, Question.TREE, agents),
+        put(process, Question.SHARES if pss else Question.USAGE, foreign),
+    )
     heard = {ROOT: told, **hear(trees, agents, soon)}
     used = hear(usage, foreign, soon)
     found = Tree(hosts, {}, [], told["failures"])

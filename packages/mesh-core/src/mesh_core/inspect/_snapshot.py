@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
+from mesh_core._codes import Question
 from mesh_core._errors import MeshError
 from mesh_core._native import seat
 from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, point_of, proc_name, split_title
@@ -237,7 +238,7 @@ class _Taker:
             for (mesh, rank, host), stage, pid, *_ in self.procs
             if stage in ("running", "stopping") and (mesh, rank, host) not in frozen
         }
-        answers = ask(self.process, "state", {ROOT: None, **able}, deadline)
+        answers = ask(self.process, Question.STATE, {ROOT: None, **able}, deadline)
         root = self._proc(ROOT, "running", None, None, answers=answers)
         states: dict[int, list[ProcState]] = {0: [root]}
         for (mesh, rank, host), stage, pid, owner, outgoing in self.procs:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._codes import Question
 from mesh_core._dumps import Stack
 from mesh_core._dumps import stacks as own_stacks
 from mesh_core._errors import MeshError
@@ -173,18 +174,18 @@ def _stacks_at(
     frozen = {addr for addr, pid in pids.items() if is_stopped(pid)}
     asked = {addr: pids[addr] for addr in addrs if addr not in frozen and addr != here}
     deadline = time.monotonic() + timeout
-    threads = ask(process, "threads", asked, min(deadline, time.monotonic() + _LOOP_S))
+    threads = ask(process, Question.THREADS, asked, min(deadline, time.monotonic() + _LOOP_S))
     # Nobody waits for those of other hosts that a signal has stopped; only their agents know.
     afar = [addr for addr in asked if addr not in threads and pids[addr] is None]
     pids |= pids_afar(process, afar, _LOOP_S)
     frozen |= stopped(process, {addr: pid for addr in afar if (pid := pids[addr])}, _LOOP_S)
     late = {addr: pid for addr, pid in asked.items() if addr not in threads and addr not in frozen}
-    threads |= ask(process, "threads", late, deadline)
+    threads |= ask(process, Question.THREADS, late, deadline)
     able = {addr: pids[addr] for addr in threads}
-    told = ask(process, "stacks", able, min(deadline, time.monotonic() + _LOOP_S), Message.load)
+    told = ask(process, Question.STACKS, able, min(deadline, time.monotonic() + _LOOP_S), Message.load)
     # Their loops are blocked; nothing else is told of them than by the runtimes.
     able = {addr: pid for addr, pid in able.items() if addr not in told}
-    dumps = ask(process, "dump", able, deadline)
+    dumps = ask(process, Question.DUMP, able, deadline)
     found = []
     for addr in addrs:
         name = proc_name(process, addr, names)

@@ -1,0 +1,331 @@
+//! What actors, and processes, are asked to do.
+
+use super::{HAS_CALL, MessageError, NO_ACTOR, NO_CALL, flags_of, number, refused};
+use crate::frame::flags;
+use crate::{ActorId, CallId, Header, Kind, ProcAddr};
+
+fn header(kind: Kind, from: ProcAddr, to: ProcAddr, (actor, call, place): (ActorId, CallId, u32)) -> Header {
+    let mut header = Header::new(kind, from, to);
+    (header.actor, header.call, header.index) = (actor, call, place);
+    header
+}
+
+/// What of a spawn a frame has. Where the process of the actor does not read, an announcement goes first, without arguments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpawnPart {
+    /// All of it.
+    #[default]
+    Whole,
+    /// That there will be such an actor: what is sent to it waits for it. Its arguments follow.
+    Announced,
+    /// The arguments of one that was announced.
+    Arguments,
+}
+
+/// Make an actor. Its [`Name`](super::Name) is the actor's; the payload says of what class, and its arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spawn {
+    /// The id that it gets.
+    pub actor: ActorId,
+    /// The spawner's call; 0 if nobody waits.
+    pub call: CallId,
+    /// The receiver's place in the mesh of actors; of a cast that of its first receiver.
+    pub place: u32,
+    /// What of it this is.
+    pub part: SpawnPart,
+}
+
+impl Spawn {
+    /// As a header.
+    #[must_use]
+    pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
+        let mut header = header(Kind::Spawn, from, to, (self.actor, self.call, self.place));
+        self.mark(&mut header);
+        header
+    }
+
+    /// Says in the header of this spawn which part of it the frame has.
+    pub fn mark(&self, header: &mut Header) {
+        let part = match self.part {
+            SpawnPart::Whole => 0,
+            SpawnPart::Announced => flags::MORE,
+            SpawnPart::Arguments => flags::END,
+        };
+        header.flags = header.flags & flags::OF_FRAMES | part;
+    }
+
+    /// What a header says.
+    ///
+    /// # Errors
+    /// If it says something else (MSG-1).
+    pub fn read(header: &Header) -> Result<Self, MessageError> {
+        let bits = flags_of(header, Kind::Spawn, flags::MORE | flags::END)?;
+        let part = if bits == 0 {
+            SpawnPart::Whole
+        } else if bits == flags::MORE {
+            SpawnPart::Announced
+        } else if bits == flags::END {
+            SpawnPart::Arguments
+        } else {
+            return Err(refused(header, "is announced and comes in one"));
+        };
+        let actor = number(header, header.actor, NO_ACTOR)?;
+        Ok(Self { actor, call: header.call, place: header.index, part })
+    }
+}
+
+/// Run an endpoint, and reply. Its [`Name`](super::Name) is the endpoint's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The actor.
+    pub actor: ActorId,
+    /// The caller's number of the call; not 0.
+    pub call: CallId,
+    /// The receiver's place in what was called; of a cast that of its first receiver.
+    pub place: u32,
+    /// Whether the caller takes as many values as come.
+    pub stream: bool,
+}
+
+impl Call {
+    /// As a header.
+    #[must_use]
+    pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
+        let mut header = header(Kind::Call, from, to, (self.actor, self.call, self.place));
+        header.flags = if self.stream { flags::STREAM } else { 0 };
+        header
+    }
+
+    /// What a header says.
+    ///
+    /// # Errors
+    /// If it says something else (MSG-1).
+    pub fn read(header: &Header) -> Result<Self, MessageError> {
+        let stream = flags_of(header, Kind::Call, flags::STREAM)? != 0;
+        let call = number(header, header.call, NO_CALL)?;
+        Ok(Self { actor: header.actor, call, place: header.index, stream })
+    }
+}
+
+/// Run an endpoint; nobody waits. Its [`Name`](super::Name) is the endpoint's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tell {
+    /// The actor.
+    pub actor: ActorId,
+    /// The receiver's place in what was told; of a cast that of its first receiver.
+    pub place: u32,
+}
+
+impl Tell {
+    /// As a header.
+    #[must_use]
+    pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
+        header(Kind::Tell, from, to, (self.actor, 0, self.place))
+    }
+
+    /// What a header says.
+    ///
+    /// # Errors
+    /// If it says something else (MSG-1).
+    pub fn read(header: &Header) -> Result<Self, MessageError> {
+        flags_of(header, Kind::Tell, 0)?;
+        if header.call != 0 {
+            return Err(refused(header, HAS_CALL));
+        }
+        Ok(Self { actor: header.actor, place: header.index })
+    }
+}
+
+/// Stop an actor, after what was sent before. The payload says why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopActor {
+    /// The actor.
+    pub actor: ActorId,
+    /// The call of whoever waits for its end; 0 if nobody does.
+    pub call: CallId,
+    /// The receiver's place in what is stopped; of a cast that of its first receiver.
+    pub place: u32,
+}
+
+impl StopActor {
+    /// The stop of one actor, for which nobody waits.
+    #[must_use]
+    pub fn of(actor: ActorId) -> Self {
+        Self { actor, call: 0, place: 0 }
+    }
+
+    /// As a header.
+    #[must_use]
+    pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
+        header(Kind::StopActor, from, to, (self.actor, self.call, self.place))
+    }
+
+    /// What a header says.
+    ///
+    /// # Errors
+    /// If it says something else (MSG-1).
+    pub fn read(header: &Header) -> Result<Self, MessageError> {
+        flags_of(header, Kind::StopActor, 0)?;
+        Ok(Self { actor: header.actor, call: header.call, place: header.index })
+    }
+}
+
+/// What of a call is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// The call itself.
+    Call,
+    /// The call, and what its receivers have gathered of a combined reply.
+    Combined,
+    /// What they have gathered of a combined reply alone: it has failed, and runs on.
+    Gathering,
+}
+
+/// The caller no longer waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cancel {
+    /// The actor that was called; 0 for an extension.
+    pub actor: ActorId,
+    /// The caller's number of the call; not 0.
+    pub call: CallId,
+    /// The receiver's place in what was called; of a cast that of its first receiver.
+    pub place: u32,
+    /// What is given up.
+    pub what: Cancelled,
+}
+
+impl Cancel {
+    /// As a header.
+    #[must_use]
+    pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
+        let mut header = header(Kind::Cancel, from, to, (self.actor, self.call, self.place));
+        header.flags = match self.what {
+            Cancelled::Call => 0,
+            Cancelled::Combined => flags::TREE,
+            Cancelled::Gathering => flags::TREE | flags::END,
+        };
+        header
+    }
+
+    /// What a header says.
+    ///
+    /// # Errors
+    /// If it says something else (MSG-1).
+    pub fn read(header: &Header) -> Result<Self, MessageError> {
+        let bits = flags_of(header, Kind::Cancel, flags::TREE | flags::END)?;
+        let what = if bits == 0 {
+            Cancelled::Call
+        } else if bits == flags::TREE {
+            Cancelled::Combined
+        } else if bits == flags::TREE | flags::END {
+            Cancelled::Gathering
+        } else {
+            return Err(refused(header, "gives up nothing"));
+        };
+        let call = number(header, header.call, NO_CALL)?;
+        Ok(Self { actor: header.actor, call, place: header.index, what })
+    }
+}
+
+/// An actor has failed while its proc lives on: for its owner. The payload is opaque here; within a process an empty one
+/// only draws attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The owner; 0 for a process itself.
+    pub owner: ActorId,
+}
+
+impl Failure {
+    /// As a header.
+    #[must_use]
+    pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
+        header(Kind::Failure, from, to, (self.owner, 0, 0))
+    }
+
+    /// What a header says.
+    ///
+    /// # Errors
+    /// If it says something else (MSG-1).
+    pub fn read(header: &Header) -> Result<Self, MessageError> {
+        flags_of(header, Kind::Failure, 0)?;
+        if header.call != 0 {
+            return Err(refused(header, HAS_CALL));
+        }
+        Ok(Self { owner: header.actor })
+    }
+}
+
+/// A message for an extension of the process itself. Its [`Name`](super::Name) says for which, or, with a dot before it, what
+/// Mesh itself wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extend {
+    /// The sender's number of the call; 0 if nobody waits.
+    pub call: CallId,
+    /// The receiver's place in what was messaged; of a cast that of its first receiver.
+    pub place: u32,
+}
+
+impl Extend {
+    /// As a header.
+    #[must_use]
+    pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
+        header(Kind::Extend, from, to, (0, self.call, self.place))
+    }
+
+    /// What a header says.
+    ///
+    /// # Errors
+    /// If it says something else (MSG-1).
+    pub fn read(header: &Header) -> Result<Self, MessageError> {
+        flags_of(header, Kind::Extend, 0)?;
+        if header.actor != 0 {
+            return Err(refused(header, "is for an actor"));
+        }
+        Ok(Self { call: header.call, place: header.index })
+    }
+}
+
+/// What programs send with a call, or without: which of the kinds it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// [`Spawn`].
+    Spawn,
+    /// [`Call`], or [`Tell`] if nobody waits.
+    Call {
+        /// Whether the caller takes as many values as come.
+        stream: bool,
+    },
+    /// [`StopActor`].
+    StopActor,
+    /// [`Failure`].
+    Failure,
+    /// A question to the process: [`crate::control::Inspect`].
+    Inspect,
+    /// [`Extend`].
+    Extend,
+}
+
+impl Request {
+    /// An ordinary call.
+    pub const CALL: Self = Self::Call { stream: false };
+
+    /// Whether it is for an endpoint, as nearly all are.
+    #[must_use]
+    pub fn is_call(self) -> bool {
+        matches!(self, Self::Call { .. })
+    }
+
+    /// The header of such a message. A call of 0 is none; the place is that of the (first) receiver in what is messaged.
+    #[must_use]
+    pub fn header(self, actor: ActorId, call: CallId, place: u32, from: ProcAddr, to: ProcAddr) -> Header {
+        match self {
+            Self::Call { .. } if call == 0 => Tell { actor, place }.header(from, to),
+            Self::Call { stream } => Call { actor, call, place, stream }.header(from, to),
+            Self::Spawn => Spawn { actor, call, place, part: SpawnPart::Whole }.header(from, to),
+            Self::StopActor => StopActor { actor, call, place }.header(from, to),
+            Self::Failure => Failure { owner: actor }.header(from, to),
+            Self::Inspect => header(Kind::Inspect, from, to, (actor, call, place)),
+            Self::Extend => Extend { call, place }.header(from, to),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+"""Enums that Python and the native layer share: both sides have the same members, and hand out the very same objects."""
+
+from __future__ import annotations
+
+import enum
+import os
+import queue
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mesh_core import FailureKind, MeshFailure, _codes, _native, _process, set_fault_handler, this_host
+from mesh_core._codes import HostState, MessageKind, Question, Request, Undelivered
+from mesh_core._native import Lost, Message, Placement, Target
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+WITHIN = 30.0
+HERE = Target.one(0, 0, Placement.on(0))
+
+ALL = {
+    name: cls
+    for name, cls in vars(_codes).items()
+    if isinstance(cls, enum.EnumType) and cls.__module__ == _codes.__name__
+} | {"FailureKind": FailureKind}
+
+
+@pytest.fixture
+def heard(runtime: None) -> Iterator[queue.Queue[MeshFailure]]:
+    """What the script's fault handler is given."""
+    failures: queue.Queue[MeshFailure] = queue.Queue()
+    before = set_fault_handler(failures.put)
+    yield failures
+    set_fault_handler(before)
+
+
+def sent(request: Any, name: str = "") -> Any:
+    """Send something to an actor that is not there, and return the outcome."""
+    call = _process.current().runtime.sender(HERE, 77, name, request).call(None)
+    assert call.wait(WITHIN)
+    return call.outcomes()[0]
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_both_sides_name_the_same_members(name: str) -> None:
+    native = dict(_native.codes())
+    assert native.keys() == ALL.keys()
+    # That an actor has failed while its process lives on is Python's alone to know.
+    assert set(native[name]) == {member.name for member in ALL[name]} - {"ACTOR_FAILED"}
+    assert len(set(native[name])) == len(native[name])
+
+
+def test_the_words_of_host_states_are_those_of_snapshots() -> None:
+    assert [state.value for state in HostState] == [state.name.lower() for state in HostState]
+
+
+def test_a_message_that_came_back_has_a_kind_and_a_reason() -> None:
+    outcome = sent(Request.CALL, "echo")
+    assert isinstance(outcome, Message)
+    assert outcome.kind is MessageKind.UNDELIVERABLE
+    undelivered = outcome.undelivered()
+    assert undelivered is not None
+    assert undelivered[0] is Undelivered.NO_ACTOR
+
+
+def test_an_answer_is_of_its_kind() -> None:
+    call = _process.current().runtime.asker(HERE, Question.TREE).call(None)
+    assert call.wait(WITHIN)
+    (outcome,) = call.outcomes()
+    assert isinstance(outcome, Message)
+    assert outcome.kind is MessageKind.REPLY
+    assert outcome.undelivered() is None
+
+
+@pytest.mark.slow
+def test_the_end_of_a_process_is_of_its_kind(heard: queue.Queue[MeshFailure]) -> None:
+    with this_host().spawn_procs(name="mortal") as procs:
+        procs.initialized.get(WITHIN)
+        pid = procs.pids[0]
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        call = _process.current().runtime.asker(procs._target(), Question.STATE).call(None)
+        os.kill(pid, signal.SIGKILL)
+        assert call.wait(WITHIN)
+        (outcome,) = call.outcomes()
+        assert isinstance(outcome, Lost)
+        assert outcome.kind is FailureKind.KILLED
+        assert heard.get(timeout=WITHIN).kind is FailureKind.KILLED
+
+
+@pytest.mark.parametrize("wrong", ["call", 1, None, Question.TREE, MessageKind.CALL])
+def test_what_is_no_request_is_not_sent(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="expected a Request, got"):
+        _process.current().runtime.sender(HERE, 77, "", wrong)
+
+
+@pytest.mark.parametrize("wrong", ["tree", Request.CALL])
+def test_what_is_no_question_is_not_asked(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="expected a Question, got"):
+        _process.current().runtime.asker(HERE, wrong)
