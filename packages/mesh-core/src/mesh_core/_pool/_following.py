@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _BUSY_S = 0.001
 _IDLE_S = 0.02
 """How long the thread leaves a waiting thread alone before it looks again, and the second after nothing has happened for as long."""
-_LINGER_S = 0.2
+_LINGER_S = 0.05
 """How long the thread stays when there is nothing to be done."""
 _LONGEST = 50_000
 """How many tokens a list may hold: it keeps all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
@@ -127,7 +128,9 @@ class Pool(Generic[A]):
         own.add(mesh)
         self._begin(process, mesh, own, options)
         self._own = own
-        own.resized = self._resized
+        # Weakly: a pool that nobody has any more goes at once.
+        resized = weakref.WeakMethod(self._resized)
+        own.resized = lambda: (heard := resized()) and heard()
         self._shared = Shared(self)
 
     @classmethod

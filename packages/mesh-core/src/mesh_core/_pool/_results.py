@@ -71,11 +71,11 @@ class Results(ABC, Generic[R]):
         """A task was begun."""
 
     @abstractmethod
-    def _wait(self) -> int:
-        """Wait until the next that is to be given is done; its number."""
+    def _wait(self) -> int | None:
+        """Wait until the next that is to be given is done; its number. None if all was cancelled meanwhile."""
 
     @abstractmethod
-    async def _wait_async(self) -> int:
+    async def _wait_async(self) -> int | None:
         """The same in a coroutine."""
 
     def _give(self, value: Any, future: Future[Any]) -> R:
@@ -137,6 +137,8 @@ class Results(ABC, Generic[R]):
 
     def _begun(self, value: tuple[Any, ...], future: Future[Any]) -> None:
         self._held = _END
+        # It is raised where its result is taken, or concerns nobody.
+        future._call.look_away()
         number = next(self._numbers)
         self._open[number] = (value if self._many else value[0], future)
         self._added(number, future)
@@ -149,10 +151,11 @@ class Results(ABC, Generic[R]):
     def __next__(self) -> R:
         with self._closing():
             self._fill()
-            if not self._open:
+            number = self._wait() if self._open else None
+            if number is None or number not in self._open:
                 self._finish()
                 raise StopIteration
-            return self._taken(self._wait())
+            return self._taken(number)
 
     def __aiter__(self) -> Self:
         return self
@@ -160,10 +163,11 @@ class Results(ABC, Generic[R]):
     async def __anext__(self) -> R:
         with self._closing():
             await self._fill_async()
-            if not self._open:
+            number = await self._wait_async() if self._open else None
+            if number is None or number not in self._open:
                 self._finish()
                 raise StopAsyncIteration
-            return self._taken(await self._wait_async())
+            return self._taken(number)
 
     def _taken(self, number: int) -> R:
         value, future = self._open.pop(number)
@@ -272,16 +276,16 @@ class Unordered(Results[R]):
                 return number
         return None
 
-    def _wait(self) -> int:
+    def _wait(self) -> int | None:
         coming, following = self._coming, self._pool._runner.following
-        while (number := self._next()) is None:
+        while (number := self._next()) is None and self._open:
             if not following.help(coming.list, coming.taken):
                 coming.list.wait(None, coming.taken)
         return number
 
-    async def _wait_async(self) -> int:
+    async def _wait_async(self) -> int | None:
         bridge, coming = self._pool._process.bridge(), self._coming
-        while (number := self._next()) is None:
+        while (number := self._next()) is None and self._open:
             await bridge.wait(coming.list, coming.taken)
         return number
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mesh_core import _process
 from mesh_core._actor import Actor
 from mesh_core._endpoint import endpoint
-from mesh_core._errors import MeshError, Undeliverable
+from mesh_core._errors import MeshError, Undeliverable, Unsendable
 from mesh_core._pool._following import Following
 
 if TYPE_CHECKING:
@@ -182,7 +182,9 @@ class Shared:
         pool = self._pool()
         assert pool is not None
         if pool._runner.closed:
-            raise MeshError(f"cannot send {pool._runner.name}: it is closed")
+            raise Unsendable(
+                f"cannot send {pool._runner.name}, which is closed", "Make another pool of its actors."
+            )
         with self._lock:
             if self._desk is None:
                 self._desk = self._context.copy().run(self._open)

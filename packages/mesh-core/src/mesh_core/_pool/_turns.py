@@ -299,7 +299,7 @@ class OwnTurns:
 
         def actor() -> None:
             context = self._context.copy()
-            again = context.run(member.replica.respawn)
+            again = context.run(member.replica.respawn, [0])
             self._following.follow(again, lambda: self._repaired(place, again))
 
         if not lost_places(member.replica):
