@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 START = """
     import os, signal, sys, threading
     from core_pool import Worker, join_pool_thread
-    from mesh_core import MeshError, Pool, shutdown, this_host
+    from mesh_core import MeshError, Pool, configure, shutdown, this_host
 
     procs = this_host().spawn_procs({"gpus": 3})
     workers = procs.spawn("workers", Worker)
@@ -87,7 +87,8 @@ def test_ctrl_c_while_submit_waits_for_room(script: Callable[..., Script]) -> No
 
 def test_shutdown_ends_open_pools(script: Callable[..., Script]) -> None:
     run = script(
-        START
+        # The replicas never finish by themselves.
+        START.replace("procs =", "configure(stop_timeout=0.2)\n    procs =")
         + """
     from mesh_core import Channel
 

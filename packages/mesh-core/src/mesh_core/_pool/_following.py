@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mesh_core import _native
 from mesh_core._errors import MeshError
 from mesh_core._interrupts import Interrupts
 from mesh_core._process import holder
@@ -170,6 +171,8 @@ class Following:
             user.end()
 
     def _serve(self) -> None:
+        # It is waited for at the interpreter's end, and must not be held then (EXIT-1).
+        _native.serve_to_the_end()
         while True:
             since = time.monotonic() - self._helped
             if not self._closed and (since < _BUSY_S or not self._duty.acquire(blocking=False)):
