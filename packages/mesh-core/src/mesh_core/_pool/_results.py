@@ -97,7 +97,7 @@ class Results(ABC, Generic[R]):
                 self._held = next(self._values, _END)
             if self._held is _END:
                 self._ended = True
-            elif not self._begin():
+            elif (self._open and self._pool._runner.is_full) or not self._begin():
                 return
 
     def _begin(self) -> bool:

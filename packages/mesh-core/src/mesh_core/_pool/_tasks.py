@@ -225,6 +225,11 @@ class Runner:
 
     # Room (TSK-2).
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room just now: a look without the lock, for those who can come back."""
+        return bool(self._waiting >= self._room or self._queue)
+
     def set_room(self, room: int) -> None:
         """So many tasks may wait from now on."""
         with self.lock:
