@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from mesh_core._failure import FailureKind, MeshFailure
     from mesh_core._host_agent import HostAgent
     from mesh_core._include import get_include
+    from mesh_core._pool._pool import Pool, PoolProgress
     from mesh_core._ports import Channel, Port, PortReceiver
     from mesh_core._promise import Promise
     from mesh_core._queue._client import QueueClosed
@@ -107,6 +108,8 @@ __all__ = [
     "PluginError",
     "PluginLoadError",
     "Point",
+    "Pool",
+    "PoolProgress",
     "Port",
     "PortReceiver",
     "ProcMesh",
@@ -162,6 +165,8 @@ __all__ = [
 _LATER = {
     "Accumulator": "mesh_core._accumulator",
     "Channel": "mesh_core._ports",
+    "Pool": "mesh_core._pool._pool",
+    "PoolProgress": "mesh_core._pool._pool",
     "Port": "mesh_core._ports",
     "Promise": "mesh_core._promise",
     "as_completed": "mesh_core._together",

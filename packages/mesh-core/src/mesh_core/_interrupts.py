@@ -7,6 +7,7 @@ nor breaks it off. A second one, or the end of the grace, kills (``sigterm.rs``)
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` looks for an enum's member at each step, which takes twenty times as long
 import contextlib
 import os
 import signal
@@ -38,17 +39,17 @@ class Interrupts:
     def __enter__(self) -> Self:
         if self._sigterm is not None:
             self._sigterm.hold()
-        ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ours = _signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if ours and threading.current_thread() is threading.main_thread():
             self._handles = True
-            signal.signal(signal.SIGINT, self._on_signal)
+            _signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._handles:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._sigterm is not None:
             self._sigterm.let_go()
         if self._kept and error is None:
@@ -130,6 +131,16 @@ class Termination:
         if self._kept and not self._held:
             self._kept = False
             self._raise()
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """In this part, in a block that holds it, it is raised unless somebody else holds it."""
+        held = self._held
+        try:
+            self.let_go()
+            yield
+        finally:
+            self._held = held
 
     def forget(self) -> None:
         """Raise nothing of what has come meanwhile: the script is ending."""

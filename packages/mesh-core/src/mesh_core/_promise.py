@@ -11,7 +11,7 @@ import sys
 import threading
 from _thread import get_ident
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from mesh_core import _process
 from mesh_core._errors import BrokenPromise, MeshError, Unsendable
@@ -58,6 +58,8 @@ class Promise(Generic[R]):
 
     future: Future[R]
     """Whatever the promise becomes, for those who wait; always the same object."""
+    _kind: ClassVar[type[_Promised[Any]]]
+    """What ``future`` is, if no ``finish`` is given."""
 
     def __init__(
         self, name: str = "", *, finish: Callable[[int], R] | None = None, timeout: float | None = None
@@ -77,7 +79,7 @@ class Promise(Generic[R]):
                 else _TracedNative(span, finish, process, call, what, limit)
             )
         elif finish is None:
-            self.future = _Promised(process, call, _unused, what, limit)
+            self.future = self._kind(process, call, _unused, what, limit)
         else:
             self.future = _Native(finish, process, call, what, limit)
         if name:
@@ -221,6 +223,9 @@ class _Promised(Future[R]):
             self._fail(MeshError(f"{self._what()} was finished with status {status}"))
         else:
             self._state = _DONE
+
+
+Promise._kind = _Promised
 
 
 class _Native(_Promised[R]):

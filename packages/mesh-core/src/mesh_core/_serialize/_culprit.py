@@ -69,7 +69,8 @@ def _find(obj: object, error: Exception, root: str | None) -> tuple[str, object,
             if trials > _MAX_TRIALS:
                 return path, value, cause
             failure = _failure(child)
-            if failure is not None:
+            # What refuses to be sent says why, and is not refused for its parts.
+            if failure is not None and isinstance(failure, Unsendable) >= isinstance(cause, Unsendable):
                 # The first step of a call is its whole name.
                 path = step if parts is not None else path + step
                 value, cause = child, failure

@@ -1,0 +1,371 @@
+"""Tasks: each waits for a turn, runs on the replica that it gets, and has its outcome in a promise.
+
+TSK-1: a task has one outcome, and runs once, unless its replica was lost and it may be run again.
+TSK-2: at most so many tasks wait for a turn as have room; who submits another waits for room, in the order of asking.
+TSK-3: a task that is cancelled gives its place up: in the queue, or at the replica, where its coroutine is cancelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+import time
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mesh_core._errors import ActorError, MailboxFull, MeshError, SupervisionError, Undeliverable
+from mesh_core._promise import Promise, _Promised
+
+if TYPE_CHECKING:
+    from mesh_core._actors import ActorMesh
+    from mesh_core._future import Future
+    from mesh_core._pool._following import Following
+    from mesh_core._pool._turns import Turns
+
+
+class Step(Enum):
+    """How far a task is."""
+
+    WAITING = 0
+    RUNNING = 1
+    OVER = 2
+
+
+class Call(NamedTuple):
+    """What a replica is to be asked."""
+
+    endpoint: str
+    limit: float | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Outcome(_Promised[Any]):
+    """The future of a task: giving it up gives up the task."""
+
+    __slots__ = ("task",)
+
+    task: Task | None
+
+    def _give_up(self, error: BaseException) -> bool:
+        given_up = super()._give_up(error)
+        task = self.task
+        if given_up and task is not None:
+            # Elsewhere: this may be a collection of garbage, in the middle of anything.
+            with contextlib.suppress(MeshError):
+                task.runner.following.soon(task.given_up)
+        return given_up
+
+
+class _Asked(Promise[Any]):
+    """The promise of a task's outcome."""
+
+    __slots__ = ()
+    _kind = _Outcome
+
+
+class Task:
+    """One call that some replica is to answer."""
+
+    __slots__ = (
+        "_call",
+        "_context",
+        "_inner",
+        "_place",
+        "_promise",
+        "_retries",
+        "_step",
+        "future",
+        "runner",
+    )
+
+    def __init__(self, runner: Runner, name: str, call: Call, retries: int) -> None:
+        self.runner = runner
+        self._promise = _Asked(name)
+        self.future: Future[Any] = self._promise.future
+        self._set_owner(self)
+        self._call = call
+        self._retries = retries
+        # Deadlines and spans are those of whoever has submitted it.
+        self._context = contextvars.copy_context()
+        self._step = Step.WAITING
+        self._place = -1
+        self._inner: Future[Any] | None = None
+
+    def _set_owner(self, task: Task | None) -> None:
+        assert isinstance(self.future, _Outcome)
+        self.future.task = task
+
+    # As an asker.
+
+    def got(self, place: int, replica: ActorMesh[Any]) -> None:
+        """Run on this replica."""
+        runner = self.runner
+        with runner.lock:
+            wanted = self._step is Step.WAITING
+            if wanted:
+                self._step = Step.RUNNING
+                self._place = place
+        runner.left_queue()
+        if not wanted:
+            runner.turns.back(place, None)
+            return
+        try:
+            self._inner = self._context.run(self._send, replica)
+        except BaseException as error:  # noqa: BLE001 - it is the task's outcome
+            failed = error
+            # Elsewhere: a queue of tasks that all fail at once would nest as deep as it is long.
+            runner.following.soon(lambda: self._over(failed, None))
+            return
+        runner.following.follow(self._inner, self._done)
+        if self._step is Step.OVER:
+            self._inner.cancel()
+
+    def _send(self, replica: ActorMesh[Any]) -> Future[Any]:
+        name, limit, args, kwargs = self._call
+        endpoint = getattr(replica, name)
+        if limit is not None:
+            endpoint = endpoint.with_options(timeout=limit)
+        future: Future[Any] = endpoint.call_one(*args, **kwargs)
+        return future
+
+    def refused(self, error: BaseException) -> None:
+        """No replica will ever take it."""
+        runner = self.runner
+        with runner.lock:
+            wanted = self._step is Step.WAITING
+            self._step = Step.OVER
+        runner.left_queue()
+        if wanted:
+            self._fail(error)
+
+    def end(self, error: BaseException) -> None:
+        """The process's part in the mesh ends, and nobody does any more what is to be done."""
+        with self.runner.lock:
+            wanted = self._step is not Step.OVER
+            self._step = Step.OVER
+        if wanted:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._set_owner(None)
+        self.runner.over(self, failed=True)
+        self._promise.set_exception(error)
+
+    # As a call.
+
+    def _done(self) -> None:
+        assert self._inner is not None
+        error = self._inner.exception()
+        self._over(error, None if error is not None else self._inner.get())
+
+    def _over(self, error: BaseException | None, value: Any) -> None:
+        """Its replica has answered, or was lost."""
+        runner, place = self.runner, self._place
+        lost = error if _is_crash(error) else None
+        with runner.lock:
+            again = lost is not None and self._step is Step.RUNNING and self._retries > 0
+            was_over = self._step is Step.OVER
+            self._step = Step.WAITING if again else Step.OVER
+        if again:
+            self._retries -= 1
+            runner.again(self)
+            runner.turns.back(place, lost)
+            runner.turns.ask(self)
+            return
+        # The replica first: it has the next task while this one's outcome is looked at.
+        runner.turns.back(place, lost)
+        if was_over:
+            return
+        if error is not None:
+            self._fail(error)
+            return
+        self._set_owner(None)
+        runner.over(self, failed=False)
+        self._promise.set_result(value)
+
+    # As a promise.
+
+    def given_up(self) -> None:
+        """Its future was."""
+        self._set_owner(None)
+        runner = self.runner
+        with runner.lock:
+            before, self._step = self._step, Step.OVER
+        if before is Step.OVER:
+            return
+        runner.over(self, failed=True)
+        if before is Step.WAITING:
+            if runner.turns.drop(self):
+                runner.left_queue()
+        elif self._inner is not None:
+            self._inner.cancel()
+
+
+class Runner:
+    """What the tasks of one pool in one process have in common."""
+
+    def __init__(self, name: str, turns: Turns, following: Following, room: int) -> None:
+        self.name = name
+        self.turns = turns
+        self.following = following
+        self.lock = threading.Lock()
+        self.closed = False
+        self._room = room
+        self._queue: deque[Promise[bool]] = deque()
+        self._open: dict[Task, None] = {}
+        self._waiting = 0
+        self._done = self._failed = self._retried = 0
+        self._marks: deque[list[int]] = deque(maxlen=_SECONDS)
+        """Outcomes by second."""
+        self._idle: list[Promise[None]] = []
+        following.join(self)
+
+    # Room (TSK-2).
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room just now: a look without the lock, for those who can come back."""
+        return bool(self._waiting >= self._room or self._queue)
+
+    def set_room(self, room: int) -> None:
+        """So many tasks may wait from now on."""
+        with self.lock:
+            self._room = room
+        self._admit()
+
+    def room(self, *, wait: bool) -> Future[bool] | None:
+        """Take room for a task that waits: at once, or when the future is done. Without ``wait`` a full queue raises."""
+        self.check_open()
+        with self.lock:
+            if self._room > self._waiting and not self._queue:
+                self._waiting += 1
+                return None
+            if not wait:
+                raise MailboxFull(
+                    f"{self.name} has {self._waiting} tasks waiting for a replica, as many as it has room for, and submit() "
+                    "must not block an event loop; use `await pool.submit_async(...)`"
+                )
+            promise: Promise[bool] = Promise(f"room in {self.name}")
+            self._queue.append(promise)
+        return promise.future
+
+    def leave_room(self, room: Future[bool]) -> None:
+        """Nobody wants it any more, whether it has come or not."""
+        if not room.cancel() and room.exception() is None:
+            self.left_queue()
+
+    def left_queue(self) -> None:
+        """A task waits no more."""
+        with self.lock:
+            self._waiting -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while True:
+            with self.lock:
+                if not self._queue or (self._waiting >= self._room and not self.closed):
+                    return
+                promise = self._queue.popleft()
+                self._waiting += 1
+            # Who was to have it may have gone.
+            if not promise.set_result(True):
+                with self.lock:
+                    self._waiting -= 1
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise MeshError(f"{self.name} is closed, and takes no tasks any more")
+
+    # Tasks.
+
+    def begin(self, task: Task) -> None:
+        """Room was taken for it: have it run."""
+        with self.lock:
+            closed = self.closed
+            if not closed:
+                self._open[task] = None
+        if closed:
+            self.left_queue()
+            self.check_open()
+        self.turns.ask(task)
+
+    def again(self, task: Task) -> None:
+        """It is to be run once more: it waits, whether there is room or not."""
+        with self.lock:
+            self._waiting += 1
+            self._retried += 1
+
+    def over(self, task: Task, *, failed: bool) -> None:
+        """It has its outcome."""
+        second = int(time.monotonic())
+        with self.lock:
+            self._open.pop(task, None)
+            self._done += not failed
+            self._failed += failed
+            if self._marks and self._marks[-1][0] == second:
+                self._marks[-1][1] += 1
+            else:
+                self._marks.append([second, 1])
+            idle: list[Promise[None]] = []
+            if self._idle and not self._open:
+                idle, self._idle = self._idle, []
+        for each in idle:
+            each.set_result(None)
+
+    def idle(self) -> Future[None]:
+        """Done when no task is left."""
+        promise: Promise[None] = Promise(f"the end of the tasks of {self.name}")
+        with self.lock:
+            wait = bool(self._open)
+            if wait:
+                self._idle.append(promise)
+        if not wait:
+            promise.set_result(None)
+        return promise.future
+
+    def close(self) -> None:
+        """Take no more tasks; who waits for room is told."""
+        with self.lock:
+            self.closed = True
+        self._admit()
+
+    def cancel_all(self) -> None:
+        """Give up all tasks."""
+        with self.lock:
+            tasks = list(self._open)
+        for task in tasks:
+            task.future.cancel()
+
+    def end(self) -> None:
+        """The process's part in the mesh ends."""
+        self.close()
+        with self.lock:
+            tasks = list(self._open)
+        for task in tasks:
+            task.end(MeshError(f"{self.name} has ended with this process's part in the mesh (shutdown())"))
+
+    def counts(self) -> tuple[int, int, int, int, int, float]:
+        """Waiting, running, done, failed, retried; outcomes per second of late."""
+        now = time.monotonic()
+        with self.lock:
+            marks = [(second, n) for second, n in self._marks if second > now - _SECONDS]
+            waiting = self._waiting
+            running = len(self._open) - waiting
+            counts = (waiting, max(0, running), self._done, self._failed, self._retried)
+        if not marks:
+            return (*counts, 0.0)
+        return (*counts, sum(n for _, n in marks) / max(now - marks[0][0], 1e-3))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+_SECONDS = 10
+
+
+def _is_crash(error: BaseException | None) -> bool:
+    """Whether it tells of the end of the replica, and not of somebody's whom the endpoint has called."""
+    return isinstance(error, (SupervisionError, Undeliverable)) and not isinstance(error, ActorError)

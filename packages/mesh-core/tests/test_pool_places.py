@@ -1,0 +1,118 @@
+"""Which replica works next: random schedules against the rules (PLC-1..3)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mesh_core._pool._places import Places, State
+
+
+class Model:
+    """Places that are driven at random, and what has to hold after each step."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.per_rank = self.random.randint(1, 3)
+        self.places: Places[int] = Places(self.per_rank)
+        self.held: list[int] = []
+        self.asking: list[int] = []
+        self.states: dict[int, State] = {}
+        self.numbers = 0
+
+    def step(self) -> None:
+        getattr(self, self.random.choice(["ask"] * 6 + ["back"] * 5 + ["add", "set", "remove", "drop"]))()
+        self.give()
+
+    def ask(self) -> None:
+        self.numbers += 1
+        self.places.ask(self.numbers)
+        self.asking.append(self.numbers)
+
+    def drop(self) -> None:
+        who = self.random.choice([*self.asking, -1])
+        assert self.places.drop(who) is (who in self.asking)
+        self.asking = [each for each in self.asking if each != who]
+
+    def back(self) -> None:
+        if self.held:
+            self.places.back(self.held.pop(self.random.randrange(len(self.held))))
+
+    def add(self) -> None:
+        place = self.random.randrange(6)
+        self.places.add(place)
+        self.states[place] = State.READY
+
+    def set(self) -> None:
+        place, state = self.random.randrange(6), self.random.choice(list(State))
+        self.places.set(place, state)
+        if place in self.states:
+            self.states[place] = state
+
+    def remove(self) -> None:
+        place = self.random.randrange(6)
+        self.places.remove(place)
+        self.states.pop(place, None)
+
+    def give(self) -> None:
+        while (place := self.places.candidate()) is not None:
+            busy = {
+                each: self.held.count(each) for each, state in self.states.items() if state is State.READY
+            }
+            assert place in busy, "PLC-3: only where it is ready"
+            assert busy[place] < self.per_rank, "PLC-1: no more than there are turns"
+            assert busy[place] == min(busy.values()), "PLC-2: where it is least busy"
+            assert self.places.give(place) == self.asking.pop(0), "PLC-2: in the order of asking"
+            self.held.append(place)
+        self.check()
+
+    def check(self) -> None:
+        ready = [place for place, state in self.states.items() if state is State.READY]
+        assert self.places.turns == self.per_rank * len(ready)
+        assert self.places.waiting == len(self.asking)
+        assert self.places.asking() == self.asking
+        if self.asking:
+            # Nobody waits while a turn is free.
+            assert all(self.held.count(place) >= self.per_rank for place in ready)
+        for place in range(6):
+            assert self.places.busy(place) == self.held.count(place)
+            assert self.places.state(place) is self.states.get(place)
+        assert self.places.is_hopeless is all(state is State.LOST for state in self.states.values())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_schedules(seed: int) -> None:
+    model = Model(seed)
+    for _ in range(300):
+        model.step()
+    while model.held:
+        model.back()
+        model.give()
+
+
+def test_longest_idle_place_comes_first() -> None:
+    places: Places[str] = Places(1)
+    for place in range(3):
+        places.add(place)
+    given = []
+    for who in "abcd":
+        places.ask(who)
+        place = places.candidate()
+        assert place is not None
+        places.give(place)
+        places.back(place)
+        given.append(place)
+    assert given == [0, 1, 2, 0]
+
+
+def test_turn_of_removed_place_is_forgotten() -> None:
+    places: Places[str] = Places(2)
+    places.add(0)
+    places.ask("a")
+    places.give(0)
+    places.remove(0)
+    assert (len(places), places.busy(0)) == (0, 1)
+    places.back(0)
+    places.back(0)
+    assert places.busy(0) == 0

@@ -1,0 +1,191 @@
+"""Tasks and the room for them, with turns that a test gives (TSK-1..3)."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from core_pool import WITHIN, join_pool_thread
+
+from mesh_core import Future, MeshError, Promise, SupervisionError, _process
+from mesh_core._pool._following import Following
+from mesh_core._pool._tasks import Call, Runner, Task
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.fixture(autouse=True)
+def no_thread() -> Iterator[None]:
+    yield
+    join_pool_thread()
+
+
+class Turns:
+    """Gives turns when a test says so."""
+
+    def __init__(self) -> None:
+        self.asking: list[Any] = []
+        self.held: Counter[int] = Counter()
+        self.lost: list[int] = []
+
+    def ask(self, asker: Any) -> None:
+        self.asking.append(asker)
+
+    def drop(self, asker: Any) -> bool:
+        if asker not in self.asking:
+            return False
+        self.asking.remove(asker)
+        return True
+
+    def back(self, place: int, lost: BaseException | None) -> None:
+        assert self.held[place] > 0, "a turn was given back twice"
+        self.held[place] -= 1
+        if lost is not None:
+            self.lost.append(place)
+
+
+class Replica:
+    """Answers when a test says so."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.calls: list[tuple[int, Promise[int]]] = []
+        self.ran: list[int] = []
+        self.run = self
+
+    def call_one(self, n: int) -> Future[int]:
+        promise: Promise[int] = Promise()
+        self.calls.append((n, promise))
+        self.ran.append(n)
+        return promise.future
+
+
+class Schedule:
+    """A runner that is driven at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.turns = Turns()
+        process = _process.current()
+        self.following = process.slots.of(Following, lambda: Following(process))
+        self.retries = self.random.randint(0, 2)
+        self.runner = Runner("the pool", self.turns, self.following, 3)
+        self.replicas = [Replica(place) for place in range(3)]
+        self.futures: list[Future[int]] = []
+        self.cancelled: set[int] = set()
+
+    def settle(self) -> None:
+        """Wait until all that was begun has been done by the thread."""
+        done: Promise[None] = Promise()
+        self.following.soon(lambda: self.following.soon(lambda: done.set_result(None)))
+        done.future.get(WITHIN)
+
+    def submit(self) -> None:
+        if self.runner._waiting < 3:
+            assert self.runner.room(wait=True) is None
+            n = len(self.futures)
+            task = Task(self.runner, "a task", Call("run", None, (n,), {}), self.retries)
+            self.futures.append(task.future)
+            self.runner.begin(task)
+
+    def give(self) -> None:
+        if self.turns.asking:
+            replica = self.random.choice(self.replicas)
+            self.turns.held[replica.place] += 1
+            self.turns.asking.pop(0).got(replica.place, replica)
+
+    def end(self, *, crash: bool = False) -> None:
+        busy = [replica for replica in self.replicas if replica.calls]
+        if busy:
+            n, promise = self.random.choice(busy).calls.pop(0)
+            if crash:
+                promise.set_exception(SupervisionError("dead"))
+            else:
+                promise.set_result(n)
+
+    def crash(self) -> None:
+        self.end(crash=True)
+
+    def cancel(self) -> None:
+        if self.futures:
+            n = self.random.randrange(len(self.futures))
+            if self.futures[n].cancel():
+                self.cancelled.add(n)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_schedules(seed: int) -> None:
+    schedule = Schedule(seed)
+    for _ in range(120):
+        getattr(
+            schedule, schedule.random.choice(["submit", "submit", "give", "give", "end", "crash", "cancel"])
+        )()
+        schedule.settle()
+        assert 0 <= schedule.runner._waiting == len(schedule.turns.asking)
+    while schedule.turns.asking or any(replica.calls for replica in schedule.replicas):
+        schedule.give()
+        schedule.end()
+        schedule.settle()
+    runs = Counter(n for replica in schedule.replicas for n in replica.ran)
+    for n, future in enumerate(schedule.futures):
+        assert future.done(), "TSK-1: each has an outcome"
+        error = future.exception() if n not in schedule.cancelled else None
+        assert error is None or isinstance(error, SupervisionError)
+        assert runs[n] <= 1 + schedule.retries, "TSK-1: no more often than allowed"
+    assert not any(schedule.turns.held.values()), "each turn was given back"
+    assert len(schedule.runner) == schedule.runner._waiting == 0
+
+
+def test_who_waits_for_room_is_served_in_order() -> None:
+    schedule = Schedule(0)
+    for _ in range(3):
+        schedule.submit()
+    first, second = schedule.runner.room(wait=True), schedule.runner.room(wait=True)
+    assert first is not None
+    assert second is not None
+    schedule.give()
+    assert (first.done(), second.done()) == (True, False)
+    # One that has left is passed over.
+    schedule.runner.leave_room(second)
+    third = schedule.runner.room(wait=True)
+    assert third is not None
+    schedule.give()
+    assert third.done()
+    schedule.runner.leave_room(first)
+    schedule.runner.leave_room(third)
+    while schedule.turns.asking or any(replica.calls for replica in schedule.replicas):
+        schedule.give()
+        schedule.end()
+    schedule.settle()
+    assert schedule.runner._waiting == 0
+
+
+def test_call_that_cannot_be_made_gives_the_turn_back() -> None:
+    schedule = Schedule(0)
+    assert schedule.runner.room(wait=True) is None
+    task = Task(schedule.runner, "a task", Call("missing", None, (), {}), 2)
+    schedule.runner.begin(task)
+    schedule.give()
+    assert isinstance(task.future.exception(WITHIN), AttributeError)
+    assert not any(schedule.turns.held.values())
+
+
+def test_closed_runner_takes_nothing() -> None:
+    schedule = Schedule(0)
+    schedule.runner.close()
+    with pytest.raises(MeshError, match="closed"):
+        schedule.runner.room(wait=True)
+
+
+def test_lists_of_what_is_followed_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh_core._pool._following._LONGEST", 10)
+    schedule = Schedule(0)
+    for n in range(100):
+        done: Promise[int] = Promise()
+        schedule.following.follow(done.future, lambda: None)
+        done.set_result(n)
+        schedule.settle()
+        assert schedule.following._followers.list.arrived() <= 20
