@@ -109,7 +109,7 @@ class Trees(Actor):
 
 
 class Pipe:
-    """The test's end of a fifo that the processes of a tree have open for writing."""
+    """The test's end of a fifo that the processes of one tree have open for writing."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)

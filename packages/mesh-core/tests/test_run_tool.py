@@ -220,7 +220,7 @@ class Agent(Actor):
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-def test_tools_of_actors(procs: ProcMesh, tree: Pipe) -> None:
+def test_tools_of_actors(procs: ProcMesh, tree: Pipe, tmp_path: Path) -> None:
     agents = procs.spawn("agents", Agent)
     results = agents.use.call(["sh", "-c", "echo $PPID"]).get().values()
     assert [int(result.text) for result in results] == procs.pids
@@ -228,10 +228,11 @@ def test_tools_of_actors(procs: ProcMesh, tree: Pipe) -> None:
     call = agents.slice(hosts=0, gpus=0).use.call_one(planting("daemon", tree))
     call.get()
     assert tree.ended()
-    waiting = agents.slice(hosts=0, gpus=0).use.call_one(planting("session", tree))
-    tree.wait_for(2)
-    waiting.cancel()
-    assert tree.ended()
+    with pipe(tmp_path / "other") as other:
+        waiting = agents.slice(hosts=0, gpus=0).use.call_one(planting("session", other))
+        other.wait_for(2)
+        waiting.cancel()
+        assert other.ended()
     agents.stop().get()
 
 

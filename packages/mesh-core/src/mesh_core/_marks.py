@@ -174,6 +174,11 @@ def find(matches: Callable[[Mark], bool], known: Collection[int] = ()) -> Found:
     return found
 
 
+def count(matches: Callable[[Mark], bool]) -> int:
+    """How many processes have such a mark; some may have ended, and not been waited for."""
+    return sum(1 for pid in all_pids() if (mark := read(pid)) is not None and matches(mark))
+
+
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)

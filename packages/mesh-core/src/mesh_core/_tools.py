@@ -493,21 +493,27 @@ class _Run:
             due.append(self._next_look)
         return max(0.0, min(due) - now) * 1000 + 1 if due else None
 
+    def _matches(self, mark: Mark) -> bool:
+        return mark.owner == self._owner and mark.tool == self._pid
+
     def _find(self) -> Found:
         """All living processes of the tool."""
-
-        def matches(mark: Mark) -> bool:
-            return mark.owner == self._owner and mark.tool == self._pid
-
-        found = _marks.find(matches, (self._pid,) if self._ended else ())
+        found = _marks.find(self._matches, (self._pid,) if self._ended else ())
         if not self._owner:
             everyone = _marks.look_at_all(_marks.all_pids())
             found = _marks.living(_marks.below([self._pid], everyone), everyone)
         return found
 
     def _compare(self) -> None:
-        found = self._find()
         request = self._request
+        # Counted first, and quickly: what forks all the time forks meanwhile. Some of these may have ended.
+        if (
+            request.pids is not None
+            and _marks.count(self._matches) <= request.pids
+            and request.memory is None
+        ):
+            return
+        found = self._find()
         self._peak = max(self._peak, memory := sum(map(_resident, found)))
         if request.pids is not None and len(found) > request.pids:
             self._limit = ToolLimit.PIDS
@@ -516,18 +522,23 @@ class _Run:
 
     def _end(self) -> None:
         """Kill what is left of it."""
+        if self._limit is ToolLimit.PIDS:
+            self._kill_group()
         left = self._find()
         for pid in left:
             self._cpu_left += 0.0 if pid == self._pid else _processor_time(pid)
         self._peak = max(self._peak, sum(map(_resident, left)))
         if left:
-            if not _marks.detached_of(self._owner):
-                # The whole process group at once: what forks all the time cannot get away.
-                with suppress(ProcessLookupError):
-                    os.killpg(self._pid, signal.SIGKILL)
+            self._kill_group()
             Hunt(self._find, grace=0.0).run()
         # Also if it was detached: this is what is waited for.
         os.kill(self._pid, signal.SIGKILL)
+
+    def _kill_group(self) -> None:
+        """Kill the whole process group at once: what forks all the time cannot get away."""
+        if not _marks.detached_of(self._owner):
+            with suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
 
 
 def _write(fd: int, data: memoryview) -> memoryview:
