@@ -417,8 +417,7 @@ class _Run:
             try:
                 self._talk(ours, fds, began)
             finally:
-                self._end()
-                _, status, usage = os.wait4(self._pid, 0)
+                status, usage = self._finish()
             wall = time.monotonic() - began
             for fd, output in ((stdout[0], self._out), (stderr[0], self._err)):
                 if fd in fds:
@@ -533,6 +532,20 @@ class _Run:
             Hunt(self._find, grace=0.0).run()
         # Also if it was detached: this is what is waited for.
         os.kill(self._pid, signal.SIGKILL)
+
+    def _finish(self) -> tuple[int, Any]:
+        """Kill what is left, and wait for the first process. Another Ctrl-C is raised only then (TOOL-1)."""
+        interrupt: BaseException | None = None
+        ended: tuple[int, Any] | None = None
+        while ended is None:
+            try:
+                self._end()
+                ended = os.wait4(self._pid, 0)[1:]
+            except (KeyboardInterrupt, SystemExit) as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        return ended
 
     def _kill_group(self) -> None:
         """Kill the whole process group at once: what forks all the time cannot get away."""
