@@ -33,7 +33,7 @@ def family(pid: int | str = "self") -> dict[int, str]:
 
 def nurseries(processes: dict[int, str]) -> int:
     """How many of them fork workers; those stay until `shutdown()`."""
-    return sum("_nursery" in command for command in processes.values())
+    return sum("_nursery" in command and "minder" not in command for command in processes.values())
 
 
 def descriptors() -> list[str]:
@@ -69,7 +69,9 @@ class Traces:
         processes = family()
         self.nurseries = nurseries(processes)
         self.workers = {
-            pid for pid, command in processes.items() if "_nursery" not in command or is_fork(pid)
+            pid
+            for pid, command in processes.items()
+            if "minder" not in command and ("_nursery" not in command or is_fork(pid))
         }
         self.threads = {thread.name for thread in threading.enumerate()}
         self.descriptors = descriptors()

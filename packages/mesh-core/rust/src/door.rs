@@ -2,11 +2,14 @@
 
 use crate::codes;
 use mesh_runtime::{Runtime, RuntimeError, Waited};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 use std::cell::Cell;
+use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -206,6 +209,35 @@ pub(crate) fn exit_with(status: i32) {
 #[pyfunction]
 pub(crate) fn name_process(title: &str, short: &str) {
     mesh_runtime::name_process(title, short);
+}
+
+/// Has the orphans below this process become its children.
+#[pyfunction]
+pub(crate) fn adopt_orphans() -> PyResult<()> {
+    Ok(mesh_runtime::adopt_orphans()?)
+}
+
+/// Starts a program in a session of its own and returns its pid; `mark` is the soft limit, to which the pid is added, and
+/// the hard one.
+#[pyfunction]
+pub(crate) fn start_marked(
+    py: Python<'_>,
+    argv: Vec<OsString>,
+    env: Option<Vec<(OsString, OsString)>>,
+    cwd: Option<PathBuf>,
+    mark: Option<(u64, u64)>,
+    stdio: [i32; 3],
+) -> PyResult<u32> {
+    let name = argv.first().cloned();
+    let program = mesh_runtime::Program { argv, env, cwd, mark };
+    // SAFETY: the caller's three descriptors stay open while it waits for this call.
+    let stdio = stdio.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+    py.detach(|| mesh_runtime::start_marked(program, stdio)).map_err(|error| {
+        let text = error.to_string();
+        // The interpreter chooses the class by the number.
+        let said = text.split(" (os error").next().unwrap_or_default().to_owned();
+        PyOSError::new_err((error.raw_os_error(), said, name))
+    })
 }
 
 /// Stands before the handler that Python has just installed for SIGTERM: a second one, or `grace` seconds, kill.

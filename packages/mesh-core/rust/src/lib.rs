@@ -69,6 +69,8 @@ mod _native {
         m.add_function(wrap_pyfunction!(port::packing, m)?)?;
         m.add_function(wrap_pyfunction!(door::name_process, m)?)?;
         m.add_function(wrap_pyfunction!(door::exit_with, m)?)?;
+        m.add_function(wrap_pyfunction!(door::adopt_orphans, m)?)?;
+        m.add_function(wrap_pyfunction!(door::start_marked, m)?)?;
         m.add_function(wrap_pyfunction!(door::guard_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::begin_sigterm, m)?)?;
         m.add_function(wrap_pyfunction!(door::repeat_sigterm, m)?)?;

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from mesh_core._settings import Settings, SettingsError, configure, configured
     from mesh_core._supervision import set_fault_handler
     from mesh_core._together import as_completed, gather, wait, wait_async
+    from mesh_core._tools import ToolLimit, ToolResult, ToolUsage, detach, run_tool, run_tool_async
     from mesh_core._workspace._report import WorkspaceReport
 else:
     from mesh_core._actors import ActorMesh
@@ -131,6 +132,9 @@ __all__ = [
     "SpawnError",
     "Stream",
     "SupervisionError",
+    "ToolLimit",
+    "ToolResult",
+    "ToolUsage",
     "Undeliverable",
     "ValueMesh",
     "WorkspaceReport",
@@ -145,12 +149,15 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "detach",
     "endpoint",
     "gather",
     "get_include",
     "get_or_spawn_controller",
     "proc_mesh",
     "rank_seed",
+    "run_tool",
+    "run_tool_async",
     "run_worker_loop_forever",
     "send",
     "set_fault_handler",
@@ -198,7 +205,13 @@ _LATER = {
     "configure": "mesh_core._settings",
     "configured": "mesh_core._settings",
     "set_fault_handler": "mesh_core._supervision",
+    "ToolLimit": "mesh_core._tools",
+    "ToolResult": "mesh_core._tools",
+    "ToolUsage": "mesh_core._tools",
     "WorkspaceReport": "mesh_core._workspace._report",
+    "detach": "mesh_core._tools",
+    "run_tool": "mesh_core._tools",
+    "run_tool_async": "mesh_core._tools",
 }
 
 

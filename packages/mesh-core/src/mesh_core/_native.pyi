@@ -33,6 +33,7 @@ __all__ = [
     "VisitEnd",
     "Waker",
     "__version__",
+    "adopt_orphans",
     "attach",
     "attach_dialers",
     "be_host",
@@ -71,6 +72,7 @@ __all__ = [
     "roll",
     "seat",
     "serve_to_the_end",
+    "start_marked",
     "visit_job",
 ]
 
@@ -640,6 +642,14 @@ def release_sigterm() -> None: ...
 def repeat_sigterm() -> None: ...
 def die_with_parent(parent: int) -> None: ...
 def name_process(title: str, short: str) -> None: ...
+def adopt_orphans() -> None: ...
+def start_marked(
+    argv: Sequence[str],
+    env: Sequence[tuple[str, str]] | None,
+    cwd: str | None,
+    mark: tuple[int, int] | None,
+    stdio: tuple[int, int, int],
+) -> int: ...
 
 # --- credentials: rust/src/credentials.rs -------------------------------------------------------------------
 

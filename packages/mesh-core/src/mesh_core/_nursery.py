@@ -3,6 +3,8 @@
 It reads orders from its agent and reports what becomes of its children; see ``nursery.rs`` for the packets. Without
 its agent it ends, and takes its children along: each has asked the kernel to be killed with its parent.
 
+It also ends what its workers leave behind (``_brood.py``): the kernel gives it their orphans.
+
 NUR-1: it never starts a thread or a runtime, so that a fork is a sound copy.
 NUR-2: a preloaded module that starts threads is refused unless it is known to survive a fork; workers then get
 interpreters of their own.
@@ -24,6 +26,7 @@ import traceback
 from typing import Any, NamedTuple, NoReturn
 
 from mesh_core import _config, _streams, _surroundings, _worker
+from mesh_core._brood import Brood
 from mesh_core._native import die_with_parent, name_process
 
 _ORDER = struct.Struct("<BQIII")
@@ -91,11 +94,12 @@ class _Order(NamedTuple):
 class Nursery:
     """The loop that turns orders into processes."""
 
-    def __init__(self, control: int, board: int) -> None:
+    def __init__(self, control: int, board: int, brood: Brood) -> None:
         self._control = socket.socket(fileno=control)
         self._control.setblocking(False)
         self._board = board
-        self._children: dict[int, tuple[int, _Addr]] = {}  # by pidfd
+        self._brood = brood
+        self._workers: dict[int, tuple[int, _Addr]] = {}  # by pid: the pidfd, and who it is
         self._pids: dict[_Addr, int] = {}
         self._epoll = select.epoll()
         self._epoll.register(control, select.EPOLLIN)
@@ -117,20 +121,30 @@ class Nursery:
         except BlockingIOError:
             pass
         except OSError:
-            os._exit(0)
+            self._leave()
         self._epoll.modify(self._control, select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0))
+
+    def start_minder(self) -> None:
+        """Have what workers leave behind end also if this process is killed."""
+        self._brood.start_minder()
 
     def serve(self) -> NoReturn:
         """Take orders until the agent is gone."""
+        self._epoll.register(self._brood.listen(), select.EPOLLIN)
+        pause: float | None = None
         while True:
-            for fd, events in self._epoll.poll():
+            ended = pause is not None
+            for fd, events in self._epoll.poll(pause):
                 if fd != self._control.fileno():
-                    self._reap(fd)
+                    ended = True
                     continue
                 if events & select.EPOLLOUT:
                     self._send()
                 if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
                     self._receive()
+            if ended:
+                self._reap()
+                pause = self._brood.hunt(self._workers)
 
     def _receive(self) -> None:
         try:
@@ -140,8 +154,8 @@ class Nursery:
         except OSError:
             packet, fds = b"", []
         if not packet:
-            # The agent is gone. The kernel kills the workers with this process.
-            os._exit(0)
+            # The agent is gone.
+            self._leave()
         op, mesh, rank, host, seat = _ORDER.unpack_from(packet)
         if op == _KILL:
             pid = self._pids.get((mesh, rank))
@@ -151,9 +165,11 @@ class Nursery:
             return
         addr = (mesh, rank)
         link, out, err, told = fds
+        number = self._brood.take_number()
         try:
             pid = os.fork()
         except OSError as error:
+            self._brood.give_number(number)
             for fd in fds:
                 os.close(fd)
             self.report(
@@ -161,34 +177,48 @@ class Nursery:
             )
             return
         if pid == 0:
-            self._become(_Order(addr, host, seat, link, out, err, told, op == _EXEC or self.only_exec))
+            self._become(
+                number, _Order(addr, host, seat, link, out, err, told, op == _EXEC or self.only_exec)
+            )
         for fd in fds:
             os.close(fd)
         watch = os.pidfd_open(pid)
-        self._children[watch] = (pid, addr)
+        self._workers[pid] = (watch, addr)
+        self._brood.add(pid, number)
         self._pids[addr] = pid
         self._epoll.register(watch, select.EPOLLIN)
         self.report(_FORKED, addr, pid=pid)
 
-    def _reap(self, watch: int) -> None:
-        pid, addr = self._children.pop(watch)
-        self._epoll.unregister(watch)
-        os.close(watch)
-        del self._pids[addr]
-        _, status = os.waitpid(pid, 0)
-        # Negative for a signal, as subprocess has it.
-        self.report(_EXITED, addr, pid=pid, status=os.waitstatus_to_exitcode(status))
+    def _reap(self) -> None:
+        """Take leave of all children that have ended; only some of them were workers."""
+        for pid, status in self._brood.ended():
+            worker = self._workers.pop(pid, None)
+            if worker is None:
+                continue
+            watch, addr = worker
+            self._epoll.unregister(watch)
+            os.close(watch)
+            del self._pids[addr]
+            # Negative for a signal, as subprocess has it.
+            self.report(_EXITED, addr, pid=pid, status=os.waitstatus_to_exitcode(status))
 
-    def _become(self, order: _Order) -> NoReturn:
+    def _leave(self) -> NoReturn:
+        """End, and all workers with it, and what these have started."""
+        for pid in self._workers:
+            os.kill(pid, signal.SIGKILL)
+        self._brood.leave(self._workers)
+
+    def _become(self, number: int, order: _Order) -> NoReturn:
         """Turn this copy of the nursery into a worker."""
         parent = os.getppid()
         status = 1
         try:
             die_with_parent(parent)
+            self._brood.fledge(number)
             self._epoll.close()
-            for watch in self._children:
+            for watch, _ in self._workers.values():
                 os.close(watch)
-            self._children.clear()
+            self._workers.clear()
             told = {**_config.read(order.told, order.addr[1]), "scratch": os.environ.get(SCRATCH, "")}
             # The rank that its mesh knows it by, which may have had other processes before.
             rank = told["ranks"][order.addr[1]] if told["ranks"] else order.addr[1]
@@ -321,10 +351,11 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         os.set_inheritable(fd, True)
     os.close(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    nursery = Nursery(control, board)
+    nursery = Nursery(control, board, Brood())
     if unfit := _unfit():
         nursery.report(_REFUSED, (0, 0), text=unfit)
         os._exit(1)
+    nursery.start_minder()
     # What modules register when they are imported here would end in each worker what all of them share, a temporary
     # directory for example. What the start of any interpreter registers stays: tools that measure it write their results.
     register, atexit.register = atexit.register, _dropped  # type: ignore[assignment]

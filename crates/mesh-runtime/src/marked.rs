@@ -1,0 +1,69 @@
+//! Processes whose descendants are known for good.
+//!
+//! A process is marked by its limit of file locks (`RLIMIT_LOCKS`), which no kernel has heeded since 2.4: every process has
+//! one, children inherit it across fork and exec, whatever they do to their parents, sessions and environment, and other
+//! processes of the user can read it. What marks mean is told in Python (`_marks.py`).
+
+use rustix::process::{Resource, Rlimit, getpid, setrlimit, setsid};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// A program to be started.
+#[derive(Debug)]
+pub struct Program {
+    /// It and its arguments.
+    pub argv: Vec<OsString>,
+    /// Its whole environment; this process's own if there is none.
+    pub env: Option<Vec<(OsString, OsString)>>,
+    /// Where it is to run.
+    pub cwd: Option<PathBuf>,
+    /// The soft limit, to which its pid is added, and the hard one.
+    pub mark: Option<(u64, u64)>,
+}
+
+/// Has the orphans below this process become its children.
+pub fn adopt_orphans() -> io::Result<()> {
+    // SAFETY: the call takes a number, and no memory.
+    match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Starts a program in a session of its own, with these for stdin, stdout and stderr, and returns its pid. It is a child
+/// of this process, and has to be waited for.
+pub fn start_marked(program: Program, stdio: [BorrowedFd<'_>; 3]) -> io::Result<u32> {
+    let Program { argv, env, cwd, mark } = program;
+    let mut argv = argv.into_iter();
+    let mut command = Command::new(argv.next().unwrap_or_default());
+    let [input, output, errors] = stdio;
+    command
+        .args(argv)
+        .stdin(Stdio::from(input.try_clone_to_owned()?))
+        .stdout(Stdio::from(output.try_clone_to_owned()?))
+        .stderr(Stdio::from(errors.try_clone_to_owned()?));
+    if let Some(env) = env {
+        command.env_clear().envs(env);
+    }
+    if let Some(cwd) = cwd {
+        command.current_dir(cwd);
+    }
+    // SAFETY: between fork and exec only async-signal-safe system calls are made, and nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            setsid()?;
+            if let Some((soft, hard)) = mark {
+                let pid = getpid().as_raw_nonzero().get().unsigned_abs();
+                let current = Some(soft + u64::from(pid));
+                setrlimit(Resource::Locks, Rlimit { current, maximum: Some(hard) })?;
+            }
+            Ok(())
+        });
+    }
+    // A child that is dropped goes on; who has asked waits for it.
+    command.spawn().map(|child| child.id())
+}

@@ -1,0 +1,273 @@
+"""Which processes belong to a worker, to a tool or to nobody; and how all that belong to one of them are ended.
+
+A mark is the pair of limits of file locks (``RLIMIT_LOCKS``) of a process. Linux has heeded these since 2.4 no longer, every
+process has them, and children inherit them through fork, exec, setsid, a change of the process group and an emptied
+environment. The hard limit names the owner: a nursery, or a script that runs tools. The soft one names the worker of
+that owner, and below it the tool. Where both are the same, the process is detached.
+
+MRK-1: a process is signalled only if it has such a mark, or a parent that is to be ended, and is not detached.
+MRK-2: between the look and the signal a pid may come to mean another process: the signal goes to the one that was looked at.
+
+This file is also run as a program, by scripts that run tools: it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+LOCKS = 10
+"""``RLIMIT_LOCKS``, which the module ``resource`` does not name."""
+
+GRACE_S = 0.5
+"""Between SIGTERM and SIGKILL."""
+
+# Owners lie in this range, so that no limit that anybody has set is taken for one. Within a worker it ends at the worker's
+# own owner: without privileges a hard limit can only be lowered.
+_LOWEST, _HIGHEST = 1 << 50, 1 << 62
+_PID_BITS = 22  # the kernel's maximum
+
+# On a host where processes end all the time, no look may be undisturbed.
+_LOOKS = 8
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+
+
+class Mark(NamedTuple):
+    """What the limits of a process say."""
+
+    owner: int
+    soft: int
+
+    @property
+    def worker(self) -> int:
+        """The number of the worker below the owner."""
+        return self.soft >> _PID_BITS
+
+    @property
+    def tool(self) -> int:
+        """The pid of the tool's first process, or 0."""
+        return self.soft & ((1 << _PID_BITS) - 1)
+
+    @property
+    def detached(self) -> bool:
+        """Whether the process is to outlive its owner."""
+        return self.soft == self.owner
+
+
+class Look(NamedTuple):
+    """A process at one moment. Its start tells it apart from a later one with the same pid."""
+
+    parent: int
+    ended: bool
+    start: bytes
+
+
+Found = dict[int, Look]
+
+
+def read(pid: int) -> Mark | None:
+    """The mark of a process; ``None`` if it has none, has gone, or is another user's."""
+    try:
+        soft, hard = resource.prlimit(pid, LOCKS)
+    except OSError:
+        return None
+    return Mark(hard, soft) if _LOWEST <= hard < _HIGHEST else None
+
+
+def look(pid: int) -> Look | None:
+    """Look at a process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - for hundreds of processes in a row
+            # The second field is the name, in parentheses, and may hold anything.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return Look(int(fields[1]), fields[0] in b"ZXx", fields[19])
+
+
+def new_owner() -> int:
+    """An owner that nobody else is."""
+    _, hard = resource.getrlimit(LOCKS)
+    above = min(_HIGHEST, hard) if hard >= 0 else _HIGHEST
+    if above - _LOWEST < 1 << 32:
+        raise OSError("the limit of file locks (ulimit -x) is too low for marks")
+    return _LOWEST + int.from_bytes(os.urandom(8), "big") % (above - _LOWEST)
+
+
+def soft_of(worker: int) -> int:
+    """The soft limit of a worker; a tool's pid is added to it."""
+    return worker << _PID_BITS
+
+
+def mark_worker(owner: int, worker: int) -> None:
+    """Mark this process, and so all that it will start."""
+    resource.setrlimit(LOCKS, (soft_of(worker), owner))
+
+
+def detach_one(pid: int) -> None:
+    """Detach one process, and so all that it will start."""
+    _, hard = resource.prlimit(pid, LOCKS)
+    resource.prlimit(pid, LOCKS, (hard, hard))
+
+
+def all_pids() -> list[int]:
+    """Every process that can be seen."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - much faster
+
+
+def below(roots: Collection[int], everyone: Mapping[int, Look]) -> set[int]:
+    """``roots`` and all that descends from them, but nothing that is detached."""
+    children: dict[int, list[int]] = {}
+    for pid, seen in everyone.items():
+        children.setdefault(seen.parent, []).append(pid)
+    found: set[int] = set()
+    due = list(roots)
+    while due:
+        pid = due.pop()
+        if pid in found:
+            continue
+        mark = read(pid)
+        if mark is not None and mark.detached:
+            continue
+        found.add(pid)
+        due.extend(children.get(pid, ()))
+    return found
+
+
+def look_at_all(pids: Collection[int]) -> Found:
+    """Look at processes."""
+    return {pid: seen for pid in pids if (seen := look(pid)) is not None}
+
+
+def find(matches: Callable[[Mark], bool], known: Collection[int] = ()) -> Found:
+    """All living processes whose mark matches, and what descends from them; ``known`` have ended, as the caller knows.
+
+    A process that forks and ends while it is looked for is seen no more, and its child not yet: where one has ended
+    meanwhile, nothing found means nothing, and the look is repeated.
+    """
+    gone = set(known)
+    found: Found = {}
+    for _ in range(_LOOKS):
+        pids = all_pids()
+        roots = [
+            pid for pid in pids if (mark := read(pid)) is not None and not mark.detached and matches(mark)
+        ]
+        if not roots or gone.issuperset(roots):
+            if all(pid in gone or _exists(pid) for pid in pids):
+                return {}
+            gone.update(roots)
+            continue
+        everyone = look_at_all(pids)
+        found = living(below(roots, everyone), everyone)
+        if found:
+            return found
+        gone.update(roots)
+    return found
+
+
+def count(matches: Callable[[Mark], bool]) -> int:
+    """How many processes have such a mark; some may have ended, and not been waited for."""
+    return sum(1 for pid in all_pids() if (mark := read(pid)) is not None and matches(mark))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def detached_of(owner: int) -> bool:
+    """Whether a process is detached from this owner."""
+    return any((mark := read(pid)) is not None and mark == (owner, owner) for pid in all_pids())
+
+
+def living(pids: Collection[int], everyone: Found) -> Found:
+    """Those of ``pids`` that have not ended."""
+    return {pid: everyone[pid] for pid in pids if pid in everyone and not everyone[pid].ended}
+
+
+def send(pid: int, seen: Look, *numbers: int) -> None:
+    """Signal the process that was seen, and no other."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        now = look(pid)
+        if now is not None and now.start == seen.start:
+            for number in numbers:
+                signal.pidfd_send_signal(fd, number)
+    except OSError:
+        pass  # it has ended, or has become another user's
+    finally:
+        os.close(fd)
+
+
+class Hunt:
+    """Ends all that ``find`` finds, round by round: SIGTERM, and SIGKILL to what is there after the grace."""
+
+    def __init__(self, find: Callable[[], Found], grace: float = GRACE_S) -> None:
+        self._find = find
+        self._kill_at = time.monotonic() + grace
+        self._asked: set[tuple[int, bytes]] = set()
+        self._pause = _FIRST_PAUSE_S
+
+    def step(self) -> float | None:
+        """One round. Returns how long to wait until the next, unless nothing is left."""
+        found = self._find()
+        if not found:
+            return None
+        left = self._kill_at - time.monotonic()
+        for pid, seen in found.items():
+            if left <= 0:
+                send(pid, seen, signal.SIGKILL)
+            elif (pid, seen.start) not in self._asked:
+                self._asked.add((pid, seen.start))
+                # Also one that is stopped is to see it.
+                send(pid, seen, signal.SIGTERM, signal.SIGCONT)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
+        return self._pause if left <= 0 else min(self._pause, left)
+
+    def run(self, between: Callable[[], object] = lambda: None) -> None:
+        """Hunt until nothing is left; ``between`` is called after each round."""
+        while (pause := self.step()) is not None:
+            time.sleep(pause)
+            between()
+
+
+def mind(owner: int, watched: int) -> NoReturn:
+    """Be a minder: wait for the end of the process behind a pidfd, and end what it has left."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        # What ends that process ends this one only when its work is done.
+        detach_one(0)
+        os.chdir("/")
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(nothing, fd)
+        os.dup2(watched, 3)
+        os.closerange(4, 1 << 20)
+        poll = select.poll()
+        poll.register(3, select.POLLIN)
+        poll.poll()
+        Hunt(lambda: find(lambda mark: mark.owner == owner)).run()
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    mind(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,179 @@
+"""Whatever an actor starts ends with the actor's process, however that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_processes import Watch, family
+from core_trees import TREES, Pipe, Trees, end, pipe, plant
+
+from mesh_core import MeshError, ProcMesh, this_host
+
+KINDS = [*TREES, "shell"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Pipe]:
+    with pipe(tmp_path / "tree") as made:
+        yield made
+
+
+@pytest.fixture
+def own(runtime: None, fault_tolerant: None) -> Iterator[ProcMesh]:
+    """Two processes that a test may do anything to."""
+    with suppress(MeshError), this_host().spawn_procs({"gpus": 2}, name="mortal") as procs:
+        yield procs
+
+
+def nursery_of(pid: int) -> int:
+    return next(each for each in family() if pid in family(each))
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
+def test_any_tree_ends_with_a_killed_worker(own: ProcMesh, tree: Pipe, kind: str) -> None:
+    plant(own.slice(gpus=0).spawn("trees", Trees), kind, tree)
+    assert tree.is_open
+    os.kill(own.pids[0] or 0, signal.SIGKILL)
+    assert tree.ended()
+
+
+def stop(procs: ProcMesh, trees: Any) -> None:
+    procs.stop().get()
+
+
+def leave(procs: ProcMesh, trees: Any) -> None:
+    trees.crash.broadcast("exit")
+
+
+def crash(procs: ProcMesh, trees: Any) -> None:
+    trees.crash.broadcast("segv")
+
+
+def kill_nursery(procs: ProcMesh, trees: Any) -> None:
+    os.kill(nursery_of(procs.pids[0] or 0), signal.SIGKILL)
+
+
+def kill_all(procs: ProcMesh, trees: Any) -> None:
+    nursery = nursery_of(procs.pids[0] or 0)
+    for pid in (nursery, *(pid for pid in procs.pids if pid)):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [stop, leave, crash, kill_nursery, kill_all])
+@pytest.mark.parametrize("kind", ["daemon", "deaf"])
+def test_a_tree_ends_with_its_worker(
+    own: ProcMesh, tree: Pipe, how: Callable[[ProcMesh, Any], None], kind: str
+) -> None:
+    trees = own.slice(gpus=0).spawn("trees", Trees)
+    plant(trees, kind, tree)
+    how(own, trees)
+    assert tree.ended()
+
+
+SCRIPT = """
+    import os, signal, sys, threading
+    from mesh_core import this_host
+    from core_trees import Trees
+
+    if __name__ == "__main__":
+        with this_host().spawn_procs({"gpus": 2}, start=sys.argv[3]) as procs:
+            trees = procs.slice(gpus=0).spawn("trees", Trees)
+            trees.plant.call_one(sys.argv[1], sys.argv[2]).get()
+            print("ready")
+            sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None], ids=str)
+@pytest.mark.parametrize(("kind", "start"), [("daemon", "fork"), ("deaf", "fork"), ("daemon", "exec")])
+def test_a_tree_ends_with_the_script(
+    script: Any, tree: Pipe, number: signal.Signals | None, kind: str, start: str
+) -> None:
+    run = script(SCRIPT, kind, tree.path, start)
+    assert run.line() == "ready"
+    tree.wait_for(TREES[kind][0])
+    everything = run.watch()
+    if number is None:
+        run.say("")
+    else:
+        run.process.send_signal(number)
+    run.finish()
+    assert tree.ended()
+    # The minder too.
+    assert everything.wait() == []
+
+
+def test_what_a_living_worker_has_started_lives_on(own: ProcMesh, tree: Pipe, tmp_path: Path) -> None:
+    """Its daemon is the nursery's child as those of the dead are."""
+    with pipe(tmp_path / "other") as other:
+        trees = own.spawn("trees", Trees)
+        plant(trees.slice(gpus=0), "daemon", tree)
+        plant(trees.slice(gpus=1), "daemon", other)
+        os.kill(own.pids[0] or 0, signal.SIGKILL)
+        assert tree.ended()
+        assert other.is_open
+        own.stop().get()
+        assert other.ended()
+
+
+@pytest.mark.parametrize("kind", ["session", "daemon"])
+def test_a_detached_process_lives_on(own: ProcMesh, tree: Pipe, kind: str) -> None:
+    """And so does what it has started before."""
+    trees = own.slice(gpus=0).spawn("trees", Trees)
+    first = plant(trees, kind, tree)
+    daemon = next(
+        pid for pid in (first, *writers(tree)) if Path(f"/proc/{pid}").exists() and pid in writers(tree)
+    )
+    trees.detach.call_one(daemon).get()
+    watch = Watch(writers(tree))
+    try:
+        nursery = Watch([nursery_of(own.pids[0] or 0)])
+        os.kill(nursery.pids[0], signal.SIGKILL)
+        assert nursery.wait() == []
+        assert watch.wait(0.8) == watch.pids
+    finally:
+        for pid in watch.pids:
+            end(pid)
+    assert tree.ended()
+
+
+def writers(tree: Pipe) -> list[int]:
+    """The processes that have the fifo open, besides this one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        pid = int(folder.parent.name)
+        with suppress(OSError):
+            if pid != os.getpid() and any(str(fd.readlink()) == tree.path for fd in folder.iterdir()):
+                found.append(pid)
+    return sorted(found)
+
+
+def test_a_killed_minder_is_replaced(own: ProcMesh) -> None:
+    own.initialized.get()
+    nursery = nursery_of(own.pids[0] or 0)
+
+    def minder() -> int:
+        return next((pid for pid, line in family(nursery).items() if "minder" in line), 0)
+
+    first = minder()
+    watch = Watch([first])
+    os.kill(first, signal.SIGKILL)
+    assert watch.wait() == []
+    while minder() in (0, first):
+        os.sched_yield()
+
+
+def test_an_actor_cannot_detach_its_own_process(own: ProcMesh) -> None:
+    trees = own.slice(gpus=0).spawn("trees", Trees)
+    with pytest.raises(MeshError, match="cannot detach itself"):
+        trees.detach.call_one(own.pids[0]).get()
+    with pytest.raises(ProcessLookupError, match="no process"):
+        trees.detach.call_one(1 << 30).get()

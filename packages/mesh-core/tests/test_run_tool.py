@@ -1,0 +1,277 @@
+"""Other programs under limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_processes import Watch, descriptors, family
+from core_trees import TREES, Pipe, pipe
+
+from mesh_core import Actor, ProcMesh, ToolLimit, detach, endpoint, run_tool, run_tool_async
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Pipe]:
+    with pipe(tmp_path / "tree") as made:
+        yield made
+
+
+def planting(kind: str, tree: Pipe) -> list[str]:
+    return [sys.executable, "-S", "-c", TREES[kind][1], tree.path]
+
+
+def test_it_returns_output_and_usage() -> None:
+    before = descriptors()
+    result = run_tool(["sh", "-c", "cat; echo two >&2; exit 3"], input="one")
+    assert (result.stdout, result.stderr, result.returncode) == (b"one", b"two\n", 3)
+    assert (result.text, result.ok, result.limit, result.truncated) == ("one", False, None, False)
+    assert result.usage.wall_s > 0
+    assert result.usage.peak_memory > 0
+    assert descriptors() == before
+    assert run_tool(["true"]).ok
+
+
+def test_a_signal_is_a_negative_returncode() -> None:
+    result = run_tool(["sh", "-c", "kill -SEGV $$"])
+    assert (result.returncode, result.limit, result.ok) == (-signal.SIGSEGV, None, False)
+
+
+def test_no_shell_is_used() -> None:
+    assert run_tool(["echo", "$HOME", ";", "false"]).text == "$HOME ; false\n"
+    with pytest.raises(TypeError, match="argv must be a list"):
+        run_tool("echo hello")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"timeout": 0}, "timeout must be positive, got 0"),
+        ({"memory": -1}, "memory must be positive"),
+        ({"pids": 0}, "pids must be positive"),
+        ({"max_output": -1}, "max_output must not be negative"),
+    ],
+)
+def test_wrong_limits(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        run_tool(["true"], **options)
+
+
+def test_what_cannot_be_started(tmp_path: Path) -> None:
+    before = descriptors()
+    with pytest.raises(FileNotFoundError) as caught:
+        run_tool(["no-such-program"])
+    assert caught.value.filename == "no-such-program"
+    plain = tmp_path / "plain"
+    plain.write_text("text")
+    with pytest.raises(PermissionError):
+        run_tool([plain])
+    with pytest.raises(NotADirectoryError, match="is not a folder"):
+        run_tool(["true"], cwd=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="must name a program"):
+        run_tool([])
+    assert descriptors() == before
+    assert not [line for line in family().values() if "_marks" in line]
+
+
+def test_folder_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOES", "yes")
+    monkeypatch.setenv("STAYS", "yes")
+    result = run_tool(["sh", "-c", "pwd; env"], cwd=tmp_path, env={"COMES": "yes", "GOES": None})
+    lines = result.text.splitlines()
+    assert lines[0] == str(tmp_path)
+    assert {"COMES=yes", "STAYS=yes"} < set(lines)
+    assert "GOES=yes" not in lines
+
+
+def test_long_input_and_output() -> None:
+    """Neither side waits for the other while both write."""
+    data = os.urandom(3_000_000)
+    result = run_tool(["cat"], input=data, max_output=len(data))
+    assert result.stdout == data
+    assert not result.truncated
+    short = run_tool(["cat"], input=data, max_output=1000)
+    assert (short.stdout, short.truncated, short.ok) == (data[:1000], True, True)
+    # It does not read what it is given.
+    assert run_tool(["true"], input=data).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["session", "daemon", "deaf", "stopped", "crowd"])
+def test_a_timeout_ends_the_whole_tree(tree: Pipe, kind: str) -> None:
+    result = run_tool(planting(kind, tree) if kind != "daemon" else waits(tree), timeout=1.0)
+    assert result.limit is ToolLimit.TIMEOUT
+    assert not result.ok
+    assert tree.ended()
+
+
+def waits(tree: Pipe) -> list[str]:
+    """A daemon, and a first process that does not end."""
+    return ["sh", "-c", '"$@"; sleep 1000', "sh", *planting("daemon", tree)]
+
+
+@pytest.mark.slow
+def test_what_is_left_ends_with_the_tool(tree: Pipe) -> None:
+    result = run_tool(["sh", "-c", '"$@"; read line < /dev/null; sleep 0.5', "sh", *planting("daemon", tree)])
+    assert result.limit is None
+    tree.wait_for(1)
+    assert tree.ended()
+
+
+@pytest.mark.slow
+def test_memory_of_all_processes_counts() -> None:
+    code = "import os, signal\nos.fork()\nos.fork()\nx = bytearray(60 << 20)\nsignal.pause()"
+    result = run_tool([sys.executable, "-S", "-c", code], memory=200 << 20)
+    assert result.limit is ToolLimit.MEMORY
+    assert result.usage.peak_memory > 200 << 20
+    alone = run_tool([sys.executable, "-S", "-c", "x = bytearray(60 << 20)"], memory=200 << 20)
+    assert alone.ok
+
+
+@pytest.mark.slow
+def test_too_many_processes(tree: Pipe) -> None:
+    result = run_tool(planting("crowd", tree), pids=20)
+    assert result.limit is ToolLimit.PIDS
+    assert tree.ended()
+    assert run_tool(["sh", "-c", "true | true"], pids=20).ok
+
+
+@pytest.mark.slow
+def test_processor_time_of_what_was_killed_counts() -> None:
+    burn = "import os\nif os.fork(): os.wait()\nwhile True: pass"
+    result = run_tool([sys.executable, "-S", "-c", burn], timeout=1.0)
+    assert result.usage.cpu_s > 0.05
+
+
+def test_a_cancelled_coroutine_kills(tree: Pipe) -> None:
+    async def main() -> None:
+        task = asyncio.ensure_future(run_tool_async(planting("session", tree)))
+        await asyncio.to_thread(tree.wait_for, 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert tree.ended()
+
+
+def test_the_loop_goes_on_meanwhile() -> None:
+    async def main() -> None:
+        read, write = os.pipe()
+        slow = asyncio.ensure_future(run_tool_async(["cat", f"/proc/{os.getpid()}/fd/{read}"]))
+        assert (await run_tool_async(["echo", "quick"])).text == "quick\n"
+        assert not slow.done()
+        os.write(write, b"slow")
+        os.close(write)
+        assert (await slow).text == "slow"
+        os.close(read)
+
+    asyncio.run(main())
+    assert "mesh-tool" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_errors_reach_the_coroutine() -> None:
+    async def main() -> None:
+        with pytest.raises(FileNotFoundError):
+            await run_tool_async(["no-such-program"])
+        with pytest.raises(ValueError, match="timeout must be positive"):
+            await run_tool_async(["true"], timeout=-1)
+
+    asyncio.run(main())
+
+
+SCRIPT = """
+    import sys
+    from mesh_core import run_tool
+
+    print("ready")
+    run_tool([sys.executable, "-S", "-c", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_tools_end_with_the_script(script: Any, tree: Pipe, number: signal.Signals) -> None:
+    run = script(SCRIPT, TREES["session"][1], tree.path)
+    assert run.line() == "ready"
+    tree.wait_for(TREES["session"][0])
+    everything = run.watch()
+    run.process.send_signal(number)
+    run.finish()
+    assert tree.ended()
+    assert everything.wait() == []
+
+
+class Agent(Actor):
+    @endpoint
+    async def use(self, argv: list[str], **options: Any) -> Any:
+        return await run_tool_async(argv, **options)
+
+    @endpoint
+    def use_here(self, argv: list[str], **options: Any) -> Any:
+        return run_tool(argv, **options)
+
+
+@pytest.mark.usefixtures("fault_tolerant")
+def test_tools_of_actors(procs: ProcMesh, tree: Pipe, tmp_path: Path) -> None:
+    agents = procs.spawn("agents", Agent)
+    results = agents.use.call(["sh", "-c", "echo $PPID"]).get().values()
+    assert [int(result.text) for result in results] == procs.pids
+    assert agents.use_here.call(["true"]).get().values()[0].ok
+    call = agents.slice(hosts=0, gpus=0).use.call_one(planting("daemon", tree))
+    call.get()
+    assert tree.ended()
+    with pipe(tmp_path / "other") as other:
+        waiting = agents.slice(hosts=0, gpus=0).use.call_one(planting("session", other))
+        other.wait_for(2)
+        waiting.cancel()
+        assert other.ended()
+    agents.stop().get()
+
+
+@pytest.mark.slow
+def test_tools_end_with_a_killed_worker(fault_tolerant: None, tree: Pipe, runtime: None) -> None:
+    from contextlib import suppress
+
+    from mesh_core import MeshError, this_host
+
+    with suppress(MeshError), this_host().spawn_procs(name="mortal") as own:
+        agents = own.spawn("agents", Agent)
+        agents.use.broadcast(planting("session", tree))
+        tree.wait_for(2)
+        watch = Watch(pid for pid in own.pids if pid is not None)
+        os.kill(watch.pids[0], signal.SIGKILL)
+        assert tree.ended()
+        assert watch.wait() == []
+
+
+def test_a_detached_process_outlives_the_tool(tree: Pipe) -> None:
+    """But the first one, for which the caller waits."""
+    found: list[int] = []
+
+    def find() -> None:
+        tree.wait_for(1)
+        found.extend(pid for pid, line in family().items() if tree.path in line)
+        for pid in found:
+            detach(pid)
+
+    finder = threading.Thread(target=find)
+    finder.start()
+    try:
+        result = run_tool(["sh", "-c", '"$@" & wait', "sh", *planting("child", tree)], timeout=1.0)
+        finder.join()
+        assert result.limit is ToolLimit.TIMEOUT
+        assert tree.is_open
+    finally:
+        finder.join()
+        for pid in found:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
+    assert tree.ended()
