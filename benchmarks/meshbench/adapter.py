@@ -61,6 +61,13 @@ class QueueSystem(Protocol):
         """Items per second through one queue; each producer puts `items` small ones, one after the other."""
 
 
+class PoolSystem(Protocol):
+    """A system that keeps replicas busy."""
+
+    def pool(self, replicas: int, naps: list[float], empty: int) -> tuple[float, float]:
+        """Seconds for tasks that sleep so long, taken by whoever is free; and for `empty` tasks that do nothing."""
+
+
 class KillSystem(ActorSystem, Protocol):
     """A system of which it is measured how soon a caller learns that it waits in vain."""
 
@@ -85,6 +92,9 @@ class MeshSystem(KillSystem, Protocol):
 
     def many_actors(self, actors: int) -> tuple[float, float, float]:
         """Seconds to spawn and call `actors` async actors in one process; bytes each there, bytes each here."""
+
+    def pool_crashes(self, replicas: int, tasks: int, every: float) -> tuple[int, int]:
+        """Of so many tasks, while a replica is killed `every` seconds: how many have no outcome, and how many ran twice."""
 
     def reduce_all(self, reduce: bool, size: int, times: int) -> list[tuple[float, float]]:
         """Sum what every actor returns, a float or an array of `size` bytes, on the way up or here.

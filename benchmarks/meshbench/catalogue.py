@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ SYSTEMS = ("mesh", "monarch", "ray", "xoscar")
 LARGE = ("mesh", "monarch")
 SPINNING = ("mesh", "mesh-nospin")
 ONLY_MESH = ("mesh",)
-QUEUES = ("mesh", "ray")
+BLOCKS = ("mesh", "ray")
 HOSTS_FLOOR = ("mesh", "monarch", "ray", "rawtls")
 HOSTS = ("mesh", "monarch", "ray")
 
@@ -118,6 +119,12 @@ FIGURES: Mapping[str, Figure] = {
     "gather_arrays": Figure("the same, all replies summed here", "ms"),
     "reduce_cpu": Figure("processor time here for these arrays, summed on the way up", "ms"),
     "gather_cpu": Figure("the same, all replies summed here", "ms"),
+    "pool_makespan": Figure("pool of 8, tasks of 1 ms with a heavy tail: makespan over the ideal", "x"),
+    "pool_task": Figure("empty task of a pool of 8", "µs"),
+    "pool_lost": Figure(
+        "100,000 tasks, a replica killed every 2 s, no retries: tasks without an outcome", "tasks"
+    ),
+    "pool_twice": Figure("of these, run more than once", "tasks"),
     "queue_rate": Figure("small items through a queue, 4 producers and 4 takers", "1/s", more_is_better=True),
     "busy_work": Figure("calls/s, twice as many computing procs as cores", "1/s", more_is_better=True),
     "busy_pingpong": Figure(
@@ -300,6 +307,22 @@ def _reduce_256(system: Any, scale: Scale) -> Samples:
     return found
 
 
+def _pool(system: Any, scale: Scale) -> Samples:
+    """Most tasks are short, one in a hundred takes 20 to 60 times as long; the same for all."""
+    luck = random.Random(1)
+    is_mesh = system.module == "mesh_core"
+    count = scale.of(10_000, 1_000) if is_mesh else scale.of(3_000, 300)
+    naps = [luck.uniform(0.02, 0.06) if luck.random() < 0.01 else 0.0006 for _ in range(count)]
+    empty = scale.of(10_000, 1_000) if is_mesh else scale.of(2_000, 200)
+    taken, nothing = system.pool(8, naps, empty)
+    return {"pool_makespan": [taken / (sum(naps) / 8)], "pool_task": [nothing / empty * 1e6]}
+
+
+def _pool_crashes(system: Any, scale: Scale) -> Samples:
+    lost, twice = system.pool_crashes(8, scale.of(100_000, 20_000), 2.0)
+    return {"pool_lost": [float(lost)], "pool_twice": [float(twice)]}
+
+
 def _queue_rate(system: Any, scale: Scale) -> Samples:
     # Ray takes some hundred items a second, and would need minutes for what mesh needs to come into its stride.
     items = scale.of(20_000, 2_000) if system.module == "mesh_core" else scale.of(500, 100)
@@ -430,7 +453,9 @@ ITEMS: Mapping[str, Item] = {
         ),
         rounds=3,
     ),
-    "queue_rate": Item(QUEUES, _queue_rate, ("queue_rate",)),
+    "pool": Item(BLOCKS, _pool, ("pool_makespan", "pool_task")),
+    "pool_crashes": Item(ONLY_MESH, _pool_crashes, ("pool_lost", "pool_twice"), rounds=3),
+    "queue_rate": Item(BLOCKS, _queue_rate, ("queue_rate",)),
     "busy_work": Item(SPINNING, _busy_work, ("busy_work",)),
     "busy_pingpong": Item(SPINNING, _busy_pingpong, ("busy_pingpong",)),
     "logs": Item(ONLY_MESH, _logs, ("log_rate", "log_call", "log_call_null")),

@@ -88,7 +88,7 @@ def test_what_was_sent_to_the_old_process_is_not_done_by_the_new_one(procs: Proc
     counters.initialized.get(timeout=WITHIN)
     pid = procs.pids[2]
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     waiting = [counters.slice(gpus=2).hear.call_one(n) for n in range(5)]
     losses.slay(procs, 2)
     for call in waiting:

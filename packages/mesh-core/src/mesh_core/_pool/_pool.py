@@ -92,8 +92,8 @@ class Pool(Generic[A]):
         timeout: seconds that a task may run, as ``with_options(timeout=)``; the time in which it waits does not count.
         waiting: how many tasks may wait for a replica before :meth:`submit` waits itself; as many as can run at the same
             time if nothing is given.
-        drain: seconds that :meth:`close` and :meth:`remove` wait for tasks that run, before these are cancelled; without
-            limit if nothing is given.
+        drain: seconds that the end of a ``with`` block waits for tasks that run, before these are cancelled; without limit if
+            nothing is given.
         on_crash: what becomes of a replica that dies. ``"raise"``: its task fails, its owner hears of it as ever, and the
             others go on. ``"retry"``: the pool takes care of the failure, and the others go on. ``"respawn"``: also, the
             replica is made again.
