@@ -230,6 +230,7 @@ def wheel(session: nox.Session, package: Package) -> Path:
         for sibling in workspace.closure(package, PACKAGES + PLUGINS):
             if sibling.name != package.name:
                 wheel(session, sibling)
+        WHEELS.mkdir(parents=True, exist_ok=True)
         session.log(f"building {package.name} {package.version}")
         if session.venv_backend == "uv":
             session.run(
