@@ -69,8 +69,8 @@ def test_ctrl_c_while_submit_waits_for_room(script: Callable[..., Script]) -> No
     tasks = [pool.submit(workers.wait, told) for _ in range(6)]
     for _ in range(3):
         heard.recv().get(20)
-    print("full")
     try:
+        print("full", flush=True)
         pool.submit(workers.double, 1)
     except KeyboardInterrupt:
         print("interrupted", pool.progress.waiting)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mesh_core import Actor, ProcMesh, Promise, endpoint, inspect, shutdown, this_host
+from mesh_core import Actor, Pool, ProcMesh, Promise, endpoint, inspect, shutdown, this_host
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
 
@@ -354,3 +354,11 @@ def test_a_promise_that_nobody_looks_at_has_a_span(kept: InMemorySpanExporter) -
     gc.collect()
     assert not one(here(kept), "promise done", "INTERNAL").failed
     assert "mesh.abandoned" not in one(here(kept), "promise dropped", "INTERNAL").attributes
+
+
+def test_the_tasks_of_a_pool_have_the_spans_of_their_calls(kept: InMemorySpanExporter, own: ProcMesh) -> None:
+    workers = own.spawn("pooled", Worker)
+    with trace.get_tracer("test").start_as_current_span("all of them") as mine, Pool(workers) as pool:
+        assert sorted(pool.map_unordered(workers.step, range(6))) == [1, 2, 3, 4, 5, 6]
+    calls = [span for span in here(kept) if (span.name, span.kind) == ("Worker/step", CLIENT)]
+    assert [call.parent for call in calls] == [mine.get_span_context().span_id] * 6

@@ -71,7 +71,8 @@ class Promise(Generic[R]):
         limit = None
         if timeout is not None or process.deadlines:
             limit = _limit(timeout)
-        if process.tracer is not None:
+        # A task of a pool has the span of the call that it becomes.
+        if process.tracer is not None and self._kind is _Promised:
             span = process.tracer.promise(call, name)
             self.future = (
                 _Traced(span, process, call, _unused, what, limit)
