@@ -124,7 +124,9 @@ def one_round(
     del runtime
     if took > STOP + 10:
         raise Violation(f"shutdown() took {took:.1f} s")
-    wrong = {key: value for key, value in counts.items() if key != "shm_bytes" and value}
+    # Not what results hold that this script has: those go when Python lets them go.
+    held = ("shm_bytes", "held_reply_bytes")
+    wrong = {key: value for key, value in counts.items() if key not in held and value}
     if wrong:
         raise Violation(f"after shutdown() the runtime counts {wrong}")
     if found := before.leftovers():
