@@ -185,6 +185,8 @@ class Queues(Extension):
                 if flushed is not None:
                     flushed.get(timeout=max(0.0, until - time.monotonic()))
             except MeshError as error:
+                if not client.waiting:
+                    continue  # the queue has refused them, and their batch's promise tells
                 logging.getLogger("mesh").error(  # noqa: TRY400 - where it was noticed says nothing
                     "%d items that were put into %s are lost, as the process ends before there was room for them (%s). Wait for "
                     "flush() before that",
