@@ -16,6 +16,7 @@ import pytest
 from mesh_core import (
     Actor,
     ChannelClosed,
+    MailboxFull,
     MeshError,
     Promise,
     Queue,
@@ -506,3 +507,19 @@ def test_a_taker_that_goes_while_items_are_on_their_way_disturbs_nobody() -> Non
                 killers.slice(users=each).die.call_one().get(timeout=SOON)
         queue.put(1_000).get(timeout=SOON)
         assert 1_000 in left(queue)
+
+
+def test_a_coroutine_that_does_not_await_what_it_puts_is_told_when_too_much_waits() -> None:
+    put: list[int] = []
+
+    async def flood(queue: Queue[bytes]) -> None:
+        for n in range(200):
+            queue.put(bytes(1 << 20))
+            put.append(n)
+
+    with Queue[bytes](max_items=1) as queue:
+        with pytest.raises(MailboxFull, match=r"await what put\(\) returns"):
+            asyncio.run(flood(queue))
+        # 64 MiB wait in this process, beside what is on its way.
+        assert len(put) > 60
+        queue.close(discard=True)
