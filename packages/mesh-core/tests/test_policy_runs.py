@@ -165,6 +165,8 @@ def test_the_timers_of_a_stopped_mesh_are_cancelled(own: ProcMesh, told: Told) -
         return len(run.timers)
 
     fail(actors)
+    # The fence is another actor, which could be quicker: it is for what becomes of the event.
+    assert policy.next() == Failed("workers", 0, FailureKind.ACTOR_FAILED)
     fence(told, own)
     assert timers() == 1
     (timer,) = run.timers
