@@ -188,7 +188,7 @@ impl Call {
         }
     }
 
-    /// Lets those who send to a stream be so many bytes ahead of its reader; to be called before their first value comes.
+    /// Lets those who send to a stream be so many bytes ahead of its reader, if it is not 0; before their first value comes.
     pub fn limit_ahead(&self, bytes: u64) {
         self.ahead.store(bytes, Ordering::Relaxed);
     }

@@ -146,8 +146,9 @@ def test_generator_is_stopped_where_nobody_reads(workers: Any) -> None:
         assert [next(run) for _ in range(200)] == [100_000] * 200
         assert run.stats.held <= 1_600_000
     made, log = one.state.call_one().get(WITHIN)
-    # The budget, what the generator is ahead, and what it may send before its first value has come.
-    assert made <= 200 + (1_000_000 + 250_000 + 2**20) // 100_000 + 10
+    # The budget, what the generator is ahead, and what it may send before its first value has come: 33 together. The rest is
+    # for what it sends until it hears that nobody reads. With the budget of an actor it would be 640 ahead.
+    assert made <= 400
     assert log[-1] == "fountain over"
 
 
@@ -158,6 +159,7 @@ def test_leaving_the_loop_cancels_what_is_at_work(workers: Any) -> None:
     with pytest.raises(ActorTimeout, match=r"the slowest is workers\.wait: its replicas were busy"):
         run.results(timeout=0.2)
     assert [told.recv().get(WITHIN) for _ in range(2)] == ["begun", "cancelled"]
+    join_pool_thread()
     assert not pipeline._replicas
 
 
@@ -207,6 +209,16 @@ def test_pipelines_in_actors(procs: ProcMesh, workers: Any, name: str) -> None:
     found = getattr(users, name).call(workers, 10).get(WITHIN)
     assert found.values() == [[2 * n for n in range(10)]] * 4
     users.stop().get()
+
+
+def test_results_of_one_pipeline_are_the_source_of_another(workers: Any) -> None:
+    first, second = Pipeline(Stage(workers.double)), Pipeline(Stage(workers.increment))
+    assert sorted(second.run(first.run(range(10)))) == [2 * n + 1 for n in range(10)]
+
+    async def main() -> list[int]:
+        return sorted([n async for n in second.run(first.run(range(10)))])
+
+    assert asyncio.run(main()) == [2 * n + 1 for n in range(10)]
 
 
 def test_runs_at_the_same_time_share_the_replicas(workers: Any) -> None:

@@ -233,11 +233,6 @@ impl PyCall {
         self.call.hand_out(n);
     }
 
-    /// Lets generators be so many bytes ahead of whoever reads the stream.
-    fn limit_ahead(&self, size: u64) {
-        self.call.limit_ahead(size);
-    }
-
     /// As `nth`, and lets go of it: it cannot be had again.
     fn take_nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
         match self.call.take_nth(n) {

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mesh_core._pipeline._stats import PipelineStats
 
 _END: Any = object()
+_LEAST_AHEAD = 64 << 10
 
 
 class Stage:
@@ -152,7 +153,8 @@ class Pipeline:
         # Raises in a forked copy, and after the end of the process's part in the mesh.
         process.runtime.completion()
         following = process.slots.of(Following, lambda: Following(process))
-        values = source.__aiter__() if isinstance(source, AsyncIterable) else iter(source)
+        if not isinstance(source, AsyncIterable):
+            source = iter(source)
         name = f"the pipeline {' > '.join(stage.name for stage in self.stages)}"
         with Steps(), self._lock:
             if not self._users:
@@ -161,13 +163,19 @@ class Pipeline:
             core = Core(name, self._replicas, self._rules, following, self._leave)
             for each in self._replicas:
                 each.join(core)
-        return PipelineRun(core, values, process.pid)
+        return PipelineRun(core, source, process.pid)
 
     def _begin(self, following: Following) -> None:
         made: list[Replicas] = []
+        generators = sum(
+            stage.per_rank * len(stage.endpoint._mesh)
+            for stage in self.stages
+            if stage.endpoint._arity.streams
+        )
+        ahead = max(_LEAST_AHEAD, self._rules.max_bytes // (4 * max(1, generators)))
         try:
             for stage in self.stages:
-                made.append(Replicas(stage, following))  # noqa: PERF401 - those before are closed if one fails
+                made.append(Replicas(stage, following, ahead))  # noqa: PERF401 - those before are closed if one fails
         except BaseException:
             for each in made:
                 each.close()
@@ -191,9 +199,10 @@ class Pipeline:
 class PipelineRun:
     """The results of a pipeline, for one ``for`` or ``async for``. Leaving the loop early cancels what is left."""
 
-    def __init__(self, core: Core, source: Iterator[Any] | AsyncIterator[Any], pid: int) -> None:
+    def __init__(self, core: Core, source: Iterable[Any] | AsyncIterable[Any], pid: int) -> None:
         self._core = core
-        self._source: Iterator[Any] | AsyncIterator[Any] | None = source
+        self._given_source = source
+        self._source: Iterator[Any] | AsyncIterator[Any] | None = None
         self._pid = pid
         self._until: float | None = None
         self._limit: float | None = None
@@ -265,11 +274,14 @@ class PipelineRun:
         """Take from the source what may be taken."""
         core = self._core
         while core.wants:
-            source = self._source
-            if isinstance(source, AsyncIterator):
-                raise TypeError("the source is asynchronous: use `async for`")
+            if self._source is None:
+                # There are those that are good for either kind of loop, such as the results of another pipeline.
+                if not isinstance(self._given_source, Iterable):
+                    raise TypeError("the source is asynchronous: use `async for`")
+                self._source = iter(self._given_source)
+            source: Any = self._source
             self._turn("source")
-            value = _END if source is None else next(source, _END)
+            value = next(source, _END)
             self._turn("stages")
             with Steps():
                 self._fed(value)
@@ -277,18 +289,18 @@ class PipelineRun:
     async def _feed_async(self) -> None:
         core = self._core
         while core.wants:
+            if self._source is None:
+                given = self._given_source
+                self._source = given.__aiter__() if isinstance(given, AsyncIterable) else iter(given)
             source = self._source
             self._turn("source")
-            if isinstance(source, AsyncIterator):
-                value = await anext(source, _END)
-            else:
-                value = _END if source is None else next(source, _END)
+            value = await anext(source, _END) if isinstance(source, AsyncIterator) else next(source, _END)
             self._turn("stages")
             self._fed(value)
 
     def _fed(self, value: Any) -> None:
         if value is _END:
-            self._source = None
+            self._forget_source()
             self._core.end_source()
         else:
             self._core.feed(value)
@@ -317,6 +329,10 @@ class PipelineRun:
         """Cancel what is left."""
         with Steps():
             self._core.close()
+        self._forget_source()
+
+    def _forget_source(self) -> None:
+        self._given_source = ()
         self._source = None
 
     @contextlib.contextmanager
@@ -324,7 +340,7 @@ class PipelineRun:
         try:
             yield
         except (StopIteration, StopAsyncIteration):
-            self._source = None
+            self._forget_source()
             # What the loop's end does is no part of the run.
             self._turn("over")
             raise

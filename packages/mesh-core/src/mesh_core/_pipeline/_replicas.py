@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 class Replicas:
     """A stage's actors at work."""
 
-    def __init__(self, stage: Stage, following: Following) -> None:
+    def __init__(self, stage: Stage, following: Following, ahead: int) -> None:
         self.name = stage.name
         self.retries = stage.retries
         self._stage = stage
         self.streams: bool = stage.endpoint._arity.streams
         """Whether the endpoint is a generator."""
+        self._ahead = ahead
+        """How many bytes each of its generators may be ahead of what is read."""
         self.count = 0
         """How many turns there are."""
         self._runs: weakref.WeakSet[Core] = weakref.WeakSet()
@@ -47,8 +49,10 @@ class Replicas:
         if found is None or found[0] is not replica:
             given = self._stage.endpoint
             limit = self._stage.timeout if self._stage.timeout is not None else given._limit
-            found = replica, type(given)(replica, given._name, given._arity, limit, given._block)
-            self._endpoints[place] = found
+            endpoint = type(given)(replica, given._name, given._arity, limit, given._block)
+            if self.streams:
+                endpoint._senders = endpoint._senders.reading(self._ahead)
+            found = self._endpoints[place] = replica, endpoint
         return found[1]
 
     def close(self) -> None:

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from mesh_core._pool._following import Following
 
 
-_LEAST_AHEAD = 64 << 10
-
-
 class Rules(NamedTuple):
     """What all runs of a pipeline have in common."""
 
@@ -124,7 +121,6 @@ class Job:
             future: Future[Any] = endpoint._begin("call_one", Future, whole, args, {})
             return future
         stream: Stream[Any] = endpoint._begin("stream", _streamed(endpoint), None, args, {}, stream=True)
-        stream._call.limit_ahead(self.core.ahead)
         self._stream = stream
         return stream._make(0)
 
@@ -242,9 +238,6 @@ class Core:
         self.flow: Flow[Packed] = Flow(len(replicas), rules.max_bytes, ordered=rules.ordered)
         self.clock = Clock()
         self.jobs: dict[Job, None] = {}
-        generators = sum(each.count for each in replicas if each.streams)
-        self.ahead = max(_LEAST_AHEAD, rules.max_bytes // (4 * max(1, generators)))
-        """How many bytes a generator may be ahead of what is read."""
         # Deadlines and spans are those of whoever has begun the run.
         self.context = contextvars.copy_context()
         self.quarantined: list[Quarantined] = []
