@@ -87,14 +87,14 @@ class Pipeline:
     >>> from mesh_core import Actor, Pipeline, Stage, endpoint, this_host
     >>> class Words(Actor):
     ...     @endpoint
-    ...     def split(self, line: str):
+    ...     def cut(self, line: str):
     ...         yield from line.split()
     ...     @endpoint
     ...     def measure(self, word: str) -> int:
     ...         return len(word)
     >>> with this_host().spawn_procs({"gpus": 2}) as procs:
     ...     words = procs.spawn("words", Words)
-    ...     pipeline = Pipeline(Stage(words.split), Stage(words.measure), ordered=True)
+    ...     pipeline = Pipeline(Stage(words.cut), Stage(words.measure), ordered=True)
     ...     list(pipeline.run(["a bb", "", "ccc"]))
     [1, 2, 3]
 

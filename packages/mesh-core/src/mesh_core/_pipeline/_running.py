@@ -513,6 +513,7 @@ class Core:
         """How it gets on."""
         with self.lock:
             if not self.is_over:
+                self.clock.tick(time.monotonic())
                 for stage in self.stages:
                     self.tick(stage)
             return PipelineStats(

@@ -95,6 +95,11 @@ class Clock:
             self._spent[self._now] += now - self._at
         self._at, self._now = now, to
 
+    def tick(self, now: float) -> None:
+        """Count what it does up to now, if it has begun."""
+        if self._at is not None:
+            self.turn(self._now, now)
+
     def share(self, what: str) -> float:
         """The share of the time until the last turn."""
         return self._spent[what] / (sum(self._spent.values()) or 1.0)
