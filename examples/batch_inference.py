@@ -1,4 +1,4 @@
-"""Batch inference as a pipeline: shards are read row by row, rows become batches, a model scores them, and results are written.
+"""Batch inference as a pipeline: shards are read in batches of rows, these are parsed, a model scores them, and results are written.
 
 Each stage has actors of its own, and each item goes to whichever is free. No stage runs away from the next: what is under way is
 bounded in bytes. A batch with a row that cannot be parsed is set aside, and the slowest stage is named at the end.
