@@ -17,6 +17,7 @@ from mesh_core.testing import LocalCluster
 EXAMPLES = workspace.ROOT / "examples"
 LONGEST = 100
 TESTED = {
+    "batch_inference",
     "crawler",
     "ddp",
     "generators_trainer",
@@ -165,6 +166,13 @@ def test_parameter_server(run_example: Run):
     numbers = re.fullmatch(r"distance to the truth: (\S+) before, (\S+) after", distance)
     assert numbers is not None
     assert float(numbers[2]) < float(numbers[1]) / 100
+
+
+def test_batch_inference(run_example: Run):
+    scored, aside, slowest = run_example("batch_inference")
+    assert scored == "232 of 240 rows scored"
+    assert aside == "set aside by readers.parse, of shard 2: Expecting value: line 1 column 7 (char 6)"
+    assert re.fullmatch(r"slowest: (models\.infer|readers\.\w+|writers\.write|the .+)", slowest)
 
 
 def test_crawler(run_example: Run):

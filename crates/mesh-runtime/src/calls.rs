@@ -80,6 +80,8 @@ pub struct Call {
     /// Whether to note when the call completes, and when it did, in nanoseconds since the epoch.
     timed: AtomicBool,
     finished: AtomicU64,
+    /// What those who send to a stream may be ahead of its reader, where that is not what the process has set; else 0.
+    ahead: AtomicU64,
     /// The account with those who send to a stream, from the first value on that they count.
     account: OnceLock<Arc<Account>>,
     state: Mutex<State>,
@@ -99,6 +101,7 @@ impl Call {
             arrived: AtomicUsize::new(0),
             timed: AtomicBool::new(false),
             finished: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
             account: OnceLock::new(),
             state: Mutex::new(State {
                 gather: (!empty).then_some(gather),
@@ -183,6 +186,11 @@ impl Call {
         if let Some(outcome) = outcome {
             handed_out(&outcome);
         }
+    }
+
+    /// Lets those who send to a stream be so many bytes ahead of its reader, if it is not 0; before their first value comes.
+    pub fn limit_ahead(&self, bytes: u64) {
+        self.ahead.store(bytes, Ordering::Relaxed);
     }
 
     /// Nobody reads the stream any more: its senders wait for nothing.
@@ -504,9 +512,12 @@ impl Calls {
     }
 
     /// The account of a stream that is read here, made by `make` if there is none.
-    pub(crate) fn account(&self, id: CallId, make: impl FnOnce() -> Account) -> Option<Arc<Account>> {
+    ///
+    /// `make` is given the call's own budget, if it has one.
+    pub(crate) fn account(&self, id: CallId, make: impl FnOnce(Option<u64>) -> Account) -> Option<Arc<Account>> {
         let call = self.shard(id).get(&id).filter(|call| call.stream).cloned()?;
-        Some(Arc::clone(call.account.get_or_init(|| Arc::new(make()))))
+        let ahead = Some(call.ahead.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0);
+        Some(Arc::clone(call.account.get_or_init(|| Arc::new(make(ahead)))))
     }
 
     /// The same, if there is one.

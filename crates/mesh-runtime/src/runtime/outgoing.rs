@@ -59,6 +59,8 @@ pub struct Terms {
     pub charged: bool,
     /// So many milliseconds from now nobody wants the answer any more; 0 for no such time.
     pub deadline_ms: u32,
+    /// What those who send to its stream may be ahead of its reader, in bytes; 0 for what the process has set.
+    pub ahead: u64,
 }
 
 impl Terms {
@@ -205,6 +207,8 @@ impl Runtime {
     pub fn call_on(&self, out: &Outgoing<'_>, stream: bool, terms: Terms) -> Result<(Arc<Call>, usize), RuntimeError> {
         self.usable()?;
         let call = self.open(out.target.clone(), stream)?;
+        // Before it is sent: its first value may be here at once.
+        call.limit_ahead(terms.ahead);
         let queued = self.send_out(&out.streamed(stream), call.id, |frame| terms.mark(frame));
         Ok((call, queued))
     }

@@ -80,7 +80,10 @@ impl Runtime {
     pub(super) fn charge_stream(&self, reply: &mut Message) {
         let header = *reply.header();
         let (budget, call) = (self.options.mailbox_budget, reply.meaning().call());
-        match self.calls.account(call, || Account::new(call | STREAM, budget, self.weak())) {
+        match self
+            .calls
+            .account(call, |own| Account::new(call | STREAM, own.map_or(budget, |own| own.min(budget)), self.weak()))
+        {
             Some(account) => reply.charge_to(&account),
             None => self.refuse(&header),
         }

@@ -66,7 +66,7 @@ fn replies_to_cancelled_calls_and_after_their_deadlines_are_dropped() {
     let host = Host::new(1, options());
     let calls = calls(&host, 12);
     let quiet = Outgoing { actor: QUIET, ..out(Request::CALL, &THERE, b"", &[]) };
-    let limited = host.controller.call_on(&quiet, false, Terms { charged: false, deadline_ms: 3000 }).unwrap().0;
+    let limited = host.controller.call_on(&quiet, false, Terms { deadline_ms: 3000, ..Terms::default() }).unwrap().0;
     let worker = Arc::clone(&host.workers[0].0);
     until(|| worker.inbox(QUIET).unwrap().len() == 13);
     let stall = host.controller.reactor.stall();

@@ -42,7 +42,7 @@ fn send(runtime: &Runtime, payload: &[u8]) -> bool {
     let message = out(Request::CALL, payload);
     loop {
         match runtime.admit_all(&meters, message.cost()) {
-            Ok(charged) => return runtime.tell_on(&message, Terms { charged, deadline_ms: 0 }).is_ok(),
+            Ok(charged) => return runtime.tell_on(&message, Terms { charged, ..Terms::default() }).is_ok(),
             Err(_) => {
                 let waited = runtime.wait_meter(&meters[0], message.cost(), soon(), false);
                 assert_eq!(waited, Waited::Ready, "waits for room that is not made");
@@ -226,7 +226,7 @@ fn whoever_waits_for_a_call_is_woken_whatever_ends_it() {
 #[test]
 fn a_message_knows_until_when_its_answer_is_wanted() {
     let (runtime, inbox) = host();
-    runtime.tell_on(&out(Request::CALL, b""), Terms { charged: false, deadline_ms: 60_000 }).unwrap();
+    runtime.tell_on(&out(Request::CALL, b""), Terms { deadline_ms: 60_000, ..Terms::default() }).unwrap();
     runtime.tell(&out(Request::CALL, b"")).unwrap();
     let messages = inbox.take(9);
     assert!(messages[0].due().is_some_and(|due| due > std::time::Instant::now() + Duration::from_secs(30)));

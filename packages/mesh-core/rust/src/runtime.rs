@@ -1,5 +1,6 @@
 //! The runtime object, and sending.
 
+mod copies;
 mod spawning;
 
 use crate::call::PyCall;
@@ -168,6 +169,8 @@ pub(crate) struct PySender {
     timed: bool,
     /// Whom people are to be told of when a call fails and nobody looks.
     callee: Option<Arc<Callee>>,
+    /// What generators may be ahead of whoever reads its streams; 0 for what the process has set.
+    ahead: u64,
     gate: Gate,
     /// Up to which news of repaired meshes they are known to be where they were.
     as_of: AtomicU64,
@@ -254,6 +257,7 @@ impl PySender {
             reduce,
             timed: false,
             callee,
+            ahead: 0,
             gate,
             as_of: AtomicU64::new(0),
             detour: Mutex::new(None),
@@ -307,14 +311,14 @@ impl PySender {
             return Ok(if later {
                 Err(Later { until, ..Later::default() })
             } else {
-                Ok(Terms { charged: false, deadline_ms })
+                Ok(Terms { deadline_ms, ..Terms::default() })
             });
         }
         let (runtime, target) = (&*self.runtime, road.target());
         // As `Outgoing::cost` has it.
         let cost = MESSAGE_COST + (self.name.len() + payload.len()) as u64;
         Ok(match road.gate().pass(py, Bid { runtime, target, cost, block: self.block, until, own: false })? {
-            Passage::Now(charged) => Ok(Terms { charged, deadline_ms }),
+            Passage::Now(charged) => Ok(Terms { charged, deadline_ms, ahead: self.ahead }),
             Passage::Later(meters) => Err(Later { meters: Some(meters), cost, until, ..Later::default() }),
         })
     }
@@ -375,6 +379,8 @@ impl PySender {
                 self.runtime.call_later(&self.outgoing(road, bytes, buffers), road.target(), how, later)
             },
         )?;
+        // It has no room to be sent: nothing has answered so far.
+        call.limit_ahead(self.ahead);
         Ok(self.waited_for(call, road.target()))
     }
 }
@@ -396,20 +402,12 @@ impl PySender {
         if name.len() > usize::from(u16::MAX) {
             return Err(PyValueError::new_err("a trace's context is too long to be sent"));
         }
-        Ok(Self {
-            runtime: Arc::clone(&self.runtime),
-            target: Arc::clone(&self.target),
-            actor: self.actor,
-            name,
-            request: self.request,
-            block: self.block,
-            reduce: self.reduce,
-            timed: true,
-            callee: self.callee.clone(),
-            gate: self.gate.again(py),
-            as_of: AtomicU64::new(0),
-            detour: Mutex::new(None),
-        })
+        Ok(Self { name, timed: true, ..self.again(py) })
+    }
+
+    /// The same way, for streams whose generators are no more than `ahead` bytes ahead of whoever reads.
+    fn reading(&self, py: Python<'_>, ahead: u64) -> Self {
+        Self { ahead, ..self.again(py) }
     }
 
     /// Sends `value` and returns the call that waits for the replies; after `limit` seconds nobody wants them.

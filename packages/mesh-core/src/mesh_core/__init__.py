@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     from mesh_core._failure import FailureKind, MeshFailure
     from mesh_core._host_agent import HostAgent
     from mesh_core._include import get_include
+    from mesh_core._pipeline._pipeline import Pipeline, PipelineRun, Stage
+    from mesh_core._pipeline._quarantine import Quarantined, StageError
+    from mesh_core._pipeline._stats import PipelineStats, StageStats
     from mesh_core._pool._pool import Pool, PoolProgress
     from mesh_core._ports import Channel, Port, PortReceiver
     from mesh_core._promise import Promise
@@ -106,6 +109,9 @@ __all__ = [
     "MailboxFull",
     "MeshError",
     "MeshFailure",
+    "Pipeline",
+    "PipelineRun",
+    "PipelineStats",
     "PluginError",
     "PluginLoadError",
     "Point",
@@ -115,6 +121,7 @@ __all__ = [
     "PortReceiver",
     "ProcMesh",
     "Promise",
+    "Quarantined",
     "Queue",
     "QueueClosed",
     "QueueEmpty",
@@ -130,6 +137,9 @@ __all__ = [
     "Shape",
     "Slice",
     "SpawnError",
+    "Stage",
+    "StageError",
+    "StageStats",
     "Stream",
     "SupervisionError",
     "ToolLimit",
@@ -172,6 +182,13 @@ __all__ = [
 _LATER = {
     "Accumulator": "mesh_core._accumulator",
     "Channel": "mesh_core._ports",
+    "Pipeline": "mesh_core._pipeline._pipeline",
+    "PipelineRun": "mesh_core._pipeline._pipeline",
+    "PipelineStats": "mesh_core._pipeline._stats",
+    "Quarantined": "mesh_core._pipeline._quarantine",
+    "Stage": "mesh_core._pipeline._pipeline",
+    "StageError": "mesh_core._pipeline._quarantine",
+    "StageStats": "mesh_core._pipeline._stats",
     "Pool": "mesh_core._pool._pool",
     "PoolProgress": "mesh_core._pool._pool",
     "Port": "mesh_core._ports",

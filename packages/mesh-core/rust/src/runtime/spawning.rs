@@ -24,7 +24,7 @@ impl PySender {
             let refused = py.import("mesh_core._flow")?.getattr("not_spawned")?.call1(sizes)?;
             return Err(PyErr::from_value(refused));
         }
-        let terms = Terms { charged: false, deadline_ms: until.map_or(0, millis) };
+        let terms = Terms { deadline_ms: until.map_or(0, millis), ..Terms::default() };
         let (call, queued, held) = payload.ship(
             py,
             road.target(),

@@ -480,21 +480,21 @@ def _on_crash(how: object) -> OnCrash:
         raise ValueError(f"Pool(on_crash=) must be one of {known}, got {how!r}") from None
 
 
-def _at_least(least: int, number: object, what: str) -> int:
+def _at_least(least: int, number: object, what: str, of: str = "Pool") -> int:
     if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"Pool({what}=) must be a whole number, got {number!r}")
+        raise TypeError(f"{of}({what}=) must be a whole number, got {number!r}")
     if number < least:
-        raise ValueError(f"Pool({what}=) must be at least {least}, got {number}")
+        raise ValueError(f"{of}({what}=) must be at least {least}, got {number}")
     return number
 
 
-def _seconds(given: object, what: str) -> float | None:
+def _seconds(given: object, what: str, of: str = "Pool") -> float | None:
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise TypeError(f"Pool({what}=) must be a number of seconds or None, got {given!r}")
+        raise TypeError(f"{of}({what}=) must be a number of seconds or None, got {given!r}")
     if not given > 0:
-        raise ValueError(f"Pool({what}=) must be a positive number of seconds, got {given!r}")
+        raise ValueError(f"{of}({what}=) must be a positive number of seconds, got {given!r}")
     return float(given)
 
 
