@@ -33,8 +33,7 @@ class Coder(Actor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["isolated", "plain"])
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize(("mode", "end"), [("isolated", "stop"), ("isolated", "kill"), ("plain", "kill")])
 @pytest.mark.usefixtures("runtime", "fault_tolerant")
 def test_in_actors(mode: str, end: str) -> None:
     with this_host().spawn_procs() as procs:

@@ -166,8 +166,10 @@ sys.stdin.readline()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["isolated", "plain"])
-@pytest.mark.parametrize("end", ["exit", "kill", "term", "fork"])
+@pytest.mark.parametrize(
+    ("mode", "end"),
+    [("isolated", "exit"), ("isolated", "kill"), ("isolated", "fork"), ("plain", "kill"), ("plain", "term")],
+)
 def test_nothing_outlives_the_owner(script: Callable[..., Script], mode: str, end: str) -> None:
     owner = script(OWNER, mode, end)
     scratch = Path(owner.line())

@@ -247,7 +247,10 @@ def _answer(parts: list[bytearray], limits: Limits) -> bytes:
         _, function, args, kwargs = told
         value = function(*args, **kwargs)
         try:
-            return _plain.encode(("value", value))
+            data = _plain.encode(("value", value))
+            if len(data) > _wire.LONGEST_ANSWER:
+                return _plain.encode(("refused", f"result has {len(data)} bytes"))
+            return data
         except _plain.NotPlain as error:
             return _plain.encode(("refused", str(error)))
     except BaseException as error:  # noqa: BLE001 - raised by whoever has asked

@@ -26,7 +26,6 @@ from mesh_core._tools import ToolLimit, ToolResult, ToolUsage
 R = TypeVar("R")
 
 _KEPT_OUTPUT = 1 << 20
-_LONGEST_ANSWER = 256 << 20
 # A worker whose tool has had its time says so, unless something is wrong with it.
 _TOOL_GRACE_S = 5.0
 _SOON_S, _REPORT_S = 0.2, 2.0
@@ -224,8 +223,9 @@ class Sandbox:
                 return value  # type: ignore[no-any-return]
             if kind == "refused":
                 error: Exception = SerializationError(
-                    f"{name}() cannot return this from a sandbox of {self._stock.name!r}: {value}. What comes from a sandbox "
-                    "is plain data: return numbers, text, bytes, or lists, tuples, dictionaries or sets of these"
+                    f"{name}() cannot return this from a sandbox of {self._stock.name!r}: {value}. What comes from a "
+                    f"sandbox is plain data of up to {_wire.LONGEST_ANSWER >> 20} MiB: numbers, text, bytes, and lists, tuples, "
+                    "dictionaries or sets of these"
                 )
             elif kind == "raised":
                 error = rebuild_exception(value, self._stock.name, f"{name}()")
@@ -318,7 +318,7 @@ class Sandbox:
         poll.register(connection, select.POLLIN | select.POLLOUT)
         poll.register(told, select.POLLIN)
         poll.register(self._stop, select.POLLIN)
-        answer = _wire.Answer(_LONGEST_ANSWER)
+        answer = _wire.Answer()
         while True:
             pause = None if until is None else max(0.0, until - time.monotonic()) * 1000
             ready = dict(poll.poll(pause))

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mesh_core import _marks
@@ -32,6 +32,8 @@ from mesh_core._sandboxes._template import start
 start(int(sys.argv[1]), int(sys.argv[2]))
 """
 _LEAVE_S = 10.0
+# What the template says is read between so many orders: neither side waits for the other while both have much to say.
+_BATCH = 32
 
 
 @dataclass(eq=False)
@@ -43,8 +45,6 @@ class Box:
     told: socket.socket
     isolation: Isolation = Isolation.NONE
     folder: str = ""
-    ended: threading.Event = field(default_factory=threading.Event)
-    """Nothing of it is left."""
 
     def is_well(self) -> bool:
         """Whether it waits for orders. One that has nothing to do says nothing, but at its end."""
@@ -71,6 +71,7 @@ class Stock:
         self._env = dict(env)
         self._most = most
         self._ready_wanted = ready
+        self._hands = max(2, len(os.sched_getaffinity(0)))
         self._lock = threading.RLock()  # a collection while it is held may end a box
         self._ready: deque[Box] = deque()
         self._making: dict[int, Box] = {}
@@ -99,7 +100,9 @@ class Stock:
                 raise SandboxError(self._error, sandboxes=self.name)
             self._waiting.append(future)
             self._hand_out()
-        self._alarm()
+            alarm = self._wanted() > 0 or not self._up
+        if alarm:
+            self._alarm()
         return future
 
     def check(self) -> None:
@@ -172,7 +175,9 @@ class Stock:
         self._waiting = deque(each for each in self._waiting if not each.cancelled())
         there = len(self._ready) + len(self._making)
         room = self._most - len(self._out) - there
-        return max(0, min(len(self._waiting) + self._ready_wanted - there, room))
+        # More at once would make none of them sooner, and the first one later.
+        hands = self._hands - len(self._making)
+        return max(0, min(len(self._waiting) + self._ready_wanted - there, room, hands))
 
     # --- the thread
 
@@ -260,18 +265,18 @@ class Stock:
                         selector.unregister(key.data.told)
                         self._made(key.data)
                     else:
-                        told, _ = _wire.receive_packet(ours)
-                        if told is None or "unfit" in told:
-                            self._lost(told, process, log)
-                            return mark
-                        if "isolation" in told:
-                            isolation, mark = Isolation(told["isolation"]), told["mark"]
-                            scratch = told["scratch"]
-                            self._up = True
-                            if not self.started.done():
-                                self.started.set_result(isolation)
-                        else:
-                            self._hear(told, selector)
+                        while (told := _wire.next_packet(ours)) is not None:
+                            if not told or "unfit" in told:
+                                self._lost(told, process, log)
+                                return mark
+                            if "isolation" in told:
+                                isolation, mark = Isolation(told["isolation"]), told["mark"]
+                                scratch = told["scratch"]
+                                self._up = True
+                                if not self.started.done():
+                                    self.started.set_result(isolation)
+                            else:
+                                self._hear(told, selector)
         return mark
 
     def _order(
@@ -280,13 +285,16 @@ class Stock:
         if not self._up:
             return
         with self._lock:
-            due, self._due = self._due, deque()
+            due = [self._due.popleft() for _ in range(min(_BATCH, len(self._due)))]
+            more = bool(self._due)
             wanted = self._wanted()
         with suppress(OSError):  # it has ended, which is read next
             for each in due:
                 _wire.send_packet(ours, each)
             for _ in range(wanted):
                 self._order_one(ours, selector, isolation, scratch)
+        if more:
+            self._alarm()
 
     def _order_one(
         self, ours: socket.socket, selector: selectors.BaseSelector, isolation: Isolation, scratch: str
@@ -343,14 +351,12 @@ class Stock:
             selector.unregister(making.told)
             making.close()
             self._refuse(waiting, str(told.get("text", "its process has ended while it was made")))
-        if box is not None:
-            box.ended.set()
 
-    def _lost(self, told: dict[str, Any] | None, process: subprocess.Popen[bytes], log: int) -> None:
+    def _lost(self, told: dict[str, Any], process: subprocess.Popen[bytes], log: int) -> None:
         """The template has ended, or cannot serve."""
-        if self._up and told is None:
+        if self._up and not told:
             return  # another one is started
-        said = "" if told is None else str(told["unfit"])
+        said = str(told.get("unfit", ""))
         if not said:
             # Its guard may say only by its end what has become of it.
             status = process.wait()
@@ -384,15 +390,12 @@ class Stock:
             Hunt(lambda: _marks.find(lambda each: each.owner == mark), grace=0.0).run()
         with self._lock:
             stock = [*self._ready, *self._making.values()]
-            gone = [*stock, *self._out.values()]
             self._ready.clear()
             self._making.clear()
             self._out.clear()
             self._due.clear()
         for box in stock:
             box.close()
-        for box in gone:
-            box.ended.set()
 
 
 def plain_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -81,6 +81,7 @@ def main(control: int, plan: dict[str, Any]) -> NoReturn:
             os.close(asked)
             os.close(ask)
             os.close(owner)
+            scratch.disown()
             Template(end, seclusion, plan, limits, scratch.path).run(guard)
         os.close(guard)
         end.close()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LONGEST_PACKET = 1 << 16
+LONGEST_ANSWER = 256 << 20
 _HEAD = struct.Struct(">Q")
 _CHUNK = 1 << 20
 
@@ -26,6 +27,18 @@ def receive_packet(source: socket.socket) -> tuple[dict[str, Any] | None, list[i
     except ConnectionError:
         return None, []
     return (json.loads(data) if data else None), list(fds)
+
+
+def next_packet(source: socket.socket) -> dict[str, Any] | None:
+    """The next packet if there is one, ``None`` if not, nothing in it at the end. No descriptors come with it."""
+    try:
+        data = source.recv(LONGEST_PACKET, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except ConnectionError:
+        return {}
+    told: dict[str, Any] = json.loads(data) if data else {}
+    return told
 
 
 def pack(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
@@ -65,9 +78,8 @@ def _read(fd: int, size: int) -> bytearray | None:
 class Answer:
     """A frame from the worker, as it comes in."""
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self) -> None:
         self._data = bytearray()
-        self._longest = longest
         self.too_long = False
 
     def feed(self, data: bytes) -> bytes | None:
@@ -76,7 +88,7 @@ class Answer:
         if len(self._data) < _HEAD.size:
             return None
         size: int = _HEAD.unpack_from(self._data)[0]
-        if size > self._longest or len(self._data) > size + _HEAD.size:
+        if size > LONGEST_ANSWER or len(self._data) > size + _HEAD.size:
             self.too_long = True
             return None
         return bytes(self._data[_HEAD.size :]) if len(self._data) == size + _HEAD.size else None
