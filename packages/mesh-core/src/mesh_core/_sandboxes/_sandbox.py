@@ -28,6 +28,8 @@ R = TypeVar("R")
 _KEPT_OUTPUT = 1 << 20
 # A worker whose tool has had its time says so, unless something is wrong with it.
 _TOOL_GRACE_S = 5.0
+# Shorter than the pause between two looks of a keeper.
+_SHORT_S = 0.01
 _SOON_S, _REPORT_S = 0.2, 2.0
 _SIGXCPU, _SIGXFSZ = 24, 25
 
@@ -52,6 +54,7 @@ class Sandbox:
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._died: SandboxError | None = None
         self._what = ""  # what runs
+        self._watched = False  # whether the keeper looks at it now and then
         self._given_back = False
         self._finalizer = weakref.finalize(self, _drop, stock, box, self._stop, os.getpid())
         self._finalizer.atexit = False
@@ -216,7 +219,7 @@ class Sandbox:
     ) -> R:
         name = getattr(function, "__qualname__", repr(function))
         data, buffers = _serialize.dumps(("call", function, args, dict(kwargs)), root=f"the call of {name}")
-        answer = self._ask([data, *buffers], timeout, timeout, f"{name}()", b"busy")
+        answer = self._ask([data, *buffers], timeout, timeout, f"{name}()", watch=True)
         try:
             kind, value = answer
             if kind == "value":
@@ -260,7 +263,7 @@ class Sandbox:
         part, buffers = _serialize.dumps(("tool", options))
         limit = None if timeout is None else timeout + _TOOL_GRACE_S
         answer = self._ask(
-            [part, *buffers], limit, timeout, f"the program {words[0] if words else ''!r}", b"idle"
+            [part, *buffers], limit, timeout, f"the program {words[0] if words else ''!r}", watch=False
         )
         try:
             kind, told = answer
@@ -274,7 +277,7 @@ class Sandbox:
         raise error
 
     def _ask(
-        self, parts: Sequence[Any], limit: float | None, timeout: float | None, what: str, watch: bytes
+        self, parts: Sequence[Any], limit: float | None, timeout: float | None, what: str, *, watch: bool
     ) -> Any:
         """Send one order, and wait for its answer."""
         self._stock.check()
@@ -289,11 +292,10 @@ class Sandbox:
             until = None if limit is None else time.monotonic() + limit
             self._what = what
             try:
-                if self._stock.watched:
-                    self._watch(watch)
-                data = self._talk(parts, until, timeout, what)
-                if self._stock.watched and watch != b"idle":
+                if self._stock.watched and not self._watched:
                     self._watch(b"idle")
+                    self._watched = True
+                data = self._talk(parts, until, timeout, what, watch=self._stock.watched and watch)
                 return _plain.decode(data)
             except SandboxError as error:
                 self._died = error
@@ -311,7 +313,12 @@ class Sandbox:
         with suppress(OSError):  # it has ended, which is seen next
             self._box.told.send(how, socket.MSG_DONTWAIT)
 
-    def _talk(self, parts: Sequence[Any], until: float | None, timeout: float | None, what: str) -> bytes:
+    def _talk(
+        self, parts: Sequence[Any], until: float | None, timeout: float | None, what: str, *, watch: bool
+    ) -> bytes:
+        # To most calls the keeper need not pay attention: they have returned before it would look.
+        watch_at = time.monotonic() + _SHORT_S if watch else None
+        watching = False
         connection, told = self._box.connection, self._box.told
         due = [memoryview(part).cast("B") for part in _wire.pack(parts)]
         poll = select.poll()
@@ -320,14 +327,20 @@ class Sandbox:
         poll.register(self._stop, select.POLLIN)
         answer = _wire.Answer()
         while True:
-            pause = None if until is None else max(0.0, until - time.monotonic()) * 1000
+            due_at = min((at for at in (until, watch_at) if at is not None), default=None)
+            pause = None if due_at is None else max(0.0, due_at - time.monotonic()) * 1000
             ready = dict(poll.poll(pause))
+            if watch_at is not None and time.monotonic() >= watch_at:
+                self._watch(b"busy")
+                watch_at, watching = None, True
             if self._stop in ready:
                 raise self._ended(what)
             events = ready.get(connection.fileno(), 0)
             if events & select.POLLIN:
                 found = self._receive(connection, answer)
                 if found is not None:
+                    if watching:
+                        self._watch(b"idle")
                     return found
                 if answer.too_long:
                     raise self._garbage()

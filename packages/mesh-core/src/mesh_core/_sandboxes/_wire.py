@@ -13,6 +13,7 @@ LONGEST_PACKET = 1 << 16
 LONGEST_ANSWER = 256 << 20
 _HEAD = struct.Struct(">Q")
 _CHUNK = 1 << 20
+_SMALL = 1 << 16
 
 
 def send_packet(to: socket.socket, told: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -44,7 +45,9 @@ def next_packet(source: socket.socket) -> dict[str, Any] | None:
 def pack(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """A frame to the worker: the number of parts, their sizes, and they themselves."""
     sizes = [memoryview(part).nbytes for part in parts]
-    return [b"".join(map(_HEAD.pack, [len(parts), *sizes])), *parts]
+    head = b"".join(map(_HEAD.pack, [len(parts), *sizes]))
+    # Each send may wake the other side.
+    return [b"".join([head, *parts])] if sum(sizes) < _SMALL else [head, *parts]
 
 
 def read_parts(fd: int) -> list[bytearray] | None:
