@@ -26,6 +26,7 @@ TESTED = {
     "ping_pong",
     "several_hosts",
     "supervision",
+    "tool_agent",
     "tour",
 }
 ELSEWHERE = {"demo"}
@@ -181,6 +182,18 @@ def test_crawler(run_example: Run):
     assert [count and count[1] for count in counts] == ["0", "1", "2", "3"]
     assert sum(int(count[2]) for count in counts if count) == 200
     assert together == "together: 200 requests for 200 pages"
+
+
+def test_tool_agent(run_example: Run):
+    lines = run_example("tool_agent")
+    assert len(lines) == 5
+    assert lines[0] == "the sum of the squares below 10: 285, after 1 attempt"
+    assert re.fullmatch(r"the longest word: wonderful, after 2 attempts: ValueError: .*", lines[1])
+    assert re.fullmatch(r"the answer to everything: 42, after 2 attempts: it took more than 2 s", lines[2])
+    assert re.fullmatch(
+        r"how many primes there are below 1000: 168, after 2 attempts: .*[Mm]emory.*", lines[3]
+    )
+    assert re.fullmatch(r"six by seven: 42, after 2 attempts: it crashed with status -6", lines[4])
 
 
 def test_philosophers(run_example: Run):

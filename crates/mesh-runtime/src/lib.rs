@@ -21,6 +21,7 @@ mod logs;
 mod marked;
 mod message;
 mod meter;
+mod namespaces;
 mod nursery;
 mod oom;
 mod ports;
@@ -53,6 +54,7 @@ pub use logs::Logs;
 pub use marked::{Program, adopt_orphans, start_marked};
 pub use message::Message;
 pub use meter::Meter;
+pub use namespaces::{ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare};
 pub use nursery::NurserySpec;
 pub use ports::{Mailbox, Outlet, Packed, Receive, Way};
 pub use runtime::{

@@ -75,6 +75,10 @@ if TYPE_CHECKING:
     from mesh_core._queue._client import QueueClosed
     from mesh_core._queue._queue import Queue, QueueEmpty, QueueFull, QueueItem
     from mesh_core._queue._server import QueueStats
+    from mesh_core._sandboxes._isolation import Isolation
+    from mesh_core._sandboxes._outcome import SandboxDied, SandboxError, SandboxTimeout
+    from mesh_core._sandboxes._sandbox import Sandbox
+    from mesh_core._sandboxes._sandboxes import Sandboxes
     from mesh_core._seeds import rank_seed
     from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
@@ -106,6 +110,7 @@ __all__ = [
     "HostAgent",
     "HostMesh",
     "Instance",
+    "Isolation",
     "MailboxFull",
     "MeshError",
     "MeshFailure",
@@ -130,6 +135,11 @@ __all__ = [
     "QueueStats",
     "Region",
     "ReplyDropped",
+    "Sandbox",
+    "SandboxDied",
+    "SandboxError",
+    "SandboxTimeout",
+    "Sandboxes",
     "Sending",
     "SerializationError",
     "Settings",
@@ -218,6 +228,12 @@ _LATER = {
     "MeshFailure": "mesh_core._failure",
     "Settings": "mesh_core._settings",
     "SettingsError": "mesh_core._settings",
+    "Isolation": "mesh_core._sandboxes._isolation",
+    "Sandbox": "mesh_core._sandboxes._sandbox",
+    "SandboxDied": "mesh_core._sandboxes._outcome",
+    "SandboxError": "mesh_core._sandboxes._outcome",
+    "SandboxTimeout": "mesh_core._sandboxes._outcome",
+    "Sandboxes": "mesh_core._sandboxes._sandboxes",
     "concat": "mesh_core._joined",
     "configure": "mesh_core._settings",
     "configured": "mesh_core._settings",

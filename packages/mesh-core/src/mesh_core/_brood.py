@@ -37,6 +37,15 @@ class Brood:
             # A sandbox that knows nothing of it: workers end as ever, and nobody looks after what they leave.
             self._owner = 0
 
+    @property
+    def owner(self) -> int:
+        """The mark of all that is made here, or 0."""
+        return self._owner
+
+    def is_free(self, number: int) -> bool:
+        """Whether nothing is left of the worker that had this number."""
+        return number not in self._taken
+
     def start_minder(self) -> None:
         """Fork the minder."""
         if not self._owner:

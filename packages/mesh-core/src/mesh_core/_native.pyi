@@ -34,11 +34,14 @@ __all__ = [
     "Waker",
     "__version__",
     "adopt_orphans",
+    "ask_to_die_with_parent",
     "attach",
     "attach_dialers",
     "be_host",
+    "beget_in",
     "begin_exit",
     "begin_sigterm",
+    "change_mount",
     "codes",
     "credentials_issue",
     "credentials_list",
@@ -50,6 +53,7 @@ __all__ = [
     "displace_host",
     "exit_with",
     "flush_stdio",
+    "give_up_privileges",
     "gone",
     "guard_sigterm",
     "host_name",
@@ -58,9 +62,11 @@ __all__ = [
     "jobs_of_host",
     "known_moves",
     "learn_moves",
+    "let_look",
     "line_buffer_stdio",
     "live_hosts",
     "locate",
+    "mount",
     "name_process",
     "packing",
     "peers",
@@ -73,6 +79,7 @@ __all__ = [
     "seat",
     "serve_to_the_end",
     "start_marked",
+    "unshare",
     "visit_job",
 ]
 
@@ -651,6 +658,16 @@ def start_marked(
     mark: tuple[int, int] | None,
     stdio: tuple[int, int, int],
 ) -> int: ...
+
+# --- what keeps a process apart: rust/src/namespaces.rs -----------------------------------------------------
+
+def unshare(kinds: int) -> None: ...
+def beget_in(pids: int) -> None: ...
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None) -> None: ...
+def change_mount(path: str, add: int, remove: int, below: bool) -> None: ...
+def give_up_privileges() -> None: ...
+def let_look(allowed: bool) -> None: ...
+def ask_to_die_with_parent() -> None: ...
 
 # --- credentials: rust/src/credentials.rs -------------------------------------------------------------------
 

@@ -296,8 +296,21 @@ def _threads() -> int:
 
 def _preload(names: list[str]) -> str:
     """Import what workers are to find imported. Returns why forking is unsound after that, or nothing."""
-    if not names:
+    found = preload(names)
+    if found is None:
         return ""
+    what, it = found
+    return (
+        f"{what}, and threads do not survive a fork; these processes start by exec instead, which takes longer and "
+        f"shares no memory. To fork them, leave {it} out of what is preloaded: import it in the actors, or in "
+        "functions where it is used"
+    )
+
+
+def preload(names: list[str]) -> tuple[str, str] | None:
+    """Import modules before forks. If one starts threads, returns what has happened, and which module is to be left out."""
+    if not names:
+        return None
     from mesh_core._import_hooks import ThreadCount
 
     hook = ThreadCount(_threads, _SURVIVE_FORKS)
@@ -309,24 +322,15 @@ def _preload(names: list[str]) -> str:
                 return _unsound(name, hook.started)
     finally:
         hook.remove()
-    return ""
+    return None
 
 
-def _unsound(name: str, started: dict[str, int]) -> str:
+def _unsound(name: str, started: dict[str, int]) -> tuple[str, str]:
     module, count = next(iter(started.items()))
     threads = f"{count} thread{'s' if count > 1 else ''}"
     if module == name:
-        what, it = f"preload={name!r} started {threads} when it was imported", "it"
-    else:
-        what, it = (
-            f"preload={name!r} imports {module!r}, which started {threads} when it was imported",
-            repr(module),
-        )
-    return (
-        f"{what}, and threads do not survive a fork; these processes start by exec instead, which takes longer and "
-        f"shares no memory. To fork them, leave {it} out of what is preloaded: import it in the actors, or in "
-        "functions where it is used"
-    )
+        return f"preload={name!r} started {threads} when it was imported", "it"
+    return f"preload={name!r} imports {module!r}, which started {threads} when it was imported", repr(module)
 
 
 def _unfit() -> str:

@@ -34,6 +34,11 @@ class Scratch:
         finally:
             os.close(at)
 
+    def disown(self) -> None:
+        """In a forked copy of the process: have it live as long as the process that made it, and no longer."""
+        os.close(self._lock)
+        self._lock = -1
+
     def close(self) -> None:
         """Remove it with all that is in it; nothing in a forked copy of the process, whose it is not."""
         if self._lock >= 0 and os.getpid() == self._pid:

@@ -178,6 +178,23 @@ async def run_tool_async(
     return done.result()
 
 
+def run_tool_as(
+    mark: Mark | None,
+    argv: Sequence[str],
+    *,
+    timeout: float | None,
+    memory: int | None,
+    pids: int | None,
+    data: bytes | str | None,
+    cwd: str | None,
+    env: Mapping[str, str | None] | None,
+    max_output: int,
+) -> ToolResult:
+    """:func:`run_tool` for a process whose mark somebody else looks after."""
+    request = _Request.of(argv, timeout, memory, pids, data=data, cwd=cwd, env=env, max_output=max_output)
+    return _Run(request, -1).run_as(None if mark is None else (mark.soft, mark.owner))
+
+
 def _settle(done: asyncio.Future[ToolResult], result: ToolResult | BaseException) -> None:
     if isinstance(result, BaseException):
         done.set_exception(result)
@@ -396,11 +413,12 @@ class _Run:
         minding = holder().slots.of(_Minding)
         mark = minding.begin()
         try:
-            return self._run(mark)
+            return self.run_as(mark)
         finally:
             minding.end(mark)
 
-    def _run(self, mark: tuple[int, int] | None) -> ToolResult:
+    def run_as(self, mark: tuple[int, int] | None) -> ToolResult:
+        """Run the tool with limits that mark it; its pid is added to the first."""
         self._owner = 0 if mark is None else mark[1]
         fds: list[int] = []
         try:

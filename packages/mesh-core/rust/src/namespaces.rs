@@ -1,0 +1,54 @@
+//! What keeps a process apart from others.
+
+use pyo3::prelude::*;
+use std::ffi::CString;
+use std::os::fd::BorrowedFd;
+
+/// Moves this process into new namespaces, or, for those of processes, its children.
+#[pyfunction]
+pub(crate) fn unshare(kinds: i32) -> PyResult<()> {
+    Ok(mesh_runtime::unshare(kinds)?)
+}
+
+/// Has the children of this process begin in that namespace of processes.
+#[pyfunction]
+pub(crate) fn beget_in(pids: i32) -> PyResult<()> {
+    // SAFETY: the caller's descriptor stays open while it waits for this call.
+    Ok(mesh_runtime::beget_in(unsafe { BorrowedFd::borrow_raw(pids) })?)
+}
+
+/// `mount(2)`.
+#[pyfunction]
+pub(crate) fn mount(
+    source: Option<CString>,
+    target: CString,
+    kind: Option<CString>,
+    flags: u64,
+    data: Option<CString>,
+) -> PyResult<()> {
+    Ok(mesh_runtime::mount(source.as_deref(), &target, kind.as_deref(), flags, data.as_deref())?)
+}
+
+/// Adds and removes attributes of a mount, and of all below it if wanted.
+#[pyfunction]
+pub(crate) fn change_mount(path: CString, add: u64, remove: u64, below: bool) -> PyResult<()> {
+    Ok(mesh_runtime::change_mount(&path, add, remove, below)?)
+}
+
+/// Gives up all capabilities, and the means to get any by running a program.
+#[pyfunction]
+pub(crate) fn give_up_privileges() -> PyResult<()> {
+    Ok(mesh_runtime::give_up_privileges()?)
+}
+
+/// Whether other processes of the user may look into this one.
+#[pyfunction]
+pub(crate) fn let_look(allowed: bool) -> PyResult<()> {
+    Ok(mesh_runtime::let_look(allowed)?)
+}
+
+/// Has the kernel kill this process when its parent ends, which may live in another namespace of processes.
+#[pyfunction]
+pub(crate) fn ask_to_die_with_parent() -> PyResult<()> {
+    Ok(mesh_runtime::ask_to_die_with_parent()?)
+}

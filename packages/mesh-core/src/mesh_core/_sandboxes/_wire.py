@@ -1,0 +1,97 @@
+"""How owner, template and boxes talk: packets of JSON between those that trust each other, frames to and from the worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+LONGEST_PACKET = 1 << 16
+LONGEST_ANSWER = 256 << 20
+_HEAD = struct.Struct(">Q")
+_CHUNK = 1 << 20
+_SMALL = 1 << 16
+
+
+def send_packet(to: socket.socket, told: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one packet; its sender keeps its own descriptors."""
+    socket.send_fds(to, [json.dumps(told).encode()], fds)
+
+
+def receive_packet(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """The next packet, or ``None`` at the end."""
+    try:
+        data, fds, _, _ = socket.recv_fds(source, LONGEST_PACKET, 4, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError:
+        return None, []
+    return (json.loads(data) if data else None), list(fds)
+
+
+def next_packet(source: socket.socket) -> dict[str, Any] | None:
+    """The next packet if there is one, ``None`` if not, nothing in it at the end. No descriptors come with it."""
+    try:
+        data = source.recv(LONGEST_PACKET, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except ConnectionError:
+        return {}
+    told: dict[str, Any] = json.loads(data) if data else {}
+    return told
+
+
+def pack(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """A frame to the worker: the number of parts, their sizes, and they themselves."""
+    sizes = [memoryview(part).nbytes for part in parts]
+    head = b"".join(map(_HEAD.pack, [len(parts), *sizes]))
+    # Each send may wake the other side.
+    return [b"".join([head, *parts])] if sum(sizes) < _SMALL else [head, *parts]
+
+
+def read_parts(fd: int) -> list[bytearray] | None:
+    """The next frame that the owner has sent, or ``None`` at the end; waits for it."""
+    head = _read(fd, _HEAD.size)
+    if head is None:
+        return None
+    sizes = [_read(fd, _HEAD.size) for _ in range(_HEAD.unpack(head)[0])]
+    parts = [_read(fd, _HEAD.unpack(size)[0]) for size in sizes if size is not None]
+    return None if None in sizes or None in parts else [part for part in parts if part is not None]
+
+
+def write_answer(fd: int, data: bytes) -> None:
+    """Send one frame to the owner: its size, and plain data."""
+    left = memoryview(_HEAD.pack(len(data)) + data)
+    while left:
+        left = left[os.write(fd, left[:_CHUNK]) :]
+
+
+def _read(fd: int, size: int) -> bytearray | None:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = os.readv(fd, [view[:_CHUNK]])
+        if count == 0:
+            return None
+        view = view[count:]
+    return data
+
+
+class Answer:
+    """A frame from the worker, as it comes in."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self.too_long = False
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take what has come; returns the answer once it is complete."""
+        self._data += data
+        if len(self._data) < _HEAD.size:
+            return None
+        size: int = _HEAD.unpack_from(self._data)[0]
+        if size > LONGEST_ANSWER or len(self._data) > size + _HEAD.size:
+            self.too_long = True
+            return None
+        return bytes(self._data[_HEAD.size :]) if len(self._data) == size + _HEAD.size else None

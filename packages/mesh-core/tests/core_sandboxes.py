@@ -1,0 +1,151 @@
+"""What the tests of sandboxes run in them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from core_processes import Traces
+from core_trees import TREES
+
+from mesh_core import Sandboxes
+
+SOON = 30.0
+MODES = {"isolated": None, "plain": False}
+kept: list[int] = []
+
+
+class Odd(Exception):
+    """An exception of the tests' own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def tidily(mode: str, **options: Any) -> Iterator[Sandboxes]:
+    """Sandboxes that leave no process, thread or descriptor behind."""
+    before = Traces()
+    options.setdefault("network", None)
+    with Sandboxes(isolate=MODES[mode], **options) as boxes:
+        yield boxes
+    left = Traces().left_since(before)
+    assert not left, f"left behind: {left}"
+
+
+def keep(value: int) -> list[int]:
+    kept.append(value)
+    return kept
+
+
+def raise_odd(number: int) -> None:
+    raise Odd(number)
+
+
+def write(path: str, text: str) -> int:
+    return Path(path).write_text(text)
+
+
+def read(path: str) -> str:
+    return Path(path).read_text()
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def crash(how: str) -> None:
+    """End this process."""
+    sys.stderr.write("last words\n")
+    sys.stderr.flush()
+    if how == "exit":
+        os._exit(3)
+    if how == "segv":
+        ctypes.string_at(0)
+    if how == "abort":
+        os.abort()
+    os.kill(os.getpid(), 9)
+
+
+def sockets() -> list[int]:
+    """The connection to the owner, however a hostile function finds it."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def misuse(how: str) -> None:
+    if how == "close":
+        os.closerange(3, 1000)
+        time.sleep(1000)
+    garbage = {
+        "noise": os.urandom(1 << 16),
+        "huge": b"\xff" * 8 + b"x",
+        # A frame that is read, and holds a list of 2**60 members.
+        "lies": (10).to_bytes(8, "big") + b"l" + (1 << 60).to_bytes(8, "big") + b"n",
+        "two": (1).to_bytes(8, "big") + b"n" + (1).to_bytes(8, "big") + b"n",
+        "kind": (1).to_bytes(8, "big") + b"n",
+        # A pickle that would run something.
+        "pickle": b"cos\nsystem\n(S'echo owned'\ntR.",
+    }[how]
+    for fd in sockets():
+        os.write(fd, garbage)
+    time.sleep(1000)
+
+
+def plant(kind: str, fifo: str) -> int:
+    """Start a tree that is not waited for."""
+    return subprocess.Popen([sys.executable, "-S", "-c", TREES[kind][1], fifo]).pid
+
+
+def fork(count: int) -> None:
+    """Start some processes, all of which are idle."""
+    for _ in range(count):
+        if os.fork() == 0:
+            time.sleep(1000)
+    time.sleep(1000)
+
+
+def connects(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def own_loopback() -> bool:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return connects(server.getsockname()[1])
+
+
+def can_signal(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], limit: float = SOON) -> None:
+    """For what nothing tells of: other processes, looked at from outside."""
+    until = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)

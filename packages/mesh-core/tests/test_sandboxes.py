@@ -1,0 +1,361 @@
+"""Sandboxes: what runs in them, what comes back, and what they keep apart."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import core_sandboxes as inside
+import pytest
+from core_sandboxes import SOON, Odd, tidily
+
+from mesh_core import (
+    Isolation,
+    Sandbox,
+    SandboxDied,
+    SandboxError,
+    Sandboxes,
+    SandboxTimeout,
+    SerializationError,
+    ToolLimit,
+)
+
+
+@pytest.fixture(scope="module", params=["isolated", "plain"])
+def boxes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandboxes]:
+    folder = tmp_path_factory.mktemp("tools")
+    (folder / "data").mkdir()
+    (folder / "data" / "numbers.txt").write_text("1 2 3")
+    with tidily(
+        request.param,
+        preload=["fractions", "core_sandboxes"],
+        folder=folder,
+        memory=128 << 20,
+        pids=8,
+        file_size=1 << 20,
+        most=4,
+        ready=2,
+        name=request.param,
+    ) as made:
+        assert isinstance(made.isolation, Isolation)  # waits for the template
+        # As everybody else's: what is written in a box must not come here.
+        (folder / "data" / "numbers.txt").write_text("changed")
+        yield made
+
+
+@pytest.fixture
+def box(boxes: Sandboxes) -> Iterator[Sandbox]:
+    with boxes.take(timeout=SOON) as taken:
+        yield taken
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> None:
+    """The stock of boxes changes all the time; what is left at the end is looked at then."""
+
+
+def needs(box: Sandbox | Sandboxes, kind: Isolation) -> None:
+    if kind not in box.isolation:
+        pytest.skip(f"{kind.name} cannot be had here, or was not asked for")
+
+
+def test_results_and_exceptions(box: Sandbox) -> None:
+    value = {"a": [1, -(2**70), 2.5, None, True], b"b": ("\ud800", {3}, frozenset("x"), 1j, bytearray(b"z"))}
+    assert box.call(lambda given: given, value) == value
+    assert box.call("{} {x}".format, 1, x=2) == "1 2"
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        box.call(int, "one")
+    assert "raised in a sandbox of" in caught.value.__notes__[0]
+    with pytest.raises(Odd) as odd:
+        box.call(inside.raise_odd, 7)
+    assert (odd.value.number, odd.value.args) == (7, (7,))
+    with pytest.raises(UnicodeDecodeError):
+        box.call(b"\xff".decode)
+    # Not raised as what they are: these would end, or puzzle, their caller.
+    for function in (sys.exit, lambda: next(iter(()))):
+        with pytest.raises(SandboxError, match=r"raised (SystemExit|StopIteration)"):
+            box.call(function)
+
+
+def test_only_plain_data_comes_back(box: Sandbox) -> None:
+    for function in (object, lambda: [{"x": Path()}], lambda: sys):
+        with pytest.raises(SerializationError, match="plain data"):
+            box.call(function)
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(SerializationError, match="nested"):
+        box.call(lambda: endless)
+    assert box.call(len, "abc") == 3
+
+
+def test_calls_share_a_process_and_boxes_do_not(boxes: Sandboxes) -> None:
+    with boxes.take(SOON) as one, boxes.take(SOON) as other:
+        assert one.call(inside.keep, 1) == [1]
+        assert one.call(inside.keep, 2) == [1, 2]
+        assert other.call(inside.keep, 3) == [3]
+        assert one.call(eval, "__import__('random').random()") != other.call(
+            eval, "__import__('random').random()"
+        )
+        one.call(inside.write, "data/numbers.txt", "mine")
+        assert other.call(inside.read, "data/numbers.txt") == "1 2 3"
+        assert (one.folder / "data" / "numbers.txt").read_text() == "mine"
+        gone = one.folder
+    inside.wait_until(lambda: not gone.exists())
+
+
+def test_preloaded_modules_are_there(box: Sandbox) -> None:
+    assert box.call(lambda: "fractions" in sys.modules)
+
+
+def test_a_box_is_taken_once(boxes: Sandboxes) -> None:
+    seen = set()
+    for _ in range(10):
+        with boxes.take(SOON) as box:
+            assert box.call(inside.keep, 1) == [1]
+            seen.add(box.folder)
+    assert len(seen) == 10
+
+
+def test_tools(box: Sandbox) -> None:
+    result = box.run(["sh", "-c", "cat; pwd; echo no >&2; exit 3"], input="in ", timeout=SOON)
+    assert (result.text, result.stderr, result.returncode) == (f"in {box.folder}\n", b"no\n", 3)
+    assert box.run(["sh", "-c", "echo $X"], env={"X": "1"}).text == "1\n"
+    assert box.run(["sh", "-c", "sleep 60 & sleep 60"], timeout=0.1).limit is ToolLimit.TIMEOUT
+    assert box.run([sys.executable, "-S", "-c", "x = bytearray(1 << 30)"]).returncode == 1
+    with pytest.raises(FileNotFoundError):
+        box.run(["no-such-program"])
+    with pytest.raises(TypeError, match="argv must be a list"):
+        box.run("echo")
+    assert box.call(len, "abc") == 3
+
+
+def test_environment_holds_no_secrets(boxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_KEY", "secret")
+    with (
+        Sandboxes(network=None, env={"GIVEN": "yes", "LANG": None}, ready=1) as others,
+        others.take(SOON) as box,
+    ):
+        env = box.call(lambda: dict(os.environ))
+        assert "API_KEY" not in env
+        assert "LANG" not in env
+        assert (env["GIVEN"], env["HOME"], env["PATH"]) == ("yes", str(box.folder), os.environ["PATH"])
+
+
+@pytest.mark.slow
+def test_limits(boxes: Sandboxes) -> None:
+    with boxes.take(SOON) as box:
+        with pytest.raises(MemoryError):
+            box.call(bytearray, 1 << 30)
+        with pytest.raises(OSError, match="File too large") as caught:
+            box.call(inside.write, "big", "x" * (2 << 20))
+        assert caught.value.errno == errno.EFBIG
+        with pytest.raises(SandboxDied, match="exceeded its limit pids=") as died:
+            box.call(inside.fork, 10)
+        assert died.value.limit == "pids"
+    with boxes.take(SOON) as box:
+        # Each has less than the limit, all together have more.
+        together = "import os, time; os.fork(); os.fork(); x = bytearray(b'1') * (60 << 20); time.sleep(60)"
+        with pytest.raises(SandboxDied, match="exceeded its limit memory="):
+            box.call(exec, together)
+    with Sandboxes(network=None, cpu=1.0, ready=1) as others, others.take(SOON) as box:
+        with pytest.raises(SandboxDied, match="exceeded its limit cpu=") as died:
+            box.call(inside.spin)
+        assert died.value.limit == "cpu"
+
+
+def test_a_timeout_ends_the_box(box: Sandbox) -> None:
+    with pytest.raises(SandboxTimeout, match=r"sleep\(\) did not return within 0.1 s") as caught:
+        box.call(time.sleep, 60, timeout=0.1)
+    assert caught.value.timeout == 0.1
+    with pytest.raises(SandboxTimeout):
+        box.call(len, "later")
+
+
+def test_nothing_outside_can_be_written(boxes: Sandboxes, tmp_path: Path) -> None:
+    needs(boxes, Isolation.FILES)
+    with boxes.take(SOON) as box:
+        for path in ("/usr/mesh-was-here", str(Path.home() / "mesh-was-here"), "/dev/mesh-was-here"):
+            with pytest.raises(OSError, match=r"Read-only|Permission|No such"):
+                box.call(inside.write, path, "x")
+        # A /tmp of its own.
+        box.call(inside.write, "/tmp/mesh-was-here", "x")
+        assert not Path("/tmp/mesh-was-here").exists()
+        assert box.run(["sh", "-c", "mount -o remount,rw / || umount /dev"]).returncode != 0
+        assert box.call(os.listdir, "/dev/shm") == []
+        with pytest.raises(OSError, match=r"Read-only|Permission"):
+            box.call(inside.write, "/proc/sys/kernel/core_pattern", "x")
+
+
+def test_other_processes_are_out_of_reach(boxes: Sandboxes) -> None:
+    needs(boxes, Isolation.PROCESSES)
+    with boxes.take(SOON) as box:
+        assert not box.call(inside.can_signal, os.getpid())
+        assert len([name for name in box.call(os.listdir, "/proc") if name.isdigit()]) == 2
+
+
+def test_no_network(boxes: Sandboxes) -> None:
+    needs(boxes, Isolation.NETWORK)
+    with socket.create_server(("127.0.0.1", 0)) as server, boxes.take(SOON) as box:
+        assert not box.call(inside.connects, server.getsockname()[1])
+        assert box.call(inside.own_loopback)
+        with Sandboxes(network=True, ready=1) as others, others.take(SOON) as open_box:
+            assert open_box.call(inside.connects, server.getsockname()[1])
+
+
+def test_privileges_are_gone(box: Sandbox) -> None:
+    status = dict(
+        line.split(":\t") for line in box.call(inside.read, "/proc/self/status").splitlines() if ":\t" in line
+    )
+    assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
+    assert status["NoNewPrivs"] == "1"
+
+
+def test_take_waits_for_its_turn(boxes: Sandboxes) -> None:
+    taken = [boxes.take(SOON) for _ in range(4)]
+    with pytest.raises(SandboxTimeout, match="all 4 are taken"):
+        boxes.take(timeout=0.05)
+    got: list[Sandbox] = []
+    thread = threading.Thread(target=lambda: got.append(boxes.take(SOON)))
+    thread.start()
+    for box in taken:
+        box.give_back()
+    thread.join(SOON)
+    assert got[0].call(len, "four") == 4
+    got[0].give_back()
+
+
+def test_many_at_once(boxes: Sandboxes) -> None:
+    """More takers than there are boxes; each gets one of its own."""
+
+    async def one(n: int) -> tuple[int, str]:
+        async with boxes.take_async(SOON) as box:
+            kept = await box.call_async(inside.keep, n, timeout=SOON)
+            return kept[0], str(box.folder)
+
+    async def main() -> list[tuple[int, str]]:
+        return await asyncio.gather(*map(one, range(12)))
+
+    found = asyncio.run(main())
+    assert [n for n, _ in found] == list(range(12))
+    assert len({folder for _, folder in found}) == 12
+
+
+def test_a_cancelled_call_ends_its_box(boxes: Sandboxes) -> None:
+    async def main() -> None:
+        box = await boxes.take_async(SOON)
+        assert (await box.run_async(["echo", "x"])).text == "x\n"
+        os.mkfifo(box.folder / "began")
+        began = os.open(box.folder / "began", os.O_RDONLY | os.O_NONBLOCK)
+        task = asyncio.create_task(box.call_async(exec, "open('began', 'w').write('x')\nwhile True: pass"))
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        loop.add_reader(began, ready.set)
+        await ready.wait()
+        loop.remove_reader(began)
+        os.close(began)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(SandboxError, match="cancelled"):
+            await box.call_async(len, "x")
+        box.give_back()
+        # Nor does a taker who waits no more keep one.
+        held = [await boxes.take_async(SOON) for _ in range(4)]
+        waiting = asyncio.create_task(boxes._take_async(None))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        for each in held:
+            each.give_back()
+        async with boxes.take_async(SOON) as last:
+            assert await last.call_async(len, "four") == 4
+
+    asyncio.run(main())
+
+
+def test_giving_back(boxes: Sandboxes) -> None:
+    box = boxes.take(SOON)
+    box.give_back()
+    box.give_back()
+    with pytest.raises(SandboxError, match="was given back"):
+        box.call(len, "x")
+    # While a call is under way, by another thread.
+    box = boxes.take(SOON)
+    os.mkfifo(box.folder / "began")
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            box.call(exec, "open('began', 'w').write('x')\nwhile True: pass")
+        except SandboxError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert (box.folder / "began").read_text() == "x"
+    box.give_back()
+    thread.join(SOON)
+    assert "given back" in str(failed[0])
+    # Or dropped.
+    dropped = boxes.take(SOON)
+    folder = dropped.folder
+    del dropped
+    gc.collect()
+    inside.wait_until(lambda: not folder.exists())
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    for options, match in [
+        ({"memory": 0}, "memory must be positive"),
+        ({"most": 0}, "most must be positive"),
+        ({"ready": -1}, "ready must not be negative"),
+        ({"isolate": False}, "network=False needs isolation"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            Sandboxes(**options)  # type: ignore[arg-type]
+    with pytest.raises(NotADirectoryError, match="is not a folder"):
+        Sandboxes(folder=tmp_path / "nowhere")
+    with pytest.raises(TypeError, match="preload must be a list"):
+        Sandboxes("json")
+
+
+@pytest.mark.slow
+def test_a_template_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "made_up_broken.py").write_text("print('so far')\nraise ValueError('this cannot be')")
+    (tmp_path / "made_up_threads.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, match in [
+        ("made_up_broken", "(?s)cannot be imported: ValueError: this cannot be.*so far"),
+        ("made_up_threads", "started 1 thread"),
+    ]:
+        with Sandboxes(network=None, preload=[name]) as boxes:
+            with pytest.raises(SandboxError, match=match):
+                boxes.take(SOON)
+            with pytest.raises(SandboxError, match=match):
+                _ = boxes.isolation
+
+
+def test_closed_sandboxes() -> None:
+    with Sandboxes(network=None, ready=1) as boxes:
+        box = boxes.take(SOON)
+        with pytest.raises(SerializationError, match="cannot be sent"):
+            pickle.dumps(boxes)
+        boxes.close()
+        with pytest.raises(SandboxError, match="are closed"):
+            boxes.take()
+        with pytest.raises(SandboxError):
+            box.call(len, "x")
+        box.give_back()
