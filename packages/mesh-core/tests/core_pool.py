@@ -84,6 +84,17 @@ class Worker(Actor):
         return n
 
     @endpoint
+    def blob(self, n: int, size: int) -> bytes:
+        self._note(n)
+        return bytes([n]) * size
+
+    @endpoint
+    def die_at(self, n: int, gate: str, begun: Port[int]) -> None:
+        """Die once the gate is open."""
+        self.block(gate, begun)
+        self.die(n)
+
+    @endpoint
     def die(self, n: int = 0) -> None:
         if self.log:
             self._note(n)

@@ -260,12 +260,17 @@ impl PyMessage {
         }
     }
 
-    /// Of a cancellation, whether the call itself is given up, and whether what was gathered of a combined reply is.
+    /// Of a cancellation, whether the call itself is given up, whether what was gathered of a combined reply is, and whether
+    /// the caller waits for an answer all the same.
     #[getter]
-    fn cancels(&self) -> (bool, bool) {
+    fn cancels(&self) -> (bool, bool, bool) {
         match self.message().meaning() {
-            Meaning::Cancel(cancel) => (cancel.what != Cancelled::Gathering, cancel.what != Cancelled::Call),
-            _ => (false, false),
+            Meaning::Cancel(cancel) => (
+                cancel.what != Cancelled::Gathering,
+                matches!(cancel.what, Cancelled::Combined | Cancelled::Gathering),
+                cancel.what.is_answered(),
+            ),
+            _ => (false, false, false),
         }
     }
 

@@ -352,6 +352,10 @@ class Undeliverable(MeshError, ConnectionError):
         """Why, in words."""
 
 
+class NotBegun(Undeliverable):
+    """A task came back: it had not begun, and never will."""
+
+
 class ChannelClosed(MeshError, EOFError):
     """Nothing can be received from a channel any more: it was closed, or took one value and has had it."""
 

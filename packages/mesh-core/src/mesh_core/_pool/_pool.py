@@ -246,7 +246,8 @@ class Pool(Generic[A]):
         if not endpoint._arity.fits(args, kwargs):
             raise endpoint._refuse(args, kwargs)
         limit = self._options.timeout if endpoint._limit is None else endpoint._limit
-        return Call(endpoint._name, limit, args, kwargs)
+        arity = endpoint._arity
+        return Call(endpoint._name, not (arity.overlaps or arity.port), limit, args, kwargs)
 
     # Many at once.
 
