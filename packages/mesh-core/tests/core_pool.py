@@ -165,6 +165,26 @@ class User(Actor):
         return found
 
     @endpoint
+    def make_for_all(self, workers: Any) -> Pool[Any]:
+        """Make a pool for others."""
+        self.pool = Pool(workers)
+        return self.pool
+
+    @endpoint
+    def have_begun(self, user: Any, count: int) -> None:
+        """Have another user of the pool begin tasks."""
+        user.begin.call_one(self.pool, count).get(WITHIN)
+
+    @endpoint
+    def begin(self, pool: Pool[Any], count: int) -> None:
+        self.futures = [pool.submit(pool.actors.double, n) for n in range(count)]
+
+    @endpoint
+    def outcomes(self) -> list[str]:
+        """The kinds of errors that what was begun has come to."""
+        return [type(future.exception(WITHIN)).__name__ for future in self.futures]
+
+    @endpoint
     def make(self, workers: Any) -> list[int]:
         """Make a pool, and leave it open."""
         self.pool = Pool(workers)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mesh_core import _process
 from mesh_core._actor import Actor
 from mesh_core._endpoint import endpoint
-from mesh_core._errors import MeshError, Undeliverable, Unsendable
+from mesh_core._errors import MeshError, PoolLost, SupervisionError, Undeliverable, Unsendable
 from mesh_core._pool._following import Following
 
 if TYPE_CHECKING:
@@ -261,6 +261,14 @@ class FarTurns:
             asker.got(place, replica)
 
     def _closed(self, error: BaseException) -> BaseException:
+        if isinstance(error, SupervisionError):
+            lost = PoolLost(
+                f"{self._name} is lost with the process that made it: {str(error).partition(chr(10))[0]}. Make another pool of "
+                "its actors, if they live",
+                failure=error.failure,
+            )
+            lost.__cause__ = error
+            return lost
         if not isinstance(error, Undeliverable):
             return error
         gone = MeshError(f"{self._name} was closed, or has ended, where it was made")
