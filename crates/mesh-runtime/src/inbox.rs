@@ -106,6 +106,8 @@ struct Queue {
     bytes: u64,
     /// Callers that may not have the reply to the last task that they know of: no task of theirs begins ahead of that.
     held_up: Vec<ProcAddr>,
+    /// Who was woken for the last task: it finds nothing if that is taken back, and is to be woken again.
+    woken: Option<Arc<Waiter>>,
 }
 
 /// What became of a message that was put into an inbox.
@@ -210,7 +212,8 @@ impl Inbox {
         if self.is_closed() {
             return Put::Closed;
         }
-        match message.task() {
+        let task = message.task();
+        match task {
             None => {}
             Some((_, Task::Next)) => {
                 let caller = message.header().src;
@@ -229,6 +232,9 @@ impl Inbox {
         self.len.store(queue.messages.len(), Ordering::SeqCst);
         // A thread that waited once may still stand here, so the loop is told all the same.
         let waiter = queue.waiter.take();
+        if task.is_some() && waiter.is_some() {
+            queue.woken.clone_from(&waiter);
+        }
         let waker = if queue.told { None } else { queue.waker.clone() };
         queue.told |= waker.is_some();
         drop(queue);
@@ -289,6 +295,9 @@ impl Inbox {
             }
         }
         self.len.store(queue.messages.len(), Ordering::SeqCst);
+        if !out.is_empty() && queue.waiter.is_none() {
+            queue.waiter = queue.woken.take();
+        }
         out
     }
 

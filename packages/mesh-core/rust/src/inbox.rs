@@ -388,11 +388,17 @@ impl PyInbox {
 impl PyInbox {
     /// The next messages, waiting for the first; empty once the inbox is closed.
     fn take(&self, py: Python<'_>, limit: usize) -> Vec<PyMessage> {
-        if self.inbox.is_empty() {
-            door::serves();
-            door::outside(py, || self.runtime.wait_inbox(&self.inbox));
+        loop {
+            if self.inbox.is_empty() {
+                door::serves();
+                door::outside(py, || self.runtime.wait_inbox(&self.inbox));
+            }
+            let burst = self.burst(limit);
+            // A task that had come may have been taken back since.
+            if !burst.is_empty() || self.inbox.is_closed() || self.runtime.is_closed() {
+                return burst;
+            }
         }
-        self.burst(limit)
     }
 
     /// The messages that are there.

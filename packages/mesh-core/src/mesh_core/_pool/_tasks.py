@@ -125,7 +125,6 @@ class Task:
             if not (ahead and runner.turns.leave(place, self, None)):
                 runner.turns.back(place, None)
             return
-        self._wanted_back = False
         try:
             inner = self._context.run(self._send, replica, ahead)
         except BaseException as error:  # noqa: BLE001 - it is the task's outcome
@@ -224,6 +223,7 @@ class Task:
             self._step = Step.WAITING if again else Step.OVER
         if again:
             self._inner = None
+            self._wanted_back = False
             self._retries -= has_begun
             runner.again(self, retried=has_begun)
             if not was_ahead:

@@ -289,9 +289,12 @@ class OwnTurns:
 
     def _join(self, place: int, member: Member) -> None:
         """Note that the pool has this replica."""
+        from mesh_core._native import locate
+
         runtime = member.replica._process.runtime
-        home = member.replica._home.addr(member.replica._procs_id, member.rank)
-        if self.per_rank > 1 or home[2] != runtime.me[2]:
+        at = locate(runtime, *member.replica._home.addr(member.replica._procs_id, member.rank))
+        if self.per_rank > 1 or at[2] != runtime.me[2]:
+            self._part(place)
             # More than one runs there anyway; or, on another host, what has begun is not known when that dies.
             return
         replicas = member.replica._process.slots.of(_Replicas)
@@ -463,6 +466,9 @@ class OwnTurns:
             return
         with self._lock:
             self._failed.pop(place, None)
+            if place in self._members:
+                # It may be on another host than before.
+                self._join(place, self._members[place])
             self._places.set(place, State.READY)
         self.resized()
         self._give()

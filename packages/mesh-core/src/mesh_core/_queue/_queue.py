@@ -374,16 +374,16 @@ class _Coming:
             queue._server.confirm.broadcast(queue._client.owner, self._number)
         values: list[Any] = []
         bad: list[QueueItem[Any]] = []
+        first: Exception | None = None
         for each in given:
             try:
                 value = loads(each[1], each[2])
             except Exception as error:  # noqa: BLE001 - the item's affair alone
-                if not bad:
-                    first = error
+                first = first or error
                 bad.append(self._item(each, None))
             else:
                 values.append(self._item(each, value) if self._items else value)
-        if bad:
+        if first is not None:
             raise self._unreadable(bad, values, first) from first
         return values[0] if self._single else values
 
