@@ -1,4 +1,4 @@
-"""Pools and queues over several hosts, some of which die."""
+"""Pools over several hosts, some of which die."""
 
 from __future__ import annotations
 
@@ -11,42 +11,17 @@ from core_owners import slay
 from core_pool import WITHIN, Gate, User, Worker, join_pool_thread, lines
 
 from mesh_core import (
-    Actor,
     Channel,
     HostMesh,
     Pool,
     PoolLost,
-    Queue,
     SupervisionError,
-    endpoint,
     set_fault_handler,
     shutdown,
 )
 from mesh_core.testing import LocalCluster
 
 pytestmark = pytest.mark.slow
-
-
-class Member(Actor):
-    """Puts and takes."""
-
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
-
-    @endpoint
-    def put(self, queue: Queue[tuple[str, int]], name: str, count: int) -> None:
-        queue.put_many((name, n) for n in range(count)).get(WITHIN)
-
-    @endpoint
-    def hold(self, queue: Queue[tuple[str, int]], count: int) -> list[tuple[str, int]]:
-        """Lease items, and never say that they are done with."""
-        while len(self.kept) < count:
-            self.kept += queue.take(count - len(self.kept), lease=3600.0).get(WITHIN)
-        return [item.value for item in self.kept]
-
-    @endpoint
-    def take(self, queue: Queue[tuple[str, int]]) -> list[tuple[str, int]]:
-        return list(queue)
 
 
 @pytest.fixture
@@ -106,25 +81,3 @@ def test_users_on_other_hosts_hear_of_the_end_of_a_pool(hosts: HostMesh, tmp_pat
     assert sorted(future.get(WITHIN) for future in running) == [0, 1]
     gate.close()
     join_pool_thread()
-
-
-def test_queue_over_hosts_gives_the_items_of_a_dead_host_to_others(
-    cluster: LocalCluster, hosts: HostMesh
-) -> None:
-    members: Any = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
-    # The queue is on the script's host.
-    with Queue[tuple[str, int]](max_items=1000) as queue:
-        putting = [
-            member.put.call_one(queue, name, 100) for name, (_, member) in zip("abcd", members, strict=True)
-        ]
-        for future in putting:
-            future.get(WITHIN)
-        dying = members.slice(hosts=1, gpus=0)
-        held = dying.hold.call_one(queue, 30).get(WITHIN)
-        assert len(held) == 30
-        cluster.kill(1)
-        taken = members.slice(hosts=0).take.call(queue)
-        queue.close().get(WITHIN)
-        found = [item for each in taken.get(WITHIN).values() for item in each]
-        assert sorted(found) == [(name, n) for name in "abcd" for n in range(100)]
-        assert queue.stats().get(WITHIN).given_back >= 30
