@@ -27,6 +27,7 @@ TESTED = {
     "several_hosts",
     "supervision",
     "tool_agent",
+    "sweep",
     "tour",
 }
 ELSEWHERE = {"demo"}
@@ -210,6 +211,19 @@ def test_generators_trainer(run_example: Run):
     chosen = [int(number) for number in re.findall(r"(\d+)%", machines)]
     assert len(chosen) == 4
     assert chosen[2] > 90
+
+
+def test_sweep(run_example: Run):
+    *rounds, best, counts = run_example("sweep")
+    halves = [re.match(r"(\d+) of (\d+) go on to step (\d+); ", line) for line in rounds]
+    assert [each and each.groups() for each in halves] == [
+        ("8", "16", "8"),
+        ("4", "8", "16"),
+        ("2", "4", "32"),
+        ("1", "2", "64"),
+    ]
+    assert re.fullmatch(r"trial \d+ is the best: rate 0.\d\d, momentum 0.\d\d, loss \S+", best)
+    assert counts == "1 was trained to the end, 15 were stopped early"
 
 
 def test_several_hosts():

@@ -46,9 +46,11 @@ pub(crate) mod flags {
     /// Of a reply that is an exception: it says that the actor could not be constructed or is gone, not that the endpoint
     /// raised. Of the notice of an end: it answers one message.
     pub(crate) const DEAD: u16 = 4;
-    /// Of a reply: one by a port, and more may follow. Of the notice that a port is closed: it is the port of a call.
+    /// Of a reply: one by a port, and more may follow. Of the notice that a port is closed: it is the port of a call. Of a
+    /// call, and of a cancellation: of a task.
     pub(crate) const MORE: u16 = 1 << 8;
-    /// Of a message that came back: the port of a call has ended. Of a cancellation: the call itself is not cancelled.
+    /// Of a message that came back: the port of a call has ended. Of a cancellation: the call itself is not cancelled, or not
+    /// if it has begun. Of a task: it was sent ahead.
     pub(crate) const END: u16 = 1 << 9;
     /// Of a call: the caller takes as many values as come.
     pub(crate) const STREAM: u16 = 1 << 10;

@@ -273,6 +273,8 @@ pub enum Undelivered {
     NoExtensions,
     /// The caller's process already held all replies that it may without looking at them; so many bytes were dropped.
     NoRoom(u64),
+    /// It is a task that has not begun, and will not: its caller has taken it back, or it may not begin now.
+    NotBegun,
     /// A reason with this code, which this side does not know.
     Unknown(u8),
 }
@@ -298,6 +300,7 @@ impl Undelivered {
             Self::NoThread => "no_thread",
             Self::NoExtensions => "no_extensions",
             Self::NoRoom(_) => "no_room",
+            Self::NotBegun => "not_begun",
             Self::Unknown(_) => "unknown",
         }
     }
@@ -314,6 +317,7 @@ impl Undelivered {
             Self::NoThread => out.byte(7),
             Self::NoExtensions => out.byte(8),
             Self::NoRoom(bytes) => out.byte(9).number(*bytes),
+            Self::NotBegun => out.byte(10),
             Self::Unknown(code) => out.byte(*code),
         }
     }
@@ -330,6 +334,7 @@ impl Undelivered {
             7 => Self::NoThread,
             8 => Self::NoExtensions,
             9 => Self::NoRoom(raw.number()?),
+            10 => Self::NotBegun,
             other => Self::Unknown(other),
         })
     }
@@ -347,6 +352,7 @@ impl fmt::Display for Undelivered {
             Self::UnknownQuestion => "it does not know this question",
             Self::NoThread => "no thread could be started to look",
             Self::NoExtensions => "the agent of a host runs no extensions",
+            Self::NotBegun => "it was taken back before it had begun",
             Self::NoRoom(bytes) => {
                 return write!(f, "its reply of {bytes} bytes was dropped, as the caller had no room for it");
             }

@@ -81,6 +81,7 @@ fn undelivered() -> impl Strategy<Value = Undelivered> {
         Just(Undelivered::NoThread),
         Just(Undelivered::NoExtensions),
         any::<u64>().prop_map(Undelivered::NoRoom),
+        Just(Undelivered::NotBegun),
         (200_u8..).prop_map(Undelivered::Unknown),
     ]
 }

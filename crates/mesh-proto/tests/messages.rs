@@ -6,7 +6,7 @@ mod support;
 
 use mesh_proto::messages::{
     Answer, Asked, Call, Cancel, Cancelled, Extend, Failure, Gathered, Meaning, Name, Partial, Post, ProcUp, Reply,
-    Request, Returned, Spawn, SpawnPart, StopActor, Tell, Unlooked, Unseen, merged_call,
+    Request, Returned, Spawn, SpawnPart, StopActor, Task, Tell, Unlooked, Unseen, merged_call,
 };
 use mesh_proto::{Credit, Flow, Frame, Header, Kind, ProcAddr, Progress, REPLIES, SPAWNS, Sharing};
 use proptest::prelude::*;
@@ -33,7 +33,13 @@ fn flow() -> impl Strategy<Value = Flow> {
 
 /// Anything that a message can say.
 fn meaning() -> impl Strategy<Value = Meaning> {
-    let what = prop::sample::select(vec![Cancelled::Call, Cancelled::Combined, Cancelled::Gathering]);
+    let what = prop::sample::select(vec![
+        Cancelled::Call,
+        Cancelled::Combined,
+        Cancelled::Gathering,
+        Cancelled::Unbegun,
+        Cancelled::Task,
+    ]);
     let ids = (1_u64.., 1_u64.., any::<u32>(), any::<bool>());
     (ids, any::<u64>(), answer(), what, flow()).prop_flat_map(
         |((actor, call, place, yes), any_call, answer, what, flow)| {
@@ -41,7 +47,9 @@ fn meaning() -> impl Strategy<Value = Meaning> {
                 Meaning::Spawn(Spawn { actor, call: any_call, place, part: SpawnPart::Whole }),
                 Meaning::Spawn(Spawn { actor, call: 0, place, part: SpawnPart::Announced }),
                 Meaning::Spawn(Spawn { actor, call: any_call, place, part: SpawnPart::Arguments }),
-                Meaning::Call(Call { actor, call, place, stream: yes }),
+                Meaning::Call(Call { actor, call, place, stream: yes, task: None }),
+                Meaning::Call(Call { actor, call, place, stream: yes, task: Some(Task::Next) }),
+                Meaning::Call(Call { actor, call, place, stream: yes, task: Some(Task::Ahead) }),
                 Meaning::Tell(Tell { actor, place }),
                 Meaning::Reply(Reply { actor, call, place, answer }),
                 Meaning::Undeliverable(Returned { actor, call, place, port_ended: yes }),
@@ -160,7 +168,7 @@ const ME: ProcAddr = ProcAddr::CONTROLLER;
 
 #[test]
 fn headers_that_nobody_makes_are_refused() {
-    let call = Call { actor: 5, call: 7, place: 1, stream: false }.header(ME, ME);
+    let call = Call { actor: 5, call: 7, place: 1, stream: false, task: None }.header(ME, ME);
     let reply = Reply { actor: 5, call: 7, place: 1, answer: Answer::Value }.header(ME, ME);
     let tell = Tell { actor: 5, place: 1 }.header(ME, ME);
     let cancel = Cancel { actor: 5, call: 7, place: 1, what: Cancelled::Call }.header(ME, ME);
@@ -215,9 +223,12 @@ fn a_frame_whose_name_is_none_of_its_kind_is_refused() {
 fn what_programs_send_is_of_the_kind_that_they_ask_for() {
     let kind = |request: Request, call| request.header(5, call, 2, ME, ME).kind;
     assert_eq!((kind(Request::CALL, 7), kind(Request::CALL, 0)), (Kind::Call, Kind::Tell));
-    assert_eq!(kind(Request::Call { stream: true }, 0), Kind::Tell);
-    let streamed = Call::read(&Request::Call { stream: true }.header(5, 7, 2, ME, ME)).unwrap();
-    assert_eq!(streamed, Call { actor: 5, call: 7, place: 2, stream: true });
+    assert_eq!(kind(Request::Call { stream: true, task: None }, 0), Kind::Tell);
+    assert_eq!(kind(Request::TASK, 0), Kind::Tell);
+    let streamed = Call::read(&Request::Call { stream: true, task: None }.header(5, 7, 2, ME, ME)).unwrap();
+    assert_eq!(streamed, Call { actor: 5, call: 7, place: 2, stream: true, task: None });
+    let ahead = Call::read(&Request::TASK_AHEAD.header(5, 7, 2, ME, ME)).unwrap();
+    assert_eq!(ahead, Call { actor: 5, call: 7, place: 2, stream: false, task: Some(Task::Ahead) });
     for (request, kind_of_it) in [
         (Request::Spawn, Kind::Spawn),
         (Request::StopActor, Kind::StopActor),

@@ -1,11 +1,17 @@
 //! What waits for an actor, and how an event loop is told.
+//!
+//! TAK-1: a task is here until the actor comes to it, and its caller can take it back until then: it has begun, or it never
+//! will.
+//! TAK-2: a task that was sent ahead begins only if the actor's replies before it are out of this process's hands. So a caller
+//! who has not got the reply to the task before it knows, should the process die, that it has not begun.
 
 use crate::gauge::Gauge;
 use crate::message::Message;
 use crate::meter::Mailbox;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
-use mesh_proto::ActorId;
+use mesh_proto::messages::Task;
+use mesh_proto::{ActorId, CallId, ProcAddr};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -98,6 +104,20 @@ struct Queue {
     /// Messages that have come, and their bytes.
     received: u64,
     bytes: u64,
+    /// Callers that may not have the reply to the last task that they know of: no task of theirs begins ahead of that.
+    held_up: Vec<ProcAddr>,
+    /// Who was woken for the last task: it finds nothing if that is taken back, and is to be woken again.
+    woken: Option<Arc<Waiter>>,
+}
+
+/// What became of a message that was put into an inbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    Done,
+    /// The inbox is closed; the message is dropped.
+    Closed,
+    /// It was sent ahead and may not begin (TAK-2); it is dropped.
+    NotAhead,
 }
 
 /// The messages that wait for one actor, in order.
@@ -177,19 +197,30 @@ impl Inbox {
 
     /// Appends a message; false (and the message is dropped) if the inbox is closed.
     pub(crate) fn push(&self, reactor: &Reactor, message: Message) -> bool {
-        self.put(reactor, message, false)
+        self.put(reactor, message, false) == Put::Done
     }
 
     /// Puts a message before all others.
     pub(crate) fn push_first(&self, reactor: &Reactor, message: Message) -> bool {
-        self.put(reactor, message, true)
+        self.put(reactor, message, true) == Put::Done
     }
 
-    fn put(&self, reactor: &Reactor, mut message: Message, first: bool) -> bool {
+    /// Appends a message, or puts it before all others.
+    pub(crate) fn put(&self, reactor: &Reactor, mut message: Message, first: bool) -> Put {
         message.charge_to(&self.mailbox);
         let mut queue = self.lock();
         if self.is_closed() {
-            return false;
+            return Put::Closed;
+        }
+        let task = message.task();
+        match task {
+            None => {}
+            Some((_, Task::Next)) => {
+                let caller = message.header().src;
+                queue.held_up.retain(|one| *one != caller);
+            }
+            Some((_, Task::Ahead)) if queue.held_up.contains(&message.header().src) => return Put::NotAhead,
+            Some((_, Task::Ahead)) => {}
         }
         queue.received += 1;
         queue.bytes += message.header().body_len;
@@ -201,6 +232,9 @@ impl Inbox {
         self.len.store(queue.messages.len(), Ordering::SeqCst);
         // A thread that waited once may still stand here, so the loop is told all the same.
         let waiter = queue.waiter.take();
+        if task.is_some() && waiter.is_some() {
+            queue.woken.clone_from(&waiter);
+        }
         let waker = if queue.told { None } else { queue.waker.clone() };
         queue.told |= waker.is_some();
         drop(queue);
@@ -210,18 +244,19 @@ impl Inbox {
         if let Some((waker, token)) = waker {
             waker.push(reactor, token);
         }
-        true
+        Put::Done
     }
 
     /// The next messages, at most `max`, and not many large ones at once: their senders hear of them when the whole
     /// burst was handled. None if nothing waits.
     pub fn take(&self, max: usize) -> Vec<Message> {
         let mut queue = self.lock();
-        let mut bytes = 0_u64;
+        let (mut bytes, mut first) = (0_u64, true);
         let fits = |message: &&Message| {
             let before = bytes;
             bytes = bytes.saturating_add(message.cost());
-            before < MOST_TAKEN
+            // Whatever is taken is begun, as far as its caller can know (TAK-1).
+            before < MOST_TAKEN && (std::mem::take(&mut first) || message.task().is_none())
         };
         let n = queue.messages.iter().take(max).take_while(fits).count();
         let burst: Vec<Message> = queue.messages.drain(..n).collect();
@@ -230,6 +265,40 @@ impl Inbox {
             queue.told = false;
         }
         burst
+    }
+
+    /// Takes a task back that the actor has not come to.
+    pub(crate) fn take_back(&self, caller: ProcAddr, call: CallId) -> Option<Message> {
+        self.take_out(|message, id, _| message.header().src == caller && id == call).pop()
+    }
+
+    /// A reply to this caller's task is still in this process's hands: none that it sends ahead begins until it has sent one
+    /// that it does not. Returns those that wait.
+    pub(crate) fn hold_up(&self, caller: ProcAddr) -> Vec<Message> {
+        let mut queue = self.lock();
+        if !queue.held_up.contains(&caller) {
+            queue.held_up.push(caller);
+        }
+        drop(queue);
+        self.take_out(|message, _, task| message.header().src == caller && task == Task::Ahead)
+    }
+
+    fn take_out(&self, which: impl Fn(&Message, CallId, Task) -> bool) -> Vec<Message> {
+        let mut queue = self.lock();
+        let mut out = Vec::new();
+        let mut at = 0;
+        while let Some(message) = queue.messages.get(at) {
+            if message.task().is_some_and(|(call, task)| which(message, call, task)) {
+                out.extend(queue.messages.remove(at));
+            } else {
+                at += 1;
+            }
+        }
+        self.len.store(queue.messages.len(), Ordering::SeqCst);
+        if !out.is_empty() && queue.waiter.is_none() {
+            queue.waiter = queue.woken.take();
+        }
+        out
     }
 
     /// Has a loop told from now on, with this token.

@@ -6,8 +6,8 @@ use crate::shm::{Memory, PartData, SharedPart};
 use bytes::Bytes;
 use mesh_proto::control::{Down, Undeliverable};
 use mesh_proto::hosts::Few;
-use mesh_proto::messages::{Meaning, Unlooked};
-use mesh_proto::{Frame, HEADER_LEN, Header, Part, Sharing, Undelivered};
+use mesh_proto::messages::{Call, Meaning, Task, Unlooked};
+use mesh_proto::{CallId, Frame, HEADER_LEN, Header, Kind, Part, Sharing, Undelivered};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -167,6 +167,16 @@ impl Message {
     /// What the header says. Those of messages were looked at when they arrived (MSG-1).
     pub fn meaning(&self) -> Meaning {
         Meaning::of(&self.frame.header).unwrap_or(Meaning::Control(self.frame.header.kind))
+    }
+
+    /// The call's number, if it is a task, and where it stands.
+    #[inline]
+    pub(crate) fn task(&self) -> Option<(CallId, Task)> {
+        if self.frame.header.kind != Kind::Call {
+            return None;
+        }
+        let call = Call::read(&self.frame.header).ok()?;
+        Some((call.call, call.task?))
     }
 
     /// The endpoint, with what else is said of the message.

@@ -29,7 +29,7 @@ impl World {
     pub fn call(&mut self, call: CallId, purpose: Purpose) {
         self.begin(call, purpose);
         let payload = vec![7; self.model.payload];
-        let message = Call { actor: ACTOR, call, place: 0, stream: false };
+        let message = Call { actor: ACTOR, call, place: 0, stream: false, task: None };
         let header = message.header(ProcAddr::CONTROLLER, ProcAddr::agent(1));
         let frame = Frame::build_plain(header, None, b"", &payload);
         let all = self.all();

@@ -84,6 +84,17 @@ class Worker(Actor):
         return n
 
     @endpoint
+    def blob(self, n: int, size: int) -> bytes:
+        self._note(n)
+        return bytes([n]) * size
+
+    @endpoint
+    def die_at(self, n: int, gate: str, begun: Port[int]) -> None:
+        """Die once the gate is open."""
+        self.block(gate, begun)
+        self.die(n)
+
+    @endpoint
     def die(self, n: int = 0) -> None:
         if self.log:
             self._note(n)
@@ -152,6 +163,26 @@ class User(Actor):
     def die_once(self, pool: Pool[Any], mark: str) -> int:
         found: int = pool.submit(pool.actors.die_once, 7, mark).get(WITHIN)
         return found
+
+    @endpoint
+    def make_for_all(self, workers: Any) -> Pool[Any]:
+        """Make a pool for others."""
+        self.pool = Pool(workers)
+        return self.pool
+
+    @endpoint
+    def have_begun(self, user: Any, count: int) -> None:
+        """Have another user of the pool begin tasks."""
+        user.begin.call_one(self.pool, count).get(WITHIN)
+
+    @endpoint
+    def begin(self, pool: Pool[Any], count: int) -> None:
+        self.futures = [pool.submit(pool.actors.double, n) for n in range(count)]
+
+    @endpoint
+    def outcomes(self) -> list[str]:
+        """The kinds of errors that what was begun has come to."""
+        return [type(future.exception(WITHIN)).__name__ for future in self.futures]
 
     @endpoint
     def make(self, workers: Any) -> list[int]:

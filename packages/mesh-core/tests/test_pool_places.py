@@ -1,4 +1,4 @@
-"""Which replica works next: random schedules against the rules (PLC-1..3)."""
+"""Which replica works next: random schedules against the rules (PLC-1..4)."""
 
 from __future__ import annotations
 
@@ -116,3 +116,65 @@ def test_turn_of_removed_place_is_forgotten() -> None:
     places.back(0)
     places.back(0)
     assert places.busy(0) == 0
+
+
+def ahead(count: int = 2) -> Places[str]:
+    """Places that are all busy, where others may be sent ahead."""
+    places: Places[str] = Places(1)
+    for place in range(count):
+        places.add(place)
+        places.ask(f"head {place}")
+        assert places.candidate() == place
+        places.give(place)
+        places.lead(place)
+    return places
+
+
+def test_next_is_sent_ahead_where_the_last_turn_began() -> None:
+    places = ahead()
+    for name in "ab":
+        places.ask(name)
+        assert places.candidate() is None
+    assert (places.next_asking(), places.behind()) == ("a", 1)
+    assert places.send_ahead(1) == "a"
+    assert places.behind() == 0
+    assert places.send_ahead(0) == "b"
+    assert places.behind() is None, "one at each"
+    assert (list(places.ahead()), places.first_ahead, places.idle) == ([(1, "a"), (0, "b")], 1, 0)
+
+
+def test_who_is_ahead_has_the_turn_when_it_is_given_back() -> None:
+    places = ahead()
+    places.ask("a")
+    places.send_ahead(1)
+    assert places.back(1) == "a"
+    assert (places.busy(1), places.any_ahead, places.behind()) == (1, False, 1)
+    assert not places.leave(1, "a"), "it has a turn"
+    assert places.back(1) is None
+    assert (places.busy(1), places.idle) == (0, 1)
+
+
+def test_who_is_ahead_of_one_that_was_lost_has_no_turn() -> None:
+    places = ahead()
+    places.ask("a")
+    places.send_ahead(1)
+    places.set(1, State.LOST)
+    assert places.back(1, is_lost=True) is None
+    assert places.leave(1, "a")
+    places.ask("later")
+    places.ask("a", first=True)
+    assert places.next_asking() == "a"
+    assert places.behind() == 0
+
+
+def test_nobody_is_sent_ahead_to_a_place_that_drains_or_has_several_turns() -> None:
+    places = ahead()
+    places.set(1, State.DRAINING)
+    places.remove(0)
+    assert places.behind() is None
+    several: Places[str] = Places(2)
+    several.add(0)
+    several.ask("a")
+    several.give(0)
+    several.lead(0)
+    assert several.behind() is None

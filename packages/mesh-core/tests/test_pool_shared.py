@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_owners import slay
 from core_pool import WITHIN, Gate, User, Worker, join_pool_thread
 
-from mesh_core import Channel, MeshError, Pool, ProcMesh, SupervisionError, gather, this_host
+from mesh_core import Channel, MeshError, Pool, PoolLost, ProcMesh, SupervisionError, gather, this_host
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -34,6 +35,13 @@ def users(procs: ProcMesh) -> Iterator[Any]:
     mesh = procs.slice(hosts=1).spawn("users", User)
     yield mesh
     mesh.stop().get()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path / "gate")
+    yield made
+    made.close()
 
 
 def test_several_actors_use_a_pool(workers: Any, users: Any) -> None:
@@ -121,6 +129,32 @@ def test_replica_that_dies_under_a_user(users: Any, fault_tolerant: None, tmp_pa
             assert pool.submit(workers.double, 1).get(WITHIN) == 2
             error = users.slice(gpus=0).die.call_one(pool).exception(WITHIN)
             assert isinstance(error, SupervisionError)
+
+
+def test_users_hear_of_the_end_of_the_process_that_made_the_pool(
+    workers: Any, users: Any, gate: Gate, fault_tolerant: None
+) -> None:
+    with this_host().spawn_procs({"makers": 1}) as procs:
+        maker = procs.spawn("maker", User)
+        pool = maker.make_for_all.call_one(workers).get(WITHIN)
+        port, begun = Channel[int].open()
+        running = [pool.submit(workers.block, gate.path, port) for _ in range(2)]
+        for _ in running:
+            begun.recv().get(WITHIN)
+        waiting = pool.submit(workers.double, 1)
+        maker.have_begun.call_one(users.slice(gpus=0), 2).get(WITHIN)
+        slay(procs)
+        error = waiting.exception(WITHIN)
+        assert isinstance(error, PoolLost)
+        assert "the pool of 'workers' is lost with the process that made it" in str(error)
+        assert error.failure is not None
+        assert users.slice(gpus=0).outcomes.call_one().get(WITHIN) == ["PoolLost"] * 2
+        assert isinstance(pool.submit(workers.double, 1).exception(WITHIN), PoolLost)
+        # The replicas are not the pool's.
+        gate.open()
+        assert sorted(future.get(WITHIN) for future in running) == [0, 1]
+        with Pool(workers) as another:
+            assert another.submit(workers.double, 1).get(WITHIN) == 2
 
 
 def test_users_take_turns(workers: Any, users: Any) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from core_pool import WITHIN, join_pool_thread
 
 from mesh_core import Future, MeshError, Promise, SupervisionError, _process
+from mesh_core._errors import NotBegun
 from mesh_core._pool._following import Following
 from mesh_core._pool._tasks import Call, Runner, Task
+from mesh_core._promise import _Promised
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -29,16 +31,23 @@ class Turns:
     def __init__(self) -> None:
         self.asking: list[Any] = []
         self.held: Counter[int] = Counter()
+        self.ahead: dict[int, Any] = {}
         self.lost: list[int] = []
 
-    def ask(self, asker: Any) -> None:
-        self.asking.append(asker)
+    def ask(self, asker: Any, *, first: bool = False) -> None:
+        self.asking.insert(0 if first else len(self.asking), asker)
 
     def drop(self, asker: Any) -> bool:
         if asker not in self.asking:
             return False
         self.asking.remove(asker)
         return True
+
+    def leave(self, place: int, asker: Any, lost: BaseException | None) -> bool:
+        return self.ahead.pop(place, None) is asker
+
+    def sent_back(self) -> None:
+        """Nothing is sent ahead here."""
 
     def back(self, place: int, lost: BaseException | None) -> None:
         assert self.held[place] > 0, "a turn was given back twice"
@@ -48,19 +57,51 @@ class Turns:
 
 
 class Replica:
-    """Answers when a test says so."""
+    """Answers when a test says so; a task that is taken back has run to its end, or not begun, by turns."""
 
     def __init__(self, place: int) -> None:
         self.place = place
-        self.calls: list[tuple[int, Promise[int]]] = []
+        self.calls: list[tuple[int, Answer]] = []
         self.ran: list[int] = []
+        self.taken_back = 0
         self.run = self
+        self._view = self._senders = None
+
+    def with_options(self, timeout: float | None) -> Replica:
+        return self
+
+    def _sender(self, view: object, request: object) -> None:
+        """As an endpoint has."""
 
     def call_one(self, n: int) -> Future[int]:
-        promise: Promise[int] = Promise()
+        promise = Answer()
+        assert isinstance(promise.future, Coming)
+        promise.future.take_back = lambda: self._take_back(n, promise)
         self.calls.append((n, promise))
         self.ran.append(n)
         return promise.future
+
+    def _take_back(self, n: int, promise: Answer) -> None:
+        if (n, promise) not in self.calls:
+            return
+        self.taken_back += 1
+        if self.taken_back % 2:
+            self.calls.remove((n, promise))
+            self.ran.remove(n)
+            promise.set_exception(NotBegun("taken back"))
+
+
+class Coming(_Promised[int]):
+    """What a replica will answer."""
+
+    take_back: Callable[[], None]
+
+    def _take_back(self, *, begun: bool) -> None:
+        self.take_back()
+
+
+class Answer(Promise[int]):
+    _kind = Coming
 
 
 class Schedule:
@@ -87,7 +128,7 @@ class Schedule:
         if self.runner._waiting < 3:
             assert self.runner.room(wait=True) is None
             n = len(self.futures)
-            task = Task(self.runner, "a task", Call("run", None, (n,), {}), self.retries)
+            task = Task(self.runner, "a task", Call("run", True, None, (n,), {}), self.retries)
             self.futures.append(task.future)
             self.runner.begin(task)
 
@@ -166,7 +207,7 @@ def test_who_waits_for_room_is_served_in_order() -> None:
 def test_call_that_cannot_be_made_gives_the_turn_back() -> None:
     schedule = Schedule(0)
     assert schedule.runner.room(wait=True) is None
-    task = Task(schedule.runner, "a task", Call("missing", None, (), {}), 2)
+    task = Task(schedule.runner, "a task", Call("missing", True, None, (), {}), 2)
     schedule.runner.begin(task)
     schedule.give()
     assert isinstance(task.future.exception(WITHIN), AttributeError)

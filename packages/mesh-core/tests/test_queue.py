@@ -24,6 +24,8 @@ from mesh_core import (
     QueueEmpty,
     QueueFull,
     QueueItem,
+    QueueItemError,
+    SerializationError,
     SupervisionError,
     endpoint,
     this_host,
@@ -433,7 +435,7 @@ def test_users_of_a_queue_whose_process_has_died_are_told() -> None:
     with this_host().spawn_procs(supervise=lambda failure: True) as home:
         queue = Queue[int](on=home, max_items=1)
         queue.put(1).get(timeout=SOON)
-        waiting, late = queue.take(lease=1.0), queue.put(2)
+        waiting, late = queue.take(lease=SOON), queue.put(2)
         waiting.get(timeout=SOON)
         killer = home.spawn("killer", User, supervise=lambda failure: True)
         killer.die.broadcast()
@@ -471,6 +473,68 @@ def test_an_item_that_cannot_be_pickled_is_refused_where_it_is_put() -> None:
             queue.put(threading.Lock())
         queue.put(1)
         assert queue.take().get(timeout=SOON) == 1
+
+
+class Unreadable:
+    """Can be pickled, and not be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class Producer(Actor):
+    @endpoint
+    def put(self, queue: Queue[Any]) -> None:
+        queue.put_many([1, Unreadable(), 2, Unreadable()]).get(timeout=SOON)
+
+
+def test_an_item_that_cannot_be_unpickled_loses_no_other() -> None:
+    with Queue[Any]() as queue, this_host().spawn_procs({"gpus": 1}) as procs:
+        procs.spawn("producer", Producer).put.call_one(queue).get(timeout=SOON)
+        with pytest.raises(
+            QueueItemError, match=r"item 2 .* put by .*, cannot be unpickled here: .*ValueError"
+        ) as caught:
+            queue.take(10).get(timeout=SOON)
+        assert caught.value.rest == [1, 2]
+        bad = caught.value.items
+        assert len({item.producer for item in bad}) == 1
+        assert bad[0].producer in str(caught.value)
+        assert isinstance(caught.value.__cause__, SerializationError)
+        queue.put_many([Unreadable(), 3]).get(timeout=SOON)
+        # One at a time: the next one comes with the next taking.
+        with pytest.raises(QueueItemError):
+            queue.take().get(timeout=SOON)
+        assert queue.take().get(timeout=SOON) == 3
+        assert queue.stats().get(timeout=SOON).ready == 0
+
+
+def test_a_leased_item_that_cannot_be_unpickled_can_be_acknowledged() -> None:
+    with Queue[Any]() as queue:
+        queue.put_many([1, Unreadable(), 2]).get(timeout=SOON)
+        with pytest.raises(QueueItemError, match=r"ack\(\)") as caught:
+            queue.take(3, lease=SOON).get(timeout=SOON)
+        assert [item.value for item in caught.value.rest] == [1, 2]
+        assert queue.ack(caught.value.items).get(timeout=SOON) == 1
+        assert queue.give_back(caught.value.rest).get(timeout=SOON) == 2
+        assert queue.take(3).get(timeout=SOON) == [1, 2]
+
+
+def test_an_item_that_nobody_acknowledges_is_dropped_in_the_end() -> None:
+    with Queue[int](most_deliveries=3) as queue:
+        queue.put_many([1, 2]).get(timeout=SOON)
+        for _ in range(20):
+            # What nobody has looked at was given to nobody.
+            queue.take(lease=SOON).cancel()
+        for _ in range(3):
+            item = queue.take(lease=SOON).get(timeout=SOON)
+            assert item.value == 1
+            queue.give_back(item).get(timeout=SOON)
+        item = queue.take(lease=SOON).get(timeout=SOON)
+        assert item.value == 2
+        stats = queue.stats().get(timeout=SOON)
+        assert (stats.dropped, stats.leased, stats.ready) == (1, 1, 0)
+    with pytest.raises(ValueError, match="most_deliveries"):
+        Queue(most_deliveries=0)
 
 
 def test_errors_of_queues_are_those_that_one_looks_for() -> None:

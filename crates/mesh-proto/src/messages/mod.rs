@@ -19,7 +19,7 @@ pub use answers::{Answer, Gathered, ProcUp, Reply, Unlooked, Unseen};
 pub use meaning::{Asked, Meaning, Returned, merged_call};
 pub use names::Name;
 pub use ports::{Partial, Post};
-pub use requests::{Call, Cancel, Cancelled, Extend, Failure, Request, Spawn, SpawnPart, StopActor, Tell};
+pub use requests::{Call, Cancel, Cancelled, Extend, Failure, Request, Spawn, SpawnPart, StopActor, Task, Tell};
 
 use crate::frame::flags;
 use crate::{Header, Kind};

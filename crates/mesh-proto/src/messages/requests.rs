@@ -74,6 +74,16 @@ impl Spawn {
     }
 }
 
+/// What a task is: a call that can be taken back until it has begun. Its receiver begins one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Its caller has the replies of all that it sent there before, but for what it wants to run side by side.
+    Next,
+    /// It was sent ahead, behind one whose reply its caller does not have. It begins only if that reply is out of the
+    /// receiver's hands, so that a caller who has not got the one knows that the other has not begun (TAK-2).
+    Ahead,
+}
+
 /// Run an endpoint, and reply. Its [`Name`](super::Name) is the endpoint's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
@@ -85,6 +95,8 @@ pub struct Call {
     pub place: u32,
     /// Whether the caller takes as many values as come.
     pub stream: bool,
+    /// Whether it can be taken back.
+    pub task: Option<Task>,
 }
 
 impl Call {
@@ -93,6 +105,11 @@ impl Call {
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = header(Kind::Call, from, to, (self.actor, self.call, self.place));
         header.flags = if self.stream { flags::STREAM } else { 0 };
+        header.flags |= match self.task {
+            None => 0,
+            Some(Task::Next) => flags::MORE,
+            Some(Task::Ahead) => flags::MORE | flags::END,
+        };
         header
     }
 
@@ -101,9 +118,15 @@ impl Call {
     /// # Errors
     /// If it says something else (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
-        let stream = flags_of(header, Kind::Call, flags::STREAM)? != 0;
+        let bits = flags_of(header, Kind::Call, flags::STREAM | flags::MORE | flags::END)?;
+        let task = match (bits & flags::MORE != 0, bits & flags::END != 0) {
+            (false, false) => None,
+            (true, false) => Some(Task::Next),
+            (true, true) => Some(Task::Ahead),
+            (false, true) => return Err(refused(header, "is sent ahead, and no task")),
+        };
         let call = number(header, header.call, NO_CALL)?;
-        Ok(Self { actor: header.actor, call, place: header.index, stream })
+        Ok(Self { actor: header.actor, call, place: header.index, stream: bits & flags::STREAM != 0, task })
     }
 }
 
@@ -179,9 +202,21 @@ pub enum Cancelled {
     Combined,
     /// What they have gathered of a combined reply alone: it has failed, and runs on.
     Gathering,
+    /// A task, if it has not begun. Its caller waits for the answer in any case.
+    Unbegun,
+    /// A task, begun or not. Its caller waits for the answer in any case.
+    Task,
 }
 
-/// The caller no longer waits.
+impl Cancelled {
+    /// Whether the caller waits for an answer all the same.
+    #[must_use]
+    pub fn is_answered(self) -> bool {
+        matches!(self, Self::Unbegun | Self::Task)
+    }
+}
+
+/// The caller no longer waits, or not for this receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cancel {
     /// The actor that was called; 0 for an extension.
@@ -203,6 +238,8 @@ impl Cancel {
             Cancelled::Call => 0,
             Cancelled::Combined => flags::TREE,
             Cancelled::Gathering => flags::TREE | flags::END,
+            Cancelled::Unbegun => flags::MORE | flags::END,
+            Cancelled::Task => flags::MORE,
         };
         header
     }
@@ -212,13 +249,17 @@ impl Cancel {
     /// # Errors
     /// If it says something else (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
-        let bits = flags_of(header, Kind::Cancel, flags::TREE | flags::END)?;
+        let bits = flags_of(header, Kind::Cancel, flags::TREE | flags::END | flags::MORE)?;
         let what = if bits == 0 {
             Cancelled::Call
         } else if bits == flags::TREE {
             Cancelled::Combined
         } else if bits == flags::TREE | flags::END {
             Cancelled::Gathering
+        } else if bits == flags::MORE | flags::END {
+            Cancelled::Unbegun
+        } else if bits == flags::MORE {
+            Cancelled::Task
         } else {
             return Err(refused(header, "gives up nothing"));
         };
@@ -294,6 +335,8 @@ pub enum Request {
     Call {
         /// Whether the caller takes as many values as come.
         stream: bool,
+        /// Whether it can be taken back.
+        task: Option<Task>,
     },
     /// [`StopActor`].
     StopActor,
@@ -307,7 +350,11 @@ pub enum Request {
 
 impl Request {
     /// An ordinary call.
-    pub const CALL: Self = Self::Call { stream: false };
+    pub const CALL: Self = Self::Call { stream: false, task: None };
+    /// A call that can be taken back until it has begun.
+    pub const TASK: Self = Self::Call { stream: false, task: Some(Task::Next) };
+    /// The same, behind another one.
+    pub const TASK_AHEAD: Self = Self::Call { stream: false, task: Some(Task::Ahead) };
 
     /// Whether it is for an endpoint, as nearly all are.
     #[must_use]
@@ -320,7 +367,7 @@ impl Request {
     pub fn header(self, actor: ActorId, call: CallId, place: u32, from: ProcAddr, to: ProcAddr) -> Header {
         match self {
             Self::Call { .. } if call == 0 => Tell { actor, place }.header(from, to),
-            Self::Call { stream } => Call { actor, call, place, stream }.header(from, to),
+            Self::Call { stream, task } => Call { actor, call, place, stream, task }.header(from, to),
             Self::Spawn => Spawn { actor, call, place, part: SpawnPart::Whole }.header(from, to),
             Self::StopActor => StopActor { actor, call, place }.header(from, to),
             Self::Failure => Failure { owner: actor }.header(from, to),

@@ -322,7 +322,8 @@ mod tests {
     #[test]
     fn of_a_lost_message_no_part_is_copied() {
         let addr = |host| ProcAddr { mesh: 7, rank: 0, host };
-        let header = mesh_proto::messages::Call { actor: 3, call: 5, place: 0, stream: false }.header(addr(1), addr(2));
+        let header = mesh_proto::messages::Call { actor: 3, call: 5, place: 0, stream: false, task: None }
+            .header(addr(1), addr(2));
         let part = Part::Inline(Bytes::from(vec![1; 1 << 20]));
         let whole = Frame::build(header, None, b"train", &[part]);
         let head = Bytes::copy_from_slice(&whole.header.encode());

@@ -63,23 +63,23 @@ impl Answering {
 
 impl Runtime {
     /// Sends a reply, or keeps it until its caller's process reads. Returns what is finished when a reply that is kept
-    /// waits no more, where its giver is to do nothing before (ANS-3).
-    pub(super) fn answer(&self, frame: Frame, due: Option<Instant>, waits: bool) -> Option<Arc<Completion>> {
+    /// waits no more, where its giver is to do nothing before (ANS-3), and whether the reply is out of this process's hands.
+    pub(super) fn answer(&self, frame: Frame, due: Option<Instant>, waits: bool) -> (Option<Arc<Completion>>, bool) {
         let caller = frame.header.dst;
         if caller == self.me {
             self.dispatch(frame, None);
-            return None;
+            return (None, true);
         }
         let cost = frame.cost();
         let mut state = lock(&self.answering.state);
         match state.admit(caller, cost) {
             Answer::Go(question) => {
                 drop(state);
-                self.dispatch(frame, None);
+                let queued = self.dispatch(frame, None);
                 self.ask(REPLIES, caller, question);
-                None
+                (None, queued == 0)
             }
-            Answer::Wait => self.keep(&self.answering, state, (frame, cost), due, waits),
+            Answer::Wait => (self.keep(&self.answering, state, (frame, cost), due, waits), false),
         }
     }
 

@@ -5,12 +5,12 @@ use super::{Runtime, lock, read, write};
 use crate::agent::SpawnSpec;
 use crate::calls::Outcome;
 use crate::gauge::Gauge;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, Put};
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
 use crate::meter::Mailbox;
 use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Undeliverable, Watch, ranks_of};
-use mesh_proto::messages::{Failure, Meaning, ProcUp, SpawnPart, StopActor, Tell};
+use mesh_proto::messages::{Cancelled, Failure, Meaning, ProcUp, SpawnPart, StopActor, Tell};
 use mesh_proto::{
     ActorId, Credit, EndReason, Ended, Event, Flow, Frame, Kind, MeshId, PortEnd, ProcAddr, Route, Undelivered,
 };
@@ -73,7 +73,11 @@ impl Runtime {
                 let message = Message::new(frame, &self.memory);
                 let inbox = inbox.or_else(|| self.reserved(actor));
                 let refused = match inbox {
-                    Some(inbox) => !inbox.push(&self.reactor, message),
+                    Some(inbox) => match inbox.put(&self.reactor, message, false) {
+                        Put::Done => false,
+                        Put::Closed => true,
+                        Put::NotAhead => return self.undeliverable(&header, Undelivered::NotBegun),
+                    },
                     None => !self.await_actor(actor, message),
                 };
                 if header.kind == Kind::StopActor && !refused {
@@ -101,6 +105,16 @@ impl Runtime {
                     SpawnPart::Arguments => self.note_arguments(spawn.actor),
                 }
                 self.system.push(&self.reactor, Message::new(frame, &self.memory));
+            }
+            Meaning::Cancel(cancel) if cancel.what.is_answered() => {
+                let task = self.inbox(cancel.actor).and_then(|inbox| inbox.take_back(header.src, cancel.call));
+                match task {
+                    Some(task) => self.undeliverable(task.header(), Undelivered::NotBegun),
+                    None if cancel.what == Cancelled::Unbegun => {}
+                    None => {
+                        self.system.push(&self.reactor, Message::new(frame, &self.memory));
+                    }
+                }
             }
             Meaning::Cancel(cancel) => {
                 self.answer_unwanted(header.src, cancel.call);

@@ -623,7 +623,8 @@ impl Runtime {
         read(&self.inboxes).values().cloned().collect()
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
+    /// Whether it takes no part in the mesh any more.
+    pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst) || self.forked.load(Ordering::SeqCst)
     }
 

@@ -7,10 +7,13 @@ use crate::calls::{Call, Outcome};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::gateway::GATEWAY;
+use crate::message::Message;
 use bytes::Bytes;
 use mesh_proto::control::{Down, Undeliverable, Watch, mesh_of, ranks_of};
 use mesh_proto::hosts::HostSet;
-use mesh_proto::messages::{Answer, Asked, Cancel, Cancelled, Meaning, Reply, Request, Spawn, SpawnPart};
+use mesh_proto::messages::{
+    Answer, Asked, Call as TaskCall, Cancel, Cancelled, Meaning, Reply, Request, Spawn, SpawnPart,
+};
 use mesh_proto::{
     ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Piece, PortEnd, ProcAddr, Route,
     Sharing, Target, Undelivered,
@@ -48,7 +51,10 @@ impl Outgoing<'_> {
 
     /// The same; of a call, whether its caller takes as many values as come.
     pub(super) fn streamed(self, stream: bool) -> Self {
-        if stream && self.request.is_call() { Self { request: Request::Call { stream }, ..self } } else { self }
+        match self.request {
+            Request::Call { task, .. } if stream => Self { request: Request::Call { stream, task }, ..self },
+            _ => self,
+        }
     }
 }
 
@@ -263,7 +269,25 @@ impl Runtime {
         let Asked { by, actor, call, place } = Asked::of(to)?;
         let header = Reply { actor, call, place, answer }.header(self.me, by);
         let frame = self.write(header, &Target::One(by), b"", payload, buffers);
-        self.answer(frame, due, holds_back(to.kind))
+        if matches!(TaskCall::read(to), Ok(TaskCall { task: Some(_), .. })) {
+            return self.answer_task(frame, due, actor);
+        }
+        self.answer(frame, due, holds_back(to.kind)).0
+    }
+
+    /// Answers a task. What its caller may not get, should this process die now, holds up what it sends ahead (TAK-2): a
+    /// reply that waits here, and one that refers to memory of this process.
+    fn answer_task(&self, frame: Frame, due: Option<Instant>, actor: ActorId) -> Option<Arc<Completion>> {
+        let (by, shared) = (frame.header.dst, frame.header.sharing().shared);
+        let (held, is_out) = self.answer(frame, due, holds_back(Kind::Call));
+        if (shared || !is_out)
+            && let Some(inbox) = self.inbox(actor)
+        {
+            for task in inbox.hold_up(by) {
+                self.undeliverable(task.header(), Undelivered::NotBegun);
+            }
+        }
+        held
     }
 
     /// The queue towards a receiver that is above its budget, if there is one.
@@ -322,6 +346,23 @@ impl Runtime {
         let what = call.reduced().map_or(Cancelled::Call, |_| Cancelled::Combined);
         self.send_cancel(target, Cancel { actor, call: call.id, place: 0, what });
         true
+    }
+
+    /// Takes a task back. Its call goes on until its receiver has answered: that it has not begun, or what it would have said
+    /// anyway; of a coroutine that was begun, where `begun` is to be ended too, that it was cancelled.
+    pub fn take_back_task(&self, call: &Call, target: &Target, actor: ActorId, begun: bool) {
+        if self.usable().is_err() || call.is_done() {
+            return;
+        }
+        if self.take_back_call(call.id) {
+            // Its receiver has never heard of it.
+            let end = Undeliverable { call: call.id, place: 0, actor, why: Undelivered::NotBegun };
+            let outcome = Outcome::Replied(Arc::new(Message::plain(end.frame(self.me, self.me))));
+            self.calls.on_outcome(&self.reactor, call.id, 0, outcome);
+            return;
+        }
+        let what = if begun { Cancelled::Task } else { Cancelled::Unbegun };
+        self.send_cancel(target, Cancel { actor, call: call.id, place: 0, what });
     }
 
     pub(super) fn send_cancel(&self, target: &Target, cancel: Cancel) {

@@ -224,7 +224,7 @@ impl Runtime {
         let Asked { by, actor, call, place } = Asked::of(to)?;
         let header = Partial { actor, call, place }.header(self.me, parent);
         let frame = self.write(header, &Target::One(parent), Partial::name(by).as_bytes(), payload, buffers);
-        self.answer(frame, None, true)
+        self.answer(frame, None, true).0
     }
 }
 

@@ -16,7 +16,7 @@ fn memory() -> Memory {
 
 fn message(call: u64) -> Message {
     let me = ProcAddr::CONTROLLER;
-    let header = mesh_proto::messages::Call { actor: 5, call, place: 0, stream: false }.header(me, me);
+    let header = mesh_proto::messages::Call { actor: 5, call, place: 0, stream: false, task: None }.header(me, me);
     Message::new(Frame::build_plain(header, None, b"", b"x"), &memory())
 }
 

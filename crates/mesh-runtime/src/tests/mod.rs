@@ -16,6 +16,7 @@ mod order;
 mod pair;
 mod ports;
 mod shm;
+mod tasks;
 
 use crate::Options;
 use mesh_topology::{Extent, Region};

@@ -291,6 +291,11 @@ impl PyCall {
         door::outside(py, || self.runtime.cancel(&self.call, &self.target, self.actor))
     }
 
+    /// Takes a task back: it is answered that it has not begun, or goes on; with `begun` a coroutine is cancelled then.
+    fn take_back(&self, py: Python<'_>, begun: bool) {
+        door::outside(py, || self.runtime.take_back_task(&self.call, &self.target, self.actor, begun));
+    }
+
     /// When the last outcome came, in nanoseconds since the epoch; only where the call was to note it.
     fn finished(&self) -> Option<u64> {
         self.call.finished()

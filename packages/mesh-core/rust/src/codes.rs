@@ -88,7 +88,8 @@ pub(crate) fn kind(py: Python<'_>, kind: Kind) -> PyResult<Py<PyAny>> {
     KINDS.member(py, place)
 }
 
-static REQUESTS: Members = Members::new("Request", &["CALL", "REDUCE", "SPAWN", "STOP_ACTOR", "FAILURE", "EXTENSION"]);
+static REQUESTS: Members =
+    Members::new("Request", &["CALL", "REDUCE", "SPAWN", "STOP_ACTOR", "FAILURE", "EXTENSION", "TASK", "TASK_AHEAD"]);
 
 /// What a `Request` asks for, and whether the replies are combined.
 pub(crate) fn request(one: &Bound<'_, PyAny>) -> PyResult<(Request, bool)> {
@@ -98,7 +99,9 @@ pub(crate) fn request(one: &Bound<'_, PyAny>) -> PyResult<(Request, bool)> {
         2 => (Request::Spawn, false),
         3 => (Request::StopActor, false),
         4 => (Request::Failure, false),
-        _ => (Request::Extend, false),
+        5 => (Request::Extend, false),
+        6 => (Request::TASK, false),
+        _ => (Request::TASK_AHEAD, false),
     })
 }
 
@@ -132,6 +135,7 @@ static UNDELIVERED: Members = Members::new(
         "NO_THREAD",
         "NO_EXTENSIONS",
         "NO_ROOM",
+        "NOT_BEGUN",
     ],
 );
 
@@ -148,6 +152,7 @@ pub(crate) fn undelivered(py: Python<'_>, why: &Undelivered) -> PyResult<Py<PyAn
         Undelivered::NoThread => 8,
         Undelivered::NoExtensions => 9,
         Undelivered::NoRoom(_) => 10,
+        Undelivered::NotBegun => 11,
         Undelivered::Unknown(_) => 0,
     };
     UNDELIVERED.member(py, place)

@@ -260,12 +260,17 @@ impl PyMessage {
         }
     }
 
-    /// Of a cancellation, whether the call itself is given up, and whether what was gathered of a combined reply is.
+    /// Of a cancellation, whether the call itself is given up, whether what was gathered of a combined reply is, and whether
+    /// the caller waits for an answer all the same.
     #[getter]
-    fn cancels(&self) -> (bool, bool) {
+    fn cancels(&self) -> (bool, bool, bool) {
         match self.message().meaning() {
-            Meaning::Cancel(cancel) => (cancel.what != Cancelled::Gathering, cancel.what != Cancelled::Call),
-            _ => (false, false),
+            Meaning::Cancel(cancel) => (
+                cancel.what != Cancelled::Gathering,
+                matches!(cancel.what, Cancelled::Combined | Cancelled::Gathering),
+                cancel.what.is_answered(),
+            ),
+            _ => (false, false, false),
         }
     }
 
@@ -383,11 +388,17 @@ impl PyInbox {
 impl PyInbox {
     /// The next messages, waiting for the first; empty once the inbox is closed.
     fn take(&self, py: Python<'_>, limit: usize) -> Vec<PyMessage> {
-        if self.inbox.is_empty() {
-            door::serves();
-            door::outside(py, || self.runtime.wait_inbox(&self.inbox));
+        loop {
+            if self.inbox.is_empty() {
+                door::serves();
+                door::outside(py, || self.runtime.wait_inbox(&self.inbox));
+            }
+            let burst = self.burst(limit);
+            // A task that had come may have been taken back since.
+            if !burst.is_empty() || self.inbox.is_closed() || self.runtime.is_closed() {
+                return burst;
+            }
         }
-        self.burst(limit)
     }
 
     /// The messages that are there.

@@ -39,6 +39,7 @@ from mesh_core._errors import (
     MeshError,
     PluginError,
     PluginLoadError,
+    PoolLost,
     ReplyDropped,
     SerializationError,
     SpawnError,
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from mesh_core._ports import Channel, Port, PortReceiver
     from mesh_core._promise import Promise
     from mesh_core._queue._client import QueueClosed
-    from mesh_core._queue._queue import Queue, QueueEmpty, QueueFull, QueueItem
+    from mesh_core._queue._queue import Queue, QueueEmpty, QueueFull, QueueItem, QueueItemError
     from mesh_core._queue._server import QueueStats
     from mesh_core._sandboxes._isolation import Isolation
     from mesh_core._sandboxes._outcome import SandboxDied, SandboxError, SandboxTimeout
@@ -121,6 +122,7 @@ __all__ = [
     "PluginLoadError",
     "Point",
     "Pool",
+    "PoolLost",
     "PoolProgress",
     "Port",
     "PortReceiver",
@@ -132,6 +134,7 @@ __all__ = [
     "QueueEmpty",
     "QueueFull",
     "QueueItem",
+    "QueueItemError",
     "QueueStats",
     "Region",
     "ReplyDropped",
@@ -214,6 +217,7 @@ _LATER = {
     "QueueEmpty": "mesh_core._queue._queue",
     "QueueFull": "mesh_core._queue._queue",
     "QueueItem": "mesh_core._queue._queue",
+    "QueueItemError": "mesh_core._queue._queue",
     "QueueStats": "mesh_core._queue._server",
     "attach_to_workers": "mesh_core._attach",
     "run_worker_loop_forever": "mesh_core._agent",

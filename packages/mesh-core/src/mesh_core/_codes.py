@@ -60,6 +60,10 @@ class Request(enum.Enum):
     """The failure of one, to its owner."""
     EXTENSION = enum.auto()
     """Messages to an extension of a process."""
+    TASK = enum.auto()
+    """Calls that can be taken back until they have begun."""
+    TASK_AHEAD = enum.auto()
+    """The same, each behind another one."""
 
 
 class Question(enum.Enum):
@@ -104,6 +108,8 @@ class Undelivered(enum.Enum):
     """It is an agent, which has no extensions."""
     NO_ROOM = enum.auto()
     """It was dropped where it came: too much that nobody has looked at is there."""
+    NOT_BEGUN = enum.auto()
+    """It is a task that was taken back before it had begun."""
     UNKNOWN = enum.auto()
     """Something that this version does not know."""
 

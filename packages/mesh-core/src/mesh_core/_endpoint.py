@@ -39,6 +39,7 @@ class Arity:
         "mark",
         "most",
         "names",
+        "overlaps",
         "port",
         "required_keywords",
         "streams",
@@ -62,6 +63,8 @@ class Arity:
             p.name for p in params if p.kind is p.KEYWORD_ONLY and p.default is p.empty
         )
         self.variadic_keywords = any(p.kind is p.VAR_KEYWORD for p in params)
+        self.overlaps = False
+        """Whether several calls of it may run at the same time."""
         self.port = False
         """Whether the endpoint answers by a port, and so perhaps often."""
         self.streams = False
@@ -128,6 +131,7 @@ class EndpointProperty(Generic[P, R]):
             )
         self.concurrent = concurrent
         self.arity = Arity(inspect.signature(function), skip=2 if explicit_response_port else 1)
+        self.arity.overlaps = concurrent
         if explicit_response_port:
             from mesh_core._respond import by_port
 

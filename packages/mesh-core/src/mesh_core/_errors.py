@@ -221,6 +221,17 @@ class SupervisionError(MeshError, RuntimeError):
         return block(f"SupervisionError: {title}", rest)
 
 
+class PoolLost(SupervisionError):
+    """The process that made a pool has died, and the pool with it: nobody gives its replicas' turns away any more.
+
+    Raised where the pool was sent to, by tasks that wait for a replica and by those that are submitted later. A task that runs
+    goes on, unless its replica belongs to what has died.
+
+    >>> issubclass(PoolLost, SupervisionError)
+    True
+    """
+
+
 class DeviceMeshError(SupervisionError):
     """A mesh has lost ranks that were needed; :attr:`coordinates` says which.
 
@@ -350,6 +361,10 @@ class Undeliverable(MeshError, ConnectionError):
         self.host = host
         self.reason = reason
         """Why, in words."""
+
+
+class NotBegun(Undeliverable):
+    """A task came back: it had not begun, and never will."""
 
 
 class ChannelClosed(MeshError, EOFError):

@@ -283,6 +283,10 @@ class Future(Generic[R]):
             self._let_go()
         return given_up
 
+    def _take_back(self, *, begun: bool) -> None:
+        """Of a task: have it not begun, or, with ``begun``, its coroutine cancelled. The outcome tells what became of it."""
+        self._call.take_back(begun)  # type: ignore[attr-defined]  # a promise's future is no task
+
     def _let_go(self) -> None:
         """It was given up; so is what it waited for. Not under the lock: that may run the user's code."""
 

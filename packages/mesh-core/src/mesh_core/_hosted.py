@@ -115,7 +115,8 @@ class Hosted:
         """What follows the actor's failure; an end waits for it."""
         self.gone: asyncio.Future[None] | None = None
         """Done when the actor has ended; made when somebody waits for that."""
-        self.skipped: set[CallKey] = set()
+        self.skipped: dict[CallKey, bool] = {}
+        """Calls whose callers have given up before they began, with whether they are answered all the same."""
         self.on_loop = OnLoop(self)
         threaded = any(not spec.is_async for spec in self.table.values())
         self.on_thread: OnThread | None = OnThread(self) if threaded else None
@@ -239,13 +240,16 @@ class Hosted:
         spec = self.table.get(endpoint)
         return self.loop_takes or (spec is not None and spec.is_async)
 
-    def cancel(self, key: CallKey) -> None:
-        """A caller has given up: cancel the coroutine that works for it, or skip its message when it comes up."""
+    def cancel(self, key: CallKey, *, answered: bool = False) -> None:
+        """A caller has given up: cancel the coroutine that works for it, or skip its message when it comes up.
+
+        ``answered`` means that it waits to hear of that.
+        """
         running = self.on_loop.running.get(key)
         if running is not None:
             running[0].cancel()
         else:
-            self.skipped.add(key)
+            self.skipped[key] = answered
 
     # A message.
 
@@ -275,10 +279,10 @@ class Hosted:
     def given_up(self, message: Message) -> bool:
         """Whether its caller has cancelled the call before it began."""
         if self.skipped:
-            key = (message.src, message.call)
-            if key in self.skipped:
-                self.skipped.discard(key)
-                return True
+            answered = self.skipped.pop((message.src, message.call), None)
+            if answered:
+                self.refuse(message, asyncio.CancelledError(f"{message.name} was cancelled by its caller"))
+            return answered is not None
         return False
 
     def forget_skipped(self) -> None:

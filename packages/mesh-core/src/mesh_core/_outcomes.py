@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mesh_core._codes import MessageKind, Undelivered
-from mesh_core._errors import MeshError, ReplyDropped, SpawnError, SupervisionError, Undeliverable
+from mesh_core._errors import MeshError, NotBegun, ReplyDropped, SpawnError, SupervisionError, Undeliverable
 from mesh_core._future import not_here
 from mesh_core._native import Lost, Message, Point, locate, seat
 from mesh_core._serialize import explain_load_failure
@@ -94,7 +94,7 @@ def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
     remedy = "spawn the actor anew to go on"
     if _was_respawned(who, index):
         remedy = "its process was respawned, and respawn() of the actors' mesh, where they were spawned, makes the actor again"
-    return Undeliverable(
+    return (NotBegun if why is Undelivered.NOT_BEGUN else Undeliverable)(
         f"the message to actor {who.name!r} on rank {rank} came back: {said}; {remedy}",
         actor=who.name,
         rank=rank,

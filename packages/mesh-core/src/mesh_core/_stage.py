@@ -203,14 +203,14 @@ class Stage:
             _unseen.report(message)
 
     def _cancel(self, message: Message) -> None:
-        the_call, gathered = message.cancels
+        the_call, gathered, answered = message.cancels
         if gathered:
             Reductions.of(self).forget(message)
         if not the_call:
             return
         actor = self.actors.get(message.actor)
         if actor is not None:
-            actor.cancel((message.src, message.call))
+            actor.cancel((message.src, message.call), answered=answered)
         elif message.actor == 0:
             self.process.extensions.on_cancel((message.src, message.call))
 

@@ -126,6 +126,8 @@ class Following:
         self._followers = Followers(process)
         self._tokens = itertools.count(_WAKE + 1)
         self._then: dict[int, Callable[[], object]] = {}
+        self._late: dict[int, Callable[[], object]] = {}
+        """What is done when a deadline passes, where that is not the end of the future."""
         self._deadlines: list[tuple[float, int]] = []
         self._helped = 0.0
         self._thread: threading.Thread | None = None
@@ -137,8 +139,14 @@ class Following:
         """Tell this one when the process's part in the mesh ends."""
         self._users.add(user)
 
-    def follow(self, future: Future[Any], then: Callable[[], object]) -> None:
-        """Call ``then`` on some thread, once the future is done."""
+    def follow(
+        self,
+        future: Future[Any],
+        then: Callable[[], object],
+        until: float | None = None,
+        late: Callable[[], object] | None = None,
+    ) -> None:
+        """Call ``then`` on some thread, once the future is done, and ``late`` if it is not ``until`` then."""
         token = next(self._tokens)
         with self._lock:
             if self._closed:
@@ -146,8 +154,11 @@ class Following:
                     "this process's part in the mesh has ended, and its pools with it; make the pool again"
                 )
             self._then[token] = then
-            if future._deadline is not None:
-                heapq.heappush(self._deadlines, (future._deadline, token))
+            if late is not None:
+                self._late[token] = late
+            until = future._deadline if until is None else until
+            if until is not None:
+                heapq.heappush(self._deadlines, (until, token))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="mesh-pool", daemon=True)
                 self._thread.start()
@@ -250,20 +261,27 @@ class Following:
                 self._followers.again(token)
                 return
             self._followers.remove(token)
+            if self._late:
+                self._late.pop(token, None)
             self._then.pop(token)()
         except Exception:
             logging.getLogger("mesh").exception("a pool could not go on with %r", future)
 
     def _expire(self) -> float | None:
         """End those whose deadline has passed; returns the seconds until the next one does."""
-        with self._lock:
-            now = time.monotonic()
-            while self._deadlines:
+        while True:
+            with self._lock:
+                if not self._deadlines:
+                    return None
                 deadline, token = self._deadlines[0]
                 future = self._followers.get(token)
-                if future is not None:
-                    if deadline > now:
-                        return deadline - now
-                    future._expire()
+                if future is not None and deadline > (now := time.monotonic()):
+                    return deadline - now
                 heapq.heappop(self._deadlines)
-        return None
+                late = self._late.pop(token, None)
+            if future is None:
+                continue
+            try:
+                (late or future._expire)()
+            except Exception:
+                logging.getLogger("mesh").exception("a pool could not go on with %r", future)

@@ -4,6 +4,8 @@ PLC-1: a place is given to one who asks for each of its ``per_rank`` turns, and 
 PLC-2: turns are given in the order in which they were asked for, each at a place that is least busy.
 PLC-3: a place that drains, or is lost, gets nothing to do until it is ready again; who asks when no place can ever be had is
 told so at once.
+PLC-4: where all places are busy the next may be sent ahead: to the place that was last given, behind one who may have another
+behind. It works there when that one's turn is given back, unless it has left before.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ class Places(Generic[A]):
         # By how busy they are; within a level the one that has waited longest comes first.
         self._open: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(per_rank)]
         self._asking: OrderedDict[A, None] = OrderedDict()
+        # Those where somebody may be sent ahead, in the order in which they were given.
+        self._leading: OrderedDict[int, None] = OrderedDict()
+        self._ahead: OrderedDict[int, A] = OrderedDict()
         self._lost = 0
 
     def add(self, place: int) -> None:
@@ -67,12 +72,14 @@ class Places(Generic[A]):
         if place not in self._state:
             return
         self._withdraw(place)
+        self._leading.pop(place, None)
         self._turn(place, state)
         self._offer(place)
 
     def remove(self, place: int) -> None:
         """The place is gone for good; turns on it may still be given back."""
         self._withdraw(place)
+        self._leading.pop(place, None)
         self._turn(place, None)
         if not self._busy.get(place):
             self._busy.pop(place, None)
@@ -85,9 +92,11 @@ class Places(Generic[A]):
         """How many turns on it are taken."""
         return self._busy.get(place, 0)
 
-    def ask(self, who: A) -> None:
-        """Want a turn; :meth:`give` says when there is one."""
+    def ask(self, who: A, *, first: bool = False) -> None:
+        """Want a turn; :meth:`give` says when there is one. ``first`` is for those who had one and could not use it."""
         self._asking[who] = None
+        if first:
+            self._asking.move_to_end(who, last=False)
 
     def drop(self, who: A) -> bool:
         """Want none any more; false if there was none asked for."""
@@ -109,17 +118,71 @@ class Places(Generic[A]):
         self._offer(place)
         return who
 
-    def back(self, place: int) -> None:
-        """A turn was given back."""
+    def back(self, place: int, *, is_lost: bool = False) -> A | None:
+        """A turn was given back. Returns whoever was ahead there, and has it now; nobody if whoever gave it back was lost."""
         busy = self._busy.get(place, 0)
         if not busy:
-            return
+            return None
+        self._leading.pop(place, None)
+        if place in self._ahead and not is_lost:
+            if self._state.get(place) is State.READY:
+                self._leading[place] = None
+            return self._ahead.pop(place)
         self._busy[place] = busy - 1
         if place in self._state:
             self._withdraw(place)
             self._offer(place)
         elif busy == 1:
             del self._busy[place]
+        return None
+
+    # Ahead (PLC-4).
+
+    def lead(self, place: int) -> None:
+        """Another may be sent ahead there."""
+        if self._busy.get(place) == 1 and self._per_rank == 1 and place not in self._ahead:
+            self._leading[place] = None
+
+    def next_asking(self) -> A | None:
+        """Who asked first."""
+        return next(iter(self._asking), None)
+
+    def behind(self) -> int | None:
+        """Where the next would be sent ahead."""
+        return next(reversed(self._leading), None)
+
+    def send_ahead(self, place: int) -> A:
+        """Send whoever asked first ahead."""
+        who, _ = self._asking.popitem(last=False)
+        del self._leading[place]
+        self._ahead[place] = who
+        return who
+
+    def leave(self, place: int, who: A) -> bool:
+        """Who was ahead is there no more; false if it had its turn, or never was there."""
+        if self._ahead.get(place, _MISSING) is not who:
+            return False
+        del self._ahead[place]
+        return True
+
+    @property
+    def any_ahead(self) -> bool:
+        """Whether anybody is ahead."""
+        return bool(self._ahead)
+
+    @property
+    def first_ahead(self) -> int:
+        """Where the one is that was sent ahead first."""
+        return next(iter(self._ahead))
+
+    def ahead(self) -> Iterator[tuple[int, A]]:
+        """Who is ahead, and where, in the order in which they were sent."""
+        return iter(self._ahead.items())
+
+    @property
+    def idle(self) -> int:
+        """How many turns could be given."""
+        return sum(len(level) * (self._per_rank - busy) for busy, level in enumerate(self._open))
 
     @property
     def waiting(self) -> int:

@@ -79,14 +79,14 @@ class Pool(Generic[A]):
     ...         future.get(timeout=30), list(pool.map(scorers.score, ["a", "bb", "ccc"]))
     (3, [1, 2, 3])
 
-    A task waits in the pool, never at a replica: no task is behind a long one while another replica is free. The actors
+    Tasks wait in the pool: none stays behind a long one while another replica is free. The actors
     stay whose they are; :meth:`close` ends the pool and not the actors. A pool may be sent to other processes: all who have
     it share the replicas.
 
     Args:
         actors: the replicas; more can be added, and some removed, while the pool is at work.
         per_rank: how many tasks a replica has at the same time. More than one is of use where the endpoint is
-            ``concurrent``, or where tasks are so short that the next one is to lie ready.
+            ``concurrent``; the next of short tasks lies ready at the replica anyway.
         retries: how often a task may be run again if its replica dies while it runs. It may have been run in part, so
             allow this for tasks that may be run twice.
         timeout: seconds that a task may run, as ``with_options(timeout=)``; the time in which it waits does not count.
@@ -246,7 +246,8 @@ class Pool(Generic[A]):
         if not endpoint._arity.fits(args, kwargs):
             raise endpoint._refuse(args, kwargs)
         limit = self._options.timeout if endpoint._limit is None else endpoint._limit
-        return Call(endpoint._name, limit, args, kwargs)
+        arity = endpoint._arity
+        return Call(endpoint._name, not (arity.overlaps or arity.port), limit, args, kwargs)
 
     # Many at once.
 

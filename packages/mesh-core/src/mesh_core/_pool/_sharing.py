@@ -11,13 +11,13 @@ import contextvars
 import itertools
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mesh_core import _process
 from mesh_core._actor import Actor
 from mesh_core._endpoint import endpoint
-from mesh_core._errors import MeshError, Undeliverable, Unsendable
+from mesh_core._errors import MeshError, PoolLost, SupervisionError, Undeliverable, Unsendable
 from mesh_core._pool._following import Following
 
 if TYPE_CHECKING:
@@ -119,6 +119,9 @@ _CONTROLLER = (0, 0, 0)
 class _Asked:
     """An asker that waits on the event loop."""
 
+    may_go_ahead = False
+    """What another process's task has come to is known there first."""
+
     def __init__(self, turns: OwnTurns) -> None:
         self._loop = asyncio.get_running_loop()
         self.turn: asyncio.Future[tuple[int, ActorMesh[Any]]] = self._loop.create_future()
@@ -127,7 +130,7 @@ class _Asked:
         self._got: int | None = None
         self._abandoned = False
 
-    def got(self, place: int, replica: ActorMesh[Any]) -> None:
+    def got(self, place: int, replica: ActorMesh[Any], *, ahead: bool = False) -> None:
         with self._lock:
             wanted = not self._abandoned
             self._got = place if wanted else None
@@ -135,6 +138,9 @@ class _Asked:
             self.abandon()
         elif not wanted:
             self._turns.back(place, None)
+
+    def take_back(self) -> None:
+        """It never is ahead."""
 
     def refused(self, error: BaseException) -> None:
         self._on_loop(self._fail, error)
@@ -215,13 +221,15 @@ class FarTurns:
         self._user = this_proc()
         self._following = process.slots.of(Following, lambda: Following(process))
         self._lock = threading.Lock()
-        self._asking: dict[Asker, None] = {}
+        self._asking: OrderedDict[Asker, None] = OrderedDict()
         self._coming = 0
         """How many turns were asked for there and have not come. A request is never taken back: its turn may be on its way."""
 
-    def ask(self, asker: Asker) -> None:
+    def ask(self, asker: Asker, *, first: bool = False) -> None:
         with self._lock:
             self._asking[asker] = None
+            if first:
+                self._asking.move_to_end(asker, last=False)
             enough = self._coming >= len(self._asking)
             self._coming += not enough
         if enough:
@@ -253,6 +261,14 @@ class FarTurns:
             asker.got(place, replica)
 
     def _closed(self, error: BaseException) -> BaseException:
+        if isinstance(error, SupervisionError):
+            lost = PoolLost(
+                f"{self._name} is lost with the process that made it: {str(error).partition(chr(10))[0]}. Make another pool of "
+                "its actors, if they live",
+                failure=error.failure,
+            )
+            lost.__cause__ = error
+            return lost
         if not isinstance(error, Undeliverable):
             return error
         gone = MeshError(f"{self._name} was closed, or has ended, where it was made")
@@ -262,6 +278,12 @@ class FarTurns:
     def drop(self, asker: Asker) -> bool:
         with self._lock:
             return self._asking.pop(asker, self) is None
+
+    def leave(self, place: int, asker: Asker, lost: BaseException | None) -> bool:
+        return False
+
+    def sent_back(self) -> None:
+        """Nothing is sent ahead from here."""
 
     def back(self, place: int, lost: BaseException | None) -> None:
         # Where the pool was closed meanwhile nobody wants it.

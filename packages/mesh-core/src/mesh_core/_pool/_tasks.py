@@ -2,7 +2,8 @@
 
 TSK-1: a task has one outcome, and runs once, unless its replica was lost and it may be run again.
 TSK-2: at most so many tasks wait for a turn as have room; who submits another waits for room, in the order of asking.
-TSK-3: a task that is cancelled gives its place up: in the queue, or at the replica, where its coroutine is cancelled.
+TSK-3: a task that is cancelled, or too late, gives its place up: in the queue at once, at the replica when that has answered: that
+it has not begun, that its coroutine was cancelled, or, of what cannot be interrupted, its result.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mesh_core._errors import ActorError, MailboxFull, MeshError, SupervisionError, Undeliverable
+from mesh_core._codes import Request
+from mesh_core._errors import ActorError, MailboxFull, MeshError, NotBegun, SupervisionError, Undeliverable
 from mesh_core._promise import Promise, _Promised
 
 if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
+    from mesh_core._adverbs import Endpoint
     from mesh_core._future import Future
     from mesh_core._pool._following import Following
     from mesh_core._pool._turns import Turns
@@ -37,6 +40,8 @@ class Call(NamedTuple):
     """What a replica is to be asked."""
 
     endpoint: str
+    is_orderly: bool
+    """Whether its replica begins nothing else before it has answered."""
     limit: float | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -77,7 +82,10 @@ class Task:
         "_promise",
         "_retries",
         "_step",
+        "_until",
+        "_wanted_back",
         "future",
+        "may_go_ahead",
         "runner",
     )
 
@@ -93,6 +101,10 @@ class Task:
         self._step = Step.WAITING
         self._place = -1
         self._inner: Future[Any] | None = None
+        self._until: float | None = None
+        self._wanted_back = False
+        # Time limits are for running alone.
+        self.may_go_ahead = call.is_orderly and call.limit is None
 
     def _set_owner(self, task: Task | None) -> None:
         assert isinstance(self.future, _Outcome)
@@ -100,7 +112,7 @@ class Task:
 
     # As an asker.
 
-    def got(self, place: int, replica: ActorMesh[Any]) -> None:
+    def got(self, place: int, replica: ActorMesh[Any], *, ahead: bool = False) -> None:
         """Run on this replica."""
         runner = self.runner
         with runner.lock:
@@ -110,26 +122,39 @@ class Task:
                 self._place = place
         runner.left_queue()
         if not wanted:
-            runner.turns.back(place, None)
+            if not (ahead and runner.turns.leave(place, self, None)):
+                runner.turns.back(place, None)
             return
         try:
-            self._inner = self._context.run(self._send, replica)
+            inner = self._context.run(self._send, replica, ahead)
         except BaseException as error:  # noqa: BLE001 - it is the task's outcome
             failed = error
             # Elsewhere: a queue of tasks that all fail at once would nest as deep as it is long.
             runner.following.soon(lambda: self._over(failed, None))
             return
-        runner.following.follow(self._inner, self._done)
+        until = self._until = inner._deadline
+        # The call goes on until the replica has answered, whatever becomes of the task.
+        inner._deadline = None
+        self._inner = inner
+        if until is None:
+            runner.following.follow(inner, self._done)
+        else:
+            runner.following.follow(inner, self._done, until, self._late)
         if self._step is Step.OVER:
-            self._inner.cancel()
+            inner._take_back(begun=True)
+        elif self._wanted_back:
+            inner._take_back(begun=False)
 
-    def _send(self, replica: ActorMesh[Any]) -> Future[Any]:
-        name, limit, args, kwargs = self._call
-        endpoint = getattr(replica, name)
-        if limit is not None:
-            endpoint = endpoint.with_options(timeout=limit)
-        future: Future[Any] = endpoint.call_one(*args, **kwargs)
+    def _send(self, replica: ActorMesh[Any], ahead: bool) -> Future[Any]:
+        name, _, limit, args, kwargs = self._call
+        future: Future[Any] = _as_task(replica, name, limit, ahead).call_one(*args, **kwargs)
         return future
+
+    def take_back(self) -> None:
+        """It is ahead, and better off elsewhere."""
+        self._wanted_back = True
+        if self._inner is not None:
+            self._inner._take_back(begun=False)
 
     def refused(self, error: BaseException) -> None:
         """No replica will ever take it."""
@@ -157,26 +182,57 @@ class Task:
     # As a call.
 
     def _done(self) -> None:
-        assert self._inner is not None
-        error = self._inner.exception()
-        self._over(error, None if error is not None else self._inner.get())
+        inner = self._inner
+        assert inner is not None
+        # For its words, if the replica was the first to see that it has passed.
+        inner._deadline = self._until
+        error = inner.exception()
+        self._over(error, None if error is not None else inner.get())
+
+    def _late(self) -> None:
+        """Its deadline has passed; the replica may still be busy with it."""
+        inner = self._inner
+        assert inner is not None
+        error = inner._too_late()
+        with self.runner.lock:
+            wanted = self._step is Step.RUNNING
+            self._step = Step.OVER
+        if wanted:
+            self._fail(error)
+        inner._take_back(begun=True)
 
     def _over(self, error: BaseException | None, value: Any) -> None:
         """Its replica has answered, or was lost."""
         runner, place = self.runner, self._place
-        lost = error if _is_crash(error) else None
+        lost = None
+        was_ahead = False
+        has_begun = True
+        if error is None:
+            # Its turn came, as the reply before it did.
+            again = False
+        else:
+            lost = error if _is_crash(error) and not isinstance(error, NotBegun) else None
+            was_ahead = runner.turns.leave(place, self, lost)
+            has_begun = not isinstance(error, NotBegun) and not (was_ahead and lost is not None)
+            again = not has_begun or (lost is not None and self._retries > 0)
+            if isinstance(error, NotBegun) and not self._wanted_back and self._step is not Step.OVER:
+                runner.turns.sent_back()
         with runner.lock:
-            again = lost is not None and self._step is Step.RUNNING and self._retries > 0
             was_over = self._step is Step.OVER
+            again = again and not was_over
             self._step = Step.WAITING if again else Step.OVER
         if again:
-            self._retries -= 1
-            runner.again(self)
-            runner.turns.back(place, lost)
-            runner.turns.ask(self)
+            self._inner = None
+            self._wanted_back = False
+            self._retries -= has_begun
+            runner.again(self, retried=has_begun)
+            if not was_ahead:
+                runner.turns.back(place, lost)
+            runner.turns.ask(self, first=not has_begun)
             return
         # The replica first: it has the next task while this one's outcome is looked at.
-        runner.turns.back(place, lost)
+        if not was_ahead:
+            runner.turns.back(place, lost)
         if was_over:
             return
         if error is not None:
@@ -201,7 +257,7 @@ class Task:
             if runner.turns.drop(self):
                 runner.left_queue()
         elif self._inner is not None:
-            self._inner.cancel()
+            self._inner._take_back(begun=True)
 
 
 class Runner:
@@ -292,11 +348,11 @@ class Runner:
             self.check_open()
         self.turns.ask(task)
 
-    def again(self, task: Task) -> None:
-        """It is to be run once more: it waits, whether there is room or not."""
+    def again(self, task: Task, *, retried: bool) -> None:
+        """It is to be run elsewhere: it waits, whether there is room or not."""
         with self.lock:
             self._waiting += 1
-            self._retried += 1
+            self._retried += retried
 
     def over(self, task: Task, *, failed: bool) -> None:
         """It has its outcome."""
@@ -364,6 +420,22 @@ class Runner:
 
 
 _SECONDS = 10
+_MOST_KEPT = 64
+
+
+def _as_task(replica: ActorMesh[Any], name: str, limit: float | None, ahead: bool) -> Endpoint[..., Any]:
+    """An endpoint of a replica whose calls can be taken back."""
+    kept: dict[Any, Endpoint[..., Any]] = replica.__dict__.setdefault("_as_tasks", {})
+    found = kept.get((name, limit, ahead))
+    if found is None:
+        if len(kept) >= _MOST_KEPT:
+            kept.clear()
+        # Another object than the mesh's own.
+        found = getattr(replica, name).with_options(timeout=limit)
+        request = Request.TASK_AHEAD if ahead else Request.TASK
+        found._senders = found._sender(replica._view, request=request)
+        kept[name, limit, ahead] = found
+    return found
 
 
 def _is_crash(error: BaseException | None) -> bool:

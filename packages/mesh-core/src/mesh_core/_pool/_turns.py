@@ -1,4 +1,9 @@
-"""Who has a turn on which replica, where the pool was made: :class:`Places`, the replicas, and what is done about lost ones."""
+"""Who has a turn on which replica, where the pool was made: :class:`Places`, the replicas, and what is done about lost ones.
+
+AHD-1: a task is sent ahead only while tasks are short, and only to a replica of this host that no other pool of this process has.
+AHD-2: none stays behind a long one: it is taken back as soon as a replica has nothing to do, or the one before it takes its time.
+AHD-3: one whose replica dies goes elsewhere if the reply to the task before it was not there: then it has not begun (TAK-2).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,9 @@ import contextvars
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -31,8 +38,17 @@ class OnCrash(Enum):
 class Asker(Protocol):
     """Who wants a turn."""
 
-    def got(self, place: int, replica: ActorMesh[Any]) -> None:
-        """There is one: it is to be given back when it is over."""
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether it may be sent ahead, and another behind it."""
+        ...
+
+    def got(self, place: int, replica: ActorMesh[Any], *, ahead: bool = False) -> None:
+        """There is one: it is to be given back when it is over. ``ahead`` means that there will be, after another's."""
+        ...
+
+    def take_back(self) -> None:
+        """It is better off elsewhere, if it has not begun: it is to ask again then."""
         ...
 
     def refused(self, error: BaseException) -> None:
@@ -43,8 +59,8 @@ class Asker(Protocol):
 class Turns(Protocol):
     """What a pool needs, wherever it is used."""
 
-    def ask(self, asker: Asker) -> None:
-        """Want a turn."""
+    def ask(self, asker: Asker, *, first: bool = False) -> None:
+        """Want a turn; before all others, if it had one and could not use it."""
         ...
 
     def drop(self, asker: Asker) -> bool:
@@ -53,6 +69,14 @@ class Turns(Protocol):
 
     def back(self, place: int, lost: BaseException | None) -> None:
         """A turn is over, perhaps because the replica was lost."""
+        ...
+
+    def leave(self, place: int, asker: Asker, lost: BaseException | None) -> bool:
+        """One that was sent ahead is over; false if it had a turn, which is to be given back."""
+        ...
+
+    def sent_back(self) -> None:
+        """A replica has begun nothing that was sent ahead, as replies are large: for a while it is of no use."""
         ...
 
 
@@ -69,6 +93,24 @@ class Member(NamedTuple):
 
 _TRIES = 3
 """How often in a row making a replica again may fail before it is given up."""
+_SHORT_S = 0.004
+"""What is a short task: for a longer one the way to the replica does not matter."""
+_SURE = 16
+_RATHER = 8
+_LONG_AGO = 100
+"""Short tasks that were seen, less those that were not: from so many on the next is sent ahead; and how many more it takes after
+one came back."""
+
+
+class _Users(weakref.WeakSet["OwnTurns"]):
+    """The pools of this process that have a replica."""
+
+
+class _Replicas:
+    """Who uses which replicas in this process."""
+
+    def __init__(self) -> None:
+        self.users: weakref.WeakValueDictionary[tuple[int, int, int], _Users] = weakref.WeakValueDictionary()
 
 
 class OwnTurns:
@@ -87,6 +129,12 @@ class OwnTurns:
         self._numbers = itertools.count()
         self._failed: dict[int, int] = {}
         """How often in a row making a replica again has failed."""
+        self._since: dict[int, float] = {}
+        """When the last turn on a place began."""
+        self._users: dict[int, _Users] = {}
+        """The pools that have the replica at a place, where tasks may be sent ahead."""
+        self._taking_back: set[int] = set()
+        self._short = 0
         self._idle: dict[int, list[Callable[[], object]]] = {}
         """Whom to tell when a place has nothing to do any more."""
         self._last: BaseException | None = None
@@ -97,9 +145,9 @@ class OwnTurns:
 
     # Turns.
 
-    def ask(self, asker: Asker) -> None:
+    def ask(self, asker: Asker, *, first: bool = False) -> None:
         with self._lock:
-            self._places.ask(asker)
+            self._places.ask(asker, first=first)
         self._give()
 
     def drop(self, asker: Asker) -> bool:
@@ -112,16 +160,70 @@ class OwnTurns:
             # Others may have told, and it may have been made again meanwhile.
             if member is not None and _is_lost(member.replica):
                 self.lose(place, lost)
+        now = time.monotonic()
         with self._lock:
-            self._places.back(place)
+            is_short = now - self._since.get(place, now) < _SHORT_S
+            self._short = min(_SURE, self._short + 1) if is_short else max(0, self._short - 2)
+            if self._places.back(place, is_lost=lost is not None) is not None:
+                self._since[place] = now
+                self._taking_back.discard(place)
             tell = self._idle.pop(place, []) if not self._places.busy(place) else []
         for each in tell:
             each()
         self._give()
 
+    def leave(self, place: int, asker: Asker, lost: BaseException | None) -> bool:
+        with self._lock:
+            was_ahead = self._places.leave(place, asker)
+            if was_ahead:
+                self._taking_back.discard(place)
+        if was_ahead and lost is not None:
+            member = self._members.get(place)
+            if member is not None and _is_lost(member.replica):
+                self.lose(place, lost)
+        return was_ahead
+
+    def sent_back(self) -> None:
+        with self._lock:
+            self._short = -_LONG_AGO
+
+    def _behind(self) -> int | None:
+        """Where the next is to be sent ahead."""
+        places = self._places
+        if self._short < _RATHER or (place := places.behind()) is None:
+            return None
+        asker = places.next_asking()
+        if asker is None or not asker.may_go_ahead or time.monotonic() - self._since[place] > _SHORT_S:
+            return None
+        return place
+
+    def _lead(self, place: int, asker: Asker) -> None:
+        """A turn has begun."""
+        self._since[place] = time.monotonic()
+        users = self._users.get(place)
+        if users is not None and len(users) == 1 and asker.may_go_ahead:
+            self._places.lead(place)
+
+    def _stuck(self) -> list[Asker]:
+        """Those that were sent ahead and are better off elsewhere."""
+        found: list[Asker] = []
+        wanted = self._places.idle - len(self._taking_back)
+        now = time.monotonic()
+        if wanted <= 0 and now - self._since[self._places.first_ahead] < _SHORT_S:
+            return found
+        for place, asker in self._places.ahead():
+            if place in self._taking_back:
+                continue
+            if len(found) >= wanted and now - self._since[place] < _SHORT_S:
+                break
+            self._taking_back.add(place)
+            found.append(asker)
+        return found
+
     def _give(self) -> None:
         """Give the turns that can be given."""
         refused: list[Asker] = []
+        stuck: list[Asker] = []
         while True:
             with self._lock:
                 if self._places.is_hopeless:
@@ -129,15 +231,27 @@ class OwnTurns:
                     for asker in refused:
                         self._places.drop(asker)
                     break
-                place = self._places.candidate()
+                place, ahead = self._places.candidate(), False
                 if place is None:
-                    return
+                    place, ahead = self._behind(), True
+                if place is None:
+                    if self._places.any_ahead:
+                        stuck = self._stuck()
+                    break
                 member = self._members[place]
-                first = self._places.give(place) if _lives(member.replica) else None
+                first: Asker | None = None
+                if _lives(member.replica):
+                    if ahead:
+                        first = self._places.send_ahead(place)
+                    else:
+                        first = self._places.give(place)
+                        self._lead(place, first)
             if first is None:
                 self.lose(place, None)
             else:
-                first.got(place, member.replica)
+                first.got(place, member.replica, ahead=ahead)
+        for asker in stuck:
+            asker.take_back()
         for asker in refused:
             asker.refused(self._no_replicas())
 
@@ -167,10 +281,25 @@ class OwnTurns:
                 if place is None:
                     place = next(self._numbers)
                 self._members[place] = member
+                self._join(place, member)
                 if self._places.state(place) is not State.REPAIRING:
                     self._places.add(place)
         self.resized()
         self._give()
+
+    def _join(self, place: int, member: Member) -> None:
+        """Note that the pool has this replica."""
+        from mesh_core._native import locate
+
+        runtime = member.replica._process.runtime
+        at = locate(runtime, *member.replica._home.addr(member.replica._procs_id, member.rank))
+        if self.per_rank > 1 or at[2] != runtime.me[2]:
+            self._part(place)
+            # More than one runs there anyway; or, on another host, what has begun is not known when that dies.
+            return
+        replicas = member.replica._process.slots.of(_Replicas)
+        users = self._users[place] = replicas.users.setdefault(_key(member), _Users())
+        users.add(self)
 
     def places_of(self, part: ActorMesh[Any] | None) -> list[int]:
         """The places of these replicas; all without a part."""
@@ -185,7 +314,7 @@ class OwnTurns:
             )
         return [place for place in found if place is not None]
 
-    def drain(self, places: Iterable[int], idle: Callable[[], object]) -> int:
+    def drain(self, places: Collection[int], idle: Callable[[], object]) -> int:
         """Give these nothing more to do, and call ``idle`` for each that has nothing left; returns how many those are."""
         now = count = 0
         with self._lock:
@@ -197,7 +326,12 @@ class OwnTurns:
                     self._idle.setdefault(place, []).append(idle)
                 else:
                     now += 1
+            drained = set(places)
+            ahead = [(place, asker) for place, asker in self._places.ahead() if place in drained]
+            self._taking_back.update(place for place, _ in ahead)
         self.resized()
+        for _, asker in ahead:
+            asker.take_back()
         for _ in range(now):
             idle()
         return count
@@ -217,9 +351,15 @@ class OwnTurns:
         with self._lock:
             for place in places:
                 self._members.pop(place, None)
+                self._part(place)
                 self._places.remove(place)
         self.resized()
         self._give()
+
+    def _part(self, place: int) -> None:
+        users = self._users.pop(place, None)
+        if users is not None:
+            users.discard(self)
 
     def turns(self) -> int:
         """How many turns can be taken at the same time."""
@@ -326,6 +466,9 @@ class OwnTurns:
             return
         with self._lock:
             self._failed.pop(place, None)
+            if place in self._members:
+                # It may be on another host than before.
+                self._join(place, self._members[place])
             self._places.set(place, State.READY)
         self.resized()
         self._give()
@@ -351,6 +494,9 @@ class OwnTurns:
 
     def close(self) -> None:
         """The pool is closed: failures of its replicas are their owner's again."""
+        with self._lock:
+            for place in list(self._users):
+                self._part(place)
         policies, self._policies = self._policies, []
         for holding, run in policies:
             if holding.policy is run:

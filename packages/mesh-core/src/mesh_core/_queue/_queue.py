@@ -36,6 +36,34 @@ class QueueFull(MeshError, Full):
     """Nothing could be put without waiting."""
 
 
+class QueueItemError(MeshError):
+    """An item cannot be unpickled where it was taken: a module that is missing there, say. The others that were taken with it
+    are in ``rest``.
+
+    >>> from mesh_core import Queue, QueueItemError
+    >>> class Unreadable:
+    ...     def __reduce__(self):
+    ...         return int, ("nothing that int() takes",)
+    >>> with Queue() as queue:
+    ...     _ = queue.put_many([1, Unreadable(), 2])
+    ...     queue.flush().get(timeout=30)
+    ...     try:
+    ...         queue.take(3, lease=30).get(timeout=30)
+    ...     except QueueItemError as error:
+    ...         [item.value for item in error.rest], error.items[0].producer, queue.ack(error.items).get(timeout=30)
+    ([1, 2], 'controller', 1)
+    """
+
+    def __init__(
+        self, message: str = "", *, items: Sequence[QueueItem[Any]] = (), rest: Sequence[Any] = ()
+    ) -> None:
+        super().__init__(message)
+        self.items = list(items)
+        """What could not be unpickled, without values. Those that are leased can be acknowledged or given back, as any."""
+        self.rest = list(rest)
+        """What ``take`` would have given but for these."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueItem(Generic[T]):
     """An item of a queue with what is known about it."""
@@ -72,6 +100,8 @@ class Queue(Generic[T]):
 
     Args:
         max_items: how many items it holds, those included that are leased; beyond that who puts waits.
+        most_deliveries: how often an item is given to takers that lease it and do not acknowledge it; it is dropped then, and
+            the log says so. Without a limit if nothing is given.
         max_bytes: how many bytes it holds; without a limit of either kind, 256 MiB.
         on: a process that it is to live in, as a mesh of one.
         name: what errors and listings call it.
@@ -82,11 +112,13 @@ class Queue(Generic[T]):
         *,
         max_items: int | None = None,
         max_bytes: int | None = None,
+        most_deliveries: int | None = None,
         on: ProcMesh | None = None,
         name: str = "queue",
     ) -> None:
         _check(max_items, "max_items")
         _check(max_bytes, "max_bytes")
+        _check(most_deliveries, "most_deliveries")
         if max_items is None and max_bytes is None:
             max_bytes = 256 << 20
         if on is not None and len(on) != 1:
@@ -96,7 +128,7 @@ class Queue(Generic[T]):
             from mesh_core._hosts import this_host
 
             on = self._procs = this_host().spawn_procs(name=name)
-        server = on.spawn(name, QueueServer, max_items, max_bytes)
+        server = on.spawn(name, QueueServer, name, max_items, max_bytes, most_deliveries)
         self._begin(server, name)
 
     def _begin(self, server: Any, name: str) -> None:
@@ -179,7 +211,8 @@ class Queue(Generic[T]):
     ) -> Any:
         """Take an item, or with ``n`` a list of one to ``n``: what is there, but at least one.
 
-        The future raises :class:`QueueClosed` once the queue is closed and empty. Items whose future is cancelled, or is
+        The future raises :class:`QueueClosed` once the queue is closed and empty, and :class:`QueueItemError` if an item cannot
+        be unpickled. Items whose future is cancelled, or is
         never looked at, go back.
 
         Args:
@@ -339,17 +372,41 @@ class _Coming:
         if not self._leased:
             # Before anybody has them: whoever ends from here on ends with them.
             queue._server.confirm.broadcast(queue._client.owner, self._number)
-        values = [self._value(each) for each in given]
+        values: list[Any] = []
+        bad: list[QueueItem[Any]] = []
+        first: Exception | None = None
+        for each in given:
+            try:
+                value = loads(each[1], each[2])
+            except Exception as error:  # noqa: BLE001 - the item's affair alone
+                first = first or error
+                bad.append(self._item(each, None))
+            else:
+                values.append(self._item(each, value) if self._items else value)
+        if first is not None:
+            raise self._unreadable(bad, values, first) from first
         return values[0] if self._single else values
 
-    def _value(self, given: Given) -> Any:
-        number, data, buffers, version, producer, made, deliveries = given
-        value = loads(data, buffers)
-        if not self._items:
-            return value
-        return QueueItem(
-            value, producer, made, version, deliveries, number, self._number if self._leased else None
-        )
+    def _item(self, given: Given, value: Any) -> QueueItem[Any]:
+        number, _, _, version, producer, made, deliveries = given
+        lease = self._number if self._leased else None
+        return QueueItem(value, producer, made, version, deliveries, number, lease)
+
+    def _unreadable(self, bad: list[QueueItem[Any]], rest: list[Any], error: Exception) -> QueueItemError:
+        item, name = bad[0], self._queue._name
+        said = [
+            (
+                f"item {item._number} of queue {name!r}, put by {item.producer}, cannot be unpickled here: "
+                f"{str(error).partition(chr(10))[0].rstrip('.')}"
+            )
+        ]
+        if len(bad) > 1:
+            said.append(f"so it is with {len(bad) - 1} more that were taken with it")
+        if rest:
+            said.append(f"the others that were taken with it are in .rest ({len(rest)})")
+        if self._leased:
+            said.append("ack() those in .items, or they come again")
+        return QueueItemError("; ".join(said), items=bad, rest=rest)
 
     def undo(self) -> None:
         """Nobody wants it, and nobody has looked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,8 @@ class QueueStats:
     """How many were put so far."""
     given_back: int
     """How often an item was given back: by a taker, by its end, or by the end of its lease."""
+    dropped: int
+    """How many were dropped as they had been given out too often (``most_deliveries=``)."""
     putters: int
     """Producers that wait for room."""
     takers: int
@@ -57,14 +60,26 @@ class QueueStats:
 class QueueServer(Actor):
     """The queue itself."""
 
-    def __init__(self, max_items: int | None, max_bytes: int | None) -> None:
+    def __init__(
+        self, name: str, max_items: int | None, max_bytes: int | None, most_deliveries: int | None
+    ) -> None:
+        self._name = name
         self._lock = threading.Condition()
-        self._store = Store(max_items, max_bytes)
+        self._store = Store(max_items, max_bytes, most_deliveries, self._dropped)
         self._watches: dict[Owner, Watch] = {}
         self._clock: threading.Thread | None = None
         self._waits: dict[Key, float] = {}
         """Until when takers wait, if not for ever."""
         self._over = False
+
+    def _dropped(self, entry: Entry) -> None:
+        logging.getLogger("mesh").error(
+            "item %d of queue %r, put by %s, was given to %d takers and acknowledged by none; it is dropped (most_deliveries=)",
+            entry.number,
+            self._name,
+            entry.producer,
+            entry.leases,
+        )
 
     # Who uses it.
 
@@ -176,6 +191,7 @@ class QueueServer(Actor):
                 bytes=store.bytes,
                 put=store.put_items,
                 given_back=store.given_back,
+                dropped=store.dropped,
                 putters=store.putters,
                 takers=store.takers,
                 closed=store.closed,

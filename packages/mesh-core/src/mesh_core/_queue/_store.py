@@ -6,6 +6,7 @@ became ready; one that was given back comes before all that were ready after it.
 QUE-3: no item is added where that would exceed a limit; a limit counts what is ready and what is with takers. An item that is
 larger than the limit of bytes goes into an empty queue.
 QUE-4: takers are served in the order in which they came.
+QUE-5: an item that was leased as often as it may be is dropped when it would be given back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class Entry:
     """Its place in the order of the queue."""
     deliveries: int = 0
     """How often it was given to a taker."""
+    leases: int = 0
+    """How often a taker had it leased, and did not acknowledge it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +75,15 @@ class Putter:
 class Store:
     """The state of a queue."""
 
-    def __init__(self, max_items: int | None, max_bytes: int | None) -> None:
+    def __init__(
+        self,
+        max_items: int | None,
+        max_bytes: int | None,
+        most_deliveries: int | None = None,
+        on_drop: Callable[[Entry], object] | None = None,
+    ) -> None:
+        self._most_deliveries = most_deliveries
+        self._on_drop = on_drop
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._numbers = itertools.count(1)
@@ -87,6 +98,7 @@ class Store:
         self.bytes = 0
         self.put_items = 0
         self.given_back = 0
+        self.dropped = 0
         self.closed = False
 
     # Putting.
@@ -138,7 +150,7 @@ class Store:
     def undo(self, owner: Owner, number: int, now: float) -> None:
         """A taker wants nothing any more: what it was given and has not looked at goes back."""
         self._takers.pop((owner, number), None)
-        self._give_back(self._out.pop((owner, number), None))
+        self._give_back(self._out.pop((owner, number), None), looked=False)
         self.settle(now)
 
     def ack(self, owner: Owner, number: int, entries: Iterable[int], now: float) -> int:
@@ -188,13 +200,20 @@ class Store:
             self._give_back(self._out.pop(key))
         self.settle(now)
 
-    def _give_back(self, delivery: Delivery | None) -> None:
+    def _give_back(self, delivery: Delivery | None, *, looked: bool = True) -> None:
         if delivery is not None:
             for entry in delivery.entries.values():
-                self._return(entry)
+                self._return(entry, leased=looked and delivery.until is not None)
 
-    def _return(self, entry: Entry) -> None:
+    def _return(self, entry: Entry, *, leased: bool = True) -> None:
         self.given_back += 1
+        entry.leases += leased
+        if leased and self._most_deliveries is not None and entry.leases >= self._most_deliveries:
+            self.dropped += 1
+            self._drop(entry)
+            if self._on_drop is not None:
+                self._on_drop(entry)
+            return
         heapq.heappush(self._returned, (entry.number, entry))
 
     def _over(self, delivery: Delivery | None) -> None:

@@ -1,0 +1,6 @@
+"""Tests of pools that are sent on one host again, with the replicas on two."""
+
+import test_pool_shared
+from core_hosts import cluster, hosts, over_hosts, procs, runtime  # noqa: F401 - fixtures
+
+globals().update(over_hosts(test_pool_shared))

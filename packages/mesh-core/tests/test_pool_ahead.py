@@ -1,0 +1,278 @@
+"""Tasks that lie ready at a busy replica (AHD-1..3, TAK-1, TAK-2), and what becomes of the turns of those that are given up (TSK-3)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_pool import WITHIN, Gate, Worker, join_pool_thread, lines
+
+from mesh_core import ActorTimeout, Channel, Pool, ProcMesh, SupervisionError, this_host
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.fixture(autouse=True)
+def no_thread() -> Iterator[None]:
+    yield
+    join_pool_thread()
+
+
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tasks count as short: the next is always sent ahead."""
+    monkeypatch.setattr("mesh_core._pool._turns._RATHER", -50)
+    monkeypatch.setattr("mesh_core._pool._turns._SHORT_S", 3600.0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def workers(procs: ProcMesh, log: Path) -> Iterator[Any]:
+    mesh = procs.slice(hosts=0).spawn("workers", Worker, str(log))
+    yield mesh
+    mesh.stop().get()
+
+
+@pytest.fixture
+def mortals(log: Path, fault_tolerant: None) -> Iterator[Any]:
+    """Workers whose processes may be killed."""
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        workers = procs.spawn("workers", Worker, str(log))
+        workers.initialized.get()
+        yield workers
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[dict[int, Gate]]:
+    """A gate for each of two replicas."""
+    gates = {n: Gate(tmp_path / f"gate{n}") for n in range(2)}
+    yield gates
+    for gate in gates.values():
+        gate.open()
+        gate.close()
+
+
+class Busy:
+    """A pool of two replicas, each at a task that ends when its gate is opened; the last one began last."""
+
+    def __init__(self, pool: Pool[Any], gates: dict[int, Gate], *, dies: bool = False) -> None:
+        port, begun = Channel[int].open()
+        actors = pool.actors
+        self.tasks = [pool.submit(actors.block, gates[0].path, port)]
+        self.ranks = [begun.recv().get(WITHIN)]
+        if dies:
+            self.tasks.append(pool.submit(actors.die_at, 99, gates[1].path, port))
+        else:
+            self.tasks.append(pool.submit(actors.block, gates[1].path, port))
+        self.ranks.append(begun.recv().get(WITHIN))
+        self.pool = pool
+
+    @property
+    def ahead(self) -> int:
+        """How many were sent ahead."""
+        assert self.pool._own is not None
+        return len(list(self.pool._own._places.ahead()))
+
+
+def test_task_that_lies_ready_runs_next(ready: None, workers: Any, gates: dict[int, Gate]) -> None:
+    with Pool(workers) as pool:
+        busy = Busy(pool, gates)
+        task = pool.submit(workers.who, 1)
+        assert (busy.ahead, pool.progress.waiting) == (1, 0)
+        gates[1].open()
+        assert task.get(WITHIN) == busy.ranks[1]
+        assert not busy.tasks[0].done()
+        gates[0].open()
+
+
+def test_task_that_lies_ready_goes_to_one_that_has_nothing_to_do(
+    ready: None, workers: Any, gates: dict[int, Gate]
+) -> None:
+    with Pool(workers) as pool:
+        busy = Busy(pool, gates)
+        task = pool.submit(workers.who, 1)
+        assert busy.ahead == 1
+        gates[0].open()
+        assert task.get(WITHIN) == busy.ranks[0], "AHD-2"
+        assert not busy.tasks[1].done()
+        assert (busy.ahead, pool.progress.retried) == (0, 0)
+        gates[1].open()
+
+
+def test_task_behind_a_long_one_goes_before_those_that_came_later(
+    ready: None, workers: Any, gates: dict[int, Gate], monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
+    with Pool(workers, waiting=8) as pool:
+        busy = Busy(pool, gates)
+        tasks = [pool.submit(workers.note, n) for n in range(5)]
+        assert busy.ahead == 2
+        monkeypatch.setattr("mesh_core._pool._turns._SHORT_S", 0.0)
+        gates[0].open()
+        assert [task.get(WITHIN) for task in tasks] == list(range(5))
+        assert not busy.tasks[1].done()
+        assert sorted(lines(log)) == list(range(5))
+        gates[1].open()
+
+
+def test_task_that_never_began_goes_elsewhere(
+    ready: None, mortals: Any, gates: dict[int, Gate], log: Path
+) -> None:
+    with Pool(mortals) as pool:
+        busy = Busy(pool, gates, dies=True)
+        task = pool.submit(mortals.note, 7)
+        assert busy.ahead == 1
+        gates[1].open()
+        assert isinstance(busy.tasks[1].exception(WITHIN), SupervisionError)
+        gates[0].open()
+        assert task.get(WITHIN) == 7, "AHD-3"
+        assert (pool.progress.retried, pool.progress.failed) == (0, 1)
+    assert sorted(lines(log)) == [7, 99]
+
+
+def test_task_that_has_begun_does_not_run_again(
+    ready: None, mortals: Any, gates: dict[int, Gate], log: Path
+) -> None:
+    with Pool(mortals) as pool:
+        busy = Busy(pool, gates)
+        task = pool.submit(mortals.die, 7)
+        assert busy.ahead == 1
+        gates[1].open()
+        assert isinstance(task.exception(WITHIN), SupervisionError)
+        assert busy.tasks[1].get(WITHIN) == busy.ranks[1]
+        gates[0].open()
+        assert pool.submit(mortals.double, 1).get(WITHIN) == 2
+    assert list(lines(log)) == [7]
+
+
+def test_nothing_begins_behind_a_reply_that_may_be_lost(ready: None, mortals: Any, log: Path) -> None:
+    # Its caller would not know whether the next has begun. What comes back runs later, and once.
+    with Pool(mortals) as pool:
+        found = list(pool.map(mortals.blob, range(60), [1 << 20] * 60))
+        assert pool._own is not None
+        assert pool._own._short < 0, "TAK-2: a task has come back"
+    assert [(each[0], len(each)) for each in found] == [(n, 1 << 20) for n in range(60)]
+    assert Counter(lines(log)) == Counter(range(60))
+
+
+def test_cancelled_task_that_lies_ready_never_runs(
+    ready: None, workers: Any, gates: dict[int, Gate], log: Path
+) -> None:
+    with Pool(workers) as pool:
+        busy = Busy(pool, gates)
+        task, after = pool.submit(workers.note, 1), pool.submit(workers.note, 2)
+        assert busy.ahead == 2
+        assert task.cancel()
+        gates[1].open()
+        gates[0].open()
+        assert after.get(WITHIN) == 2
+    assert list(lines(log)) == [2]
+
+
+def test_drained_replica_keeps_nothing_that_lies_ready(
+    ready: None, workers: Any, gates: dict[int, Gate]
+) -> None:
+    with Pool(workers) as pool:
+        busy = Busy(pool, gates)
+        task = pool.submit(workers.who, 1)
+        drained = pool.drain(workers.slice(gpus=busy.ranks[1]))
+        gates[0].open()
+        assert task.get(WITHIN) == busy.ranks[0]
+        assert not drained.done()
+        gates[1].open()
+        drained.get(WITHIN)
+
+
+def test_nothing_lies_ready_where_several_run_at_once(ready: None, workers: Any) -> None:
+    with Pool(workers) as pool:
+        assert max(pool.map_unordered(workers.overlap, range(60))) == 1
+    with Pool(workers, per_rank=2) as pool:
+        assert max(pool.map_unordered(workers.overlap, range(60))) <= 2
+
+
+def test_nothing_lies_ready_at_a_replica_of_two_pools(
+    ready: None, workers: Any, gates: dict[int, Gate]
+) -> None:
+    with Pool(workers) as pool, Pool(workers):
+        busy = Busy(pool, gates)
+        task = pool.submit(workers.who, 1)
+        assert (busy.ahead, pool.progress.waiting) == (0, 1)
+        gates[0].open()
+        gates[1].open()
+        task.get(WITHIN)
+
+
+@pytest.mark.slow
+def test_killed_replicas_lose_and_repeat_nothing(ready: None, log: Path, fault_tolerant: None) -> None:
+    with this_host().spawn_procs({"gpus": 3}) as procs:
+        workers: Any = procs.spawn("workers", Worker, str(log))
+        workers.initialized.get()
+        outcomes: Counter[int] = Counter()
+        lost = []
+        with Pool(workers, on_crash="respawn") as pool:
+            for done, (n, future) in enumerate(pool.as_completed(workers.note, range(600))):
+                outcomes[n] += 1
+                error = future.exception()
+                if error is not None:
+                    assert isinstance(error, SupervisionError)
+                    lost.append(n)
+                if done % 60 == 30:
+                    pid = procs.pids[done // 60 % 3]
+                    if pid is not None:
+                        os.kill(pid, signal.SIGKILL)
+    assert outcomes == Counter(range(600))
+    ran = Counter(lines(log))
+    assert max(ran.values()) == 1
+    assert set(range(600)) - set(ran) <= set(lost)
+    assert len(lost) <= 10, "one for each kill, at most"
+
+
+# What is given up while it runs.
+
+
+@pytest.mark.parametrize("how", ["cancel", "timeout"])
+def test_replica_that_is_still_busy_gets_nothing(how: str, workers: Any, gates: dict[int, Gate]) -> None:
+    with Pool(workers) as pool:
+        port, begun = Channel[int].open()
+        block = workers.block.with_options(timeout=0.05) if how == "timeout" else workers.block
+        task = pool.submit(block, gates[0].path, port)
+        rank = begun.recv().get(WITHIN)
+        if how == "timeout":
+            error = task.exception(WITHIN)
+            assert isinstance(error, ActorTimeout)
+            assert "did not finish within its deadline of 0.05 s" in str(error)
+        else:
+            assert task.cancel()
+        # The other one does all, and the first has a task again when it is done with its own.
+        assert set(pool.map_unordered(workers.who, range(20))) == {1 - rank}
+        gates[0].open()
+        while len(set(pool.map_unordered(workers.who, range(20)))) < 2:
+            pass
+
+
+def test_cancelled_coroutine_gives_its_turn_back(procs: ProcMesh) -> None:
+    workers = procs.slice(hosts=0, gpus=0).spawn("workers", Worker)
+    told, heard = Channel[str].open()
+    with Pool(workers) as pool:
+        for _ in range(20):
+            task = pool.submit(workers.wait, told)
+            assert heard.recv().get(WITHIN) == "begun"
+            task.cancel()
+            assert pool.submit(workers.double_async, 2).get(WITHIN) == 4
+            assert heard.recv().get(WITHIN) == "cancelled"
+        # Cancelled at once: it has begun, or not.
+        for n in range(100):
+            pool.submit(workers.double_async, n).cancel()
+            pool.submit(workers.double, n).cancel()
+        assert pool.submit(workers.double, 2).get(WITHIN) == 4
+    workers.stop().get()
