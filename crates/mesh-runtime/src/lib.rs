@@ -26,6 +26,7 @@ mod oom;
 mod ports;
 mod promises;
 pub mod reactor;
+mod refs;
 mod runtime;
 mod shm;
 pub mod sigterm;
@@ -55,8 +56,10 @@ pub use message::Message;
 pub use meter::Meter;
 pub use nursery::NurserySpec;
 pub use ports::{Mailbox, Outlet, Packed, Receive, Way};
+pub use refs::{Hold, Kept, RefAddr, View, pack};
 pub use runtime::{
-    Calling, Counts, Deferral, Later, Options, Outgoing, Posted, Posting, Runtime, Said, Spawned, Terms, Waited, millis,
+    Body, Calling, Counts, Deferral, Later, Opened, Options, Outgoing, Posted, Posting, Runtime, Said, Spawned, Terms,
+    Waited, millis,
 };
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};

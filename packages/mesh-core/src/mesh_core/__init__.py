@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from mesh_core._queue._client import QueueClosed
     from mesh_core._queue._queue import Queue, QueueEmpty, QueueFull, QueueItem
     from mesh_core._queue._server import QueueStats
+    from mesh_core._refs import Ref, RefLost, RefStoreFull, put, put_async
     from mesh_core._seeds import rank_seed
     from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
@@ -121,6 +122,9 @@ __all__ = [
     "QueueFull",
     "QueueItem",
     "QueueStats",
+    "Ref",
+    "RefLost",
+    "RefStoreFull",
     "Region",
     "ReplyDropped",
     "Sending",
@@ -155,6 +159,8 @@ __all__ = [
     "get_include",
     "get_or_spawn_controller",
     "proc_mesh",
+    "put",
+    "put_async",
     "rank_seed",
     "run_tool",
     "run_tool_async",
@@ -192,6 +198,11 @@ _LATER = {
     "run_worker_loop_forever": "mesh_core._agent",
     "as_endpoint": "mesh_core._send",
     "send": "mesh_core._send",
+    "Ref": "mesh_core._refs",
+    "RefLost": "mesh_core._refs",
+    "RefStoreFull": "mesh_core._refs",
+    "put": "mesh_core._refs",
+    "put_async": "mesh_core._refs",
     "rank_seed": "mesh_core._seeds",
     "Credentials": "mesh_core._credentials",
     "Host": "mesh_core._traits",

@@ -343,7 +343,7 @@ class _Coming:
         return values[0] if self._single else values
 
     def _value(self, given: Given) -> Any:
-        number, data, buffers, version, producer, made, deliveries = given
+        number, data, buffers, version, producer, made, deliveries, _refs = given
         value = loads(data, buffers)
         if not self._items:
             return value
