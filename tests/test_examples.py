@@ -20,6 +20,7 @@ TESTED = {
     "crawler",
     "ddp",
     "generators_trainer",
+    "grpo",
     "parameter_server",
     "philosophers",
     "ping_pong",
@@ -189,6 +190,13 @@ def test_generators_trainer(run_example: Run):
     chosen = [int(number) for number in re.findall(r"(\d+)%", machines)]
     assert len(chosen) == 4
     assert chosen[2] > 90
+
+
+def test_grpo(run_example: Run):
+    rewards = [float(line.rpartition(" ")[2]) for line in run_example("grpo")]
+    assert len(rewards) == 5
+    assert rewards[0] < 0.3
+    assert rewards[-1] > 0.95
 
 
 def test_several_hosts():
