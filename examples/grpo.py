@@ -72,9 +72,11 @@ class Trainer(Actor):
 
 def main() -> None:
     """Train for some rounds."""
-    with Queue[Ref[dict[str, Array]]](max_items=PROMPTS) as groups, this_host().spawn_procs({"gpus": 3}) as procs:
-        generators = procs.slice(gpus=slice(0, 2)).spawn("generators", Generator, groups)
-        trainer = procs.slice(gpus=2).spawn("trainer", Trainer)
+    hosts = this_host()
+    with Queue[Ref[dict[str, Array]]](max_items=PROMPTS) as groups, hosts.spawn_procs({"gpus": 3}) as procs:
+        ranks = procs.flatten("ranks")
+        generators = ranks.slice(ranks=slice(1, None)).spawn("generators", Generator, groups)
+        trainer = ranks.slice(ranks=0).spawn("trainer", Trainer)
         with Pool(generators) as pool:
             for step in range(ROUNDS):
                 weights = trainer.latest.call_one().get()
