@@ -30,7 +30,11 @@ def test_a_value_of_another_host_is_fetched(two: tuple[Any, Any]) -> None:
     ref: Ref[Any] = first.make.with_options(keep=True).call_one(SIZE, 7).get(timeout=SOON)
     assert sum(ref.get(timeout=SOON)) == 7 * SIZE
     assert second.sum.call_one(ref).get(timeout=SOON) == 7 * SIZE
-    assert second.kinds_async.call_one(ref, a=ref, b=[ref]).get(timeout=SOON) == ["bytearray", "bytearray", "list"]
+    assert second.kinds_async.call_one(ref, a=ref, b=[ref]).get(timeout=SOON) == [
+        "bytearray",
+        "bytearray",
+        "list",
+    ]
     second.hold.call_one("r", [ref]).get(timeout=SOON)
     assert second.await_value.call_one("r").get(timeout=SOON) == 7 * SIZE
     second.drop.call_one("r").get(timeout=SOON)
@@ -46,6 +50,8 @@ def test_a_value_of_the_script_is_fetched_by_other_hosts(two: tuple[Any, Any]) -
 
 def test_what_was_made_of_references_on_another_host_is_lost_with_its_process(hosts: Any) -> None:  # noqa: F811
     with hosts.spawn_procs({"gpus": 1}, name="brief") as procs:
-        ref: Ref[Any] = procs.spawn("p", Party).slice(hosts=1).make.with_options(keep=True).call_one().get(timeout=SOON)
+        ref: Ref[Any] = (
+            procs.spawn("p", Party).slice(hosts=1).make.with_options(keep=True).call_one().get(timeout=SOON)
+        )
     with pytest.raises(RefLost, match="is lost"):
         ref.get(timeout=SOON)
