@@ -21,6 +21,7 @@ TESTED = {
     "crawler",
     "ddp",
     "generators_trainer",
+    "grpo",
     "parameter_server",
     "philosophers",
     "ping_pong",
@@ -224,6 +225,13 @@ def test_sweep(run_example: Run):
     ]
     assert re.fullmatch(r"trial \d+ is the best: rate 0.\d\d, momentum 0.\d\d, loss \S+", best)
     assert counts == "1 was trained to the end, 15 were stopped early"
+
+
+def test_grpo(run_example: Run):
+    rewards = [float(line.rpartition(" ")[2]) for line in run_example("grpo")]
+    assert len(rewards) == 5
+    assert rewards[0] < 0.3
+    assert rewards[-1] > 0.95
 
 
 def test_several_hosts():

@@ -8,7 +8,7 @@
 //! ends map, and the length is that of the memory.
 
 use crate::hosts::HostSet;
-use crate::{ActorId, CallId, FrameError, HostNo, Joined, MeshId, Piece, Placement, ProcAddr};
+use crate::{ActorId, CallId, Carried, FrameError, HostNo, Joined, MeshId, Piece, Placement, ProcAddr};
 use bytes::Bytes;
 use mesh_topology::{Region, Wire};
 use std::borrow::Cow;
@@ -34,12 +34,14 @@ pub(crate) mod flags {
     pub(crate) const SOLE: u16 = 2;
     /// Of the frame: see [`super::Sharing::shared`].
     pub(crate) const SHARED: u16 = 8;
+    /// Of the frame: see [`super::Header::carries_refs`].
+    pub(crate) const REFS: u16 = 1 << 4;
     /// Of the frame: see [`super::Header::is_abroad`].
     pub(crate) const ABROAD: u16 = 1 << 12;
     /// Of the frame: see [`super::Header::is_charged`].
     pub(crate) const CHARGED: u16 = 1 << 15;
     /// Those that mean the same in every frame.
-    pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | ABROAD | CHARGED;
+    pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | REFS | ABROAD | CHARGED;
 
     /// Of a reply or a value for a port: the payload is an encoded exception.
     pub(crate) const ERROR: u16 = 1;
@@ -139,14 +141,16 @@ pub enum Kind {
     Moved = 31,
     /// Within a process only, a call has failed and nobody has looked: [`crate::messages::Unseen`].
     Unseen = 32,
+    /// Asks for the bytes of a kept value: [`crate::control::Fetch`].
+    Fetch = 33,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Result<Self, FrameError> {
         use Kind::{
-            Call, Cancel, Closed, Credit, Down, EndJob, Extend, Failure, Gathered, Goodbye, Held, Hello, HostDown,
-            HostLost, Inspect, Lines, Moved, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing, StopActor,
-            StopProc, StopProcs, Tell, Undeliverable, Watch, Whereabouts,
+            Call, Cancel, Closed, Credit, Down, EndJob, Extend, Failure, Fetch, Gathered, Goodbye, Held, Hello,
+            HostDown, HostLost, Inspect, Lines, Moved, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing,
+            StopActor, StopProc, StopProcs, Tell, Undeliverable, Watch, Whereabouts,
         };
         Ok(match byte {
             1 => Hello,
@@ -180,6 +184,7 @@ impl Kind {
             29 => Held,
             30 => Extend,
             31 => Moved,
+            33 => Fetch,
             other => return Err(FrameError::Kind(other)),
         })
     }
@@ -248,6 +253,23 @@ impl Header {
     pub fn set_sharing(&mut self, sharing: Sharing) {
         self.flag(flags::SOLE, sharing.sole);
         self.flag(flags::SHARED, sharing.shared);
+    }
+
+    /// Whether there are references to kept values in it, which stand behind the envelope ([`Carried`]).
+    #[must_use]
+    pub fn carries_refs(&self) -> bool {
+        self.flags & flags::REFS != 0
+    }
+
+    /// There are references behind the envelope.
+    pub fn set_carries_refs(&mut self) {
+        self.flags |= flags::REFS;
+    }
+
+    /// Whether whoever drops the frame has something to give back: memory, or references.
+    #[must_use]
+    pub fn is_owed(&self) -> bool {
+        self.flags & (flags::SHARED | flags::REFS) != 0
     }
 
     /// Whether the sender counts the message, and wants its bytes back when it was handled (see [`crate::Meter`]).
@@ -732,6 +754,18 @@ impl Frame {
             return Err(FrameError::Trailing((self.body.len() - at) as u64));
         }
         Ok(parts)
+    }
+
+    /// The references in the message. Of a frame that says that it has some, and has not, none.
+    #[must_use]
+    pub fn carried(&self) -> Vec<Carried> {
+        if !self.header.carries_refs() {
+            return Vec::new();
+        }
+        match self.parts().ok().and_then(|parts| parts.into_iter().next()) {
+            Some(Part::Inline(envelope)) => Carried::split(&envelope).map_or_else(Vec::new, |(_, all)| all),
+            _ => Vec::new(),
+        }
     }
 
     /// What the frame counts against its receiver's budget: its name and parts, wherever these lie, and

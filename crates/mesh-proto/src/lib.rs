@@ -24,6 +24,7 @@
 
 mod answers;
 mod backlog;
+mod carried;
 mod codec;
 pub mod control;
 mod decode;
@@ -47,6 +48,7 @@ mod router;
 
 pub use answers::{Answer, Answers, Kept, Progress, REPLIES, REPLY_WINDOW, SPAWNS};
 pub use backlog::{Backlog, Place};
+pub use carried::Carried;
 pub use decode::{Decoder, READ_CHUNK};
 pub use early::Early;
 pub use error::FrameError;

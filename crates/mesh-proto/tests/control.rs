@@ -6,9 +6,9 @@ mod support;
 
 use bytes::Bytes;
 use mesh_proto::control::{
-    Attachment, Closed, Down, Goodbye, Held, Hello, Holding, HostDown, HostLost, HostStanding, Inspect, Introduction,
-    Lines, PortAddr, Question, Report, Revoked, SpawnProcs, Step, StopProc, StopProcs, Terms, Traits, Undeliverable,
-    Visit, Watch, Whereabouts, ranks_of,
+    Attachment, Closed, Down, Fetch, Goodbye, Held, Hello, Holding, HostDown, HostLost, HostStanding, Inspect,
+    Introduction, Lines, PortAddr, Question, Report, Revoked, SpawnProcs, Step, StopProc, StopProcs, Terms, Traits,
+    Undeliverable, Visit, Watch, Whereabouts, ranks_of,
 };
 use mesh_proto::hosts::Fate;
 use mesh_proto::logs::LogOptions;
@@ -112,6 +112,7 @@ fn holding() -> impl Strategy<Value = Holding> {
         Just(Holding::Loose),
         (any::<u64>(), to, text()).prop_map(|(ticket, to, name)| Holding::Given { ticket, to, name }),
         prop::collection::vec(any::<u64>(), 0..4).prop_map(Holding::LetGo),
+        (any::<u64>(), prop::collection::vec(addr(), 0..4)).prop_map(|(ticket, to)| Holding::Unsent { ticket, to }),
     ]
 }
 
@@ -174,6 +175,9 @@ proptest! {
         prop_assert_eq!(StopProc::read(&stop.frame(from, to).header), stop);
         let watch = Watch::of(from);
         prop_assert_eq!(Watch::read(&watch.frame(from, to).header), watch);
+        let fetch = Fetch { id: mesh, call };
+        let read = Fetch::read(&fetch.frame(from, to).header);
+        prop_assert_eq!(read, Some(fetch).filter(|_| call != 0));
         let hello = Hello { pid: ms };
         prop_assert_eq!(Hello::read(&hello.frame(from, to).header), hello);
     }

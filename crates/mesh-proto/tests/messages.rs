@@ -99,6 +99,9 @@ proptest! {
             Ok(said) => if let Some(mut again) = said.header(header.src, header.dst) {
                 again.set_sharing(header.sharing());
                 again.set_charged(header.is_charged());
+                if header.carries_refs() {
+                    again.set_carries_refs();
+                }
                 if header.is_abroad() {
                     again.set_abroad();
                 }

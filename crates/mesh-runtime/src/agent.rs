@@ -308,6 +308,7 @@ impl Runtime {
         let lost = self.calls.on_down(&self.reactor, addr, &ended);
         self.forget_fallen();
         self.ports.on_down(addr);
+        self.refs_end(|one| one == addr, &ended);
         self.notice_down(addr, &ended, lost);
     }
 

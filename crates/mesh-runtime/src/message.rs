@@ -2,12 +2,13 @@
 
 use crate::error::RuntimeError;
 use crate::meter::{Charge, Mailbox};
+use crate::refs::Hold;
 use crate::shm::{Memory, PartData, SharedPart};
 use bytes::Bytes;
 use mesh_proto::control::{Down, Undeliverable};
 use mesh_proto::hosts::Few;
 use mesh_proto::messages::{Call, Meaning, Task, Unlooked};
-use mesh_proto::{CallId, Frame, HEADER_LEN, Header, Kind, Part, Sharing, Undelivered};
+use mesh_proto::{CallId, Carried, Frame, HEADER_LEN, Header, Kind, Part, Sharing, Undelivered};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,6 +31,9 @@ pub struct Message {
     due: Option<Instant>,
     /// Counts the bytes of a reply as long as it is kept.
     stock: Option<Stock>,
+    /// The references in it: held as long as the message is, so that they last until it is unpickled, and are given back
+    /// if it never is.
+    refs: Mutex<Vec<Arc<Hold>>>,
 }
 
 /// The bytes of a reply, which its caller holds until it has looked at it.
@@ -106,13 +110,30 @@ pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Few<Bytes>> {
 impl Message {
     /// One of this process's own making, without shared memory.
     pub(crate) fn plain(frame: Frame) -> Self {
-        Self { frame, shared: Mutex::new(None), charge: Mutex::new(None), cost: 0, due: None, stock: None }
+        Self {
+            frame,
+            shared: Mutex::new(None),
+            charge: Mutex::new(None),
+            cost: 0,
+            due: None,
+            stock: None,
+            refs: Mutex::default(),
+        }
     }
 
     pub(crate) fn new(frame: Frame, memory: &Memory) -> Self {
         let shared = frame.header.sharing().shared.then(|| map(&frame, memory));
         let due = frame.header.deadline().and_then(|limit| Instant::now().checked_add(limit));
-        Self { frame, shared: Mutex::new(shared), charge: Mutex::new(None), cost: 0, due, stock: None }
+        let refs = if frame.header.carries_refs() { memory.take_refs(&frame) } else { Vec::new() };
+        Self {
+            frame,
+            shared: Mutex::new(shared),
+            charge: Mutex::new(None),
+            cost: 0,
+            due,
+            stock: None,
+            refs: Mutex::new(refs),
+        }
     }
 
     /// Accounts for the message in the mailbox that it is put into, if its sender does.
@@ -151,6 +172,18 @@ impl Message {
     /// When nobody wants the answer any more: its deadline, counted from its arrival.
     pub fn due(&self) -> Option<Instant> {
         self.due
+    }
+
+    /// Whether there are references in it.
+    pub fn has_refs(&self) -> bool {
+        self.frame.header.carries_refs()
+    }
+
+    /// It was unpickled, and will not be again: who has what was in it holds that. An actor keeps its last message until
+    /// the next.
+    pub fn drop_refs(&self) {
+        let refs = std::mem::take(&mut *self.refs.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(refs);
     }
 
     /// Whether its sender died before this process could map what it shares.
@@ -218,10 +251,15 @@ impl Message {
     /// If the frame is malformed, or its shared memory cannot be mapped: its owner has died, say.
     pub fn open(&self) -> Result<(bytes::Bytes, Vec<PartData>), RuntimeError> {
         let mut parts = self.frame.parts()?.into_iter();
-        let payload = match parts.next() {
+        let mut payload = match parts.next() {
             Some(Part::Inline(bytes)) => bytes,
             _ => bytes::Bytes::new(),
         };
+        if self.frame.header.carries_refs()
+            && let Some((end, _)) = Carried::split(&payload)
+        {
+            payload.truncate(end);
+        }
         let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut shared = shared.transpose()?.unwrap_or_default().into_iter();
         let rest = parts

@@ -15,7 +15,12 @@
 //! SHM-2: where a part goes to many, each maps it privately, so that none sees what another writes into it.
 //! SHM-4: the pages of a chunk are given back by who holds it alone, or, where nobody does, by its owner.
 
+mod kept;
+
+pub(crate) use kept::View;
+
 use crate::error::RuntimeError;
+use crate::runtime::Runtime;
 use mesh_proto::{Frame, Part, ProcAddr, SharedRef, Target};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
@@ -28,7 +33,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// A slab's head. A multiple of every page size, since what follows it is mapped on its own.
@@ -230,13 +235,15 @@ type Slabs = HashMap<usize, Vec<Slab>>;
 struct Pool {
     pid: u32,
     budget: usize,
+    /// Whether nothing is taken beyond the budget; otherwise what is idle is only given back first.
+    strict: bool,
     slabs: Mutex<Slabs>,
     next: AtomicU64,
 }
 
 impl Pool {
-    fn new(budget: usize, origin: u64) -> Self {
-        Self { pid: std::process::id(), budget, slabs: Mutex::default(), next: AtomicU64::new(origin) }
+    fn new(budget: usize, strict: bool, origin: u64) -> Self {
+        Self { pid: std::process::id(), budget, strict, slabs: Mutex::default(), next: AtomicU64::new(origin) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Slabs> {
@@ -278,7 +285,8 @@ impl Pool {
         if left(&slabs) < chunk {
             give_back(&mut slabs, 0);
         }
-        let count = (SLAB / chunk).clamp(1, MAX_CHUNKS).min(left(&slabs) / chunk);
+        let room = if self.strict { left(&slabs) / chunk } else { (left(&slabs) / chunk).max(1) };
+        let count = (SLAB / chunk).clamp(1, MAX_CHUNKS).min(room);
         if count == 0 {
             return None;
         }
@@ -340,13 +348,21 @@ impl Room {
     /// # Panics
     /// If they do not fit.
     pub(crate) fn write(&self, place: usize, bytes: &[u8]) {
+        self.fill(place, bytes, 0);
+    }
+
+    /// The same, on up to `spare` cores beside this one.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub(crate) fn fill(&self, place: usize, bytes: &[u8], spare: usize) {
         assert!(place.checked_add(bytes.len()).is_some_and(|end| end <= self.len), "a part is as long as it says");
         if self.fresh {
             self.map.populate(self.offset + place, bytes.len());
         }
         // SAFETY: the range lies in the chunk, as asserted, which is ours until its holders hear of it; the map keeps it
         // mapped, and the bytes are not in it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.at(self.offset + place), bytes.len()) };
+        unsafe { crate::copy::copy(bytes, self.map.at(self.offset + place), spare) };
     }
 
     /// How many bytes it is for.
@@ -444,6 +460,29 @@ struct Mapped {
 impl Mapped {
     /// The part at `at`. `sole` says that nobody else was sent it.
     fn get(&self, at: &SharedRef, len: u64, sole: bool) -> Result<SharedPart, RuntimeError> {
+        self.find(at, len, |entry, fresh, offset, len| {
+            let counted = Arc::clone(&entry.map);
+            let (chunk, turn, reader) = (at.chunk as usize, at.turn, std::process::id());
+            if sole || len == 0 {
+                if fresh {
+                    counted.populate(offset, len);
+                }
+                let data = counted.at(offset);
+                return Ok(SharedPart { data, len, offset, chunk, turn, reader, counted, _private: None });
+            }
+            let private = Mapping::new(&entry.fd, at.offset, len, MapFlags::PRIVATE)?;
+            let data = private.at(0);
+            Ok(SharedPart { data, len, offset, chunk, turn, reader, counted, _private: Some(private) })
+        })
+    }
+
+    /// Finds the slab of `at`, and gives `then` whether it was mapped just now, the offset and the length.
+    fn find<T>(
+        &self,
+        at: &SharedRef,
+        len: u64,
+        then: impl FnOnce(&Seen, bool, usize, usize) -> Result<T, RuntimeError>,
+    ) -> Result<T, RuntimeError> {
         let gone = || RuntimeError::Os { what: "map a part that another process shares", errno: Errno::NXIO };
         let len = usize::try_from(len).map_err(|_| gone())?;
         let offset = usize::try_from(at.offset).map_err(|_| gone())?;
@@ -487,18 +526,7 @@ impl Mapped {
         if offset < HEAD || end > entry.map.len || at.chunk as usize >= MAX_CHUNKS {
             return Err(gone());
         }
-        let counted = Arc::clone(&entry.map);
-        let (chunk, turn, reader) = (at.chunk as usize, at.turn, std::process::id());
-        if sole || len == 0 {
-            if fresh {
-                counted.populate(offset, len);
-            }
-            let data = counted.at(offset);
-            return Ok(SharedPart { data, len, offset, chunk, turn, reader, counted, _private: None });
-        }
-        let private = Mapping::new(&entry.fd, at.offset, len, MapFlags::PRIVATE)?;
-        let data = private.at(0);
-        Ok(SharedPart { data, len, offset, chunk, turn, reader, counted, _private: Some(private) })
+        then(entry, fresh, offset, len)
     }
 
     /// Forgets all mappings: those that are in use stay with who uses them.
@@ -583,6 +611,10 @@ pub enum PartData {
 #[derive(Debug)]
 pub(crate) struct Memory {
     pool: Option<Pool>,
+    /// What this process keeps for references, see `kept`.
+    kept: Option<Pool>,
+    /// Whose memory it is: what messages carry is given back by it.
+    of: OnceLock<Weak<Runtime>>,
     mapped: Mapped,
     begun: Instant,
     /// When memory was last sent or received, in milliseconds since then.
@@ -613,7 +645,9 @@ impl Memory {
     /// for one of a later process with the same pid.
     pub(crate) fn new(budget: usize, origin: u64) -> Self {
         Self {
-            pool: available().then(|| Pool::new(budget, origin)),
+            pool: available().then(|| Pool::new(budget, true, origin)),
+            kept: None,
+            of: OnceLock::new(),
             mapped: Mapped::default(),
             begun: Instant::now(),
             used: AtomicU64::new(0),
@@ -669,7 +703,8 @@ impl Memory {
     /// Gives back all that is not in use. Returns whether others hold something of this process's.
     pub(crate) fn rest(&self) -> bool {
         self.mapped.clear();
-        self.pool.as_ref().is_some_and(Pool::rest)
+        let held = self.pool.as_ref().is_some_and(Pool::rest);
+        self.kept.as_ref().is_some_and(Pool::rest) || held
     }
 
     /// See [`Pool::put`].
@@ -695,6 +730,11 @@ impl Memory {
 
     /// A frame will never be opened: its memory goes back.
     pub(crate) fn let_go(&self, frame: &Frame) {
+        if frame.header.carries_refs()
+            && let Some(runtime) = self.of.get().and_then(Weak::upgrade)
+        {
+            runtime.refs_unsent(frame);
+        }
         for part in frame.parts().unwrap_or_default() {
             if let Part::Shared { at, len } = part {
                 self.let_go_of(&at, len);

@@ -42,6 +42,7 @@ impl Agent {
                 link_budget: 1 << 20,
                 mailbox_budget: 1 << 20,
                 reply_budget: u64::MAX,
+                ref_budget: 1 << 20,
                 shm_budget: 1 << 20,
                 shm_threshold: 1 << 20,
                 shm_idle: Duration::ZERO,

@@ -26,6 +26,7 @@ def test_defaults():
         "reply_budget": 0,
         "heartbeat_timeout": 10.0,
         "fan_out": 16,
+        "ref_budget": 0,
         "shm_budget": 0,
         "shm_threshold": 64 * 1024,
         "shm_idle": 10.0,
@@ -42,6 +43,11 @@ def test_settings_are_frozen_and_travel():
     with pytest.raises(FrozenInstanceError):
         settings.spin_us = 2  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_ref_budget_of_zero_is_an_eighth_of_memory():
+    assert Settings().ref_bytes == Settings().shm_bytes // 2
+    assert Settings(ref_budget=1).ref_bytes == 1
 
 
 def test_shm_budget_of_zero_is_a_quarter_of_memory():

@@ -3,6 +3,7 @@
 //! A type's `frame` makes the frame; its `read` takes one apart, and gives `None` for bytes that are something else. What
 //! a header's fields mean differs from kind to kind; only these types know it.
 
+mod fetch;
 mod hosts;
 mod life;
 mod lines;
@@ -13,6 +14,7 @@ mod refusal;
 mod traits;
 mod visit;
 
+pub use fetch::Fetch;
 pub use hosts::{
     Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Terms, Whereabouts, host_of,
 };

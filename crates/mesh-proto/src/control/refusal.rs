@@ -109,6 +109,13 @@ pub enum Holding {
     },
     /// The sender has let go of what came to it under these tickets.
     LetGo(Vec<Ticket>),
+    /// What travelled under this ticket never came to these: a reference only, as the port of a call is missed with it.
+    Unsent {
+        /// The ticket.
+        ticket: Ticket,
+        /// To whom.
+        to: Vec<ProcAddr>,
+    },
 }
 
 /// Who holds the port of a call, for its caller.
@@ -134,6 +141,9 @@ impl Held {
                 Writer::default().byte(1).number(*ticket).list(to, |out, addr| out.addr(*addr)).text(name)
             }
             Holding::LetGo(tickets) => Writer::default().byte(2).list(tickets, |out, ticket| out.number(*ticket)),
+            Holding::Unsent { ticket, to } => {
+                Writer::default().byte(3).number(*ticket).list(to, |out, addr| out.addr(*addr))
+            }
         };
         Frame::build_plain(header, None, b"", &out.done())
     }
@@ -147,6 +157,7 @@ impl Held {
             0 => Holding::Loose,
             1 => Holding::Given { ticket: raw.number()?, to: raw.list(Reader::addr)?, name: raw.text()? },
             2 => Holding::LetGo(raw.list(Reader::number)?),
+            3 => Holding::Unsent { ticket: raw.number()?, to: raw.list(Reader::addr)? },
             _ => return None,
         };
         Some(Self { call: frame.header.call, place: frame.header.index, news })

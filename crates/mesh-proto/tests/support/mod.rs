@@ -49,6 +49,7 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::Moved,
     Kind::Held,
     Kind::Extend,
+    Kind::Fetch,
 ];
 
 pub(crate) fn addr() -> impl Strategy<Value = ProcAddr> {

@@ -527,10 +527,12 @@ impl Runtime {
         for addr in known {
             self.deliver(Down::notice(addr, &ended).frame(ProcAddr::agent(host), self.me));
         }
-        self.calls.on_host_down(&self.reactor, host, &Arc::new(ended));
+        let ended = Arc::new(ended);
+        self.calls.on_host_down(&self.reactor, host, &ended);
         self.forget_lines_of(host);
         self.forget_fallen();
         self.ports.on_host_down(host);
+        self.refs_end(|one| one.host == host, &ended);
         self.meters.end_host(&self.reactor, host);
         self.answers_end_with(host);
     }

@@ -146,7 +146,7 @@ impl Runtime {
 
     fn drop_answers(&self, gone: Vec<Held>) {
         for reply in gone {
-            if reply.frame.header.sharing().shared {
+            if reply.frame.header.is_owed() {
                 self.memory.let_go(&reply.frame);
             }
             if let Some(done) = reply.done {

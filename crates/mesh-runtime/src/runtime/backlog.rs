@@ -323,7 +323,7 @@ impl Runtime {
     fn forget(&self, state: &mut State, waiting: Waiting, fate: Fate) {
         let Waiting { target, later, frames, call, done } = waiting;
         state.calls.remove(&call);
-        for frame in frames.iter().filter(|frame| frame.header.sharing().shared) {
+        for frame in frames.iter().filter(|frame| frame.header.is_owed()) {
             self.memory.let_go(frame);
         }
         state.left.push(Left { target, later, done, fate });

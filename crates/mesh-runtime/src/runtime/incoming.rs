@@ -67,6 +67,7 @@ impl Runtime {
             Meaning::Post(post) => self.on_post(post, frame),
             Meaning::Control(Kind::Closed) => self.on_closed(&frame),
             Meaning::Control(Kind::Held) => self.on_held(&frame),
+            Meaning::Control(Kind::Fetch) => self.on_fetch(&header),
             Meaning::Call(_) | Meaning::Tell(_) | Meaning::StopActor(_) => {
                 let actor = said.actor();
                 let inbox = read(&self.inboxes).get(&actor).cloned();
@@ -161,6 +162,7 @@ impl Runtime {
                     let lost = self.calls.on_down(&self.reactor, addr, &ended);
                     self.forget_fallen();
                     self.ports.on_down(addr);
+                    self.refs_end(|one| one == addr, &ended);
                     if !answer {
                         lock(&self.known_afar).ended(addr);
                         self.notice_down(addr, &ended, lost);

@@ -8,6 +8,7 @@
 //! - `incoming`: messages that arrive, and the inboxes they arrive in;
 //! - `early`: messages that come before the spawn that they depend on;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
+//! - `refs`: values that are kept here, and references to those of others;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
 mod answers;
@@ -19,14 +20,16 @@ mod knocks;
 mod moving;
 mod outgoing;
 mod ports;
+mod refs;
 mod waiting;
 
 pub use answers::Spawned;
 pub use backlog::{Calling, Deferral, Later, millis};
 pub(crate) use outgoing::relate;
-pub use outgoing::{Outgoing, Terms};
+pub use outgoing::{Body, Outgoing, Terms};
 pub(crate) use ports::STREAM;
 pub use ports::{Posted, Posting, Said};
+pub use refs::Opened;
 pub use waiting::Waited;
 
 use crate::afar::Afar;
@@ -46,6 +49,7 @@ use crate::nursery::NurserySpec;
 use crate::ports::Ports;
 use crate::promises::Promises;
 use crate::reactor::{Handler, Reactor};
+use crate::refs::Refs;
 use crate::shm::Memory;
 use crate::unseen::Unseen;
 use crate::wait::Waiter;
@@ -87,6 +91,8 @@ pub struct Options {
     pub mailbox_budget: u64,
     /// Bytes of replies that this process may hold and not have looked at.
     pub reply_budget: u64,
+    /// Bytes of values that this process may keep for references.
+    pub ref_budget: u64,
     /// Bytes of shared memory that this process may own.
     pub shm_budget: usize,
     /// Parts of this length and more travel through shared memory.
@@ -120,6 +126,10 @@ pub struct Counts {
     pub spawns: (usize, u64),
     /// Bytes of large replies that have come and that nobody has looked at.
     pub held: u64,
+    /// Values that are kept here for references, and their bytes.
+    pub kept: (usize, u64),
+    /// Values of others that this process holds references to.
+    pub refs: usize,
 }
 
 /// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
@@ -141,6 +151,7 @@ pub struct Runtime {
     pub(crate) board: Arc<Board>,
     pub(crate) calls: Calls,
     pub(crate) ports: Ports,
+    pub(crate) refs: Refs,
     pub(crate) promises: Promises,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
@@ -318,6 +329,7 @@ impl Runtime {
             .map_err(RuntimeError::os("getrandom"))?;
         let signal = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(RuntimeError::os("pipe"))?;
         let reactor = Reactor::new()?;
+        let origin = u64::from_ne_bytes(seed).rotate_left(32);
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
             let own = || {
@@ -337,7 +349,8 @@ impl Runtime {
                 calls: Calls::telling(unseen),
                 ports: Ports::default(),
                 promises: Promises::default(),
-                memory: Arc::new(Memory::new(options.shm_budget, u64::from_ne_bytes(seed).rotate_left(32))),
+                memory: Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin)),
+                refs: Refs::new(options.ref_budget),
                 agent: Mutex::new(Agent::new(me.host)),
                 logs: OnceLock::new(),
                 started: Instant::now(),
@@ -386,6 +399,7 @@ impl Runtime {
                 loop_thread: Mutex::new(None),
             }
         });
+        runtime.memory.belong_to(&runtime.this);
         runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
         let this = runtime.weak();
         runtime.memory.watch(options.shm_idle, move || {
@@ -446,6 +460,8 @@ impl Runtime {
             replies: self.answering.size(),
             spawns: self.spawning.size(),
             held: self.held_replies.load(Ordering::Relaxed),
+            kept: self.refs.kept(),
+            refs: self.refs.foreign(self.me),
         }
     }
 
@@ -704,6 +720,7 @@ impl Runtime {
         self.inspection.journal.close(&self.reactor);
         self.close_backlog();
         self.close_answers();
+        self.close_refs();
         self.meters.end(&self.reactor, None);
         let inboxes: Vec<Arc<Inbox>> = read(&self.inboxes).values().cloned().collect();
         for inbox in inboxes {

@@ -8,6 +8,7 @@ use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::gateway::GATEWAY;
 use crate::message::Message;
+use crate::refs::Hold;
 use bytes::Bytes;
 use mesh_proto::control::{Down, Undeliverable, Watch, mesh_of, ranks_of};
 use mesh_proto::hosts::HostSet;
@@ -15,8 +16,8 @@ use mesh_proto::messages::{
     Answer, Asked, Call as TaskCall, Cancel, Cancelled, Meaning, Reply, Request, Spawn, SpawnPart,
 };
 use mesh_proto::{
-    ActorId, CallId, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Piece, PortEnd, ProcAddr, Route,
-    Sharing, Target, Undelivered,
+    ActorId, CallId, Carried, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Piece, PortEnd, ProcAddr,
+    Route, Sharing, Target, Undelivered,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +25,35 @@ use std::time::{Duration, Instant};
 
 /// How many receivers a cast to a mesh may name that is not known here; each is answered for.
 const MOST_UNKNOWN: usize = 1 << 20;
+
+/// What a message carries.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Body<'a> {
+    /// The envelope.
+    pub payload: &'a [u8],
+    /// Out-of-band buffers.
+    pub buffers: &'a [&'a [u8]],
+    /// What holds the values that references in it are to; none if it has no references.
+    pub refs: Option<&'a [Arc<Hold>]>,
+}
+
+impl<'a> Body<'a> {
+    /// One without references.
+    pub fn new(payload: &'a [u8], buffers: &'a [&'a [u8]]) -> Self {
+        Self { payload, buffers, refs: None }
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        let refs = self.refs.map_or(0, |refs| Carried::size(refs.len()));
+        self.payload.len() + refs + self.buffers.iter().map(|buffer| buffer.len()).sum::<usize>()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
 
 /// A message on its way out.
 #[derive(Clone, Copy, Debug)]
@@ -36,17 +66,14 @@ pub struct Outgoing<'a> {
     pub actor: ActorId,
     /// The endpoint.
     pub name: &'a [u8],
-    /// The envelope.
-    pub payload: &'a [u8],
-    /// Out-of-band buffers.
-    pub buffers: &'a [&'a [u8]],
+    /// What it carries.
+    pub body: Body<'a>,
 }
 
 impl Outgoing<'_> {
     /// What the message counts against its receivers' budgets; the same that its frame will (`Frame::cost`).
     pub fn cost(&self) -> u64 {
-        let bytes: usize = self.buffers.iter().map(|buffer| buffer.len()).sum();
-        MESSAGE_COST + (self.name.len() + self.payload.len() + bytes) as u64
+        MESSAGE_COST + (self.name.len() + self.body.len()) as u64
     }
 
     /// The same; of a call, whether its caller takes as many values as come.
@@ -95,12 +122,15 @@ pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
             family.actor_stopped(dst, stop.actor);
         }
         Ok(
-            Meaning::Call(_) | Meaning::Post(_) | Meaning::Extend(_) | Meaning::Control(Kind::Inspect | Kind::Watch),
+            Meaning::Call(_)
+            | Meaning::Post(_)
+            | Meaning::Extend(_)
+            | Meaning::Control(Kind::Inspect | Kind::Watch | Kind::Fetch),
         ) => {
             family.asked(src, dst.mesh);
         }
         // Who has something there that is to come back.
-        Ok(said) if said.is_for_port() || header.sharing().shared || header.is_charged() => {
+        Ok(said) if said.is_for_port() || header.is_owed() || header.is_charged() => {
             family.asked(src, dst.mesh);
         }
         Ok(_) | Err(_) => {}
@@ -151,17 +181,17 @@ impl Runtime {
     /// A message; `place` is that of its first receiver in what is messaged.
     fn compose(&self, out: &Outgoing<'_>, call: CallId, place: u32) -> Frame {
         let header = out.request.header(out.actor, call, place, self.me, self.aim(out.target));
-        self.write(header, out.target, out.name, out.payload, out.buffers)
+        self.write(header, out.target, out.name, out.body)
     }
 
-    pub(super) fn write(
-        &self,
-        mut header: Header,
-        target: &Target,
-        name: &[u8],
-        payload: &[u8],
-        buffers: &[&[u8]],
-    ) -> Frame {
+    /// Writes a message; what its references are to is given to its receivers.
+    pub(super) fn write(&self, mut header: Header, target: &Target, name: &[u8], body: Body<'_>) -> Frame {
+        let Body { payload, buffers, refs } = body;
+        if let Some(refs) = refs {
+            header.set_carries_refs();
+            let payload = Carried::append(payload, &self.give_refs(refs, target));
+            return self.write(header, target, name, Body::new(&payload, buffers));
+        }
         let cast = match target {
             Target::One(_) | Target::Joined(_) => None,
             many @ Target::Many(..) => Some(many),
@@ -250,7 +280,7 @@ impl Runtime {
 
     /// Answers a call.
     pub fn reply(&self, to: &Header, answer: Answer, payload: &[u8], buffers: &[&[u8]]) {
-        self.reply_by(to, None, answer, payload, buffers);
+        self.reply_by(to, None, answer, Body::new(payload, buffers));
     }
 
     /// Answers a call, whose caller wants the answer until `due`. If too much waits here for callers that do not read,
@@ -260,15 +290,14 @@ impl Runtime {
         to: &Header,
         due: Option<Instant>,
         answer: Answer,
-        payload: &[u8],
-        buffers: &[&[u8]],
+        body: Body<'_>,
     ) -> Option<Arc<Completion>> {
         if let Ok(spawn) = Spawn::read(to) {
             self.on_constructed(spawn.actor, answer.is_error());
         }
         let Asked { by, actor, call, place } = Asked::of(to)?;
         let header = Reply { actor, call, place, answer }.header(self.me, by);
-        let frame = self.write(header, &Target::One(by), b"", payload, buffers);
+        let frame = self.write(header, &Target::One(by), b"", body);
         if matches!(TaskCall::read(to), Ok(TaskCall { task: Some(_), .. })) {
             return self.answer_task(frame, due, actor);
         }
@@ -367,7 +396,7 @@ impl Runtime {
 
     pub(super) fn send_cancel(&self, target: &Target, cancel: Cancel) {
         let write = |target: &Target, cancel: Cancel| {
-            let frame = self.write(cancel.header(self.me, self.aim(target)), target, b"", b"", &[]);
+            let frame = self.write(cancel.header(self.me, self.aim(target)), target, b"", Body::default());
             self.dispatch(frame, None);
         };
         let Target::Joined(joined) = target else { return write(target, cancel) };
@@ -506,7 +535,7 @@ impl Runtime {
     /// A message cannot reach its receiver: whoever waits for an answer gets one at once.
     pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome) {
         let header = frame.header;
-        if header.sharing().shared {
+        if header.is_owed() {
             self.memory.let_go(frame);
         }
         if self.unread(frame) {

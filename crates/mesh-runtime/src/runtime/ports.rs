@@ -7,7 +7,7 @@ use crate::error::RuntimeError;
 use crate::message::Message;
 use crate::meter::Mailbox as Account;
 use crate::ports::{Inlet, Mailbox, Outlet, Taken, Way};
-use crate::runtime::{Deferral, Later};
+use crate::runtime::{Body, Deferral, Later};
 use mesh_proto::control::{Closed, Held, Holding, PortAddr, Undeliverable, Watch};
 use mesh_proto::messages::{Answer, Asked, Cancel, Cancelled, Meaning, Partial, Post, Reply};
 use mesh_proto::{ActorId, Frame, Header, Holders, MESSAGE_COST, PortEnd, ProcAddr, Target, Ticket, Undelivered};
@@ -133,6 +133,9 @@ impl Runtime {
     pub(super) fn on_held(&self, frame: &Frame) {
         let Some(Held { call, place, news }) = Held::read(frame) else { return };
         let src = frame.header.src;
+        if self.refs.keeps(call) {
+            return self.on_ref_held(call, src, news);
+        }
         let change = |change: &mut dyn FnMut(&mut Holders)| {
             self.calls.on_held(&self.reactor, call, place as usize, change);
         };
@@ -141,6 +144,8 @@ impl Runtime {
             Holding::LetGo(tickets) => {
                 return change(&mut |holders| tickets.iter().for_each(|ticket| holders.let_go(src, *ticket)));
             }
+            // Of references alone.
+            Holding::Unsent { .. } => return,
             Holding::Given { ticket, to, name } => (ticket, to, Arc::<str>::from(name)),
         };
         let mut news = Vec::new();
@@ -220,10 +225,10 @@ impl Runtime {
 
     /// Sends a rank's share of a combined reply to the rank above it, on the terms of [`Runtime::reply_by`]. `to` is the
     /// call that it answers.
-    pub fn pass_on(&self, to: &Header, parent: ProcAddr, payload: &[u8], buffers: &[&[u8]]) -> Option<Arc<Completion>> {
+    pub fn pass_on(&self, to: &Header, parent: ProcAddr, body: Body<'_>) -> Option<Arc<Completion>> {
         let Asked { by, actor, call, place } = Asked::of(to)?;
         let header = Partial { actor, call, place }.header(self.me, parent);
-        let frame = self.write(header, &Target::One(parent), Partial::name(by).as_bytes(), payload, buffers);
+        let frame = self.write(header, &Target::One(parent), Partial::name(by).as_bytes(), body);
         self.answer(frame, None, true).0
     }
 }
@@ -277,15 +282,9 @@ impl Outlet {
     ///
     /// # Errors
     /// If the receiver is known to be gone or to take no more, or the runtime is closed.
-    pub fn send(
-        &self,
-        said: Said<'_>,
-        payload: &[u8],
-        buffers: &[&[u8]],
-        how: Posting,
-    ) -> Result<Posted, RuntimeError> {
+    pub fn send(&self, said: Said<'_>, body: Body<'_>, how: Posting) -> Result<Posted, RuntimeError> {
         let runtime = &self.runtime;
-        let frame = match self.made(said, payload, buffers) {
+        let frame = match self.made(said, body) {
             Ok(Some(frame)) => frame,
             refused => {
                 if let Posting::Later(later) = how {
@@ -313,7 +312,7 @@ impl Outlet {
         }
     }
 
-    fn made(&self, said: Said<'_>, payload: &[u8], buffers: &[&[u8]]) -> Result<Option<Frame>, RuntimeError> {
+    fn made(&self, said: Said<'_>, body: Body<'_>) -> Result<Option<Frame>, RuntimeError> {
         let runtime = &self.runtime;
         runtime.usable()?;
         if let Way::Response { call: 0, .. } = self.way {
@@ -334,7 +333,7 @@ impl Outlet {
             Way::Channel { id, .. } => {
                 let rank = said.place.map_or(0, |(rank, _)| rank);
                 let header = Post { port: id, error: said.error, rank }.header(runtime.me, self.owner);
-                runtime.write(header, &target, &said.name(), payload, buffers)
+                runtime.write(header, &target, &said.name(), body)
             }
             Way::Response { call, actor, index, .. } => {
                 if said.error {
@@ -342,7 +341,7 @@ impl Outlet {
                 }
                 let answer = if said.error { Answer::Raised } else { Answer::More };
                 let header = Reply { actor, call, place: index, answer }.header(runtime.me, self.owner);
-                runtime.write(header, &target, b"", payload, buffers)
+                runtime.write(header, &target, b"", body)
             }
         }))
     }

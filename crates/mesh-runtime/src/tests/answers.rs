@@ -2,7 +2,7 @@
 
 use super::pair::{Host, MESH, out};
 use super::{SOON, options, soon};
-use crate::{Completion, Outgoing, Runtime, Terms, Waited};
+use crate::{Body, Completion, Outgoing, Runtime, Terms, Waited};
 use mesh_proto::messages::{Answer, Request};
 use mesh_proto::{INITIAL_WINDOW, ProcAddr, Target};
 use std::sync::Arc;
@@ -34,8 +34,9 @@ fn calls(host: &Host, count: usize) -> Vec<Arc<crate::Call>> {
 fn answer(worker: &Runtime) -> Vec<Arc<Completion>> {
     let inbox = worker.inbox(QUIET).unwrap();
     let due = |message: &crate::Message| message.due();
-    let reply =
-        |message: &crate::Message| worker.reply_by(message.header(), due(message), Answer::Value, &[7; SIZE], &[]);
+    let reply = |message: &crate::Message| {
+        worker.reply_by(message.header(), due(message), Answer::Value, Body::new(&[7; SIZE], &[]))
+    };
     inbox.take(99).iter().filter_map(reply).collect()
 }
 

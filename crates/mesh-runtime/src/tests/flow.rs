@@ -5,7 +5,7 @@ use crate::calls::{Calls, Outcome};
 use crate::inbox::Inbox;
 use crate::meter::Mailbox;
 use crate::reactor::Reactor;
-use crate::{Outgoing, Runtime, Terms, Waited};
+use crate::{Body, Outgoing, Runtime, Terms, Waited};
 use mesh_proto::messages::{Request, Tell};
 use mesh_proto::{Ended, Exit, Frame, INITIAL_WINDOW, Placement, ProcAddr, Target};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn host() -> (Arc<Runtime>, Arc<Inbox>) {
 }
 
 fn out(request: Request, payload: &[u8]) -> Outgoing<'_> {
-    Outgoing { request, target: &HERE, actor: ACTOR, name: b"echo", payload, buffers: &[] }
+    Outgoing { request, target: &HERE, actor: ACTOR, name: b"echo", body: Body::new(payload, &[]) }
 }
 
 /// Sends as Python does: waits for room, then sends what was counted as such.

@@ -2,7 +2,7 @@
 
 use super::{options, soon};
 use crate::calls::Outcome;
-use crate::{Gauge, Outgoing, Runtime, Waited};
+use crate::{Body, Gauge, Outgoing, Runtime, Waited};
 use mesh_proto::messages::Request;
 use mesh_proto::{Kind, ProcAddr, Target};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 const ACTOR: u64 = 5;
 
 fn out<'a>(request: Request, target: &'a Target, name: &'a [u8]) -> Outgoing<'a> {
-    Outgoing { request, target, actor: ACTOR, name, payload: b"", buffers: &[] }
+    Outgoing { request, target, actor: ACTOR, name, body: Body::default() }
 }
 
 fn ask(runtime: &Runtime, question: &[u8]) -> Result<String, Vec<u8>> {

@@ -35,6 +35,7 @@ pub(crate) fn options() -> Options {
         link_budget: 1 << 20,
         mailbox_budget: 4 << 20,
         reply_budget: u64::MAX,
+        ref_budget: 64 << 20,
         shm_budget: 256 << 20,
         shm_threshold: 64 * 1024,
         shm_idle: Duration::from_secs(10),

@@ -1,7 +1,7 @@
 //! Frames that no process of Mesh makes (MSG-1).
 
 use super::options;
-use crate::runtime::Outgoing;
+use crate::runtime::{Body, Outgoing};
 use crate::{Inbox, Runtime};
 use mesh_proto::messages::{Answer, Partial, Reply, Request, Tell};
 use mesh_proto::{Frame, Header, Kind, ProcAddr, Target};
@@ -32,8 +32,7 @@ fn deliver(runtime: &Runtime, header: Header, name: &[u8]) {
 fn frames_that_nobody_makes_reach_nobody() {
     let runtime = Runtime::controller(options()).unwrap();
     let here = Target::One(ME);
-    let spawn =
-        Outgoing { request: Request::Spawn, target: &here, actor: ACTOR, name: b"a", payload: b"", buffers: &[] };
+    let spawn = Outgoing { request: Request::Spawn, target: &here, actor: ACTOR, name: b"a", body: Body::default() };
     runtime.tell(&spawn).unwrap();
     let inbox = runtime.inbox(ACTOR).unwrap();
     let (system, notices) = (runtime.system_inbox(), runtime.notices());

@@ -3,7 +3,7 @@
 use super::{SOON, options, procs, soon};
 use crate::calls::Outcome;
 use crate::link::Link;
-use crate::{Inbox, NurserySpec, Options, Outgoing, PartData, Runtime, RuntimeError, SpawnSpec, Waited};
+use crate::{Body, Inbox, NurserySpec, Options, Outgoing, PartData, Runtime, RuntimeError, SpawnSpec, Waited};
 use mesh_proto::messages::{Answer, Request};
 use mesh_proto::{Kind, Placement, ProcAddr, Target};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -102,7 +102,7 @@ pub(super) fn out<'a>(
     payload: &'a [u8],
     buffers: &'a [&'a [u8]],
 ) -> Outgoing<'a> {
-    Outgoing { request, target, actor: ACTOR, name: b"echo", payload, buffers }
+    Outgoing { request, target, actor: ACTOR, name: b"echo", body: Body::new(payload, buffers) }
 }
 
 fn one(rank: u32) -> Target {

@@ -7,7 +7,7 @@ use crate::meter::Mailbox as Account;
 use crate::ports::{Inlet, Taken};
 use crate::reactor::Reactor;
 use crate::shm::Memory;
-use crate::{Posting, Runtime, RuntimeError, Said, Way};
+use crate::{Body, Posting, Runtime, RuntimeError, Said, Way};
 use mesh_proto::messages::{Answer, Post, Reply, Returned};
 use mesh_proto::{Ended, Exit, Frame, Header, Kind, Placement, ProcAddr, Target};
 use std::sync::Arc;
@@ -48,12 +48,12 @@ fn values_and_receives_meet_in_order() {
     let outlet = runtime.outlet(runtime.me(), Way::Channel { id: mailbox.id(), once: false }, false);
     let early = [mailbox.receive().unwrap(), mailbox.receive().unwrap()];
     for n in 0..4_u64 {
-        outlet.send(SAID, &n.to_le_bytes(), &[], Posting::Now(false)).unwrap();
+        outlet.send(SAID, Body::new(&n.to_le_bytes(), &[]), Posting::Now(false)).unwrap();
     }
     let late = [mailbox.receive().unwrap(), mailbox.receive().unwrap()];
     assert_eq!(mailbox.len(), 0);
     // One that nobody looked at is the next one again, before those that came later.
-    outlet.send(SAID, &4_u64.to_le_bytes(), &[], Posting::Now(false)).unwrap();
+    outlet.send(SAID, Body::new(&4_u64.to_le_bytes(), &[]), Posting::Now(false)).unwrap();
     mailbox.give_up(&late[1]);
     mailbox.give_up(&late[0]);
     assert_eq!(mailbox.len(), 3);
@@ -63,10 +63,10 @@ fn values_and_receives_meet_in_order() {
     }
     let waiting = mailbox.receive().unwrap();
     assert!(mailbox.cancel(&waiting) && !mailbox.cancel(&waiting));
-    outlet.send(SAID, &5_u64.to_le_bytes(), &[], Posting::Now(false)).unwrap();
+    outlet.send(SAID, Body::new(&5_u64.to_le_bytes(), &[]), Posting::Now(false)).unwrap();
     assert_eq!(taken(&mailbox.receive().unwrap().call), Some(5));
     drop(mailbox);
-    assert!(matches!(outlet.send(SAID, b"", &[], Posting::Now(false)), Err(RuntimeError::PortClosed(_))));
+    assert!(matches!(outlet.send(SAID, Body::new(b"", &[]), Posting::Now(false)), Err(RuntimeError::PortClosed(_))));
     drop(outlet);
     assert_eq!((runtime.counts().ports, runtime.counts().calls), (0, 0));
     runtime.close(Duration::ZERO);
@@ -95,7 +95,7 @@ fn nothing_is_lost_between_giving_up_and_receiving() {
         scope.spawn(move || {
             let outlet = runtime.outlet(runtime.me(), Way::Channel { id: mailbox.id(), once: false }, false);
             for n in 0..COUNT {
-                outlet.send(SAID, &n.to_le_bytes(), &[], Posting::Now(false)).unwrap();
+                outlet.send(SAID, Body::new(&n.to_le_bytes(), &[]), Posting::Now(false)).unwrap();
             }
             done.store(true, Ordering::SeqCst);
         });
@@ -218,7 +218,7 @@ fn a_closed_notice_that_is_garbage_harms_nobody() {
     runtime.dispatch(Frame::build(Header::new(Kind::Closed, me, me), None, b"", &[]), None);
     assert!(outlet.is_open());
     // A value for a port that was never opened: refused, not kept.
-    assert!(outlet.send(SAID, b"x", &[], Posting::Now(false)).is_err() && !outlet.is_open());
+    assert!(outlet.send(SAID, Body::new(b"x", &[]), Posting::Now(false)).is_err() && !outlet.is_open());
     drop(outlet);
     runtime.close(Duration::ZERO);
 }

@@ -38,6 +38,11 @@ impl PyCompletion {
         }
     }
 
+    /// One that others finish.
+    pub(crate) fn on(runtime: &Arc<Runtime>, core: Arc<Completion>) -> Self {
+        Self { core, ..Self::new(runtime) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }

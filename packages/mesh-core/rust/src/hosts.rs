@@ -167,7 +167,7 @@ pub(crate) struct PyHost {
 impl PyHost {
     /// Listens at `address`, if there is one, with the credentials in a folder.
     #[new]
-    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
+    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, spin_us, ref_budget, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn new(
         py: Python<'_>,
@@ -181,6 +181,7 @@ impl PyHost {
         scratch: PathBuf,
         once: bool,
         spin_us: f64,
+        ref_budget: u64,
         link_budget: usize,
         mailbox_budget: u64,
         reply_budget: u64,
@@ -190,7 +191,16 @@ impl PyHost {
     ) -> PyResult<Self> {
         let traits = Traits::new(labels, resources)
             .ok_or_else(|| PyValueError::new_err("labels or resources of the host are too many, or too long"))?;
-        let runtime = options(spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle)?;
+        let runtime = options(
+            spin_us,
+            ref_budget,
+            link_budget,
+            mailbox_budget,
+            reply_budget,
+            shm_budget,
+            shm_threshold,
+            shm_idle,
+        )?;
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let tell = Arc::clone(&told);
         let host = leave(py, || {

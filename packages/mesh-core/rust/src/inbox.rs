@@ -62,6 +62,7 @@ pub(crate) struct PyMessage {
 }
 
 static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static ARRIVE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static LOADS_RICH: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 fn cached<'py>(
@@ -116,6 +117,12 @@ impl PyMessage {
         let step = || self.runtime.wait_completion(&done, None, None, false, false, None);
         while door::outside(py, step) != Waited::Ready {}
         Ok(None)
+    }
+
+    /// The one out-of-band part of an answer.
+    pub(crate) fn only_part(&self, py: Python<'_>) -> PyResult<Option<PartData>> {
+        let (_, parts) = self.message().open().map_err(|error| door::raise(py, &error))?;
+        Ok(parts.into_iter().next())
     }
 
     fn message(&self) -> &Message {
@@ -287,15 +294,30 @@ impl PyMessage {
         Ok((PyBytes::new(py, &payload), buffers))
     }
 
+    /// Whether there are references in it.
+    #[getter]
+    fn has_refs(&self) -> bool {
+        self.message().has_refs()
+    }
+
     /// The object that was sent.
     fn load<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.begin();
         let (payload, buffers) = self.raw(py)?;
-        if buffers.is_empty() {
+        let value = if buffers.is_empty() {
             cached(py, &LOADS, "_pickle", "loads")?.call1((payload,))
         } else {
             cached(py, &LOADS_RICH, "mesh_core._serialize", "loads")?.call1((payload, buffers))
+        }?;
+        if self.message().has_refs() && matches!(self.message().header().kind, Kind::Call | Kind::Tell | Kind::Spawn) {
+            self.message().drop_refs();
+            if self.message().header().kind == Kind::Spawn {
+                return Ok(value);
+            }
+            // What an argument refers to arrives in its place.
+            return cached(py, &ARRIVE, "mesh_core._refs", "arrive")?.call1((value,));
         }
+        Ok(value)
     }
 
     /// Answers with `value`. Returns what a coroutine has to wait for before it takes another message, if anything.
@@ -308,8 +330,8 @@ impl PyMessage {
             self.end(false);
             let header = self.message().header();
             let due = self.message().due();
-            let kept = payload.ship(py, &Target::One(header.src), String::new, |bytes, buffers| {
-                Ok(self.runtime.reply_by(header, due, Answer::Value, bytes, buffers))
+            let kept = payload.ship(py, &Target::One(header.src), String::new, |body| {
+                Ok(self.runtime.reply_by(header, due, Answer::Value, body))
             })?;
             return kept.map_or(Ok(None), |done| self.hold_back(py, done));
         }
@@ -329,8 +351,8 @@ impl PyMessage {
     fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, to: (u64, u32, u32)) -> PyResult<Option<PyDeferral>> {
         let payload = Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))?;
         let parent = ProcAddr { mesh: to.0, rank: to.1, host: to.2 };
-        let kept = payload.ship(py, &Target::One(parent), String::new, |bytes, buffers| {
-            Ok(self.runtime.pass_on(self.message().header(), parent, bytes, buffers))
+        let kept = payload.ship(py, &Target::One(parent), String::new, |body| {
+            Ok(self.runtime.pass_on(self.message().header(), parent, body))
         })?;
         kept.map_or(Ok(None), |done| self.hold_back(py, done))
     }
@@ -356,8 +378,7 @@ impl PyMessage {
         self.end(true);
         let answer = if dead { Answer::Dead } else { Answer::Raised };
         let due = self.message().due();
-        let kept = payload
-            .send(py, |bytes, buffers| self.runtime.reply_by(self.message().header(), due, answer, bytes, buffers));
+        let kept = payload.send(py, |body| self.runtime.reply_by(self.message().header(), due, answer, body));
         kept.map_or(Ok(None), |done| self.hold_back(py, done))
     }
 }

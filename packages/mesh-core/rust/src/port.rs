@@ -5,7 +5,7 @@ use crate::door::raise;
 use crate::flow::{Bid, Gate, Passage, PyDeferral, in_coroutine};
 use crate::runtime::Payload;
 use mesh_proto::{ProcAddr, Target, Ticket};
-use mesh_runtime::{Deferral, Later, Mailbox, Outlet, Packed, Posted, Posting, Runtime, Said, Way};
+use mesh_runtime::{Deferral, Hold, Kept, Later, Mailbox, Outlet, Packed, Posted, Posting, Runtime, Said, Way};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::cell::RefCell;
@@ -90,7 +90,7 @@ impl PyOutlet {
     /// Makes the port of a call part of the message that is being pickled; the ticket under which it travels.
     fn pack(&self) -> Ticket {
         PACKING.with_borrow_mut(|packing| {
-            let Some(ports) = packing else {
+            let Some(Packs { ports, loose: false, .. }) = packing else {
                 // Pickled by other hands, for whatever: who is to have it nobody knows.
                 self.outlet.hand_on();
                 return self.outlet.new_ticket();
@@ -122,12 +122,9 @@ impl PyOutlet {
         let how = self.admit(py, &said, payload.len(), own)?;
         let to = &self.target;
         let posted = match how {
-            Posting::Now(_) => {
-                payload.ship(py, to, String::new, |bytes, buffers| self.outlet.send(said, bytes, buffers, how))
-            }
-            Posting::Later(later) => payload.entrust(py, later, String::new, |bytes, buffers, later| {
-                self.outlet.send(said, bytes, buffers, Posting::Later(later))
-            }),
+            Posting::Now(_) => payload.ship(py, to, String::new, |body| self.outlet.send(said, body, how)),
+            Posting::Later(later) => payload
+                .entrust(py, later, String::new, |body, later| self.outlet.send(said, body, Posting::Later(later))),
         }?;
         let queued = match posted {
             Posted::Waits(deferral) => return Ok(Some(self.deferral(deferral))),
@@ -238,26 +235,55 @@ impl PyOutlet {
 }
 
 thread_local! {
-    /// The ports of calls in what this thread is pickling for a message.
-    static PACKING: RefCell<Option<Vec<Packed>>> = const { RefCell::new(None) };
+    /// What is in what this thread is pickling for a message, or to be kept.
+    static PACKING: RefCell<Option<Packs>> = const { RefCell::new(None) };
+}
+
+/// What a pickled object has in it.
+#[derive(Default)]
+pub(crate) struct Packs {
+    /// The ports of calls.
+    pub(crate) ports: Vec<Packed>,
+    /// What holds the values that references are to, each once.
+    pub(crate) refs: Vec<Arc<Hold>>,
+    /// Whether there are references at all: those to small values need no holding.
+    pub(crate) has_refs: bool,
+    /// Where these lie.
+    pub(crate) kept: Vec<Kept>,
+    /// Whether it is to be kept as it is, for nobody knows whom, rather than sent.
+    loose: bool,
+}
+
+/// Makes a reference part of what is being pickled; false if nobody could count it there.
+pub(crate) fn pack_ref(held: Option<(&Arc<Hold>, &Kept)>) -> bool {
+    PACKING.with_borrow_mut(|packing| {
+        let Some(packs) = packing else { return held.is_none() };
+        packs.has_refs = true;
+        let Some((hold, kept)) = held else { return true };
+        if !packs.refs.iter().any(|one| one.addr() == hold.addr()) {
+            packs.refs.push(Arc::clone(hold));
+            packs.kept.push(kept.clone());
+        }
+        true
+    })
 }
 
 /// Whether this thread is pickling a message just now, rather than something of the user's own.
 #[pyfunction]
 pub(crate) fn packing() -> bool {
-    PACKING.with_borrow(Option::is_some)
+    PACKING.with_borrow(|packing| packing.as_ref().is_some_and(|packs| !packs.loose))
 }
 
-/// While it lives, ports that this thread pickles are part of one message.
-pub(crate) struct Packing(Option<Vec<Packed>>);
+/// While it lives, ports and references that this thread pickles are part of one message, or of something that is kept.
+pub(crate) struct Packing(Option<Packs>);
 
 impl Packing {
-    pub(crate) fn begin() -> Self {
-        Self(PACKING.replace(Some(Vec::new())))
+    pub(crate) fn begin(loose: bool) -> Self {
+        Self(PACKING.replace(Some(Packs { loose, ..Packs::default() })))
     }
 
-    /// The ports of calls that the message has in it.
-    pub(crate) fn end(self) -> Vec<Packed> {
+    /// What was found.
+    pub(crate) fn end(self) -> Packs {
         PACKING.take().unwrap_or_default()
     }
 }

@@ -1,7 +1,10 @@
 //! The runtime object, and sending.
 
 mod copies;
+mod payload;
 mod spawning;
+
+pub(crate) use payload::Payload;
 
 use crate::call::PyCall;
 use crate::codes;
@@ -10,7 +13,7 @@ use crate::door::{self, deadline, duration, leave, outside, raise};
 use crate::flow::{Bid, Gate, Passage, PyDeferral, in_coroutine};
 use crate::inbox::{PyInbox, PyMessage, PyWaker};
 use crate::logs::PyLogs;
-use crate::port::{Packing, PyAddress, PyMailbox, PyOutlet};
+use crate::port::{PyAddress, PyMailbox, PyOutlet};
 use crate::target::{PyPlacement, PyTarget};
 use crate::topology::PyRegion;
 use bytes::Bytes;
@@ -18,141 +21,17 @@ use mesh_proto::control::Inspect;
 use mesh_proto::messages::{Name, Request};
 use mesh_proto::{ActorId, EndReason, MESSAGE_COST, ProcAddr, Target};
 use mesh_runtime::{
-    Call, Callee, Calling, Later, NurserySpec, Options, Outgoing, Packed, Runtime, RuntimeError, SpawnSpec, Terms,
-    millis,
+    Body, Call, Callee, Calling, Later, NurserySpec, Options, Outgoing, Runtime, SpawnSpec, Terms, millis,
 };
-use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyLookupError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 use std::ffi::OsString;
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Messages with this much out of band are copied outside the interpreter.
-const LARGE: usize = 256 * 1024;
-
-/// Out-of-band buffers of one message; the envelope is a part too, and a frame counts its parts in 16 bits.
-const MOST_BUFFERS: usize = u16::MAX as usize - 1;
-
-static DUMPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-
-/// A pickled object: its envelope and the buffers beside it, which stay the caller's memory.
-pub(crate) struct Payload<'py> {
-    envelope: Bound<'py, PyBytes>,
-    buffers: Vec<PyBuffer<u8>>,
-    /// The ports of calls in it.
-    ports: Vec<Packed>,
-}
-
-impl<'py> Payload<'py> {
-    pub(crate) fn new(envelope: Bound<'py, PyBytes>, buffers: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let count = buffers.len()?;
-        if count > MOST_BUFFERS {
-            return Err(PyValueError::new_err(format!(
-                "a message carries at most {MOST_BUFFERS} out-of-band buffers, not {count}; join small arrays into larger ones"
-            )));
-        }
-        let buffers = if count == 0 {
-            Vec::new()
-        } else {
-            buffers.try_iter()?.map(|one| PyBuffer::get(&one?)).collect::<PyResult<Vec<_>>>()?
-        };
-        if buffers.iter().any(|buffer| !buffer.is_c_contiguous()) {
-            return Err(PyValueError::new_err("an out-of-band buffer must be contiguous"));
-        }
-        Ok(Self { envelope, buffers, ports: Vec::new() })
-    }
-
-    pub(crate) fn dump(value: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let py = value.py();
-        let dumps = DUMPS
-            .get_or_try_init(py, || Ok::<_, PyErr>(py.import("mesh_core._serialize")?.getattr("dumps")?.unbind()))?
-            .bind(py);
-        Self::pack(|| dumps.call1((value,)))
-    }
-
-    /// Pickles `value`, which an error is to call `root`.
-    pub(crate) fn dump_as(value: &Bound<'py, PyAny>, root: &str) -> PyResult<Self> {
-        let py = value.py();
-        let named = PyDict::new(py);
-        named.set_item("root", root)?;
-        let dumps = py.import("mesh_core._serialize")?.getattr("dumps")?;
-        Self::pack(|| dumps.call((value,), Some(&named)))
-    }
-
-    fn pack(dump: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<Self> {
-        let packing = Packing::begin();
-        let (envelope, buffers): (Bound<'py, PyBytes>, Bound<'py, PyAny>) = dump()?.extract()?;
-        let ports = packing.end();
-        Ok(Self { ports, ..Self::new(envelope, &buffers)? })
-    }
-
-    /// How many bytes it has.
-    pub(crate) fn len(&self) -> usize {
-        self.envelope.as_bytes().len() + self.buffers.iter().map(|buffer| buffer.len_bytes()).sum::<usize>()
-    }
-
-    /// Sends it to `to`, which people call `who`, by `send`: as [`Self::send`].
-    pub(crate) fn ship<T: Send>(
-        &self,
-        py: Python<'py>,
-        to: &Target,
-        who: impl FnOnce() -> String,
-        send: impl FnOnce(&[u8], &[&[u8]]) -> Result<T, RuntimeError> + Send,
-    ) -> PyResult<T> {
-        self.ports.iter().for_each(Packed::begin);
-        let sent = self.send(py, send);
-        if !self.ports.is_empty() {
-            match &sent {
-                Ok(_) => {
-                    let who = who();
-                    self.ports.iter().for_each(|port| port.sent(to, &who));
-                }
-                Err(_) => self.ports.iter().for_each(Packed::unsent),
-            }
-        }
-        sent.map_err(|error| raise(py, &error))
-    }
-
-    /// As [`Self::ship`], of what is sent later, by somebody else: `send` is given what is then to be done.
-    pub(crate) fn entrust<T: Send>(
-        mut self,
-        py: Python<'py>,
-        mut later: Later,
-        who: impl FnOnce() -> String,
-        send: impl FnOnce(&[u8], &[&[u8]], Later) -> Result<T, RuntimeError> + Send,
-    ) -> PyResult<T> {
-        later.ports = std::mem::take(&mut self.ports);
-        if !later.ports.is_empty() {
-            later.ports.iter().for_each(Packed::begin);
-            later.who = who();
-        }
-        self.send(py, |bytes, buffers| send(bytes, buffers, later)).map_err(|error| raise(py, &error))
-    }
-
-    /// Hands the bytes to `send`, outside the interpreter if there are many.
-    pub(crate) fn send<T: Send>(&self, py: Python<'py>, send: impl FnOnce(&[u8], &[&[u8]]) -> T + Send) -> T {
-        let envelope = self.envelope.as_bytes();
-        let buffers: Vec<&[u8]> = self
-            .buffers
-            .iter()
-            // SAFETY: the buffer is contiguous bytes and stays exported, hence in place, while `self` lives. Should
-            // another thread write into it meanwhile, what is sent is a mixture, as with any buffer.
-            .map(|buffer| unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
-            .map(|slice| if slice.is_empty() { &[][..] } else { slice })
-            .collect();
-        if buffers.iter().map(|b| b.len()).sum::<usize>() >= LARGE {
-            outside(py, || send(envelope, &buffers))
-        } else {
-            send(envelope, &buffers)
-        }
-    }
-}
 
 /// The way to one endpoint of some actors: everything about a message but its arguments.
 #[pyclass(name = "Sender", module = "mesh_core._native", frozen)]
@@ -286,8 +165,8 @@ impl PySender {
         Road::Detour(fresh)
     }
 
-    fn outgoing<'a>(&'a self, road: &'a Road<'_>, payload: &'a [u8], buffers: &'a [&'a [u8]]) -> Outgoing<'a> {
-        Outgoing { request: self.request, target: road.target(), actor: self.actor, name: &self.name, payload, buffers }
+    fn outgoing<'a>(&'a self, road: &'a Road<'_>, body: Body<'a>) -> Outgoing<'a> {
+        Outgoing { request: self.request, target: road.target(), actor: self.actor, name: &self.name, body }
     }
 
     /// Counts the message against its receivers' budgets. A thread that outruns one of them waits here; what a coroutine
@@ -375,9 +254,7 @@ impl PySender {
             py,
             later,
             || self.gate.called(py),
-            |bytes, buffers, later| {
-                self.runtime.call_later(&self.outgoing(road, bytes, buffers), road.target(), how, later)
-            },
+            |body, later| self.runtime.call_later(&self.outgoing(road, body), road.target(), how, later),
         )?;
         // It has no room to be sent: nothing has answered so far.
         call.limit_ahead(self.ahead);
@@ -430,8 +307,8 @@ impl PySender {
             py,
             road.target(),
             || self.gate.called(py),
-            |bytes, buffers| {
-                let out = self.outgoing(&road, bytes, buffers);
+            |body| {
+                let out = self.outgoing(&road, body);
                 if self.reduce {
                     self.runtime.call_reduced(&out, terms)
                 } else {
@@ -455,7 +332,7 @@ impl PySender {
                     py,
                     road.target(),
                     || self.gate.called(py),
-                    |bytes, buffers| self.runtime.tell_on(&self.outgoing(&road, bytes, buffers), terms),
+                    |body| self.runtime.tell_on(&self.outgoing(&road, body), terms),
                 )?;
                 self.hold_back(py, road.target(), queued)
             }
@@ -464,9 +341,7 @@ impl PySender {
                     py,
                     later,
                     || self.gate.called(py),
-                    |bytes, buffers, later| {
-                        self.runtime.tell_later(&self.outgoing(&road, bytes, buffers), road.target(), later)
-                    },
+                    |body, later| self.runtime.tell_later(&self.outgoing(&road, body), road.target(), later),
                 )?;
                 Ok(Some(self.deferral(deferral, road.target())))
             }
@@ -489,8 +364,10 @@ impl PyRuntime {
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "one for each option")]
 pub(crate) fn options(
     spin_us: f64,
+    ref_budget: u64,
     link_budget: usize,
     mailbox_budget: u64,
     reply_budget: u64,
@@ -499,18 +376,19 @@ pub(crate) fn options(
     shm_idle: f64,
 ) -> PyResult<Options> {
     let (spin, shm_idle) = (duration(spin_us * 1e-6)?, duration(shm_idle)?);
-    Ok(Options { spin, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle })
+    Ok(Options { spin, ref_budget, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle })
 }
 
 #[pymethods]
 impl PyRuntime {
     /// The runtime of a process that runs a script.
     #[staticmethod]
-    #[pyo3(signature = (*, spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
+    #[pyo3(signature = (*, spin_us, ref_budget, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn controller(
         py: Python<'_>,
         spin_us: f64,
+        ref_budget: u64,
         link_budget: usize,
         mailbox_budget: u64,
         reply_budget: u64,
@@ -518,13 +396,22 @@ impl PyRuntime {
         shm_threshold: usize,
         shm_idle: f64,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle)?;
+        let options = options(
+            spin_us,
+            ref_budget,
+            link_budget,
+            mailbox_budget,
+            reply_budget,
+            shm_budget,
+            shm_threshold,
+            shm_idle,
+        )?;
         leave(py, || Runtime::controller(options)).map(Self)
     }
 
     /// The runtime of a worker. It owns the two descriptors from here on.
     #[staticmethod]
-    #[pyo3(signature = (*, mesh, rank, host, link, board, seat, spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
+    #[pyo3(signature = (*, mesh, rank, host, link, board, seat, spin_us, ref_budget, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn worker(
         py: Python<'_>,
@@ -535,6 +422,7 @@ impl PyRuntime {
         board: i32,
         seat: u32,
         spin_us: f64,
+        ref_budget: u64,
         link_budget: usize,
         mailbox_budget: u64,
         reply_budget: u64,
@@ -542,7 +430,16 @@ impl PyRuntime {
         shm_threshold: usize,
         shm_idle: f64,
     ) -> PyResult<Self> {
-        let options = options(spin_us, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle)?;
+        let options = options(
+            spin_us,
+            ref_budget,
+            link_budget,
+            mailbox_budget,
+            reply_budget,
+            shm_budget,
+            shm_threshold,
+            shm_idle,
+        )?;
         // SAFETY: the caller, a worker's first lines, gives away descriptors that it alone knows of.
         let (link, board) = unsafe { (OwnedFd::from_raw_fd(link), OwnedFd::from_raw_fd(board)) };
         leave(py, || Runtime::worker(ProcAddr { mesh, rank, host }, link, board, seat, options)).map(Self)
@@ -783,6 +680,9 @@ impl PyRuntime {
         out.set_item("held_reply_bytes", counts.held)?;
         out.set_item("spawns", counts.spawns.0)?;
         out.set_item("spawn_bytes", counts.spawns.1)?;
+        out.set_item("kept", counts.kept.0)?;
+        out.set_item("kept_bytes", counts.kept.1)?;
+        out.set_item("refs", counts.refs)?;
         Ok(out)
     }
 }

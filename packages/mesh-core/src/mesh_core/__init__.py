@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from mesh_core._sandboxes._outcome import SandboxDied, SandboxError, SandboxTimeout
     from mesh_core._sandboxes._sandbox import Sandbox
     from mesh_core._sandboxes._sandboxes import Sandboxes
+    from mesh_core._refs import Ref, RefLost, RefStoreFull, put, put_async
     from mesh_core._seeds import rank_seed
     from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured
@@ -136,6 +137,9 @@ __all__ = [
     "QueueItem",
     "QueueItemError",
     "QueueStats",
+    "Ref",
+    "RefLost",
+    "RefStoreFull",
     "Region",
     "ReplyDropped",
     "Sandbox",
@@ -178,6 +182,8 @@ __all__ = [
     "get_include",
     "get_or_spawn_controller",
     "proc_mesh",
+    "put",
+    "put_async",
     "rank_seed",
     "run_tool",
     "run_tool_async",
@@ -223,6 +229,11 @@ _LATER = {
     "run_worker_loop_forever": "mesh_core._agent",
     "as_endpoint": "mesh_core._send",
     "send": "mesh_core._send",
+    "Ref": "mesh_core._refs",
+    "RefLost": "mesh_core._refs",
+    "RefStoreFull": "mesh_core._refs",
+    "put": "mesh_core._refs",
+    "put_async": "mesh_core._refs",
     "rank_seed": "mesh_core._seeds",
     "Credentials": "mesh_core._credentials",
     "Host": "mesh_core._traits",

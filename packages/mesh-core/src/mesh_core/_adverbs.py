@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
     from mesh_core._reduce import ReducedEndpoint
     from mesh_core._reducers import Reducer
+    from mesh_core._refs import Ref
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -202,6 +203,7 @@ class Endpoint(Generic[P, R]):
         "_arity",
         "_block",
         "_busy",
+        "_keeps",
         "_limit",
         "_mesh",
         "_name",
@@ -220,14 +222,21 @@ class Endpoint(Generic[P, R]):
         __doc__ = _Shown(_doc_of, __doc__)
         __signature__ = _Shown(_signature_of, None)
 
-    def __init__(
-        self, mesh: ActorMesh[Any], name: str, arity: Arity, limit: float | None = None, block: bool = True
+    def __init__(  # noqa: PLR0917
+        self,
+        mesh: ActorMesh[Any],
+        name: str,
+        arity: Arity,
+        limit: float | None = None,
+        block: bool = True,
+        keeps: str = "",
     ) -> None:
         self._mesh = mesh
         self._name = name
         self._arity = arity
         self._limit = limit
         self._block = block
+        self._keeps = keeps
         self._who = mesh._addressee()
         self._senders: Sender = self._sender(mesh._view)
         self._one = len(mesh._view) == 1
@@ -238,7 +247,7 @@ class Endpoint(Generic[P, R]):
     def _sender(self, view: Region, mark: str = "", request: Request = Request.CALL) -> Sender:
         mesh = self._mesh
         target = mesh._home.target(mesh._procs_id, view)
-        name = mark + self._arity.mark + self._name
+        name = mark + self._keeps + self._arity.mark + self._name
         return mesh._process.runtime.sender(target, mesh._actor_id, name, request, self._block, self._who)
 
     def _what(self) -> str:
@@ -334,7 +343,9 @@ class Endpoint(Generic[P, R]):
             living = random.sample(living, min(2, len(living)))
         index = min(living, key=self._load_of)
         single = self._mesh._at(index)
-        endpoint: Endpoint[P, R] = Endpoint(single, self._name, self._arity, self._limit, self._block)
+        endpoint: Endpoint[P, R] = Endpoint(
+            single, self._name, self._arity, self._limit, self._block, self._keeps
+        )
         future = endpoint.call_one(*args, **kwargs)
         self._busy.setdefault(index, deque()).append(future._call)
         return future
@@ -413,13 +424,19 @@ class Endpoint(Generic[P, R]):
     def with_options(self, *, timeout: float | None = ..., block: bool = ...) -> Self: ...
     @overload
     def with_options(
+        self, *, keep: Literal[True], timeout: float | None = ..., block: bool = ...
+    ) -> Endpoint[P, Ref[R]]: ...
+    @overload
+    def with_options(
         self, *, reduce: Reducer, timeout: float | None = ..., block: bool = ...
     ) -> ReducedEndpoint[P, R]: ...
     @overload
     def with_options(
         self, *, reduce: None, timeout: float | None = ..., block: bool = ...
     ) -> Endpoint[P, R]: ...
-    def with_options(self, *, timeout: Any = ..., block: Any = ..., reduce: Any = ...) -> Any:
+    def with_options(
+        self, *, timeout: Any = ..., block: Any = ..., reduce: Any = ..., keep: Any = ...
+    ) -> Any:
         """The same endpoint with a deadline for its calls, or refusing (``block=False``) instead of waiting to send.
 
         A call that has not finished after ``timeout`` seconds raises :class:`ActorTimeout` where it is waited for, and
@@ -430,6 +447,8 @@ class Endpoint(Generic[P, R]):
         themselves. It is ``"sum"``, ``"mean"``, ``"concat"``, or a function of two results, which has to be associative;
         the order of ranks is kept.
 
+        With ``keep=True`` results stay in the processes that have made them, and the caller is given a :class:`Ref` of each.
+
         Options that are not named stay as they are; ``None`` takes a deadline, or ``reduce``, away.
         """
         limit = self._limit if timeout is ... else _seconds(timeout)
@@ -438,14 +457,33 @@ class Endpoint(Generic[P, R]):
         elif not isinstance(block, bool):
             raise TypeError(f"with_options(block=) must be True or False, got {block!r}")
         reducer = self._reducer if reduce is ... else reduce
-        return self._like(limit, block, reducer)
+        if keep is ...:
+            return self._like(limit, block, reducer)
+        if not isinstance(keep, bool):
+            raise TypeError(f"with_options(keep=) must be True or False, got {keep!r}")
+        if keep and self._arity.port and not self._arity.streams:
+            raise ValueError(
+                f"{self._what()} answers by its port, so that there is no result to keep; send what put() returns there"
+            )
+        if keep and reducer is not None:
+            raise ValueError(
+                "with_options() takes keep=True or reduce=, but not both: results that are combined do not stay where they were made"
+            )
+        other = self._like(limit, block, reducer)
+        other._keeps = "&" if keep else ""
+        other._senders = other._sender(other._mesh._view)
+        return other
 
     def _like(self, limit: float | None, block: bool, reducer: Reducer | None) -> Endpoint[P, R]:
         if reducer is not None:
+            if self._keeps:
+                raise ValueError(
+                    "with_options() takes keep=True or reduce=, but not both: results that are combined do not stay where they were made"
+                )
             from mesh_core._reduce import ReducedEndpoint
 
             return ReducedEndpoint(self._mesh, self._name, self._arity, limit, block, reduce=reducer)
-        return Endpoint(self._mesh, self._name, self._arity, limit, block)
+        return Endpoint(self._mesh, self._name, self._arity, limit, block, self._keeps)
 
     def _traced(self, context: str) -> Endpoint[P, R]:
         """The same endpoint, for the messages of one span."""
@@ -497,7 +535,7 @@ class ItemsEndpoint(Endpoint[P, R]):
             raise ValueError(
                 f"{self._what()} is a generator; only results that endpoints return can be combined"
             )
-        return ItemsEndpoint(self._mesh, self._name, self._arity, limit, block)
+        return ItemsEndpoint(self._mesh, self._name, self._arity, limit, block, self._keeps)
 
 
 def collect(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mesh_core._adverbs import Endpoint
     from mesh_core._ports import Port
+    from mesh_core._refs import Ref
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -164,6 +165,11 @@ if TYPE_CHECKING:
     class _EndpointDecorator(Protocol):
         @overload
         def __call__(self, function: Callable[Concatenate[Any, P], _Items[R]]) -> EndpointProperty[P, R]: ...
+        # A reference can be awaited, too, but is a result.
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Ref[R]]
+        ) -> EndpointProperty[P, Ref[R]]: ...
         @overload
         def __call__(
             self, function: Callable[Concatenate[Any, P], Awaitable[R]]
@@ -179,6 +185,8 @@ if TYPE_CHECKING:
 
 @overload
 def endpoint(function: Callable[Concatenate[Any, P], _Items[R]], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(function: Callable[Concatenate[Any, P], Ref[R]], /) -> EndpointProperty[P, Ref[R]]: ...
 @overload
 def endpoint(function: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
 @overload

@@ -197,6 +197,10 @@ class Hosted:
         process = self.stage.process
         notice(process)
         make: Callable[..., Any] = self._cls
+        if self._spawned is not None and self._spawned.has_refs:
+            from mesh_core._refs import arrive
+
+            self._args, self._kwargs = arrive((self._args, self._kwargs))
         if process.tracer is not None and self._spawned is not None:
             make = process.tracer.handling(None, make, self._spawned, self.instance)
         made = make(*self._args, **self._kwargs)

@@ -159,6 +159,8 @@ class OnLoop:
         args = None
         try:
             args, kwargs = message.load()
+            if type(args) is not tuple:
+                args, kwargs = await args  # there are references in it to what another host has
             function = hosted.function(message, spec)
             if spec.respond is None:
                 held = message.reply(await function(hosted.object, *args, **kwargs))

@@ -540,6 +540,7 @@ def runtime_options(settings: Settings) -> dict[str, Any]:
     """What a runtime is made with."""
     return {
         "spin_us": settings.spin_us,
+        "ref_budget": settings.ref_bytes,
         "link_budget": settings.link_budget,
         "mailbox_budget": settings.mailbox_budget,
         "reply_budget": settings.reply_bytes,

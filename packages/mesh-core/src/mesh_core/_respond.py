@@ -7,6 +7,7 @@ A message names its endpoint, and marks before the name say what else is wanted:
 ``!``  the same, which is given the port of the call
 ``>``  the first argument is a port, and the result is to be sent there
 ``+``  the first argument is a plan: the result is combined with other ranks'
+``&``  the result stays here, and a reference to it is the answer
 ====== =====================================================================
 
 ``marked`` turns such a name into an endpoint once; it is then in the actor's table like any other.
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     Table = dict[str, Spec]
 
 # An empty name, of a stop, begins with none of them.
-MARKS = (".", "!", ">", "+")
+MARKS = (".", "!", ">", "+", "&")
 
 
 def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None:
@@ -43,6 +44,8 @@ def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None
         spec = (
             None
             if base is None
+            else _keeping(base)
+            if mark == "&"
             else _answering(base, _to_port(base) if mark == ">" else _to_rank_above(base))
         )
     if spec is not None:
@@ -70,6 +73,13 @@ def _plain(cls: type, name: str, *, port: bool, threaded: bool) -> Spec | None:
             return plain(self, *args, **kwargs)
 
     return EndpointProperty(function, concurrent=False, explicit_response_port=port)
+
+
+def _keeping(base: Spec) -> Spec:
+    from mesh_core._endpoint import EndpointProperty
+    from mesh_core._refs import keeping
+
+    return EndpointProperty(keeping(base.function), concurrent=base.concurrent)
 
 
 def _answering(base: Spec, respond: Callable[..., Any]) -> Spec:

@@ -178,6 +178,10 @@ class Settings:
     fan_out: int = _setting(16, _Number(int, 1, 4096, "hosts"))
     """To how many hosts each host relays what is for many."""
 
+    ref_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
+    """Bytes of values that a process may keep for references, beyond which ``put`` waits; 0 is an eighth of this machine's
+    memory."""
+
     shm_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
     """Bytes of shared memory that messages of this machine may occupy; 0 is a quarter of its memory."""
 
@@ -217,6 +221,15 @@ class Settings:
         if self.shm_budget:
             return self.shm_budget
         return _memory() // 4
+
+    @property
+    def ref_bytes(self) -> int:
+        """The budget of kept values in bytes, with the 0 that means "an eighth of memory" worked out.
+
+        >>> Settings(ref_budget=1024).ref_bytes
+        1024
+        """
+        return self.ref_budget or _memory() // 8
 
     @property
     def reply_bytes(self) -> int:

@@ -29,7 +29,7 @@ impl PySender {
             py,
             road.target(),
             || self.gate.called(py),
-            |bytes, buffers| runtime.call_spawn(&self.outgoing(road, bytes, buffers), terms),
+            |body| runtime.call_spawn(&self.outgoing(road, body), terms),
         )?;
         let call = self.waited_for(call, road.target());
         if let Some(done) = held

@@ -12,11 +12,13 @@ import logging
 import threading
 import time
 import weakref
+from functools import partial
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._errors import MailboxFull, MeshError
 from mesh_core._promise import Promise
+from mesh_core._refs import capture
 from mesh_core._serialize import dumps
 from mesh_core.extensions import Extension
 
@@ -76,13 +78,13 @@ class Client:
 
     def wire(self, value: Any, version: Any) -> tuple[Wire, int]:
         """An item, and how many bytes it has."""
-        data, buffers = dumps(value, root="the item")
+        (data, buffers), refs = capture(partial(dumps, value, root="the item"))
         size = len(data)
         if not buffers:
-            return (data, [], version, time.time()), size
+            return (data, [], version, time.time(), refs), size
         size += sum(each.nbytes for each in buffers)
         # What is put is what it was at that moment, whenever it goes.
-        return (data, [PickleBuffer(bytearray(each)) for each in buffers], version, time.time()), size
+        return (data, [PickleBuffer(bytearray(each)) for each in buffers], version, time.time(), refs), size
 
     def put(self, value: Any, version: Any, *, may_wait: bool) -> Future[None]:
         """Have an item go to the queue."""

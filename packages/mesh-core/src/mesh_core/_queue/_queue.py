@@ -388,7 +388,7 @@ class _Coming:
         return values[0] if self._single else values
 
     def _item(self, given: Given, value: Any) -> QueueItem[Any]:
-        number, _, _, version, producer, made, deliveries = given
+        number, _, _, version, producer, made, deliveries, _ = given
         lease = self._number if self._leased else None
         return QueueItem(value, producer, made, version, deliveries, number, lease)
 

@@ -20,12 +20,14 @@ from mesh_core._queue._store import Entry, Owner, Store, Taker
 if TYPE_CHECKING:
     from mesh_core._ports import Port
     from mesh_core._procs import ProcMesh
+    from mesh_core._refs import Ref
     from mesh_core.extensions import Watch
 
-Wire = tuple[bytes, "list[Any]", Any, float]
-"""An item on its way in: its pickle, the buffers beside it, its version, and when it was made."""
-Given = tuple[int, bytes, "list[Any]", Any, str, float, int]
-"""One on its way out: its number, pickle, buffers, version, producer, when it was made, and how often it was given before."""
+Wire = tuple[bytes, "list[Any]", Any, float, "list[Ref[Any]]"]
+"""An item on its way in: its pickle, the buffers beside it, its version, when it was made, and the references in it."""
+Given = tuple[int, bytes, "list[Any]", Any, str, float, int, "list[Ref[Any]]"]
+"""One on its way out: its number, pickle, buffers, version, producer, when it was made, how often it was given before, and
+the references in it, which are to be held while it is unpickled."""
 
 Key = tuple[Owner, int]
 """A taking: who takes, and the number that it has there."""
@@ -246,9 +248,9 @@ _CONTROLLER = (0, 0, 0)
 
 
 def _entry(producer: str, item: Wire) -> Entry:
-    data, buffers, version, made = item
+    data, buffers, version, made, refs = item
     size = _ENTRY_COST + len(data) + sum(memoryview(each).nbytes for each in buffers)
-    return Entry((data, buffers), size, producer, made, version)
+    return Entry((data, buffers, refs), size, producer, made, version)
 
 
 def _send(port: Port[Any], answer: Any) -> None:
@@ -259,7 +261,7 @@ def _send(port: Port[Any], answer: Any) -> None:
 
 
 def _given(entry: Entry) -> Given:
-    data, buffers = entry.data
+    data, buffers, refs = entry.data
     return (
         entry.number,
         data,
@@ -268,4 +270,5 @@ def _given(entry: Entry) -> Given:
         entry.producer,
         entry.made,
         entry.deliveries - 1,
+        refs,
     )

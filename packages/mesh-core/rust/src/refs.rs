@@ -1,0 +1,322 @@
+//! Values that stay where they were made, and references to them.
+
+use crate::call::{PyCall, PyLost};
+use crate::completion::PyCompletion;
+use crate::door::{leave, raise};
+use crate::inbox::PyMessage;
+use crate::port::{Packing, Packs, pack_ref};
+use crate::runtime::{Payload, PyRuntime};
+use bytes::Bytes;
+use mesh_proto::{ProcAddr, SharedRef, Target};
+use mesh_runtime::{Hold, Kept, Opened, RefAddr, Runtime, View, pack};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyList};
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A shorter value, packed, travels with its references: nobody has to keep it.
+const SMALL: usize = 4096;
+
+thread_local! {
+    /// The kept value that this thread is unpickling: references in it are held as long as it is.
+    static WITHIN: RefCell<Option<Arc<Hold>>> = const { RefCell::new(None) };
+}
+
+/// Where a value lies on its owner's host: process, descriptor, slab, offset, chunk, use.
+type At = (u32, u32, u64, u64, u32, u32);
+
+/// A reference as it travels: its owner's mesh, rank and host, the value's number, length and place; or the value itself.
+#[derive(FromPyObject, IntoPyObject)]
+pub(crate) enum PyRefAddress {
+    Kept(u64, u32, u32, u64, u64, Option<At>),
+    Small(u64, Vec<u8>),
+}
+
+enum Place {
+    Kept(Kept, Arc<Hold>),
+    /// The value, packed, and a number of its own.
+    Small(u64, Bytes),
+}
+
+/// A reference to a value.
+#[pyclass(name = "Kept", module = "mesh_core._native", frozen)]
+pub(crate) struct PyKept {
+    runtime: Arc<Runtime>,
+    place: Place,
+}
+
+/// Part of a kept value, as a buffer that its reader may write into. It holds the value as long as anything refers to it.
+#[pyclass(name = "RefPart", module = "mesh_core._native", frozen)]
+pub(crate) struct PyRefPart {
+    view: Arc<View>,
+    part: usize,
+}
+
+#[pymethods]
+impl PyRefPart {
+    fn __len__(&self) -> usize {
+        self.view.part(self.part).len()
+    }
+
+    /// # Safety
+    /// Called by the interpreter with a valid `view`.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        let (data, len) =
+            this.view.writable(this.part).ok_or_else(|| PyBufferError::new_err("the part cannot be written into"))?;
+        let len = isize::try_from(len).map_err(|_| PyBufferError::new_err("the part is too long for a buffer"))?;
+        // SAFETY: `view` is valid, the memory is `len` bytes long and outlives the view, which refers to `slf`.
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), data.cast::<c_void>(), len, 0, flags) };
+        if filled == -1 { Err(PyErr::fetch(slf.py())) } else { Ok(()) }
+    }
+}
+
+/// Unpickles a value; references in it are held with `hold`.
+fn load<'py>(py: Python<'py>, view: View, hold: Option<&Arc<Hold>>) -> PyResult<Bound<'py, PyAny>> {
+    let view = Arc::new(view);
+    let buffers = PyList::empty(py);
+    for part in 1..view.parts() {
+        if view.writable(part).is_some() {
+            buffers.append(PyRefPart { view: Arc::clone(&view), part })?;
+        } else {
+            buffers.append(PyByteArray::new(py, view.part(part)))?;
+        }
+    }
+    let envelope = PyBytes::new(py, view.envelope());
+    let loads = py.import("mesh_core._serialize")?.getattr("loads")?;
+    let before = WITHIN.replace(hold.cloned());
+    let value = loads.call1((envelope, buffers));
+    WITHIN.set(before);
+    value
+}
+
+#[pymethods]
+impl PyKept {
+    /// Which value it is: the same for all references to one.
+    #[getter]
+    fn key(&self) -> (u64, u32, u32, u64) {
+        match &self.place {
+            Place::Kept(kept, _) => {
+                let owner = kept.addr.owner;
+                (owner.mesh, owner.rank, owner.host, kept.addr.id)
+            }
+            Place::Small(id, _) => (0, 0, 0, *id),
+        }
+    }
+
+    /// Whether it is kept by a process, rather than carried along.
+    #[getter]
+    fn is_kept(&self) -> bool {
+        matches!(self.place, Place::Kept(..))
+    }
+
+    /// How many bytes it takes, packed.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        match &self.place {
+            Place::Kept(kept, _) => kept.len,
+            Place::Small(_, bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// How the process that kept it has ended, if it has.
+    #[getter]
+    fn lost(&self) -> Option<PyLost> {
+        match &self.place {
+            Place::Kept(kept, hold) => hold.lost().map(|ended| PyLost::called(Arc::clone(ended), kept.addr.owner)),
+            Place::Small(..) => None,
+        }
+    }
+
+    /// Looks at it: 0 with the value, 1 if it has to be fetched, 2 if it is lost.
+    fn open<'py>(&self, py: Python<'py>) -> PyResult<(u8, Option<Bound<'py, PyAny>>)> {
+        let (view, hold) = match &self.place {
+            Place::Kept(kept, hold) => match leave(py, || self.runtime.open_ref(kept, hold))? {
+                Opened::Here(view) => (view, Some(hold)),
+                Opened::Away => return Ok((1, None)),
+                Opened::Lost(_) => return Ok((2, None)),
+            },
+            Place::Small(_, bytes) => (packed(bytes.clone())?, None),
+        };
+        Ok((0, Some(load(py, view, hold)?)))
+    }
+
+    /// Asks its owner for it.
+    fn fetch(&self, py: Python<'_>) -> PyResult<Option<PyCall>> {
+        let Place::Kept(kept, _) = &self.place else { return Ok(None) };
+        let call = self.runtime.fetch_ref(kept.addr).map_err(|error| raise(py, &error))?;
+        Ok(Some(PyCall::of(&self.runtime, call, Target::One(kept.addr.owner))))
+    }
+
+    /// The value, which has come as a message.
+    fn fetched<'py>(&self, py: Python<'py>, message: &PyMessage) -> PyResult<Bound<'py, PyAny>> {
+        let part = message.only_part(py)?;
+        let view = part.and_then(View::of_part).ok_or_else(unreadable)?;
+        let hold = match &self.place {
+            Place::Kept(_, hold) => Some(hold),
+            Place::Small(..) => None,
+        };
+        load(py, view, hold)
+    }
+
+    /// Makes it part of what is being pickled; `None` where nobody could count it.
+    fn pack(&self) -> Option<PyRefAddress> {
+        match &self.place {
+            Place::Kept(kept, hold) => pack_ref(Some((hold, kept))).then(|| {
+                let owner = kept.addr.owner;
+                let at = kept.at.map(|at| (at.pid, at.fd, at.slab, at.offset, at.chunk, at.turn));
+                PyRefAddress::Kept(owner.mesh, owner.rank, owner.host, kept.addr.id, kept.len, at)
+            }),
+            Place::Small(id, bytes) => pack_ref(None).then(|| PyRefAddress::Small(*id, bytes.to_vec())),
+        }
+    }
+}
+
+fn unreadable() -> PyErr {
+    PyValueError::new_err("a kept value cannot be read: its bytes are damaged")
+}
+
+fn packed(bytes: Bytes) -> PyResult<View> {
+    View::of_bytes(bytes).ok_or_else(unreadable)
+}
+
+/// A value that was pickled, and waits for room perhaps.
+#[pyclass(name = "Putting", module = "mesh_core._native", frozen)]
+pub(crate) struct PyPutting {
+    runtime: Arc<Runtime>,
+    envelope: Py<PyBytes>,
+    buffers: Mutex<Vec<PyBuffer<u8>>>,
+    inner: Mutex<Vec<Arc<Hold>>>,
+    lens: Vec<usize>,
+    cost: u64,
+    /// What is done once there is room.
+    room: Option<Py<PyCompletion>>,
+    /// Whether the room is used, or given back.
+    over: AtomicBool,
+}
+
+impl PyPutting {
+    fn is_small(&self) -> bool {
+        self.cost == 0
+    }
+
+    fn drop_room(&self, waited: Option<&PyCompletion>) {
+        if !self.over.swap(true, Ordering::SeqCst) && !self.is_small() && self.runtime.original().is_ok() {
+            self.runtime.unreserve_ref(self.cost, waited.map(|room| &room.core));
+        }
+    }
+}
+
+impl Drop for PyPutting {
+    fn drop(&mut self) {
+        // `frozen` classes are shared freely among threads; this is the last of it.
+        let room = self.room.take();
+        self.drop_room(room.as_ref().map(Py::get));
+    }
+}
+
+#[pymethods]
+impl PyPutting {
+    /// What to wait for before it can be kept; `None` if there is room.
+    #[getter]
+    fn room(&self, py: Python<'_>) -> Option<Py<PyCompletion>> {
+        self.room.as_ref().map(|room| room.clone_ref(py))
+    }
+
+    /// Nobody waits for room any more.
+    fn give_up(&self) {
+        self.drop_room(self.room.as_ref().map(Py::get));
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.lens.iter().sum()
+    }
+
+    /// Copies it to where it stays.
+    fn keep(&self, py: Python<'_>) -> PyResult<PyKept> {
+        if self.over.swap(true, Ordering::SeqCst) {
+            return Err(PyValueError::new_err("the value was kept before, or given up"));
+        }
+        let buffers = std::mem::take(&mut *self.buffers.lock().unwrap_or_else(PoisonError::into_inner));
+        let inner = std::mem::take(&mut *self.inner.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut parts = vec![self.envelope.as_bytes(py)];
+        parts.extend(buffers.iter().map(|buffer| {
+            // SAFETY: the buffer is contiguous bytes and stays exported, hence in place, until this function ends. Should
+            // another thread write into it meanwhile, what is kept is a mixture, as with any buffer.
+            let data = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
+            if data.is_empty() { &[][..] } else { data }
+        }));
+        let runtime = Arc::clone(&self.runtime);
+        if self.is_small() {
+            return Ok(PyKept { place: Place::Small(runtime.new_id(), pack(&parts)), runtime });
+        }
+        let (kept, hold) = leave(py, || runtime.keep_value(&parts, self.cost, inner))?;
+        Ok(PyKept { runtime, place: Place::Kept(kept, hold) })
+    }
+}
+
+/// Pickles a value that is to be kept, and asks for room.
+#[pyfunction]
+pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyAny>) -> PyResult<PyPutting> {
+    let runtime = Arc::clone(runtime.shared());
+    runtime.original().map_err(|error| raise(py, &error))?;
+    let (envelope, buffers, inner) = Payload::dump_kept(value, "the value")?.into_parts();
+    let lens: Vec<usize> =
+        std::iter::once(envelope.as_bytes().len()).chain(buffers.iter().map(|buffer| buffer.len_bytes())).collect();
+    let small = inner.is_empty() && lens.iter().sum::<usize>() <= SMALL;
+    let cost = if small { 0 } else { Runtime::ref_cost(&lens) };
+    if cost > runtime.ref_budget() {
+        let refuse = py.import("mesh_core._refs")?.getattr("too_large")?;
+        return Err(PyErr::from_value(refuse.call1((cost, runtime.ref_budget()))?));
+    }
+    let wait = if small { None } else { runtime.reserve_ref(cost).map_err(|error| raise(py, &error))? };
+    let room = wait.map(|core| Py::new(py, PyCompletion::on(&runtime, core))).transpose()?;
+    Ok(PyPutting {
+        runtime,
+        envelope: envelope.unbind(),
+        buffers: Mutex::new(buffers),
+        inner: Mutex::new(inner),
+        lens,
+        cost,
+        room,
+        over: AtomicBool::new(false),
+    })
+}
+
+/// A reference that has come, or is in a value that was opened; `None` if nobody could count it on its way.
+#[pyfunction]
+pub(crate) fn kept(runtime: &PyRuntime, address: PyRefAddress) -> Option<PyKept> {
+    let runtime = Arc::clone(runtime.shared());
+    let place = match address {
+        PyRefAddress::Small(id, bytes) => Place::Small(id, bytes.into()),
+        PyRefAddress::Kept(mesh, rank, host, id, len, at) => {
+            let addr = RefAddr { owner: ProcAddr { mesh, rank, host }, id };
+            let hold = WITHIN.with_borrow(|within| runtime.hold_of(addr, within.as_ref()))?;
+            let at = at.map(|(pid, fd, slab, offset, chunk, turn)| SharedRef { pid, fd, slab, offset, chunk, turn });
+            Place::Kept(Kept { addr, at, len }, hold)
+        }
+    };
+    Some(PyKept { runtime, place })
+}
+
+/// Calls `dump`, which pickles something that is to be kept as it is, for nobody knows whom. Returns what that returns, and
+/// the references in it: whoever keeps it is to keep them, and whoever unpickles it is to have them.
+#[pyfunction]
+pub(crate) fn capture<'py>(
+    runtime: &PyRuntime,
+    dump: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyAny>, Vec<PyKept>)> {
+    let packing = Packing::begin(true);
+    let out = dump.call0()?;
+    let Packs { refs, kept, .. } = packing.end();
+    let runtime = runtime.shared();
+    let refs = refs.into_iter().zip(kept);
+    let refs = refs.map(|(hold, kept)| PyKept { runtime: Arc::clone(runtime), place: Place::Kept(kept, hold) });
+    Ok((out, refs.collect()))
+}

@@ -1,0 +1,148 @@
+//! Pickled objects on their way out.
+
+use crate::door::{outside, raise};
+use crate::port::{Packing, Packs};
+use mesh_proto::Target;
+use mesh_runtime::{Body, Hold, Later, Packed, RuntimeError};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict};
+use std::sync::Arc;
+
+/// Messages with this much out of band are copied outside the interpreter.
+const LARGE: usize = 256 * 1024;
+
+/// Out-of-band buffers of one message; the envelope is a part too, and a frame counts its parts in 16 bits.
+const MOST_BUFFERS: usize = u16::MAX as usize - 1;
+
+static DUMPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// A pickled object: its envelope and the buffers beside it, which stay the caller's memory.
+pub(crate) struct Payload<'py> {
+    envelope: Bound<'py, PyBytes>,
+    buffers: Vec<PyBuffer<u8>>,
+    /// The ports of calls in it.
+    ports: Vec<Packed>,
+    /// What holds the values that references in it are to.
+    refs: Option<Vec<Arc<Hold>>>,
+}
+
+impl<'py> Payload<'py> {
+    pub(crate) fn new(envelope: Bound<'py, PyBytes>, buffers: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let count = buffers.len()?;
+        if count > MOST_BUFFERS {
+            return Err(PyValueError::new_err(format!(
+                "a message carries at most {MOST_BUFFERS} out-of-band buffers, not {count}; join small arrays into larger ones"
+            )));
+        }
+        let buffers = if count == 0 {
+            Vec::new()
+        } else {
+            buffers.try_iter()?.map(|one| PyBuffer::get(&one?)).collect::<PyResult<Vec<_>>>()?
+        };
+        if buffers.iter().any(|buffer| !buffer.is_c_contiguous()) {
+            return Err(PyValueError::new_err("an out-of-band buffer must be contiguous"));
+        }
+        Ok(Self { envelope, buffers, ports: Vec::new(), refs: None })
+    }
+
+    pub(crate) fn dump(value: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = value.py();
+        let dumps = DUMPS
+            .get_or_try_init(py, || Ok::<_, PyErr>(py.import("mesh_core._serialize")?.getattr("dumps")?.unbind()))?
+            .bind(py);
+        Self::pack(false, || dumps.call1((value,)))
+    }
+
+    /// Pickles `value`, which an error is to call `root`.
+    pub(crate) fn dump_as(value: &Bound<'py, PyAny>, root: &str) -> PyResult<Self> {
+        let py = value.py();
+        let named = PyDict::new(py);
+        named.set_item("root", root)?;
+        let dumps = py.import("mesh_core._serialize")?.getattr("dumps")?;
+        Self::pack(false, || dumps.call((value,), Some(&named)))
+    }
+
+    /// Pickles `value`, which is to be kept.
+    pub(crate) fn dump_kept(value: &Bound<'py, PyAny>, root: &str) -> PyResult<Self> {
+        let py = value.py();
+        let named = PyDict::new(py);
+        named.set_item("root", root)?;
+        let dumps = py.import("mesh_core._serialize")?.getattr("dumps")?;
+        Self::pack(true, || dumps.call((value,), Some(&named)))
+    }
+
+    fn pack(loose: bool, dump: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<Self> {
+        let packing = Packing::begin(loose);
+        let (envelope, buffers): (Bound<'py, PyBytes>, Bound<'py, PyAny>) = dump()?.extract()?;
+        let Packs { ports, refs, has_refs, .. } = packing.end();
+        let refs = has_refs.then_some(refs);
+        Ok(Self { ports, refs, ..Self::new(envelope, &buffers)? })
+    }
+
+    /// Its envelope and buffers, and what holds the values that references in it are to.
+    pub(crate) fn into_parts(self) -> (Bound<'py, PyBytes>, Vec<PyBuffer<u8>>, Vec<Arc<Hold>>) {
+        (self.envelope, self.buffers, self.refs.unwrap_or_default())
+    }
+
+    /// How many bytes it has.
+    pub(crate) fn len(&self) -> usize {
+        let refs = Body { refs: self.refs.as_deref(), ..Body::default() }.len();
+        self.envelope.as_bytes().len() + refs + self.buffers.iter().map(|buffer| buffer.len_bytes()).sum::<usize>()
+    }
+
+    /// Sends it to `to`, which people call `who`, by `send`: as [`Self::send`].
+    pub(crate) fn ship<T: Send>(
+        &self,
+        py: Python<'py>,
+        to: &Target,
+        who: impl FnOnce() -> String,
+        send: impl FnOnce(Body<'_>) -> Result<T, RuntimeError> + Send,
+    ) -> PyResult<T> {
+        self.ports.iter().for_each(Packed::begin);
+        let sent = self.send(py, send);
+        if !self.ports.is_empty() {
+            match &sent {
+                Ok(_) => {
+                    let who = who();
+                    self.ports.iter().for_each(|port| port.sent(to, &who));
+                }
+                Err(_) => self.ports.iter().for_each(Packed::unsent),
+            }
+        }
+        sent.map_err(|error| raise(py, &error))
+    }
+
+    /// As [`Self::ship`], of what is sent later, by somebody else: `send` is given what is then to be done.
+    pub(crate) fn entrust<T: Send>(
+        mut self,
+        py: Python<'py>,
+        mut later: Later,
+        who: impl FnOnce() -> String,
+        send: impl FnOnce(Body<'_>, Later) -> Result<T, RuntimeError> + Send,
+    ) -> PyResult<T> {
+        later.ports = std::mem::take(&mut self.ports);
+        if !later.ports.is_empty() {
+            later.ports.iter().for_each(Packed::begin);
+            later.who = who();
+        }
+        self.send(py, |body| send(body, later)).map_err(|error| raise(py, &error))
+    }
+
+    /// Hands the bytes to `send`, outside the interpreter if there are many.
+    pub(crate) fn send<T: Send>(&self, py: Python<'py>, send: impl FnOnce(Body<'_>) -> T + Send) -> T {
+        let envelope = self.envelope.as_bytes();
+        let buffers: Vec<&[u8]> = self
+            .buffers
+            .iter()
+            // SAFETY: the buffer is contiguous bytes and stays exported, hence in place, while `self` lives. Should
+            // another thread write into it meanwhile, what is sent is a mixture, as with any buffer.
+            .map(|buffer| unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
+            .map(|slice| if slice.is_empty() { &[][..] } else { slice })
+            .collect();
+        let body = Body { payload: envelope, buffers: &buffers, refs: self.refs.as_deref() };
+        if buffers.iter().map(|b| b.len()).sum::<usize>() >= LARGE { outside(py, || send(body)) } else { send(body) }
+    }
+}
