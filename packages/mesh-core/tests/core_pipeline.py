@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from mesh_core import Actor, Pipeline, Port, Stage, context, endpoint
+from core_refs import kept
+
+from mesh_core import Actor, Pipeline, Port, Ref, Stage, context, endpoint, put
 
 WITHIN = 30.0
 
@@ -92,6 +94,18 @@ class Worker(Actor):
     @endpoint
     def data(self, n: int) -> bytearray:
         return bytearray(n)
+
+    @endpoint
+    def put_two(self, n: int) -> list[Ref[bytearray]]:
+        return [put(bytearray(n)), put(bytearray(2 * n))]
+
+    @endpoint
+    def measure_all(self, given: list[Ref[bytearray]]) -> list[int]:
+        return [len(each.get()) for each in given]
+
+    @endpoint
+    def kept(self) -> int:
+        return kept()[0]
 
     @endpoint
     def mark(self, n: int) -> Marked:

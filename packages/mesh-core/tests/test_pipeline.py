@@ -14,7 +14,7 @@ import pytest
 from core_pipeline import WITHIN, Marked, User, Worker
 from core_pool import Gate, join_pool_thread
 
-from mesh_core import ActorTimeout, Channel, Pipeline, ProcMesh, Stage, StageError
+from mesh_core import ActorTimeout, Channel, Pipeline, ProcMesh, Stage, StageError, put
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -44,6 +44,26 @@ def test_items_go_through_all_stages(workers: Any) -> None:
     assert sorted(pipeline.run(range(100))) == [2 * n + 1 for n in range(100)]
     assert pipeline.run([]).results() == []
     assert pipeline.run([3]).results() == [7]
+
+
+def test_results_that_stay_where_they_are_arrive_at_the_next_stage(workers: Any) -> None:
+    data = workers.data.with_options(keep=True)
+    assert list(Pipeline(Stage(data), Stage(workers.measure), ordered=True).run([7, 0, 1 << 20])) == [
+        7,
+        0,
+        1 << 20,
+    ]
+    assert [len(ref.get()) for ref in Pipeline(Stage(data), ordered=True).run([7, 1 << 20])] == [7, 1 << 20]
+    assert list(Pipeline(Stage(workers.measure)).run([put(bytearray(1 << 20))])) == [1 << 20]
+    counts = workers.count.with_options(keep=True)
+    assert list(Pipeline(Stage(counts), Stage(workers.double), ordered=True).run([3, 2])) == [0, 2, 4, 0, 2]
+
+
+def test_references_within_items_hold_their_values(workers: Any) -> None:
+    pipeline = Pipeline(Stage(workers.put_two), Stage(workers.measure_all), ordered=True)
+    sizes = [100_000, 5, 1 << 20]
+    assert list(pipeline.run(sizes)) == [[n, 2 * n] for n in sizes]
+    assert list(workers.kept.call().get().values()) == [0] * len(workers)
 
 
 def test_ordered_results_come_in_order_of_the_source(workers: Any) -> None:

@@ -76,11 +76,11 @@ if TYPE_CHECKING:
     from mesh_core._queue._client import QueueClosed
     from mesh_core._queue._queue import Queue, QueueEmpty, QueueFull, QueueItem, QueueItemError
     from mesh_core._queue._server import QueueStats
+    from mesh_core._refs import Ref, RefLost, RefStoreFull, put, put_async
     from mesh_core._sandboxes._isolation import Isolation
     from mesh_core._sandboxes._outcome import SandboxDied, SandboxError, SandboxTimeout
     from mesh_core._sandboxes._sandbox import Sandbox
     from mesh_core._sandboxes._sandboxes import Sandboxes
-    from mesh_core._refs import Ref, RefLost, RefStoreFull, put, put_async
     from mesh_core._seeds import rank_seed
     from mesh_core._send import as_endpoint, send
     from mesh_core._settings import Settings, SettingsError, configure, configured

@@ -49,7 +49,7 @@ class Replicas:
         if found is None or found[0] is not replica:
             given = self._stage.endpoint
             limit = self._stage.timeout if self._stage.timeout is not None else given._limit
-            endpoint = type(given)(replica, given._name, given._arity, limit, given._block)
+            endpoint = type(given)(replica, given._name, given._arity, limit, given._block, given._keeps)
             if self.streams:
                 endpoint._senders = endpoint._senders.reading(self._ahead)
             found = self._endpoints[place] = replica, endpoint

@@ -77,8 +77,12 @@ class Job:
 
     # As an asker.
 
-    def got(self, place: int, replica: ActorMesh[Any]) -> None:
+    may_go_ahead = False
+    """How much a replica has to do is what the pipeline itself decides."""
+
+    def got(self, place: int, replica: ActorMesh[Any], *, ahead: bool = False) -> None:
         """Have this replica work."""
+        assert not ahead
         core = self.core
         with core.lock:
             wanted = self in core.jobs
@@ -105,6 +109,9 @@ class Job:
             return
         if core.is_over:
             self.cancel()
+
+    def take_back(self) -> None:
+        """Nothing is sent ahead."""
 
     def refused(self, error: BaseException) -> None:
         """There is no replica, and will be none."""
