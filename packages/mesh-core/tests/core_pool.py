@@ -29,6 +29,14 @@ class Worker(Actor):
         return 2 * n
 
     @endpoint
+    def data(self, n: int) -> bytearray:
+        return bytearray(n)
+
+    @endpoint
+    def measure(self, data: bytearray) -> int:
+        return len(data)
+
+    @endpoint
     def add(self, a: int, b: int) -> int:
         return a + b
 

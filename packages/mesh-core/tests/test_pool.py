@@ -20,6 +20,7 @@ from mesh_core import (
     Pool,
     PoolProgress,
     ProcMesh,
+    Ref,
 )
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -65,6 +66,15 @@ def test_map_gives_results_in_order_of_values(workers: Any) -> None:
     with Pool(workers) as pool:
         assert list(pool.map(workers.double, range(100))) == [2 * n for n in range(100)]
         assert list(pool.map(workers.double, [])) == []
+
+
+def test_results_may_stay_where_they_are(workers: Any) -> None:
+    with Pool(workers) as pool:
+        refs = list(pool.map(workers.data.with_options(keep=True), [3, 1 << 20]))
+        assert [type(ref) for ref in refs] == [Ref, Ref]
+        assert "in rank" in repr(refs[1])
+        assert list(pool.map(workers.measure, refs)) == [3, 1 << 20]
+        assert pool.submit(workers.data, 5).get(WITHIN) == bytearray(5)
 
 
 def test_map_takes_several_iterables(workers: Any) -> None:

@@ -67,7 +67,7 @@ class Replica:
         self.run = self
         self._view = self._senders = None
 
-    def with_options(self, timeout: float | None) -> Replica:
+    def with_options(self, timeout: float | None, keep: bool) -> Replica:
         return self
 
     def _sender(self, view: object, request: object) -> None:

@@ -247,7 +247,8 @@ class Pool(Generic[A]):
             raise endpoint._refuse(args, kwargs)
         limit = self._options.timeout if endpoint._limit is None else endpoint._limit
         arity = endpoint._arity
-        return Call(endpoint._name, not (arity.overlaps or arity.port), limit, args, kwargs)
+        keep = bool(endpoint._keeps)
+        return Call(endpoint._name, not (arity.overlaps or arity.port), limit, args, kwargs, keep)
 
     # Many at once.
 

@@ -45,6 +45,8 @@ class Call(NamedTuple):
     limit: float | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    keep: bool = False
+    """Whether the result is to stay where it is made."""
 
 
 class _Outcome(_Promised[Any]):
@@ -146,8 +148,8 @@ class Task:
             inner._take_back(begun=False)
 
     def _send(self, replica: ActorMesh[Any], ahead: bool) -> Future[Any]:
-        name, _, limit, args, kwargs = self._call
-        future: Future[Any] = _as_task(replica, name, limit, ahead).call_one(*args, **kwargs)
+        name, _, limit, args, kwargs, keep = self._call
+        future: Future[Any] = _as_task(replica, name, limit, ahead, keep).call_one(*args, **kwargs)
         return future
 
     def take_back(self) -> None:
@@ -423,18 +425,20 @@ _SECONDS = 10
 _MOST_KEPT = 64
 
 
-def _as_task(replica: ActorMesh[Any], name: str, limit: float | None, ahead: bool) -> Endpoint[..., Any]:
+def _as_task(
+    replica: ActorMesh[Any], name: str, limit: float | None, ahead: bool, keep: bool
+) -> Endpoint[..., Any]:
     """An endpoint of a replica whose calls can be taken back."""
     kept: dict[Any, Endpoint[..., Any]] = replica.__dict__.setdefault("_as_tasks", {})
-    found = kept.get((name, limit, ahead))
+    found = kept.get((name, limit, ahead, keep))
     if found is None:
         if len(kept) >= _MOST_KEPT:
             kept.clear()
         # Another object than the mesh's own.
-        found = getattr(replica, name).with_options(timeout=limit)
+        found = getattr(replica, name).with_options(timeout=limit, keep=keep)
         request = Request.TASK_AHEAD if ahead else Request.TASK
         found._senders = found._sender(replica._view, request=request)
-        kept[name, limit, ahead] = found
+        kept[name, limit, ahead, keep] = found
     return found
 
 
