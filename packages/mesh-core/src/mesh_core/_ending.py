@@ -263,7 +263,9 @@ def _leave(hosted: Hosted, waiting: list[Message], error: BaseException | None) 
             stage.process.actor_ended(hosted)
         except RuntimeError:
             # No thread can be started for one of them. The stop is answered all the same.
-            logging.getLogger("mesh").exception("extensions were not told of the end of %s", hosted.describe())
+            logging.getLogger("mesh").exception(
+                "extensions were not told of the end of %s", hosted.describe()
+            )
     for message in waiting:
         if message.kind is not MessageKind.STOP_ACTOR:
             if message.call:
