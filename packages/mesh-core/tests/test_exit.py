@@ -168,6 +168,41 @@ def test_callbacks_at_exit_from_before_the_first_use(script: Any) -> None:
     assert (run.process.returncode, err, out.splitlines()) == (0, "", ["True", "True"])
 
 
+def test_the_end_comes_while_a_thread_still_imports(script: Any) -> None:
+    """The job's door is opened on a thread of its own, which may not have come far when a short script ends."""
+    run = script(
+        """
+        import importlib.abc, importlib.machinery, sys, threading
+        from mesh_core import _process, this_host
+        from core_samples import Echo
+
+        begun, closing = threading.Event(), threading.Event()
+
+        class Slowly(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+            def find_spec(self, name, path, target=None):
+                if name != "mesh_core._inspection":
+                    return None
+                self.real = importlib.machinery.PathFinder.find_spec(name, path)
+                return importlib.machinery.ModuleSpec(name, self, origin=self.real.origin)
+
+            def exec_module(self, module):
+                begun.set()
+                assert closing.wait(30)
+                self.real.loader.exec_module(module)
+
+        sys.meta_path.insert(0, Slowly())
+        echo = this_host().spawn_procs().spawn("echo", Echo)
+        assert echo.echo.call_one(1).get(timeout=30) == 1
+        begun.wait()
+        _process.current().hooks.closing.append(closing.set)
+        print("up", flush=True)
+        sys.stdin.readline()
+        """
+    )
+    done = Ended(run, begin(run))
+    assert (done.status, done.err) == (0, "")
+
+
 # Threads.
 
 

@@ -209,6 +209,40 @@ def test_it_hears_of_failures_of_actors() -> None:
         assert "as told" in error
 
 
+RELEASED = threading.Event()
+
+
+class Holds(Actor):
+    """Holds up the event loop of its process, which its neighbour does without."""
+
+    @endpoint
+    async def hold(self, begun: Any) -> None:
+        begun.send("begun")
+        RELEASED.wait(60)
+
+
+class Releases(Actor):
+    @endpoint
+    def release(self) -> None:
+        RELEASED.set()
+
+
+def test_it_has_heard_of_the_end_before_the_stop_returns() -> None:
+    """Whatever the event loop is busy with: the answer to the stop does not overtake it."""
+    port, heard = Channel[tuple[str, str]].open()
+    begins, begun = Channel[str].open()
+    install(Listens, payload=port)
+    with this_host().spawn_procs() as procs:
+        short, releases = procs.spawn("short", Spawner), procs.spawn("releases", Releases)
+        short.has_notes.call().get(timeout=30)
+        releases.initialized.get(timeout=30)
+        procs.spawn("holds", Holds).hold.broadcast(begins)
+        begun.recv().get(timeout=30)
+        short.stop().get(timeout=30)
+        assert heard.recv().get(timeout=30) == ("short", "None")
+        releases.release.call().get(timeout=30)
+
+
 def test_processes_that_run_already_can_be_given_it() -> None:
     with this_host().spawn_procs({"gpus": 2}) as procs:
         procs.initialized.get(timeout=30)

@@ -257,6 +257,15 @@ def _leave(hosted: Hosted, waiting: list[Message], error: BaseException | None) 
     for _, answer in hosted.errands:
         stage.loop.call_soon_threadsafe(settle, answer, None, None)
     hosted.inbox.close()
+    if hosted.made and hosted.downfall is None:
+        # Before the answers: who has stopped it may ask an extension next. Of a failure it was told by the tear-down.
+        try:
+            stage.process.actor_ended(hosted)
+        except RuntimeError:
+            # No thread can be started for one of them. The stop is answered all the same.
+            logging.getLogger("mesh").exception(
+                "extensions were not told of the end of %s", hosted.describe()
+            )
     for message in waiting:
         if message.kind is not MessageKind.STOP_ACTOR:
             if message.call:

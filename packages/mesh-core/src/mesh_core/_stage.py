@@ -414,9 +414,6 @@ class Stage:
 
     def forget(self, actor: Hosted) -> None:
         """An actor has ended."""
-        if actor.made and actor.downfall is None:
-            # What has failed was told of when it had been torn down.
-            self.process.actor_ended(actor)
         if self.actors.get(actor.instance.actor_id) is actor:
             del self.actors[actor.instance.actor_id]
             self._show_title()

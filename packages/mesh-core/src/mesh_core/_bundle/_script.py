@@ -49,8 +49,9 @@ def _begin(process: Process) -> None:
 
 def _inspection(process: Process) -> Inspection | None:
     """What lets others look into the job; only where it was opened."""
-    module = sys.modules.get("mesh_core._inspection")
-    return None if module is None else process.slots.find(module.Inspection)
+    # It is there, and empty, from the moment another thread begins to import it.
+    kind = getattr(sys.modules.get("mesh_core._inspection"), "Inspection", None)
+    return None if kind is None else process.slots.find(kind)
 
 
 def _open_inspection(process: Process) -> None:
@@ -74,6 +75,8 @@ def _end(process: Process) -> None:
     if (console := process.slots.find(Console)) is not None:
         console.end()
     if (inspection := _inspection(process)) is not None:
+        # Once more: the thread that opens it, which has ended by now, may have come to that late.
+        inspection.close()
         inspection.join()
     from mesh_core._debug._places import forget_job
 
