@@ -1,6 +1,7 @@
 """Fixtures for several test files."""
 
 import gc
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -106,6 +107,15 @@ def alone() -> Iterator[None]:
     """A runtime folder of this run's own: tests that look into all jobs would look into those of other runs too."""
     with tempfile.TemporaryDirectory(prefix="mesh-runtime-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def light() -> Iterator[None]:
+    """Workers look for modules where this process does, and import what little of pytest the tests' modules need there."""
+    with tempfile.TemporaryDirectory(prefix="mesh-light-") as folder, pytest.MonkeyPatch.context() as patch:
+        shutil.copy(Path(__file__).with_name("pytest_in_workers.py"), Path(folder, "pytest.py"))
+        patch.syspath_prepend(folder)
         yield
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -347,7 +348,10 @@ def test_who_does_not_read_holds_up_nobody(
 ) -> None:
     """VIS-2, INS-3."""
     from mesh_core import _inspection_server
+    from mesh_core._debug import _wire
 
+    # It waits for somebody who does not read, and that is not what takes long here.
+    monkeypatch.setattr(_wire, "_SEND_LIMIT", struct.pack("ll", 0, 500_000))
     # More than the system's buffers take on the way.
     monkeypatch.setattr(
         _inspection_server.Guest, "_stacks", lambda self, _told: self.wire.tell(ok="x" * (1 << 20))

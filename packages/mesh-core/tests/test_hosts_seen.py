@@ -204,20 +204,17 @@ def test_all_that_was_printed_is_shown_before_a_stop_returns(
 
 
 def test_a_flood_on_one_host_is_slowed_down_and_stalls_nobody(
-    cluster: LocalCluster, script: Callable[..., Script]
+    cluster: LocalCluster, script: Callable[..., Script], tmp_path: Path
 ) -> None:
-    run = script(FLOOD, cluster.credentials, *cluster.addresses)
+    run = script(FLOOD, cluster.credentials, str(tmp_path / "progress"), *cluster.addresses)
     # Nobody reads the script's output now: what cannot be shown stays where it is printed.
     assert run.process.stderr is not None
     told = run.process.stderr.readline().split()
-    assert told[:1] == ["calls"], told
-    calls, slowest, grown = int(told[1]), float(told[2]), int(told[3])
-    assert calls == 500
-    assert slowest < 5.0
-    # Megabytes, at the controller and at the agent of the flooded host.
-    assert grown < 64
+    assert told[:2] == ["calls", "200"], told
+    # Megabytes, at the controller and at the agent of the flooded host, where more than that would be printed.
+    assert int(told[2]) < 16
     out, _ = run.process.communicate("on\n", timeout=120)
-    assert out.count("\n") == 200_000
+    assert out.count("\n") == 14_000
 
 
 LAST = """
@@ -256,15 +253,17 @@ def test_the_end_of_a_script_shows_all_and_leaves_nothing_at_the_agents(
 
 
 FLOOD = """
-import os, sys, threading, time
+import os, sys, time
 from pathlib import Path
-from mesh_core import Actor, attach_to_workers, endpoint
+from mesh_core import Actor, attach_to_workers, endpoint, inspect
 
 class Some(Actor):
     @endpoint
-    def flood(self):
-        for number in range(200_000):
-            print(number, "x" * 300)
+    def flood(self, progress):
+        with open(progress, "wb", buffering=0) as file:
+            for number in range(14_000):
+                print(number, "x" * 1600)
+                file.write(b".")
     @endpoint
     def ping(self):
         return os.getppid()
@@ -274,27 +273,27 @@ def memory(pids):
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 if __name__ == "__main__":
-    hosts = attach_to_workers(sys.argv[2:], credentials=sys.argv[1])
-    from mesh_core import inspect
+    credentials, progress, *addresses = sys.argv[1:]
+    Path(progress).touch()
+    hosts = attach_to_workers(addresses, credentials=credentials)
     with hosts.spawn_procs(name="procs") as procs:
         some = procs.spawn("some", Some)
         some.ping.call().get()
         procs.logging_option(aggregate_window_sec=None)
         pids = [os.getpid(), *(host.pid for host in inspect.snapshot().hosts[1:])]
         before = memory(pids)
-        flood = some.slice(hosts=0).flood.call()
-        worst = 0.0
-        for _ in range(500):
-            begun = time.monotonic()
-            some.slice(hosts=1).ping.call_one().get()
-            worst = max(worst, time.monotonic() - begun)
-        end = time.monotonic() + 3.0
-        grown = 0
-        while time.monotonic() < end:
-            grown = max(grown, memory(pids) - before)
+        flood = some.slice(hosts=0).flood.call(progress)
+        grown = printed = still = 0
+        # Until it stands still: from then on nothing gets through that waits behind it.
+        while still < 25:
             time.sleep(0.02)
+            last, printed = printed, os.stat(progress).st_size
+            still = still + 1 if printed == last > 0 else 0
+            grown = max(grown, memory(pids) - before)
+        for _ in range(200):
+            some.slice(hosts=1).ping.call_one().get()
         assert not flood.done()
-        sys.stderr.write(f"calls 500 {worst} {grown}\\n")
+        sys.stderr.write(f"calls 200 {grown} {printed}\\n")
         sys.stderr.flush()
         input()
         flood.get()

@@ -42,11 +42,11 @@ def test_after_a_with_block() -> None:
 
 
 @pytest.mark.slow
-def test_twenty_rounds() -> None:
+def test_ten_rounds() -> None:
     work()
     gc.collect()
     count, threads = len(descriptors()), threading.active_count()
-    for _ in range(20):
+    for _ in range(10):
         work()
     gc.collect()
     assert len(descriptors()) == count
@@ -76,8 +76,8 @@ def test_without_stopping_anything() -> None:
 
 
 @pytest.mark.slow
-def test_ten_runtimes_one_after_another() -> None:
-    for n in range(10):
+def test_runtimes_one_after_another() -> None:
+    for n in range(6):
         shutdown()
         gc.collect()
         if n == 2:
