@@ -6,6 +6,7 @@ use crate::message::Message;
 use crate::meter::Mailbox as Account;
 use crate::reactor::Reactor;
 use crate::unseen::{Callee, Unseen, is_failure};
+use crate::waits::{Waiting, Waits};
 use crate::wait::Waiter;
 use mesh_proto::control::Undeliverable;
 use mesh_proto::messages::{Answer, Meaning, Reply};
@@ -13,7 +14,7 @@ use mesh_proto::{ActorId, CallId, Ended, Gather, Holders, HostNo, ProcAddr, Targ
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 const SHARDS: usize = 8;
 
@@ -84,6 +85,7 @@ pub struct Call {
     ahead: AtomicU64,
     /// The account with those who send to a stream, from the first value on that they count.
     account: OnceLock<Arc<Account>>,
+    waits: Waits,
     state: Mutex<State>,
 }
 
@@ -103,6 +105,7 @@ impl Call {
             finished: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             account: OnceLock::new(),
+            waits: Waits::default(),
             state: Mutex::new(State {
                 gather: (!empty).then_some(gather),
                 outcomes: empty.then(Vec::new),
@@ -216,6 +219,30 @@ impl Call {
         Some((index, outcome))
     }
 
+    /// Says which actor is about to wait for it.
+    pub fn asked_by(&self, actor: ActorId) {
+        self.waits.asked_by(actor);
+    }
+
+    /// The calling thread is about to wait, until the result is dropped (WTS-1).
+    pub fn block(&self) -> Waiting<'_> {
+        self.waits.block()
+    }
+
+    /// Which actor waits for it, and since when, if anybody does.
+    fn awaited(&self) -> Option<(ActorId, Instant)> {
+        let listens = !self.lock().listeners.is_empty();
+        self.waits.look(listens)
+    }
+
+    /// How many have not answered, and the first of them.
+    pub(crate) fn waited_for(&self, most: usize) -> (usize, Vec<ProcAddr>) {
+        let state = self.lock();
+        let Some(gather) = state.gather.as_ref() else { return (0, Vec::new()) };
+        let places = gather.missing_places().take(most);
+        (gather.missing(), places.filter_map(|place| gather.target().place(place)).collect())
+    }
+
     /// Has the calling thread woken when the call progresses.
     pub(crate) fn expect(&self) {
         let me = Waiter::current();
@@ -241,6 +268,9 @@ impl Call {
             drop(state);
             listener.tell(reactor, token);
         } else {
+            if state.listeners.is_empty() {
+                self.waits.listened();
+            }
             state.listeners.push((listener, token, seen));
         }
     }
@@ -641,6 +671,12 @@ impl Calls {
     ) -> Option<T> {
         let call = self.shard(id).get(&id).cloned()?;
         call.on_held(reactor, |state| self.finish(reactor, &call, state), index, change)
+    }
+
+    /// Those that somebody waits for: since when, and on behalf of which actor.
+    pub(crate) fn awaited(&self) -> Vec<(Instant, ActorId, Arc<Call>)> {
+        let all = self.all().into_iter();
+        all.filter_map(|call| call.awaited().map(|(by, since)| (since, by, call))).collect()
     }
 
     /// How many calls wait.

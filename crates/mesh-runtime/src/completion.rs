@@ -9,9 +9,11 @@ use crate::inbox::LoopWaker;
 use crate::reactor::Reactor;
 use crate::runtime::Runtime;
 use crate::wait::Waiter;
+use crate::waits::{Waiting, Waits};
+use mesh_proto::ActorId;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Who is told, with a number of its own, that something has progressed.
 #[derive(Clone, Debug)]
@@ -102,6 +104,7 @@ pub struct Completion {
     timed: AtomicBool,
     /// Nanoseconds since the epoch; 0 until then, or if nobody wanted to know.
     finished: AtomicU64,
+    waits: Waits,
     state: Mutex<State>,
 }
 
@@ -115,6 +118,7 @@ impl Completion {
             arrived: AtomicUsize::new(0),
             timed: AtomicBool::new(false),
             finished: AtomicU64::new(0),
+            waits: Waits::default(),
             state: Mutex::default(),
         })
     }
@@ -126,6 +130,22 @@ impl Completion {
     /// Whether it is finished, and what was stored for its outcome can be seen.
     pub fn is_done(&self) -> bool {
         self.done.load(Ordering::SeqCst)
+    }
+
+    /// Says which actor is about to wait for it.
+    pub fn asked_by(&self, actor: ActorId) {
+        self.waits.asked_by(actor);
+    }
+
+    /// The calling thread is about to wait, until the result is dropped (WTS-1).
+    pub fn block(&self) -> Waiting<'_> {
+        self.waits.block()
+    }
+
+    /// Which actor waits for it, and since when, if anybody does.
+    pub(crate) fn awaited(&self) -> Option<(ActorId, Instant)> {
+        let listens = !self.lock().listeners.is_empty();
+        self.waits.look(listens && !self.is_done())
     }
 
     /// Whether somebody waits for it just now.
@@ -243,6 +263,9 @@ impl Completion {
     fn listen(&self, listener: Listener, token: u64, seen: usize) {
         let mut state = self.lock();
         if !self.is_done() && self.arrived() <= seen {
+            if state.listeners.is_empty() {
+                self.waits.listened();
+            }
             state.listeners.push((listener, token, seen));
             return;
         }

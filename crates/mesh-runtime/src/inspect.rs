@@ -39,7 +39,7 @@ pub(crate) struct Inspection {
     dumper: OnceLock<Dumper>,
 }
 
-fn quoted(out: &mut String, text: &str) {
+pub(crate) fn quoted(out: &mut String, text: &str) {
     out.push('"');
     for c in text.chars() {
         match c {
@@ -54,11 +54,11 @@ fn quoted(out: &mut String, text: &str) {
     out.push('"');
 }
 
-fn addr(addr: ProcAddr) -> String {
+pub(crate) fn addr(addr: ProcAddr) -> String {
     format!("[{},{},{}]", addr.mesh, addr.rank, addr.host)
 }
 
-fn list<T>(out: &mut String, items: impl IntoIterator<Item = T>, mut item: impl FnMut(&mut String, T)) {
+pub(crate) fn list<T>(out: &mut String, items: impl IntoIterator<Item = T>, mut item: impl FnMut(&mut String, T)) {
     out.push('[');
     for (n, one) in items.into_iter().enumerate() {
         if n > 0 {
@@ -74,7 +74,7 @@ fn endpoint(name: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(&name[..end])
 }
 
-fn write_running(out: &mut String, one: &Running, now: Instant) {
+pub(crate) fn write_running(out: &mut String, one: &Running, now: Instant) {
     out.push('[');
     quoted(out, &endpoint(&one.name));
     let since = now.saturating_duration_since(one.since).as_secs_f64();
@@ -116,6 +116,7 @@ impl Runtime {
             Some(Inspect::Ask(Question::State)) => self.state(),
             Some(Inspect::Ask(Question::Threads)) => self.threads(),
             Some(Inspect::Ask(Question::Dump)) => self.dump(),
+            Some(Inspect::Ask(Question::Waits)) => self.waits(),
             Some(Inspect::Ask(Question::Stacks)) => {
                 self.system_inbox().push(&self.reactor, Message::new(frame.clone(), &self.memory));
                 return;

@@ -39,6 +39,7 @@ pub mod tls;
 mod unseen;
 mod usage;
 mod wait;
+mod waits;
 
 pub use agent::SpawnSpec;
 pub use calls::{Call, Outcome};

@@ -7,6 +7,7 @@
 use crate::reactor::Reactor;
 use crate::runtime::{Runtime, STREAM, lock};
 use crate::wait::Waiter;
+use crate::waits::Blocked;
 use mesh_proto::messages::Meaning;
 use mesh_proto::{ActorId, Admission, Credit, Header, HostNo, Ledger, Place, ProcAddr};
 use std::collections::HashMap;
@@ -31,6 +32,7 @@ pub struct Meter {
     addr: ProcAddr,
     mailbox: ActorId,
     state: Mutex<State>,
+    pub(crate) blocked: Blocked,
 }
 
 impl Meter {
@@ -58,6 +60,11 @@ impl Meter {
     /// The process that the mailbox is in.
     pub fn addr(&self) -> ProcAddr {
         self.addr
+    }
+
+    /// Which mailbox there.
+    pub(crate) fn mailbox(&self) -> ActorId {
+        self.mailbox
     }
 
     /// What keeps a message of `cost` bytes back: the bytes that were sent and not heard of again, and how many may be.
@@ -144,7 +151,7 @@ impl Meters {
             sweep_at.store(MANY.max(2 * shard.len()), Ordering::Relaxed);
         }
         let meter =
-            shard.entry((addr, mailbox)).or_insert_with(|| Arc::new(Meter { addr, mailbox, state: Mutex::default() }));
+            shard.entry((addr, mailbox)).or_insert_with(|| Arc::new(Meter { addr, mailbox, state: Mutex::default(), blocked: Blocked::default() }));
         (Arc::clone(meter), ask)
     }
 
@@ -153,6 +160,10 @@ impl Meters {
             lock(&self.changed).push((meter.addr, meter.mailbox));
             reactor.ring_io();
         }
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Meter>> {
+        self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
     }
 
     /// Those that have changed since the last time, and that messages of the backlog wait for.

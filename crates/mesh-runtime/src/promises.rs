@@ -2,6 +2,7 @@
 
 use crate::completion::Completion;
 use crate::runtime::lock;
+use mesh_proto::ActorId;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -36,6 +37,16 @@ impl Promises {
             kept.left = kept.open.len();
         }
         kept.open.push(Open { name: name.into(), born: Instant::now(), completion: Arc::downgrade(completion) });
+    }
+
+    /// Those that somebody waits for: since when, and on behalf of which actor.
+    pub(crate) fn waits(&self) -> Vec<(Instant, ActorId, Box<str>)> {
+        let kept = lock(&self.0);
+        let waits = |one: &Open| {
+            let (by, since) = one.completion.upgrade()?.awaited()?;
+            Some((since, by, one.name.clone()))
+        };
+        kept.open.iter().filter_map(waits).collect()
     }
 
     /// Those that somebody waits for, with the seconds since they were made.

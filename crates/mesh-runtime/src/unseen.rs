@@ -10,7 +10,7 @@ use crate::calls::{Call, Outcome, State};
 use crate::inbox::Inbox;
 use crate::message::Message;
 use crate::reactor::Reactor;
-use mesh_proto::Target;
+use mesh_proto::{ActorId, Target};
 use mesh_proto::messages::{Answer, Meaning, Name, Unlooked, Unseen as Notice};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -22,6 +22,8 @@ const FEW: usize = 64;
 /// Who was called, as people call it.
 #[derive(Debug)]
 pub struct Callee {
+    /// The actor's number.
+    pub id: ActorId,
     /// The actor's name.
     pub actor: String,
     /// The endpoint's name.

@@ -15,6 +15,8 @@ pub enum Question {
     Dump,
     /// To a proc: which thread works for which actor, and on what.
     Threads,
+    /// To a proc: who waits there, for whom, since when.
+    Waits,
     /// To an agent: which procs there are on its host; to the controller also which hosts, and what failed lately.
     Tree,
     /// To an agent: what its host and its procs use.
@@ -50,6 +52,7 @@ impl Inspect {
             Self::Ask(Question::Stacks) => b"stacks",
             Self::Ask(Question::Dump) => b"dump",
             Self::Ask(Question::Threads) => b"threads",
+            Self::Ask(Question::Waits) => b"waits",
             Self::Ask(Question::Tree) => b"tree",
             Self::Ask(Question::Usage) => b"usage",
             Self::Ask(Question::Shares) => b"shares",
@@ -83,6 +86,7 @@ impl Inspect {
             b"stacks" => Self::Ask(Question::Stacks),
             b"dump" => Self::Ask(Question::Dump),
             b"threads" => Self::Ask(Question::Threads),
+            b"waits" => Self::Ask(Question::Waits),
             b"tree" => Self::Ask(Question::Tree),
             b"usage" => Self::Ask(Question::Usage),
             b"shares" => Self::Ask(Question::Shares),

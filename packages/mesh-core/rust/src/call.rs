@@ -177,6 +177,7 @@ impl PyCall {
         }
         let until = door::deadline(timeout)?;
         let (runtime, call) = (&*self.runtime, &*self.call);
+        let _waiting = call.block();
         if !heed {
             let step = |look, signals| runtime.wait_call(call, seen, until, look, signals);
             return door::wait(py, runtime, step, until);
@@ -260,6 +261,11 @@ impl PyCall {
         if self.runtime.original().is_ok() {
             self.call.forget(&listener.core);
         }
+    }
+
+    /// Says which actor is about to wait for it.
+    fn asked_by(&self, actor: u64) {
+        self.call.asked_by(actor);
     }
 
     /// Whether it was not sent yet, since a receiver lags behind.

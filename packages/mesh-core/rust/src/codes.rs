@@ -106,7 +106,7 @@ pub(crate) fn request(one: &Bound<'_, PyAny>) -> PyResult<(Request, bool)> {
 }
 
 static QUESTIONS: Members =
-    Members::new("Question", &["STATE", "STACKS", "DUMP", "THREADS", "TREE", "USAGE", "SHARES"]);
+    Members::new("Question", &["STATE", "STACKS", "DUMP", "THREADS", "WAITS", "TREE", "USAGE", "SHARES"]);
 
 /// What a `Question` asks.
 pub(crate) fn question(one: &Bound<'_, PyAny>) -> PyResult<Question> {
@@ -115,8 +115,9 @@ pub(crate) fn question(one: &Bound<'_, PyAny>) -> PyResult<Question> {
         1 => Question::Stacks,
         2 => Question::Dump,
         3 => Question::Threads,
-        4 => Question::Tree,
-        5 => Question::Usage,
+        4 => Question::Waits,
+        5 => Question::Tree,
+        6 => Question::Usage,
         _ => Question::Shares,
     })
 }

@@ -120,6 +120,7 @@ impl PyCompletion {
         self.original(py)?;
         let until = door::deadline(timeout)?;
         let (runtime, core) = (&*self.runtime, &*self.core);
+        let _waiting = core.block();
         let heard = AtomicU64::new(runtime.alarms_heard());
         let step = |look, signals| {
             let alarms = runtime.alarms();
@@ -214,6 +215,11 @@ impl PyCompletion {
     /// Gives up waiting; false if there is an outcome.
     fn cancel(&self) -> bool {
         self.core.finish(Fate::Cancelled)
+    }
+
+    /// Says which actor is about to wait for it.
+    fn asked_by(&self, actor: u64) {
+        self.core.asked_by(actor);
     }
 
     /// Nobody in particular is asked, so nobody is missing, and no actor is.

@@ -50,6 +50,12 @@ pub(crate) fn in_coroutine(py: Python<'_>) -> PyResult<bool> {
     py.import("mesh_core._flow")?.getattr("in_coroutine")?.call0()?.extract()
 }
 
+/// The actor that the calling thread works for; 0 for none.
+fn current_actor(py: Python<'_>) -> PyResult<ActorId> {
+    let instance = py.import("mesh_core._context")?.getattr("current_instance")?.call0()?;
+    if instance.is_none() { Ok(0) } else { instance.getattr("actor_id")?.extract() }
+}
+
 impl Gate {
     pub(crate) fn new(actor: ActorId, who: Option<Py<PyAny>>) -> Self {
         Self { actor, port: None, who, meters: OnceLock::new() }
@@ -148,6 +154,7 @@ impl Gate {
                     return Ok(Passage::Now(counted));
                 }
             } else {
+                let _waiting = runtime.wait_in_room(meter, current_actor(py)?);
                 let step = |look, signals| {
                     if look { Waited::NotYet } else { runtime.wait_meter(meter, cost, bid.until, signals) }
                 };

@@ -121,9 +121,10 @@ impl PySender {
             ));
         }
         // Of messages that name nobody, Mesh's own, no failure is told.
+        let actor_id = actor;
         let callee = who.as_ref().filter(|_| request.is_call()).map(|who| {
             let actor = who.getattr("name").and_then(|name| name.extract()).unwrap_or_default();
-            Arc::new(Callee { actor, endpoint: endpoint.to_owned(), target: Arc::clone(&target) })
+            Arc::new(Callee { id: actor_id, actor, endpoint: endpoint.to_owned(), target: Arc::clone(&target) })
         });
         let gate = Gate::new(actor, who.map(Bound::unbind));
         Ok(PySender {

@@ -133,7 +133,7 @@ class ManyFuture(Future[ValueMesh[R]]):
         if not self._call.wait(max(0.0, min(ends) - time.monotonic()) if ends else None):
             if self._deadline is None or time.monotonic() < self._deadline:
                 raise self._not_yet(timeout)
-            error = self._too_late()
+            error = self._too_late(None)
             late = dict.fromkeys(self._call.missing(), error)
             self._call.cancel()
         self._complete_loss(late)

@@ -49,5 +49,8 @@ class Awaited(Coming, Protocol):
     def look_away(self) -> None:
         """Report no failure of it that nobody has looked at."""
 
+    def asked_by(self, actor: int) -> None:
+        """Say which actor is about to wait for it."""
+
     def missing(self) -> list[int]:
         """Who has not answered, of those that were asked."""

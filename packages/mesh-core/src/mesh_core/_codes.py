@@ -77,6 +77,8 @@ class Question(enum.Enum):
     """A worker: the same without the loop, which has not answered."""
     THREADS = enum.auto()
     """A worker: which thread works for which actor, and on what."""
+    WAITS = enum.auto()
+    """A process: who waits there, for whom, and since when."""
     TREE = enum.auto()
     """An agent: which processes there are on its host."""
     USAGE = enum.auto()

@@ -135,7 +135,7 @@ class Future(Generic[R]):
         if not came:
             if not last:
                 raise self._not_yet(timeout)
-            self._expire()
+            self._expire(None)
         self._settle()
 
     def _raise_failure(self) -> None:
@@ -146,22 +146,31 @@ class Future(Generic[R]):
         if error is not None:
             raise error
 
-    def _late(self) -> tuple[str, dict[str, Any]]:
+    def _late(self, waited: float | None, chain: str | None) -> tuple[str, dict[str, Any]]:
         from mesh_core._deadlines import late
 
-        said, fields = late(self._process, self._call, getattr(self._what, "__self__", None))
-        return f" ({said})" if said else "", fields
+        owner = getattr(self._what, "__self__", None)
+        said, fields = late(self._process, self._call, owner)
+        if chain is None:
+            chain = self._chain(waited)
+        return (f" ({said}{chain})" if said else ""), fields
+
+    def _chain(self, waited: float | None) -> str:
+        """What those do who have not answered, and for whom they wait. Blocks a little; not on an event loop."""
+        from mesh_core._chain import chain
+
+        return chain(self._process, self._call, getattr(self._what, "__self__", None), waited)
 
     def _not_yet(self, timeout: float | None) -> ActorTimeout:
-        said, fields = self._late()
+        said, fields = self._late(timeout, None)
         return ActorTimeout(
             f"{self._what()} has not finished within {timeout} s{said}; {self._goes_on}, and can be waited for again",
             timeout=timeout,
             **fields,
         )
 
-    def _too_late(self) -> ActorTimeout:
-        said, fields = self._late()
+    def _too_late(self, chain: str | None = "") -> ActorTimeout:
+        said, fields = self._late(self._limit, chain)
         return ActorTimeout(
             f"{self._what()} did not finish within its deadline of {round(self._limit or 0.0, 6)} s; it was cancelled{said}",
             timeout=self._limit,
@@ -187,14 +196,18 @@ class Future(Generic[R]):
             self._fail(error)
             return True
 
-    def _expire(self) -> None:
+    def _expire(self, chain: str | None = "") -> None:
         # Before the call is given up, and with it the list of those that are missing.
-        self._give_up(self._too_late())
+        self._give_up(self._too_late(chain))
 
     def _refuse_wait(self, *, awaited: bool) -> None:
         """Raise, and give the call up, where waiting for it could never end."""
+        from mesh_core._context import current_instance
         from mesh_core._waits import refused
 
+        instance = current_instance()
+        if instance is not None:
+            self._call.asked_by(instance.actor_id)
         owner = getattr(self._what, "__self__", None)
         error = refused(self._process, self._call, owner, self._what(), awaited=awaited)
         if error is not None and self._give_up(error):
@@ -312,7 +325,10 @@ class Future(Generic[R]):
                 async with asyncio.timeout(self._deadline - time.monotonic()):
                     await self._arrive()
         except TimeoutError:
-            self._expire()
+            from mesh_core._chain import is_wanted
+
+            wanted = is_wanted(self._process, self._limit)
+            self._expire(await asyncio.to_thread(self._chain, self._limit) if wanted else "")
         except asyncio.CancelledError:
             self.cancel()
             raise

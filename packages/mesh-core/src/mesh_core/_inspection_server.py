@@ -108,6 +108,7 @@ class Guest(threading.Thread):
         questions: dict[object, Callable[[Told], bool]] = {
             "describe": self._describe,
             "snapshot": self._snapshot,
+            "waits": self._waits,
             "stacks": self._stacks,
             "events": self._events,
             "logs": self._logs,
@@ -132,6 +133,11 @@ class Guest(threading.Thread):
         from mesh_core.inspect import snapshot
 
         return self.wire.tell(ok=snapshot(_seconds(told), pss=told.get("pss") is not False).as_dict())
+
+    def _waits(self, told: Told) -> bool:
+        from mesh_core.inspect import waits
+
+        return self.wire.tell(ok=waits(_seconds(told)).as_dict())
 
     def _stacks(self, told: Told) -> bool:
         from dataclasses import asdict

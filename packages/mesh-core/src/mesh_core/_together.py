@@ -309,7 +309,7 @@ class _Gathered(Future[list[Any]]):
     def _due(self) -> float | None:
         return None if self._state != _PENDING else self._watch.due()
 
-    def _expire(self) -> None:
+    def _expire(self, chain: str | None = "") -> None:
         self._watch.expire()
 
     def _check_wait(self, *, awaited: bool) -> None:
@@ -360,12 +360,12 @@ class _Gathered(Future[list[Any]]):
         for place in self._watch.pending():
             self._members[place].cancel()
 
-    def _late(self) -> tuple[str, dict[str, Any]]:
+    def _late(self, waited: float | None, chain: str | None) -> tuple[str, dict[str, Any]]:
         pending = self._watch.pending()
         if not pending:
             return "", {}
         more = f" and {len(pending) - 1} more" if len(pending) > 1 else ""
-        said, fields = self._members[pending[0]]._late()
+        said, fields = self._members[pending[0]]._late(waited, chain)
         return f" (waiting for {self._members[pending[0]]._what()}{more}{said})", fields
 
 

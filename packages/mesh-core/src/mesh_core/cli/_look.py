@@ -28,6 +28,7 @@ class LookCommand:
         for name, summary in (
             ("list", "list the jobs that run"),
             ("snapshot", "show hosts, processes and actors, and what they do"),
+            ("waits", "show who waits for whom, and where that is a circle"),
             ("events", "show what happens, until Ctrl-C or the job's end"),
             ("logs", "show what workers print, until Ctrl-C or the job's end"),
             ("stacks", "show where the Python threads of all processes stand"),
@@ -41,7 +42,7 @@ class LookCommand:
                 each.add_argument("--past", action="store_true", help="begin with those that are still kept")
             elif name == "stacks":
                 each.add_argument("mesh", nargs="?", default="", help="only the processes of this mesh")
-            if name in ("snapshot", "stacks"):
+            if name in ("snapshot", "waits", "stacks"):
                 each.add_argument(
                     "--timeout", type=float, default=2.0, metavar="SECONDS", help="wait so long for processes"
                 )
@@ -104,6 +105,9 @@ def _show(job: RunningJob, args: Namespace) -> None:
     if args.do == "snapshot":
         shot = job.snapshot(args.timeout)
         print(json.dumps({"schema": 1, **shot.as_dict()}, indent=2) if args.json else shot)
+    elif args.do == "waits":
+        graph = job.waits(args.timeout)
+        print(json.dumps({"schema": 1, **graph.as_dict()}, indent=2) if args.json else graph)
     elif args.do == "stacks":
         found = job.stacks(args.mesh, args.timeout)
         if args.json:

@@ -3,6 +3,7 @@
 ============== ==========================================================================================
 ``snapshot()`` every host, process and actor: what waits, what runs since when, how much was handled, failures
 ``events()``   what happens, as it happens
+``waits()``    who waits for whom, since when, and where that is a circle
 ``stacks()``   the Python threads of every process of a mesh, also of one that is stuck
 ``trace()``    whether calls make OpenTelemetry spans
 ``jobs()``     the jobs of this user that run on this machine
@@ -31,10 +32,12 @@ from mesh_core.inspect._events import Event, Events, events
 from mesh_core.inspect._remote import JobInfo, LogText, RunningJob, connect, jobs
 from mesh_core.inspect._snapshot import ActorState, Awaited, HostState, ProcState, Running, Snapshot, snapshot
 from mesh_core.inspect._stacks import ProcStacks, StackFrame, ThreadStack, stacks
+from mesh_core.inspect._waits import Circle, Wait, Waits, waits
 
 __all__ = [
     "ActorState",
     "Awaited",
+    "Circle",
     "Event",
     "Events",
     "HostState",
@@ -47,10 +50,13 @@ __all__ = [
     "Snapshot",
     "StackFrame",
     "ThreadStack",
+    "Wait",
+    "Waits",
     "connect",
     "events",
     "jobs",
     "snapshot",
     "stacks",
     "trace",
+    "waits",
 ]

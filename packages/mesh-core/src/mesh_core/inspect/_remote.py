@@ -18,6 +18,7 @@ from mesh_core.inspect._events import Event
 from mesh_core.inspect._rebuilt import Strange, rebuilt
 from mesh_core.inspect._snapshot import Snapshot
 from mesh_core.inspect._stacks import ProcStacks
+from mesh_core.inspect._waits import Waits
 
 T = TypeVar("T")
 
@@ -73,6 +74,10 @@ class RunningJob:
     def snapshot(self, timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
         """The whole tree at one moment, as :func:`mesh_core.inspect.snapshot` gives it there."""
         return self._ask(Snapshot, timeout, do="snapshot", timeout=timeout, pss=pss)
+
+    def waits(self, timeout: float = 1.0) -> Waits:
+        """Who waits for whom, as :func:`mesh_core.inspect.waits` tells it there."""
+        return self._ask(Waits, timeout, do="waits", timeout=timeout)
 
     def stacks(self, mesh: str = "", timeout: float = 2.0) -> tuple[ProcStacks, ...]:
         """The Python threads of all processes, the script's first; or of the mesh of processes with this name."""

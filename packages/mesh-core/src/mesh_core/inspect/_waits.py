@@ -1,0 +1,236 @@
+"""Who waits for whom: the wait-for graph of the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mesh_core import _process
+from mesh_core._chain import name_of, wanted
+from mesh_core._codes import Question
+from mesh_core._errors import MeshError
+from mesh_core._native import seat
+from mesh_core._show import counted
+from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, proc_name
+from mesh_core.inspect._circles import circles
+from mesh_core.inspect._hosts import look
+from mesh_core.inspect._table import span
+
+_MOST_SHOWN = 40
+
+Node = tuple[Addr, int]
+"""An actor: its process, and its number there; the process itself, for threads that work for no actor, is number 0."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One that waits, and for whom."""
+
+    waiter: str
+    """The actor that waits, as ``trainers[3]``; or its process, where no actor does: ``controller`` is the script."""
+    endpoint: str
+    """What the waiter runs meanwhile; empty if that is no endpoint."""
+    kind: str
+    """``call``: an endpoint's answer. ``room``: a mailbox or a link is full, so that a message cannot be sent. ``port``: a
+    value from a channel. ``promise``: a promise with a name. ``runtime``: an answer of Mesh itself."""
+    text: str
+    """For what, in words."""
+    whom: tuple[str, ...]
+    """Those who have not answered, up to eight of them."""
+    missing: int
+    """How many have not answered."""
+    seconds: float
+    """For how long."""
+    proc: str
+    """The process that the waiter lives in, as :attr:`ProcState.name`."""
+
+    def __str__(self) -> str:
+        at = f", in {self.endpoint}," if self.endpoint else ""
+        return f"{self.waiter}{at} has waited {span(self.seconds)} {self.text}"
+
+
+@dataclass(frozen=True)
+class Circle:
+    """Waits each of which is for the next one's waiter, and the last for the first's."""
+
+    waits: tuple[Wait, ...]
+    is_stuck: bool
+    """Whether it cannot end by itself: each of them handles nothing else meanwhile that could give the answer."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The wait-for graph at one moment; printed, it is a list for people: circles first, then the longest waits."""
+
+    time: float
+    """When it was taken, in seconds since the epoch."""
+    waits: tuple[Wait, ...]
+    """The longest first."""
+    circles: tuple[Circle, ...]
+    """One of each set of actors that all wait for each other."""
+    silent: tuple[str, ...]
+    """Processes that have not told, and why; who waits there is not known."""
+    left_out: int
+    """How many waits are not in the list: a process tells its longest thousand."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain dicts, lists, strings and numbers, ready for JSON."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        when = time.strftime("%H:%M:%S", time.localtime(self.time))
+        lines = [
+            f"{counted(len(self.waits) + self.left_out, 'wait')}, {counted(len(self.circles), 'circle')} at {when}"
+        ]
+        for circle in self.circles:
+            lines.append(f"a circle{', in which none can go on' if circle.is_stuck else ''}:")
+            lines += [f"  {wait}" for wait in circle.waits]
+        if self.waits:
+            lines.append("waits, the longest first:")
+            lines += [f"  {wait}" for wait in self.waits[:_MOST_SHOWN]]
+        hidden = (
+            len(self.waits) - _MOST_SHOWN + self.left_out if len(self.waits) > _MOST_SHOWN else self.left_out
+        )
+        if hidden:
+            lines.append(f"  … {hidden:,} more")
+        lines += [f"not known: {one}" for one in self.silent]
+        return "\n".join(lines)
+
+    __str__ = __repr__
+
+
+def waits(timeout: float = 1.0) -> Waits:
+    """Look who waits for whom in the whole job: the first thing to ask of a program that hangs.
+
+    Works from the script and inside actors alike. Processes answer without running any Python; those that have not answered
+    after ``timeout`` seconds are named in :attr:`Waits.silent`.
+
+    >>> from mesh_core import Actor, Channel, endpoint, inspect, this_host
+    >>> class Reader(Actor):
+    ...     @endpoint
+    ...     def read(self, receiver_of):
+    ...         port, receiver = Channel.open()
+    ...         receiver_of.send(port)
+    ...         return receiver.recv().get()
+    >>> with this_host().spawn_procs() as procs:
+    ...     port, receiver = Channel.open()
+    ...     answer = procs.spawn("reader", Reader).read.call_one(port)
+    ...     other = receiver.recv().get(timeout=30)
+    ...     (wait,) = [one for one in inspect.waits().waits if one.waiter == "reader"]
+    ...     _ = other.send(5)
+    ...     wait.endpoint, wait.text, answer.get(timeout=30)
+    ('read', 'for a value from a channel', 5)
+    """
+    process = _process.current()
+    deadline = time.monotonic() + timeout
+    tree = look(process, deadline, pss=False)
+    if tree is None:
+        raise MeshError(
+            f"the controller did not answer within {timeout} s, and only it knows all processes; "
+            "it may be stopped by a signal, or very busy: try a longer timeout"
+        )
+    here = process.identity.host_no
+    names = {mesh: name for mesh, (name, _) in tree.titles.items()}
+    pids: dict[Addr, int | None] = {ROOT: None}
+    silent = []
+    for (mesh, rank, host), stage, pid, *_ in tree.procs:
+        if stage not in ("running", "stopping"):
+            continue
+        if host == here and is_stopped(pid):
+            silent.append(f"{proc_name(process, (mesh, rank, host), names)}, which a signal has stopped")
+        else:
+            pids[mesh, rank, host] = pid if host == here else None
+    answers = ask(process, Question.WAITS, pids, deadline)
+    silent += [
+        f"{proc_name(process, addr, names)}, which has not answered within {timeout:g} s"
+        for addr in pids
+        if addr not in answers
+    ]
+    silent += [
+        f"host {host.name}, which is {host.state}" for host in tree.hosts.values() if host.state not in _WELL
+    ]
+    return _Graph(process, names, answers).read(tuple(silent))
+
+
+_SETTLED_S = 0.1
+"""What was sent so long ago has been begun, or has to wait."""
+_WELL = ("running", "suspect")
+
+
+class _Graph:
+    def __init__(
+        self, process: _process.Process, names: dict[int, str], answers: Mapping[Addr, dict[str, Any]]
+    ) -> None:
+        self._process = process
+        self._names = names
+        self._answers = answers
+        self._actors: dict[Node, dict[str, Any]] = {
+            (addr, actor["id"]): actor
+            for addr, answer in answers.items()
+            for actor in answer["actors"]
+            if actor["id"]
+        }
+
+    def _name(self, node: Node, known: str = "") -> str:
+        addr, number = node
+        actor = self._actors.get(node)
+        if actor is not None:
+            return name_of(actor)
+        if number and known:
+            return f"{known}[{seat(self._process.runtime, *addr)[1]}]"
+        return proc_name(self._process, addr, self._names)
+
+    def _wait(self, addr: Addr, told: dict[str, Any]) -> tuple[Node, Wait, list[Node]]:
+        node: Node = (addr, told["by"] if (addr, told["by"]) in self._actors else 0)
+        running = self._actors[node]["running"] if node in self._actors else []
+        whom: list[Node] = []
+        if told["kind"] in ("call", "room"):
+            whom = [((mesh, rank, host), told["actor"]) for mesh, rank, host in told["whom"]]
+        named = tuple(self._name(one, told.get("name", "")) for one in whom)
+        missing = told.get("missing", len(whom))
+        known = ", ".join(named[:2])
+        said = known if missing <= 2 else f"{named[0]} and {missing - 1} more" if named else ""
+        wait = Wait(
+            waiter=self._name(node),
+            endpoint=max(running, key=lambda one: one[1], default=("",))[0],
+            kind=told["kind"],
+            text=wanted(told, said or None),
+            whom=named,
+            missing=missing,
+            seconds=told["seconds"],
+            proc=proc_name(self._process, addr, self._names),
+        )
+        return node, wait, whom
+
+    def read(self, silent: tuple[str, ...]) -> Waits:
+        edges: dict[tuple[Node, Node], Wait] = {}
+        graph: dict[Node, list[Node]] = {}
+        all_waits = []
+        for addr, answer in self._answers.items():
+            for told in answer["waits"]:
+                node, wait, whom = self._wait(addr, told)
+                all_waits.append(wait)
+                # What threads without an actor wait for nobody waits for in turn.
+                for one in whom if node[1] else ():
+                    graph.setdefault(node, []).append(one)
+                    edges.setdefault((node, one), wait)
+        found = []
+        for circle in circles(graph):
+            around = [edges[node, circle[(n + 1) % len(circle)]] for n, node in enumerate(circle)]
+            settled = all(wait.seconds >= _SETTLED_S for wait in around)
+            found.append(Circle(tuple(around), settled and all(self._is_stuck(node) for node in circle)))
+        all_waits.sort(key=lambda wait: -wait.seconds)
+        return Waits(
+            time=time.time(),
+            waits=tuple(all_waits),
+            circles=tuple(found),
+            silent=silent,
+            left_out=sum(answer["left_out"] for answer in self._answers.values()),
+        )
+
+    def _is_stuck(self, node: Node) -> bool:
+        """Whether an actor does nothing but wait: then what it was asked is what waits, or stands behind that."""
+        actor = self._actors.get(node)
+        return actor is not None and len(actor["running"]) == 1
