@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from core_refs import kept
 
@@ -31,10 +31,29 @@ def _marked(n: int, seen: tuple[int, ...]) -> Marked:
     return Marked(n, (*seen, os.getpid()))
 
 
+class ForActorsOnly:
+    """A value that can be unpickled only where there is a worker."""
+
+    def __init__(self, ref: Ref[bytearray] | None) -> None:
+        self.ref = ref
+
+    def __reduce__(self) -> Any:
+        return _for_actors_only, (self.ref,)
+
+
+def _for_actors_only(ref: Ref[bytearray] | None) -> ForActorsOnly:
+    if not Worker.places:
+        raise StopIteration
+    return ForActorsOnly(ref)
+
+
 class Worker(Actor):
     """Each endpoint is for a stage."""
 
+    places: ClassVar[list[int]] = []
+
     def __init__(self) -> None:
+        self.places.append(os.getpid())
         self.made = 0
         self.log: list[str] = []
         self.over = asyncio.Event()
@@ -114,6 +133,20 @@ class Worker(Actor):
     @endpoint
     def pass_on(self, marked: Marked) -> Marked:
         return marked
+
+    @endpoint
+    def for_actors_only(self, given: tuple[int, bool]) -> ForActorsOnly | None:
+        n, with_ref = given
+        return ForActorsOnly(put(bytearray(10_000)) if with_ref else None) if n else None
+
+    @endpoint
+    def for_actors_only_each(self, given: tuple[int, bool]) -> Iterator[ForActorsOnly | None]:
+        n, with_ref = given
+        yield ForActorsOnly(put(bytearray(10_000)) if with_ref else None) if n else None
+
+    @endpoint
+    def is_for_actors(self, value: object) -> bool:
+        return isinstance(value, ForActorsOnly)
 
     @endpoint
     def divide(self, n: int) -> float:

@@ -68,6 +68,7 @@ def test_stage_without_replicas_ends_the_run(procs: ProcMesh) -> None:
     )
     with pytest.raises(StageError, match=r"stage 'one\.die' has lost all"):
         list(pipeline.run(itertools.chain([1, 2], itertools.repeat(5))))
+    join_pool_thread()
     assert not pipeline._replicas
 
 

@@ -469,6 +469,38 @@ def test_ctrl_c_ends_the_wait_for_room(script: Callable[..., Script]) -> None:
     assert run.finish()[0].split("\n")[:-1] == ["interrupted", "1"]
 
 
+@pytest.mark.slow
+def test_room_that_comes_at_the_last_moment_is_used_or_given_back(script: Callable[..., Script]) -> None:
+    run = script(
+        """
+        import random, threading
+        from mesh_core import configure, put, RefStoreFull
+        from mesh_core._process import current
+
+        configure(ref_budget=1 << 20)
+
+        def work(seed):
+            chance = random.Random(seed)
+            for _ in range(60):
+                try:
+                    put(bytearray(chance.randrange(50, 500) << 10), timeout=chance.choice([0.0005, 0.001, 0.01, None]))
+                except RefStoreFull:
+                    pass
+                except Exception as error:
+                    print(repr(error))
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        ref = put(bytearray(1_000_000), timeout=5)
+        print(current().runtime.counts()["kept"])
+        """
+    )
+    assert run.finish()[0].split("\n")[:-1] == ["1"]
+
+
 # Results that stay.
 
 

@@ -247,10 +247,10 @@ def _wait(process: _process.Process, putting: Putting, timeout: float | None) ->
     try:
         _waiting(process, putting, room).get(timeout)
     except ActorTimeout as error:
-        late = not room.done()
+        if room.done():
+            _found(room)
+            return  # It came at the last moment.
         putting.give_up()
-        if not late:
-            raise  # somebody else's
         raise _too_late(process, putting, timeout) from error
     except BaseException:
         putting.give_up()

@@ -6,6 +6,7 @@ from functools import partial
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._outcomes import load
 from mesh_core._refs import Ref, capture
 from mesh_core._serialize import dumps, loads
 
@@ -37,9 +38,9 @@ class Packed:
 
     @classmethod
     def come(cls, message: Message) -> Packed:
-        """What a stage has answered."""
+        """What a stage has answered; an error where references are in it and it cannot be unpickled here."""
         if message.has_refs:
-            return cls.of(message.load())  # Which takes the references out of the message.
+            return cls.of(load(message))  # Which takes the references out of the message.
         return cls(*message.raw(), [])
 
     def load(self) -> Any:

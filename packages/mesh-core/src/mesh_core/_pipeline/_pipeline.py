@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mesh_core._adverbs import Endpoint
 from mesh_core._errors import ActorTimeout, MeshError
-from mesh_core._pipeline._packed import Packed
+from mesh_core._pipeline._flow import Item
 from mesh_core._pipeline._replicas import Replicas
 from mesh_core._pipeline._running import Core, Rules
 from mesh_core._pool._following import Following, Steps
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mesh_core._future import Future
+    from mesh_core._pipeline._packed import Packed
     from mesh_core._pipeline._quarantine import Quarantined
     from mesh_core._pipeline._stats import PipelineStats
 
 _END: Any = object()
+_SPOILED: Any = object()
 _LEAST_AHEAD = 64 << 10
 
 
@@ -40,7 +42,7 @@ class Stage:
         per_rank: how many items each actor has at the same time, as for a pool.
         retries: how often an item may be begun again if its replica dies. A generator is begun again only if nothing that it
             has yielded was read.
-        timeout: seconds that one item may take.
+        timeout: seconds that one item may take, without those in which a generator waits for room.
         on_crash: what becomes of a replica that dies, as for a pool.
         name: what statistics and errors call the stage; ``"models.infer"`` if nothing is given.
     """
@@ -219,12 +221,13 @@ class PipelineRun:
                 self._feed()
                 with Steps() as steps:
                     found = self._core.take()
-                    if found is not None and not isinstance(found, Packed):
+                    if found is not None and not isinstance(found, Item):
                         self._wait(found, steps)
                         continue
                 if found is None:
                     raise StopIteration
-                return self._given(found)
+                if (value := self._given(found)) is not _SPOILED:
+                    return value
 
     def __aiter__(self) -> Self:
         return self
@@ -237,14 +240,19 @@ class PipelineRun:
                 found = self._core.take()
                 if found is None:
                     raise StopAsyncIteration
-                if isinstance(found, Packed):
-                    return self._given(found)
-                await found
+                if not isinstance(found, Item):
+                    await found
+                elif (value := self._given(found)) is not _SPOILED:
+                    return value
 
-    def _given(self, packed: Packed) -> Any:
+    def _given(self, item: Item[Packed]) -> Any:
         with Steps():
             self._core.pump()
-        value = packed.load()
+        try:
+            value = item.value.load()
+        except MeshError as error:
+            self._core.spoiled(item, error)
+            return _SPOILED
         self._turn("loop")
         return value
 

@@ -15,7 +15,7 @@ from mesh_core._outcomes import error_of, value_of
 from mesh_core._pipeline._flow import Flow, Item
 from mesh_core._pipeline._packed import Packed
 from mesh_core._pipeline._quarantine import Quarantined, StageError, quarantined
-from mesh_core._pipeline._stats import SOURCE, Clock, Meter, PipelineStats
+from mesh_core._pipeline._stats import RESULTS, SOURCE, Clock, Meter, PipelineStats
 from mesh_core._pool._tasks import _is_crash
 from mesh_core._promise import Promise
 
@@ -53,7 +53,7 @@ class Running:
 class Job:
     """One item at one stage: it asks for a turn, and has a replica work."""
 
-    __slots__ = ("_future", "_n", "_place", "_stream", "core", "item", "stage")
+    __slots__ = ("_future", "_held", "_n", "_place", "_stream", "core", "item", "stage", "stuck_since")
 
     def __init__(self, core: Core, stage: Running, item: Item[Packed]) -> None:
         self.core = core
@@ -64,6 +64,9 @@ class Job:
         self._stream: Stream[Any] | None = None
         self._n = 0
         """How many of its generator's values were read."""
+        self.stuck_since = 0.0
+        self._held = 0.0
+        """For how long what its generator has yielded could not be read: its deadline is that much later."""
 
     @property
     def read(self) -> int:
@@ -139,8 +142,8 @@ class Job:
         if self._stream is not None:
             self.go_on()
             return
-        error = future.exception()
-        self.core.finished(self, error, None if error is not None else Packed.come(future.get()))
+        error, packed = _outcome(future)
+        self.core.finished(self, error, packed)
 
     def go_on(self) -> None:
         """Read what the generator has yielded, as long as there is room."""
@@ -157,14 +160,25 @@ class Job:
                 return
             if not core.may_read(self):
                 return
-            error = future.exception()
-            if error is not None:
+            error, packed = _outcome(future)
+            if packed is None:
+                # A generator that goes on would do so for nobody.
+                self.cancel()
                 core.finished(self, error, None)
                 return
-            packed = Packed.come(future.get())
             # The next one first: nothing may refer to what was read.
             self._future = stream._make(self._n + 1)
+            if self._future._deadline is not None:
+                self._future._deadline += self._held
             core.has_read(self, packed)
+
+    def resume(self) -> None:
+        """What its generator has yielded can be read again."""
+        held = time.monotonic() - self.stuck_since
+        self._held += held
+        if self._future is not None and self._future._deadline is not None:
+            self._future._deadline += held
+        self.go_on()
 
     def counted(self) -> None:
         """A value was read."""
@@ -189,6 +203,16 @@ class Job:
         """Give the turn back."""
         if self._place is not None:
             self.stage.replicas.turns.back(self._place, error)
+
+
+def _outcome(future: Future[Any]) -> tuple[BaseException | None, Packed | None]:
+    error = future.exception()
+    if error is None:
+        try:
+            return None, Packed.come(future.get())
+        except BaseException as failed:  # noqa: BLE001 - it is the item's outcome
+            error = failed
+    return error, None
 
 
 def _message(outcome: Any, index: int, who: Any) -> Message:
@@ -285,7 +309,7 @@ class Core:
         for job in begun:
             job.stage.replicas.turns.ask(job)
         for job in reads:
-            job.go_on()
+            job.resume()
         if news is not None:
             news.set_result(None)
         if left is not None:
@@ -335,6 +359,7 @@ class Core:
             if self.is_over or self._may_read(job):
                 return True
             self.tick(job.stage)
+            job.stuck_since = time.monotonic()
             job.stage.stuck[job] = None
             job.stage.meter.stuck = len(job.stage.stuck)
         return False
@@ -395,20 +420,26 @@ class Core:
     def _set_aside(
         self, stage: str, packed: Packed | None, index: int, error: BaseException, attempts: int
     ) -> None:
+        ends = self._aside(stage, packed, index, error, attempts)
+        if ends is not None:
+            self._stop(ends)
+
+    def _aside(
+        self, stage: str, packed: Packed | None, index: int, error: BaseException, attempts: int
+    ) -> StageError | None:
+        """Set an item aside; returns the error that is to end the run, if one is."""
         size = 0 if packed is None else packed.size
         keep = self._kept + size <= self.rules.max_bytes
         bad = quarantined(stage, packed, index, error, attempts=attempts, keep=keep)
         if not self.rules.quarantine:
-            self._stop(StageError.of(bad))
-            return
+            return StageError.of(bad)
         self._kept += size if keep else 0
         self.quarantined.append(bad)
-        if len(self.quarantined) > self.rules.most_quarantined:
-            self._stop(
-                StageError.of(
-                    bad, f"; {len(self.quarantined)} items have failed, and most_quarantined is less"
-                )
-            )
+        if len(self.quarantined) <= self.rules.most_quarantined:
+            return None
+        return StageError.of(
+            bad, f"; {len(self.quarantined)} items have failed, and most_quarantined is less"
+        )
 
     def hopeless(self, job: Job, error: BaseException) -> None:
         """A stage has no replicas left."""
@@ -457,7 +488,7 @@ class Core:
 
     # Results.
 
-    def take(self) -> Packed | Future[None] | None:
+    def take(self) -> Item[Packed] | Future[None] | None:
         """The next result; None at the end; or a future of when there is something to do."""
         with self.lock:
             if self._error is not None:
@@ -467,9 +498,8 @@ class Core:
             if self.is_over:
                 return None
             if self.flow.ready:
-                item = self.flow.take()
                 self._taken += 1
-                return item.value
+                return self.flow.take()
             if self._news is None:
                 self._news = Promise(f"a result of {self.name}")
                 if self._is_news():
@@ -477,6 +507,15 @@ class Core:
                     news, self._news = self._news, None
                     return news.future
             return self._news.future
+
+    def spoiled(self, item: Item[Packed], error: MeshError) -> None:
+        """A result that was taken cannot be unpickled here."""
+        with self.lock:
+            self._taken -= 1
+            # The run may be over with it.
+            ends = self._aside(RESULTS, item.value, item.key[0], error, 1)
+        if ends is not None:
+            raise ends
 
     # The end.
 

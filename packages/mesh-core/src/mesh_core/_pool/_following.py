@@ -73,6 +73,9 @@ class Followers:
         self._lock = threading.RLock()
         self._futures: dict[int, Future[Any]] = {}
         self.list: Completion = process.runtime.completion()
+        done: Promise[None] = Promise()
+        done.set_result(None)
+        self._any = done.future
         self.taken = 0
 
     def add(self, token: int, future: Future[Any]) -> None:
@@ -80,6 +83,11 @@ class Followers:
         with self._lock:
             self._futures[token] = future
             future._listen(self.list, token)
+
+    def wake(self) -> None:
+        """Whoever waits for the list looks at it, and waits anew."""
+        with self._lock:
+            self._any._listen(self.list, _WAKE)
 
     def again(self, token: int) -> None:
         """Once more, after it has progressed."""
@@ -156,13 +164,22 @@ class Following:
             self._then[token] = then
             if late is not None:
                 self._late[token] = late
-            until = future._deadline if until is None else until
-            if until is not None:
-                heapq.heappush(self._deadlines, (until, token))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="mesh-pool", daemon=True)
                 self._thread.start()
         self._followers.add(token, future)
+        until = future._deadline if until is None else until
+        if until is not None:
+            # Not before: a deadline of what is not followed is taken for one that is over.
+            self._note(until, token)
+
+    def _note(self, until: float, token: int) -> None:
+        with self._lock:
+            heapq.heappush(self._deadlines, (until, token))
+            is_next = self._deadlines[0][1] == token
+        if is_next:
+            # Whoever waits now knows of later ones at most.
+            self._followers.wake()
 
     def soon(self, then: Callable[[], object]) -> None:
         """Call ``then`` there."""
