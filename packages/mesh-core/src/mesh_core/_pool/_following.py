@@ -14,8 +14,10 @@ import logging
 import threading
 import time
 import weakref
+from _thread import get_ident
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from mesh_core import _native
 from mesh_core._errors import MeshError
@@ -24,13 +26,15 @@ from mesh_core._process import holder
 from mesh_core._promise import Promise
 
 if TYPE_CHECKING:
-    from mesh_core._future import Future
     from mesh_core._native import Completion
+    from mesh_core._pool._items import Arrivals
     from mesh_core._process import Process
 
-_BUSY_S = 0.001
+_BUSY_S = 0.004
 _IDLE_S = 0.02
 """How long the thread leaves a waiting thread alone before it looks again, and the second after nothing has happened for as long."""
+_HANDOVER_S = 0.005
+"""How long a thread that is to wait stands by for the other to leave off."""
 _LINGER_S = 0.05
 """How long the thread stays when there is nothing to be done."""
 _LONGEST = 50_000
@@ -43,17 +47,38 @@ class Steps(Interrupts):
     """A ``with`` block that is done as a whole; Ctrl-C and SIGTERM end its :meth:`wait`, or are raised after it."""
 
     def __init__(self) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
+        is_main = get_ident() == threading.main_thread().ident
         super().__init__(holder().sigterm if is_main else None)
 
     def wait(self, wait: Callable[[], object]) -> None:
         """Wait as anywhere else."""
-        with self.raised():
+        # As `raised` does, which takes longer.
+        self._raises = True
+        try:
+            if self._kept:
+                self._raise()
             if self._sigterm is None:
                 wait()
             else:
                 with self._sigterm.raised():
                     wait()
+        finally:
+            self._raises = False
+
+
+class Followed(Protocol):
+    """What can be followed: a future, or what stands for one."""
+
+    @property
+    def _deadline(self) -> float | None: ...
+
+    def _listen(self, listener: Completion, token: int) -> None: ...
+
+    def _forget(self, listener: Completion) -> None: ...
+
+    def _progress(self) -> bool: ...
+
+    def _expire(self) -> None: ...
 
 
 class User(Protocol):
@@ -71,11 +96,11 @@ class Followers:
         self._process = process
         # Reentrant: a collection of garbage may give up tasks at any place.
         self._lock = threading.RLock()
-        self._futures: dict[int, Future[Any]] = {}
+        self._futures: dict[int, Followed] = {}
         self.list: Completion = process.runtime.completion()
         self.taken = 0
 
-    def add(self, token: int, future: Future[Any]) -> None:
+    def add(self, token: int, future: Followed) -> None:
         """Have the token in the list when the future is done, or has progressed."""
         with self._lock:
             self._futures[token] = future
@@ -88,7 +113,7 @@ class Followers:
             if future is not None:
                 future._listen(self.list, token)
 
-    def get(self, token: int) -> Future[Any] | None:
+    def get(self, token: int) -> Followed | None:
         """The future of a token."""
         return self._futures.get(token)
 
@@ -130,6 +155,10 @@ class Following:
         """What is done when a deadline passes, where that is not the end of the future."""
         self._deadlines: list[tuple[float, int]] = []
         self._helped = 0.0
+        self._is_serving = False
+        """The thread has the duty."""
+        self._nudge = process.runtime.completion()
+        self._nudge.set(None, False, 0)
         self._thread: threading.Thread | None = None
         self._closed = False
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
@@ -141,7 +170,7 @@ class Following:
 
     def follow(
         self,
-        future: Future[Any],
+        future: Followed,
         then: Callable[[], object],
         until: float | None = None,
         late: Callable[[], object] | None = None,
@@ -191,9 +220,11 @@ class Following:
                 continue
             if self._closed:
                 return
+            self._is_serving = True
             try:
                 is_idle = self._work()
             finally:
+                self._is_serving = False
                 self._duty.release()
             with self._lock:
                 if is_idle and not self._then:
@@ -220,9 +251,7 @@ class Following:
         if steps is None:
             with Steps() as own:
                 return self.help(coming, seen, own)
-        if self._closed or not self._duty.acquire(blocking=False):
-            # The thread is at it: it is to leave off soon.
-            self._helped = time.monotonic()
+        if self._closed or not self._take_duty():
             return False
         try:
             self._work_until(coming, seen, steps)
@@ -231,6 +260,39 @@ class Following:
             self._helped = time.monotonic()
             self._duty.release()
         return True
+
+    def _take_duty(self) -> bool:
+        if self._duty.acquire(blocking=False):
+            return True
+        # The thread is at it: it is to leave off now. Others that wait are not.
+        self._helped = time.monotonic()
+        if not self._is_serving:
+            return False
+        self._nudge.note(self._followers.list, _WAKE)
+        # In a block that Ctrl-C leaves alone: nothing comes between this and what gives it back.
+        return self._duty.acquire(timeout=_HANDOVER_S)
+
+    def help_with(self, arrivals: Arrivals, is_over: Callable[[], bool], steps: Steps) -> bool:
+        """Do here what there is to do until the outcomes are there that are waited for; false if another thread does it."""
+        if self._closed or not self._take_duty():
+            return False
+        arrivals.helper = get_ident()
+        followers = self._followers
+        try:
+            while True:
+                left = self._step()
+                if self._closed or is_over():
+                    return True
+                told = followers.list
+                arrivals.tell(told, _WAKE)
+                # Another thread may have brought one about before the bell was there.
+                if is_over():
+                    return True
+                steps.wait(partial(told.wait, left, followers.taken))
+        finally:
+            arrivals.helper = 0
+            self._helped = time.monotonic()
+            self._duty.release()
 
     def _work_until(self, coming: Completion, seen: int | None, steps: Steps) -> None:
         followers = self._followers
@@ -255,7 +317,7 @@ class Following:
                 self._heed(token, future)
         return left
 
-    def _heed(self, token: int, future: Future[Any]) -> None:
+    def _heed(self, token: int, future: Followed) -> None:
         try:
             if not future._progress():
                 self._followers.again(token)
