@@ -52,11 +52,14 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._handles:
+            self._handles = False
             _signal.signal(_SIGINT, _signal.default_int_handler)
         if self._sigterm is not None:
             self._sigterm.let_go()
-        if self._kept and error is None:
-            raise KeyboardInterrupt
+        if self._kept:
+            self._kept = False
+            if error is None:
+                raise KeyboardInterrupt
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._kept = True

@@ -47,7 +47,9 @@ class Steps(Interrupts):
     """A ``with`` block that is done as a whole; Ctrl-C and SIGTERM end its :meth:`wait`, or are raised after it."""
 
     def __init__(self) -> None:
-        is_main = get_ident() == threading.main_thread().ident
+        self.thread = get_ident()
+        """Whose it is; that thread may enter it again and again."""
+        is_main = self.thread == threading.main_thread().ident
         super().__init__(holder().sigterm if is_main else None)
 
     def wait(self, wait: Callable[[], object]) -> None:
@@ -96,30 +98,31 @@ class Followers:
         self._process = process
         # Reentrant: a collection of garbage may give up tasks at any place.
         self._lock = threading.RLock()
-        self._futures: dict[int, Followed] = {}
+        self.futures: dict[int, Followed] = {}
+        """By token."""
         self.list: Completion = process.runtime.completion()
         self.taken = 0
 
     def add(self, token: int, future: Followed) -> None:
         """Have the token in the list when the future is done, or has progressed."""
         with self._lock:
-            self._futures[token] = future
+            self.futures[token] = future
             future._listen(self.list, token)
 
     def again(self, token: int) -> None:
         """Once more, after it has progressed."""
         with self._lock:
-            future = self._futures.get(token)
+            future = self.futures.get(token)
             if future is not None:
                 future._listen(self.list, token)
 
     def get(self, token: int) -> Followed | None:
         """The future of a token."""
-        return self._futures.get(token)
+        return self.futures.get(token)
 
     def remove(self, token: int) -> None:
         """It is done. A token that was in two lists comes once more, and means nothing."""
-        self._futures.pop(token, None)
+        self.futures.pop(token, None)
 
     def take(self) -> int | None:
         """The next token. One thread at a time."""
@@ -134,12 +137,12 @@ class Followers:
         with self._lock:
             old, self.list, self.taken = self.list, self._process.runtime.completion(), 0
             # What is done tells the new list at once, whatever it has told the old one.
-            for token, future in self._futures.items():
+            for token, future in self.futures.items():
                 future._forget(old)
                 future._listen(self.list, token)
 
     def __len__(self) -> int:
-        return len(self._futures)
+        return len(self.futures)
 
 
 class Following:
@@ -312,7 +315,7 @@ class Following:
         left = self._expire() if self._deadlines else None
         followers = self._followers
         while (token := followers.take()) is not None:
-            future = followers.get(token)
+            future = followers.futures.get(token)
             if future is not None:
                 self._heed(token, future)
         return left
@@ -322,7 +325,7 @@ class Following:
             if not future._progress():
                 self._followers.again(token)
                 return
-            self._followers.remove(token)
+            self._followers.futures.pop(token, None)
             if self._late:
                 self._late.pop(token, None)
             self._then.pop(token)()

@@ -79,13 +79,11 @@ class Item(Work):
 
     def _keep(self, value: Any) -> None:
         self._value = value
-        self._came()
+        self.is_over = True
+        self._arrivals.came(self)
 
     def _break(self, error: BaseException) -> None:
         self._error = error
-        self._came()
-
-    def _came(self) -> None:
         self.is_over = True
         self._arrivals.came(self)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from _thread import get_ident
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -57,6 +58,11 @@ class Results(ABC, Generic[R]):
         self._ahead = ahead
         self._ended = False
         self._numbers = itertools.count()
+        self._open: dict[int, Any] = {}
+        """What was begun and not taken, by number."""
+        self._steps: Steps | None = None
+        self._last: Call | None = None
+        """The call that was begun last."""
         self._held: Any = _END
         self._bar: Bar | None = None
         if bar:
@@ -70,11 +76,6 @@ class Results(ABC, Generic[R]):
     @abstractmethod
     def _begin(self, value: tuple[Any, ...], call: Call) -> None:
         """Begin a task."""
-
-    @property
-    @abstractmethod
-    def _count(self) -> int:
-        """How many tasks were begun and not taken."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
@@ -98,14 +99,13 @@ class Results(ABC, Generic[R]):
 
     # Feeding.
 
-    @property
     def _limit(self) -> int:
-        return self._ahead if self._ahead is not None else max(_AHEAD * self._pool._turns, 1)
+        return self._ahead or _AHEAD * self._pool._turns or 1
 
-    def _draw(self) -> bool:
+    def _draw(self, limit: int) -> bool:
         """Whether there is a value to begin a task with, and room for it, as far as is known; or nothing is under way."""
         if self._held is _END:
-            if self._ended or self._count >= self._limit:
+            if self._ended or len(self._open) >= limit:
                 return False
             if self._values is None:
                 raise TypeError("these values are asynchronous: use `async for`")
@@ -113,30 +113,33 @@ class Results(ABC, Generic[R]):
             if self._held is _END:
                 self._ended = True
                 return False
-        return not (self._pool._runner.is_full and self._count)
+        return not (self._pool._runner.is_full and self._open)
 
     def _advance(self) -> None:
         """Begin as many tasks as may be, and wait for a result; waits for room only if nothing is under way."""
-        runner = self._pool._runner
-        while self._draw():
-            with Steps() as steps:
+        runner, limit = self._pool._runner, self._limit()
+        steps = self._steps
+        if steps is None or steps.thread != get_ident():
+            steps = self._steps = Steps()
+        while self._draw(limit):
+            with steps:
                 if not self._try_begin(steps):
                     break
-                if self._count >= self._limit or runner.is_full:
+                if len(self._open) >= limit or runner.is_full:
                     # Within the same steps: each such block takes its time.
                     if not self._is_ready():
                         self._wait(steps)
                     return
-        if self._count and not self._is_ready():
-            with Steps() as steps:
+        if self._open and not self._is_ready():
+            with steps:
                 self._wait(steps)
 
     def _try_begin(self, steps: Steps) -> bool:
         """Begin a task with the value that is held; false if there is no room, and something is under way."""
         value = self._held
-        call = self._pool._call(self._endpoint, value, {})
+        call = self._call(value)
         try:
-            room = self._pool._runner.room(wait=not self._count)
+            room = self._pool._runner.room(wait=not self._open)
         except MailboxFull:
             return False
         if room is not None:
@@ -145,8 +148,17 @@ class Results(ABC, Generic[R]):
         self._begin(value, call)
         return True
 
+    def _call(self, value: tuple[Any, ...]) -> Call:
+        last = self._last
+        if last is None:
+            call = self._pool._call(self._endpoint, value, {})
+        else:
+            call = self._pool._call_again(self._endpoint, last, value)
+        self._last = call
+        return call
+
     async def _fill_async(self) -> None:
-        while not self._ended and self._count < self._limit:
+        while not self._ended and len(self._open) < self._limit():
             if self._held is _END:
                 if self._values is not None:
                     self._held = next(self._values, _END)
@@ -157,9 +169,9 @@ class Results(ABC, Generic[R]):
             if value is _END:
                 self._ended = True
                 return
-            call = self._pool._call(self._endpoint, value, {})
+            call = self._call(value)
             try:
-                room = self._pool._runner.room(wait=not self._count)
+                room = self._pool._runner.room(wait=not self._open)
             except MailboxFull:
                 return
             if room is not None:
@@ -175,7 +187,7 @@ class Results(ABC, Generic[R]):
     def __next__(self) -> R:
         try:
             self._advance()
-            if self._count:
+            if self._open:
                 return self._taken()
         except BaseException:
             self.close()
@@ -189,9 +201,9 @@ class Results(ABC, Generic[R]):
     async def __anext__(self) -> R:
         try:
             await self._fill_async()
-            if self._count and not self._is_ready():
+            if self._open and not self._is_ready():
                 await self._wait_async()
-            if self._count:
+            if self._open:
                 return self._taken()
         except BaseException:
             self.close()
@@ -226,7 +238,7 @@ class Results(ABC, Generic[R]):
 
     def __del__(self) -> None:
         # A forked copy has nothing to cancel.
-        if hasattr(self, "_pool") and self._count and self._pool._process.pid == os.getpid():
+        if hasattr(self, "_pool") and self._open and self._pool._process.pid == os.getpid():
             with contextlib.suppress(MeshError):
                 self.close()
 
@@ -255,7 +267,6 @@ class _Items(Results[R]):
         ahead: int | None,
         bar: bool,
     ) -> None:
-        self._open: dict[int, Item] = {}
         self._arrivals = Arrivals(pool._process, f"results of {pool._runner.name}")
         super().__init__(pool, endpoint, values, ahead, bar)
 
@@ -264,10 +275,6 @@ class _Items(Results[R]):
         item = Item(pool._runner, call, pool._options.retries, next(self._numbers), self._arrivals)
         pool._runner.begin(item)
         self._open[item.number] = item
-
-    @property
-    def _count(self) -> int:
-        return len(self._open)
 
     def _is_over(self) -> bool:
         return not self._open or self._is_ready()
@@ -304,15 +311,14 @@ class Ordered(_Items[R]):
     """In the order of the values."""
 
     def _first(self) -> Item:
-        return next(iter(self._open.values()))
+        first: Item = next(iter(self._open.values()))
+        return first
 
     def _want(self) -> None:
         self._arrivals.wanted = self._first()
 
     def _is_ready(self) -> bool:
-        for item in self._open.values():
-            return item.is_over
-        return False
+        return bool(self._open) and self._first().is_over
 
     def _take(self) -> R:
         item = self._first()
@@ -346,7 +352,6 @@ class Completed(Results[tuple[Any, "Future[Any]"]]):
         ahead: int | None,
         bar: bool,
     ) -> None:
-        self._open: dict[int, tuple[Any, Future[Any]]] = {}
         self._coming = Followers(pool._process)
         self._next: int | None = None
         super().__init__(pool, endpoint, values, ahead, bar)
@@ -358,10 +363,6 @@ class Completed(Results[tuple[Any, "Future[Any]"]]):
         number = next(self._numbers)
         self._open[number] = (value if self._many else value[0], future)
         self._coming.add(number, future)
-
-    @property
-    def _count(self) -> int:
-        return len(self._open)
 
     def _is_ready(self) -> bool:
         while self._next is None and (number := self._coming.take()) is not None:
@@ -384,7 +385,8 @@ class Completed(Results[tuple[Any, "Future[Any]"]]):
     def _take(self) -> tuple[Any, Future[Any]]:
         number, self._next = self._next, None
         assert number is not None
-        return self._open.pop(number)
+        taken: tuple[Any, Future[Any]] = self._open.pop(number)
+        return taken
 
     def _cancel(self) -> None:
         left, self._open, self._next = self._open, {}, None

@@ -14,6 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,7 @@ from mesh_core._promise import Promise, _Promised
 
 if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
+    from mesh_core._endpoint import Arity
     from mesh_core._future import Future
     from mesh_core._native import Call as Native
     from mesh_core._native import Completion
@@ -49,6 +51,8 @@ class Call(NamedTuple):
     limit: float | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    checked: Arity | None = None
+    """What the arguments are known to fit."""
 
 
 class _Outcome(_Promised[Any]):
@@ -138,7 +142,9 @@ class Work(ABC):
             if wanted:
                 self._step = Step.RUNNING
                 self._place = place
-        runner.left_queue()
+            admits = runner.leaves_queue()
+        if admits:
+            runner.admit()
         if not wanted:
             if not (ahead and runner.turns.leave(place, self, None)):
                 runner.turns.back(place, None)
@@ -171,11 +177,11 @@ class Work(ABC):
             runner.following.follow(inner, self._done, until, self._late)
 
     def _send(self, replica: ActorMesh[Any], ahead: bool) -> Future[Any] | None:
-        name, _, limit, args, kwargs = self._call
+        name, _, limit, args, kwargs, checked = self._call
         endpoint = _as_task(replica, name, limit, ahead)
         if limit is None and type(endpoint) is Endpoint and not endpoint._attends():
             # Nobody sees a future of this call, and nothing but its reply ends it.
-            if not endpoint._arity.fits(args, kwargs):
+            if endpoint._arity is not checked and not endpoint._arity.fits(args, kwargs):
                 raise endpoint._refuse(args, kwargs)
             self._endpoint = endpoint
             self._native = endpoint._senders.call((args, kwargs), False, None)
@@ -376,6 +382,9 @@ class Runner:
         self._done = self._failed = self._retried = 0
         self._marks: deque[list[int]] = deque(maxlen=_SECONDS)
         """Outcomes by second."""
+        self._mark = [0, 0]
+        self._next_mark = 0
+        """The last of these, and when the next begins."""
         self._idle: list[Promise[None]] = []
         following.join(self)
 
@@ -384,17 +393,18 @@ class Runner:
     @property
     def is_full(self) -> bool:
         """Whether there is no room just now: a look without the lock, for those who can come back."""
-        return bool(self._waiting >= self._room or self._queue)
+        return self._waiting >= self._room or bool(self._queue)
 
     def set_room(self, room: int) -> None:
         """So many tasks may wait from now on."""
         with self.lock:
             self._room = room
-        self._admit()
+        self.admit()
 
     def room(self, *, wait: bool) -> Future[bool] | None:
         """Take room for a task that waits: at once, or when the future is done. Without ``wait`` a full queue raises."""
-        self.check_open()
+        if self.closed:
+            self.check_open()
         with self.lock:
             if self._room > self._waiting and not self._queue:
                 self._waiting += 1
@@ -416,12 +426,17 @@ class Runner:
     def left_queue(self) -> None:
         """A task waits no more."""
         with self.lock:
-            self._waiting -= 1
-            somebody = bool(self._queue)
-        if somebody:
-            self._admit()
+            admits = self.leaves_queue()
+        if admits:
+            self.admit()
 
-    def _admit(self) -> None:
+    def leaves_queue(self) -> bool:
+        """The same under the lock; whether there is somebody to admit now."""
+        self._waiting -= 1
+        return bool(self._queue)
+
+    def admit(self) -> None:
+        """Let those in who wait for room."""
         while True:
             with self.lock:
                 if not self._queue or (self._waiting >= self._room and not self.closed):
@@ -458,16 +473,19 @@ class Runner:
 
     def over(self, task: Work, *, failed: bool) -> None:
         """It has its outcome."""
-        second = int(time.monotonic())
+        now = time.monotonic()
+        idle: Sequence[Promise[None]] = ()
         with self.lock:
             self._open.pop(task, None)
-            self._done += not failed
-            self._failed += failed
-            if self._marks and self._marks[-1][0] == second:
-                self._marks[-1][1] += 1
+            if failed:
+                self._failed += 1
             else:
-                self._marks.append([second, 1])
-            idle: list[Promise[None]] = []
+                self._done += 1
+            if now >= self._next_mark:
+                self._mark = [int(now), 0]
+                self._next_mark = self._mark[0] + 1
+                self._marks.append(self._mark)
+            self._mark[1] += 1
             if self._idle and not self._open:
                 idle, self._idle = self._idle, []
         for each in idle:
@@ -488,7 +506,7 @@ class Runner:
         """Take no more tasks; who waits for room is told."""
         with self.lock:
             self.closed = True
-        self._admit()
+        self.admit()
 
     def cancel_all(self) -> None:
         """Give up all tasks."""
