@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mesh_core._pool._items import Arrivals
     from mesh_core._process import Process
 
-_BUSY_S = 0.004
+_BUSY_S = 0.001
 _IDLE_S = 0.02
 """How long the thread leaves a waiting thread alone before it looks again, and the second after nothing has happened for as long."""
 _HANDOVER_S = 0.005

@@ -1,6 +1,6 @@
 """The tasks of ``map`` and ``map_unordered``: their outcomes are looked at in one place, so that none needs a promise of its own.
 
-ITM-1: who waits for outcomes is woken by each that comes on another thread, and never by those that it has brought about itself.
+Whoever waits for outcomes is woken by those that come on another thread, and not by those that it has brought about itself.
 """
 
 from __future__ import annotations
