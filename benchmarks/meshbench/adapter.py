@@ -67,6 +67,9 @@ class PoolSystem(Protocol):
     def pool(self, replicas: int, naps: list[float], empty: int) -> tuple[float, float]:
         """Seconds for tasks that sleep so long, taken by whoever is free; and for `empty` tasks that do nothing."""
 
+    def dealt(self, shares: list[list[float]]) -> float:
+        """Seconds for such tasks where each replica is told of all of its own in one call: about the best that a pool can do."""
+
 
 class KillSystem(ActorSystem, Protocol):
     """A system of which it is measured how soon a caller learns that it waits in vain."""

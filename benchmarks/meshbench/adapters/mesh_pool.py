@@ -36,6 +36,12 @@ class Replica(Actor):
         return seconds
 
     @endpoint
+    def naps(self, many: list[float]) -> None:
+        """Many of them."""
+        for seconds in many:
+            time.sleep(seconds)
+
+    @endpoint
     def nothing(self, n: int) -> int:
         """The least that a task can be."""
         return n
@@ -66,6 +72,17 @@ class Pools:
                 start = perf_counter()
                 assert sum(pool.map_unordered(actors.nothing, range(empty))) == empty * (empty - 1) // 2
                 return napped, perf_counter() - start
+
+    def dealt(self, shares: list[list[float]]) -> float:
+        """One call for each."""
+        with this_host().spawn_procs({"replicas": len(shares)}) as procs:
+            actors: Any = procs.spawn("replicas", Replica)
+            actors.initialized.get(timeout=_TIMEOUT)
+            each = [actors.slice(replicas=n).naps for n in range(len(shares))]
+            start = perf_counter()
+            for future in [one.call_one(share) for one, share in zip(each, shares, strict=True)]:
+                future.get(timeout=_TIMEOUT)
+            return perf_counter() - start
 
     def pool_crashes(self, replicas: int, tasks: int, every: float) -> tuple[int, int]:
         """Replicas are made again; what ran on a dead one fails, and says so."""

@@ -20,6 +20,11 @@ class Replica:
         time.sleep(seconds)
         return seconds
 
+    def naps(self, many: list[float]) -> None:
+        """Many of them."""
+        for seconds in many:
+            time.sleep(seconds)
+
     def nothing(self, n: int) -> int:
         """The least that a task can be."""
         return n
@@ -47,5 +52,17 @@ class Pools:
             start = perf_counter()
             assert sum(pool.map_unordered(nothing, range(empty))) == empty * (empty - 1) // 2
             return napped, perf_counter() - start
+        finally:
+            ray.shutdown()
+
+    def dealt(self, shares: list[list[float]]) -> float:
+        """One call for each."""
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        try:
+            actors = [Replica.remote() for _ in shares]
+            ray.get([actor.nothing.remote(0) for actor in actors])
+            start = perf_counter()
+            ray.get([actor.naps.remote(share) for actor, share in zip(actors, shares, strict=True)])
+            return perf_counter() - start
         finally:
             ray.shutdown()

@@ -295,6 +295,11 @@ class Endpoint(Generic[P, R]):
             call = self._senders.call((args, kwargs), stream, limit)
         return kind(process, call, finish, self._what, limit)
 
+    def _attends(self) -> bool:
+        """Whether a call is more than its message just now: it has a deadline, or is traced."""
+        process = self._mesh._process
+        return self._limit is not None or process.deadlines or process.tracer is not None
+
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call exactly one actor. A mesh of several is a ``ValueError``: slice it first."""
         if not self._one:

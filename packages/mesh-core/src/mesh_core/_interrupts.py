@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from _thread import get_ident
 from typing import TYPE_CHECKING, Self
 
 from mesh_core import _native
@@ -20,6 +21,8 @@ from mesh_core import _native
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType, TracebackType
+
+_SIGINT = int(signal.SIGINT)
 
 
 class Interrupts:
@@ -39,21 +42,24 @@ class Interrupts:
     def __enter__(self) -> Self:
         if self._sigterm is not None:
             self._sigterm.hold()
-        ours = _signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if ours and threading.current_thread() is threading.main_thread():
+        ours = _signal.getsignal(_SIGINT) is _signal.default_int_handler
+        if ours and get_ident() == threading.main_thread().ident:
             self._handles = True
-            _signal.signal(signal.SIGINT, self._on_signal)
+            _signal.signal(_SIGINT, self._on_signal)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._handles:
-            _signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._handles = False
+            _signal.signal(_SIGINT, _signal.default_int_handler)
         if self._sigterm is not None:
             self._sigterm.let_go()
-        if self._kept and error is None:
-            raise KeyboardInterrupt
+        if self._kept:
+            self._kept = False
+            if error is None:
+                raise KeyboardInterrupt
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._kept = True

@@ -14,8 +14,10 @@ import logging
 import threading
 import time
 import weakref
+from _thread import get_ident
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from mesh_core import _native
 from mesh_core._errors import MeshError
@@ -24,13 +26,15 @@ from mesh_core._process import holder
 from mesh_core._promise import Promise
 
 if TYPE_CHECKING:
-    from mesh_core._future import Future
     from mesh_core._native import Completion
+    from mesh_core._pool._items import Arrivals
     from mesh_core._process import Process
 
 _BUSY_S = 0.001
 _IDLE_S = 0.02
 """How long the thread leaves a waiting thread alone before it looks again, and the second after nothing has happened for as long."""
+_HANDOVER_S = 0.005
+"""How long a thread that is to wait stands by for the other to leave off."""
 _LINGER_S = 0.05
 """How long the thread stays when there is nothing to be done."""
 _LONGEST = 50_000
@@ -43,17 +47,40 @@ class Steps(Interrupts):
     """A ``with`` block that is done as a whole; Ctrl-C and SIGTERM end its :meth:`wait`, or are raised after it."""
 
     def __init__(self) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
+        self.thread = get_ident()
+        """Whose it is; that thread may enter it again and again."""
+        is_main = self.thread == threading.main_thread().ident
         super().__init__(holder().sigterm if is_main else None)
 
     def wait(self, wait: Callable[[], object]) -> None:
         """Wait as anywhere else."""
-        with self.raised():
+        # As `raised` does, which takes longer.
+        self._raises = True
+        try:
+            if self._kept:
+                self._raise()
             if self._sigterm is None:
                 wait()
             else:
                 with self._sigterm.raised():
                     wait()
+        finally:
+            self._raises = False
+
+
+class Followed(Protocol):
+    """What can be followed: a future, or what stands for one."""
+
+    @property
+    def _deadline(self) -> float | None: ...
+
+    def _listen(self, listener: Completion, token: int) -> None: ...
+
+    def _forget(self, listener: Completion) -> None: ...
+
+    def _progress(self) -> bool: ...
+
+    def _expire(self) -> None: ...
 
 
 class User(Protocol):
@@ -71,17 +98,18 @@ class Followers:
         self._process = process
         # Reentrant: a collection of garbage may give up tasks at any place.
         self._lock = threading.RLock()
-        self._futures: dict[int, Future[Any]] = {}
+        self.futures: dict[int, Followed] = {}
+        """By token."""
         self.list: Completion = process.runtime.completion()
         done: Promise[None] = Promise()
         done.set_result(None)
         self._any = done.future
         self.taken = 0
 
-    def add(self, token: int, future: Future[Any]) -> None:
+    def add(self, token: int, future: Followed) -> None:
         """Have the token in the list when the future is done, or has progressed."""
         with self._lock:
-            self._futures[token] = future
+            self.futures[token] = future
             future._listen(self.list, token)
 
     def wake(self) -> None:
@@ -92,17 +120,17 @@ class Followers:
     def again(self, token: int) -> None:
         """Once more, after it has progressed."""
         with self._lock:
-            future = self._futures.get(token)
+            future = self.futures.get(token)
             if future is not None:
                 future._listen(self.list, token)
 
-    def get(self, token: int) -> Future[Any] | None:
+    def get(self, token: int) -> Followed | None:
         """The future of a token."""
-        return self._futures.get(token)
+        return self.futures.get(token)
 
     def remove(self, token: int) -> None:
         """It is done. A token that was in two lists comes once more, and means nothing."""
-        self._futures.pop(token, None)
+        self.futures.pop(token, None)
 
     def take(self) -> int | None:
         """The next token. One thread at a time."""
@@ -117,12 +145,12 @@ class Followers:
         with self._lock:
             old, self.list, self.taken = self.list, self._process.runtime.completion(), 0
             # What is done tells the new list at once, whatever it has told the old one.
-            for token, future in self._futures.items():
+            for token, future in self.futures.items():
                 future._forget(old)
                 future._listen(self.list, token)
 
     def __len__(self) -> int:
-        return len(self._futures)
+        return len(self.futures)
 
 
 class Following:
@@ -138,6 +166,10 @@ class Following:
         """What is done when a deadline passes, where that is not the end of the future."""
         self._deadlines: list[tuple[float, int]] = []
         self._helped = 0.0
+        self._is_serving = False
+        """The thread has the duty."""
+        self._nudge = process.runtime.completion()
+        self._nudge.set(None, False, 0)
         self._thread: threading.Thread | None = None
         self._closed = False
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
@@ -149,7 +181,7 @@ class Following:
 
     def follow(
         self,
-        future: Future[Any],
+        future: Followed,
         then: Callable[[], object],
         until: float | None = None,
         late: Callable[[], object] | None = None,
@@ -208,9 +240,11 @@ class Following:
                 continue
             if self._closed:
                 return
+            self._is_serving = True
             try:
                 is_idle = self._work()
             finally:
+                self._is_serving = False
                 self._duty.release()
             with self._lock:
                 if is_idle and not self._then:
@@ -237,9 +271,7 @@ class Following:
         if steps is None:
             with Steps() as own:
                 return self.help(coming, seen, own)
-        if self._closed or not self._duty.acquire(blocking=False):
-            # The thread is at it: it is to leave off soon.
-            self._helped = time.monotonic()
+        if self._closed or not self._take_duty():
             return False
         try:
             self._work_until(coming, seen, steps)
@@ -248,6 +280,39 @@ class Following:
             self._helped = time.monotonic()
             self._duty.release()
         return True
+
+    def _take_duty(self) -> bool:
+        if self._duty.acquire(blocking=False):
+            return True
+        # The thread is at it: it is to leave off now. Others that wait are not.
+        self._helped = time.monotonic()
+        if not self._is_serving:
+            return False
+        self._nudge.note(self._followers.list, _WAKE)
+        # In a block that Ctrl-C leaves alone: nothing comes between this and what gives it back.
+        return self._duty.acquire(timeout=_HANDOVER_S)
+
+    def help_with(self, arrivals: Arrivals, is_over: Callable[[], bool], steps: Steps) -> bool:
+        """Do here what there is to do until the outcomes are there that are waited for; false if another thread does it."""
+        if self._closed or not self._take_duty():
+            return False
+        arrivals.helper = get_ident()
+        followers = self._followers
+        try:
+            while True:
+                left = self._step()
+                if self._closed or is_over():
+                    return True
+                told = followers.list
+                arrivals.tell(told, _WAKE)
+                # Another thread may have brought one about before the bell was there.
+                if is_over():
+                    return True
+                steps.wait(partial(told.wait, left, followers.taken))
+        finally:
+            arrivals.helper = 0
+            self._helped = time.monotonic()
+            self._duty.release()
 
     def _work_until(self, coming: Completion, seen: int | None, steps: Steps) -> None:
         followers = self._followers
@@ -267,17 +332,17 @@ class Following:
         left = self._expire() if self._deadlines else None
         followers = self._followers
         while (token := followers.take()) is not None:
-            future = followers.get(token)
+            future = followers.futures.get(token)
             if future is not None:
                 self._heed(token, future)
         return left
 
-    def _heed(self, token: int, future: Future[Any]) -> None:
+    def _heed(self, token: int, future: Followed) -> None:
         try:
             if not future._progress():
                 self._followers.again(token)
                 return
-            self._followers.remove(token)
+            self._followers.futures.pop(token, None)
             if self._late:
                 self._late.pop(token, None)
             self._then.pop(token)()

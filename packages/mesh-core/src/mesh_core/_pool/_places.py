@@ -41,7 +41,8 @@ class Places(Generic[A]):
         self._asking: OrderedDict[A, None] = OrderedDict()
         # Those where somebody may be sent ahead, in the order in which they were given.
         self._leading: OrderedDict[int, None] = OrderedDict()
-        self._ahead: OrderedDict[int, A] = OrderedDict()
+        self.ahead_at: OrderedDict[int, A] = OrderedDict()
+        """Who is ahead, by place, in the order in which they were sent; to be looked at only."""
         self._lost = 0
 
     def add(self, place: int) -> None:
@@ -60,7 +61,7 @@ class Places(Generic[A]):
 
     def _offer(self, place: int) -> None:
         busy = self._busy[place]
-        if self._state[place] is State.READY and busy < self._per_rank:
+        if busy < self._per_rank and self._state[place] is State.READY:
             self._open[busy][place] = None
 
     def _withdraw(self, place: int) -> None:
@@ -124,10 +125,10 @@ class Places(Generic[A]):
         if not busy:
             return None
         self._leading.pop(place, None)
-        if place in self._ahead and not is_lost:
+        if place in self.ahead_at and not is_lost:
             if self._state.get(place) is State.READY:
                 self._leading[place] = None
-            return self._ahead.pop(place)
+            return self.ahead_at.pop(place)
         self._busy[place] = busy - 1
         if place in self._state:
             self._withdraw(place)
@@ -140,7 +141,7 @@ class Places(Generic[A]):
 
     def lead(self, place: int) -> None:
         """Another may be sent ahead there."""
-        if self._busy.get(place) == 1 and self._per_rank == 1 and place not in self._ahead:
+        if self._busy.get(place) == 1 and self._per_rank == 1 and place not in self.ahead_at:
             self._leading[place] = None
 
     def next_asking(self) -> A | None:
@@ -149,39 +150,41 @@ class Places(Generic[A]):
 
     def behind(self) -> int | None:
         """Where the next would be sent ahead."""
-        return next(reversed(self._leading), None)
+        return next(reversed(self._leading)) if self._leading else None
 
     def send_ahead(self, place: int) -> A:
         """Send whoever asked first ahead."""
         who, _ = self._asking.popitem(last=False)
         del self._leading[place]
-        self._ahead[place] = who
+        self.ahead_at[place] = who
         return who
 
     def leave(self, place: int, who: A) -> bool:
         """Who was ahead is there no more; false if it had its turn, or never was there."""
-        if self._ahead.get(place, _MISSING) is not who:
+        if self.ahead_at.get(place, _MISSING) is not who:
             return False
-        del self._ahead[place]
+        del self.ahead_at[place]
         return True
 
     @property
     def any_ahead(self) -> bool:
         """Whether anybody is ahead."""
-        return bool(self._ahead)
+        return bool(self.ahead_at)
 
     @property
     def first_ahead(self) -> int:
         """Where the one is that was sent ahead first."""
-        return next(iter(self._ahead))
+        return next(iter(self.ahead_at))
 
     def ahead(self) -> Iterator[tuple[int, A]]:
         """Who is ahead, and where, in the order in which they were sent."""
-        return iter(self._ahead.items())
+        return iter(self.ahead_at.items())
 
     @property
     def idle(self) -> int:
         """How many turns could be given."""
+        if self._per_rank == 1:
+            return len(self._open[0])
         return sum(len(level) * (self._per_rank - busy) for busy, level in enumerate(self._open))
 
     @property
@@ -192,6 +195,12 @@ class Places(Generic[A]):
     def asking(self) -> list[A]:
         """Who asks, in order."""
         return list(self._asking)
+
+    def refuse(self) -> list[A]:
+        """As :meth:`asking`; nobody asks then."""
+        refused = self.asking()
+        self._asking.clear()
+        return refused
 
     @property
     def turns(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import AsyncIterable, Iterable
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_NO_KEYWORDS: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +251,14 @@ class Pool(Generic[A]):
         limit = self._options.timeout if endpoint._limit is None else endpoint._limit
         arity = endpoint._arity
         keep = bool(endpoint._keeps)
-        return Call(endpoint._name, not (arity.overlaps or arity.port), limit, args, kwargs, keep)
+        return Call(endpoint._name, not (arity.overlaps or arity.port), limit, args, kwargs, keep, arity)
+
+    def _call_again(self, endpoint: Endpoint[..., Any], last: Call, args: tuple[Any, ...]) -> Call:
+        """As :meth:`_call`, for an endpoint that has passed it."""
+        if self._process.pid == os.getpid() and endpoint._arity.fits(args, _NO_KEYWORDS):
+            name, is_orderly, limit, _, _, keep, arity = last
+            return Call(name, is_orderly, limit, args, _NO_KEYWORDS, keep, arity)
+        return self._call(endpoint, args, {})
 
     # Many at once.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from _thread import get_ident
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mesh_core._errors import MailboxFull, MeshError
 from mesh_core._pool._following import Followers, Steps
+from mesh_core._pool._items import Arrivals, Item
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from mesh_core._future import Future
     from mesh_core._pool._bar import Bar
     from mesh_core._pool._pool import Pool
+    from mesh_core._pool._tasks import Call
 
 R = TypeVar("R")
 _AHEAD = 4
@@ -54,8 +57,12 @@ class Results(ABC, Generic[R]):
             self._values = zip(*cast("tuple[Iterable[Any], ...]", values), strict=False)
         self._ahead = ahead
         self._ended = False
-        self._open: dict[int, tuple[Any, Future[Any]]] = {}
         self._numbers = itertools.count()
+        self._open: dict[int, Any] = {}
+        """What was begun and not taken, by number."""
+        self._steps: Steps | None = None
+        self._last: Call | None = None
+        """The call that was begun last."""
         self._held: Any = _END
         self._bar: Bar | None = None
         if bar:
@@ -67,55 +74,91 @@ class Results(ABC, Generic[R]):
     # What the kinds differ in.
 
     @abstractmethod
-    def _added(self, number: int, future: Future[Any]) -> None:
-        """A task was begun."""
+    def _begin(self, value: tuple[Any, ...], call: Call) -> None:
+        """Begin a task."""
 
     @abstractmethod
-    def _wait(self) -> int | None:
-        """Wait until the next that is to be given is done; its number. None if all was cancelled meanwhile."""
+    def _is_ready(self) -> bool:
+        """Whether the next that is to be given is done."""
 
     @abstractmethod
-    async def _wait_async(self) -> int | None:
+    def _wait(self, steps: Steps) -> None:
+        """Wait until it is, or all was cancelled."""
+
+    @abstractmethod
+    async def _wait_async(self) -> None:
         """The same in a coroutine."""
 
-    def _give(self, value: Any, future: Future[Any]) -> R:
-        result: R = future.get()
-        return result
+    @abstractmethod
+    def _take(self) -> R:
+        """Its result; raises its error."""
+
+    @abstractmethod
+    def _cancel(self) -> None:
+        """Cancel all that were not taken."""
 
     # Feeding.
 
-    @property
     def _limit(self) -> int:
-        return self._ahead if self._ahead is not None else max(_AHEAD * self._pool._turns, 1)
+        return self._ahead or _AHEAD * self._pool._turns or 1
 
-    def _fill(self) -> None:
-        """Begin as many tasks as may be; waits for room only if nothing is under way."""
-        while not self._ended and len(self._open) < self._limit:
+    def _draw(self, limit: int) -> bool:
+        """Whether there is a value to begin a task with, and room for it, as far as is known; or nothing is under way."""
+        if self._held is _END:
+            if self._ended or len(self._open) >= limit:
+                return False
             if self._values is None:
                 raise TypeError("these values are asynchronous: use `async for`")
-            if self._held is _END:
-                self._held = next(self._values, _END)
+            self._held = next(self._values, _END)
             if self._held is _END:
                 self._ended = True
-            elif (self._open and self._pool._runner.is_full) or not self._begin():
-                return
+                return False
+        return not (self._pool._runner.is_full and self._open)
 
-    def _begin(self) -> bool:
+    def _advance(self) -> None:
+        """Begin as many tasks as may be, and wait for a result; waits for room only if nothing is under way."""
+        runner, limit = self._pool._runner, self._limit()
+        steps = self._steps
+        if steps is None or steps.thread != get_ident():
+            steps = self._steps = Steps()
+        while self._draw(limit):
+            with steps:
+                if not self._try_begin(steps):
+                    break
+                if len(self._open) >= limit or runner.is_full:
+                    # Within the same steps: each such block takes its time.
+                    if not self._is_ready():
+                        self._wait(steps)
+                    return
+        if self._open and not self._is_ready():
+            with steps:
+                self._wait(steps)
+
+    def _try_begin(self, steps: Steps) -> bool:
         """Begin a task with the value that is held; false if there is no room, and something is under way."""
         value = self._held
-        call = self._pool._call(self._endpoint, value, {})
-        with Steps() as steps:
-            try:
-                room = self._pool._runner.room(wait=not self._open)
-            except MailboxFull:
-                return False
-            if room is not None:
-                self._pool._await_room(room, steps)
-            self._begun(value, self._pool._submit(call))
+        call = self._call(value)
+        try:
+            room = self._pool._runner.room(wait=not self._open)
+        except MailboxFull:
+            return False
+        if room is not None:
+            self._pool._await_room(room, steps)
+        self._held = _END
+        self._begin(value, call)
         return True
 
+    def _call(self, value: tuple[Any, ...]) -> Call:
+        last = self._last
+        if last is None:
+            call = self._pool._call(self._endpoint, value, {})
+        else:
+            call = self._pool._call_again(self._endpoint, last, value)
+        self._last = call
+        return call
+
     async def _fill_async(self) -> None:
-        while not self._ended and len(self._open) < self._limit:
+        while not self._ended and len(self._open) < self._limit():
             if self._held is _END:
                 if self._values is not None:
                     self._held = next(self._values, _END)
@@ -126,22 +169,15 @@ class Results(ABC, Generic[R]):
             if value is _END:
                 self._ended = True
                 return
-            call = self._pool._call(self._endpoint, value, {})
+            call = self._call(value)
             try:
                 room = self._pool._runner.room(wait=not self._open)
             except MailboxFull:
                 return
             if room is not None:
                 await self._pool._await_room_async(room)
-            self._begun(value, self._pool._submit(call))
-
-    def _begun(self, value: tuple[Any, ...], future: Future[Any]) -> None:
-        self._held = _END
-        # It is raised where its result is taken, or concerns nobody.
-        future._call.look_away()
-        number = next(self._numbers)
-        self._open[number] = (value if self._many else value[0], future)
-        self._added(number, future)
+            self._held = _END
+            self._begin(value, call)
 
     # Taking.
 
@@ -149,41 +185,36 @@ class Results(ABC, Generic[R]):
         return self
 
     def __next__(self) -> R:
-        with self._closing():
-            self._fill()
-            number = self._wait() if self._open else None
-            if number is None or number not in self._open:
-                self._finish()
-                raise StopIteration
-            return self._taken(number)
+        try:
+            self._advance()
+            if self._open:
+                return self._taken()
+        except BaseException:
+            self.close()
+            raise
+        self._finish()
+        raise StopIteration
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> R:
-        with self._closing():
-            await self._fill_async()
-            number = await self._wait_async() if self._open else None
-            if number is None or number not in self._open:
-                self._finish()
-                raise StopAsyncIteration
-            return self._taken(number)
-
-    def _taken(self, number: int) -> R:
-        value, future = self._open.pop(number)
-        if self._bar is not None:
-            self._bar.step()
-        return self._give(value, future)
-
-    @contextlib.contextmanager
-    def _closing(self) -> Iterator[None]:
         try:
-            yield
-        except (StopIteration, StopAsyncIteration):
-            raise
+            await self._fill_async()
+            if self._open and not self._is_ready():
+                await self._wait_async()
+            if self._open:
+                return self._taken()
         except BaseException:
             self.close()
             raise
+        self._finish()
+        raise StopAsyncIteration
+
+    def _taken(self) -> R:
+        if self._bar is not None:
+            self._bar.step()
+        return self._take()
 
     def _finish(self) -> None:
         if self._bar is not None:
@@ -194,9 +225,7 @@ class Results(ABC, Generic[R]):
         """Cancel what is left."""
         self._ended = True
         self._held = _END
-        left, self._open = self._open, {}
-        for _, future in left.values():
-            future.cancel()
+        self._cancel()
         self._finish()
 
     def __enter__(self) -> Self:
@@ -209,7 +238,7 @@ class Results(ABC, Generic[R]):
 
     def __del__(self) -> None:
         # A forked copy has nothing to cancel.
-        if getattr(self, "_open", None) and self._pool._process.pid == os.getpid():
+        if hasattr(self, "_pool") and self._open and self._pool._process.pid == os.getpid():
             with contextlib.suppress(MeshError):
                 self.close()
 
@@ -227,33 +256,8 @@ async def _zip(several: tuple[Iterable[Any] | AsyncIterable[Any], ...]) -> Async
         yield tuple(values)
 
 
-class Ordered(Results[R]):
-    """In the order of the values."""
-
-    def _added(self, number: int, future: Future[Any]) -> None:
-        pass
-
-    def _first(self) -> tuple[int, Future[Any]]:
-        number = next(iter(self._open))
-        return number, self._open[number][1]
-
-    def _wait(self) -> int:
-        number, future = self._first()
-        if not future.done():
-            self._pool._help(future)
-            # It is raised, if it has failed, where the result is given.
-            future.exception()
-        return number
-
-    async def _wait_async(self) -> int:
-        number, future = self._first()
-        if not future.done():
-            await future._await_arrival()
-        return number
-
-
-class Unordered(Results[R]):
-    """As they come."""
+class _Items(Results[R]):
+    """Whose tasks nobody sees."""
 
     def __init__(
         self,
@@ -263,35 +267,128 @@ class Unordered(Results[R]):
         ahead: int | None,
         bar: bool,
     ) -> None:
+        self._arrivals = Arrivals(pool._process, f"results of {pool._runner.name}")
         super().__init__(pool, endpoint, values, ahead, bar)
-        self._coming = Followers(pool._process)
 
-    def _added(self, number: int, future: Future[Any]) -> None:
-        self._coming.add(number, future)
+    def _begin(self, value: tuple[Any, ...], call: Call) -> None:
+        pool = self._pool
+        item = Item(pool._runner, call, pool._options.retries, next(self._numbers), self._arrivals)
+        pool._runner.begin(item)
+        self._open[item.number] = item
 
-    def _next(self) -> int | None:
-        while (number := self._coming.take()) is not None:
-            self._coming.remove(number)
-            if number in self._open:
-                return number
-        return None
+    def _is_over(self) -> bool:
+        return not self._open or self._is_ready()
 
-    def _wait(self) -> int | None:
-        coming, following = self._coming, self._pool._runner.following
-        while (number := self._next()) is None and self._open:
-            if not following.help(coming.list, coming.taken):
-                coming.list.wait(None, coming.taken)
-        return number
+    def _wait(self, steps: Steps) -> None:
+        following, arrivals = self._pool._runner.following, self._arrivals
+        self._want()
+        while not self._is_over():
+            if not following.help_with(arrivals, self._is_over, steps):
+                bell = arrivals.bell()
+                if not self._is_over():
+                    steps.wait(bell.wait)
 
-    async def _wait_async(self) -> int | None:
-        bridge, coming = self._pool._process.bridge(), self._coming
-        while (number := self._next()) is None and self._open:
-            await bridge.wait(coming.list, coming.taken)
-        return number
+    async def _wait_async(self) -> None:
+        bridge = self._pool._process.bridge()
+        self._want()
+        while not self._is_over():
+            bell = self._arrivals.bell()
+            if not self._is_over():
+                await bridge.wait(bell)
+
+    def _want(self) -> None:
+        """What is waited for."""
+
+    def _cancel(self) -> None:
+        left, self._open = self._open, {}
+        for item in left.values():
+            if not item.is_over:
+                item.cancel()
+        self._arrivals.ring()
 
 
-class Completed(Unordered[tuple[Any, "Future[Any]"]]):
+class Ordered(_Items[R]):
+    """In the order of the values."""
+
+    def _first(self) -> Item:
+        first: Item = next(iter(self._open.values()))
+        return first
+
+    def _want(self) -> None:
+        self._arrivals.wanted = self._first()
+
+    def _is_ready(self) -> bool:
+        return bool(self._open) and self._first().is_over
+
+    def _take(self) -> R:
+        item = self._first()
+        del self._open[item.number]
+        self._arrivals.ready.clear()
+        result: R = item.result()
+        return result
+
+
+class Unordered(_Items[R]):
+    """As they come."""
+
+    def _is_ready(self) -> bool:
+        return bool(self._arrivals.ready)
+
+    def _take(self) -> R:
+        item = self._arrivals.ready.popleft()
+        del self._open[item.number]
+        result: R = item.result()
+        return result
+
+
+class Completed(Results[tuple[Any, "Future[Any]"]]):
     """As they come, each with its value."""
 
-    def _give(self, value: Any, future: Future[Any]) -> tuple[Any, Future[Any]]:
-        return value, future
+    def __init__(
+        self,
+        pool: Pool[Any],
+        endpoint: Endpoint[..., Any],
+        values: tuple[Iterable[Any] | AsyncIterable[Any], ...],
+        ahead: int | None,
+        bar: bool,
+    ) -> None:
+        self._coming = Followers(pool._process)
+        self._next: int | None = None
+        super().__init__(pool, endpoint, values, ahead, bar)
+
+    def _begin(self, value: tuple[Any, ...], call: Call) -> None:
+        future = self._pool._submit(call)
+        # Its error is whoever's who gets it.
+        future._call.look_away()
+        number = next(self._numbers)
+        self._open[number] = (value if self._many else value[0], future)
+        self._coming.add(number, future)
+
+    def _is_ready(self) -> bool:
+        while self._next is None and (number := self._coming.take()) is not None:
+            self._coming.remove(number)
+            if number in self._open:
+                self._next = number
+        return self._next is not None
+
+    def _wait(self, steps: Steps) -> None:
+        coming, following = self._coming, self._pool._runner.following
+        while not self._is_ready() and self._open:
+            if not following.help(coming.list, coming.taken, steps):
+                steps.wait(lambda: coming.list.wait(None, coming.taken))
+
+    async def _wait_async(self) -> None:
+        bridge, coming = self._pool._process.bridge(), self._coming
+        while not self._is_ready() and self._open:
+            await bridge.wait(coming.list, coming.taken)
+
+    def _take(self) -> tuple[Any, Future[Any]]:
+        number, self._next = self._next, None
+        assert number is not None
+        taken: tuple[Any, Future[Any]] = self._open.pop(number)
+        return taken
+
+    def _cancel(self) -> None:
+        left, self._open, self._next = self._open, {}, None
+        for _, future in left.values():
+            future.cancel()

@@ -12,18 +12,24 @@ import contextlib
 import contextvars
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mesh_core._adverbs import Endpoint
 from mesh_core._codes import Request
 from mesh_core._errors import ActorError, MailboxFull, MeshError, NotBegun, SupervisionError, Undeliverable
+from mesh_core._outcomes import value_of
 from mesh_core._promise import Promise, _Promised
 
 if TYPE_CHECKING:
     from mesh_core._actors import ActorMesh
-    from mesh_core._adverbs import Endpoint
+    from mesh_core._endpoint import Arity
     from mesh_core._future import Future
+    from mesh_core._native import Call as Native
+    from mesh_core._native import Completion
     from mesh_core._pool._following import Following
     from mesh_core._pool._turns import Turns
 
@@ -47,6 +53,8 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
     keep: bool = False
     """Whether the result is to stay where it is made."""
+    checked: Arity | None = None
+    """What the arguments are known to fit."""
 
 
 class _Outcome(_Promised[Any]):
@@ -73,29 +81,26 @@ class _Asked(Promise[Any]):
     _kind = _Outcome
 
 
-class Task:
+class Work(ABC):
     """One call that some replica is to answer."""
 
     __slots__ = (
         "_call",
         "_context",
+        "_endpoint",
         "_inner",
+        "_native",
         "_place",
-        "_promise",
         "_retries",
         "_step",
         "_until",
         "_wanted_back",
-        "future",
         "may_go_ahead",
         "runner",
     )
 
-    def __init__(self, runner: Runner, name: str, call: Call, retries: int) -> None:
+    def __init__(self, runner: Runner, call: Call, retries: int) -> None:
         self.runner = runner
-        self._promise = _Asked(name)
-        self.future: Future[Any] = self._promise.future
-        self._set_owner(self)
         self._call = call
         self._retries = retries
         # Deadlines and spans are those of whoever has submitted it.
@@ -103,14 +108,31 @@ class Task:
         self._step = Step.WAITING
         self._place = -1
         self._inner: Future[Any] | None = None
+        self._native: Native | None = None
+        """The call itself, where no future was needed for it."""
+        self._endpoint: Endpoint[..., Any] | None = None
         self._until: float | None = None
         self._wanted_back = False
         # Time limits are for running alone.
         self.may_go_ahead = call.is_orderly and call.limit is None
 
-    def _set_owner(self, task: Task | None) -> None:
-        assert isinstance(self.future, _Outcome)
-        self.future.task = task
+    # Where the outcome goes; whoever calls these has seen to it that there is none yet.
+
+    @abstractmethod
+    def _keep(self, value: Any) -> None:
+        """The outcome is a result."""
+
+    @abstractmethod
+    def _break(self, error: BaseException) -> None:
+        """The outcome is an error."""
+
+    @abstractmethod
+    def _dropped(self) -> None:
+        """It was given up."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Give it up; from any place, a collection of garbage included."""
 
     # As an asker.
 
@@ -122,7 +144,9 @@ class Task:
             if wanted:
                 self._step = Step.RUNNING
                 self._place = place
-        runner.left_queue()
+            admits = runner.leaves_queue()
+        if admits:
+            runner.admit()
         if not wanted:
             if not (ahead and runner.turns.leave(place, self, None)):
                 runner.turns.back(place, None)
@@ -134,6 +158,17 @@ class Task:
             # Elsewhere: a queue of tasks that all fail at once would nest as deep as it is long.
             runner.following.soon(lambda: self._over(failed, None))
             return
+        if inner is None:
+            runner.following.follow(self, self._answered)
+        else:
+            self._follow(inner)
+        if self._step is Step.OVER:
+            self._have_back(begun=True)
+        elif self._wanted_back:
+            self._have_back(begun=False)
+
+    def _follow(self, inner: Future[Any]) -> None:
+        runner = self.runner
         until = self._until = inner._deadline
         # The call goes on until the replica has answered, whatever becomes of the task.
         inner._deadline = None
@@ -142,21 +177,31 @@ class Task:
             runner.following.follow(inner, self._done)
         else:
             runner.following.follow(inner, self._done, until, self._late)
-        if self._step is Step.OVER:
-            inner._take_back(begun=True)
-        elif self._wanted_back:
-            inner._take_back(begun=False)
 
-    def _send(self, replica: ActorMesh[Any], ahead: bool) -> Future[Any]:
-        name, _, limit, args, kwargs, keep = self._call
-        future: Future[Any] = _as_task(replica, name, limit, ahead, keep).call_one(*args, **kwargs)
+    def _send(self, replica: ActorMesh[Any], ahead: bool) -> Future[Any] | None:
+        name, _, limit, args, kwargs, keep, checked = self._call
+        endpoint = _as_task(replica, name, limit, ahead, keep)
+        if limit is None and type(endpoint) is Endpoint and not endpoint._attends():
+            # Nobody sees a future of this call, and nothing but its reply ends it.
+            if endpoint._arity is not checked and not endpoint._arity.fits(args, kwargs):
+                raise endpoint._refuse(args, kwargs)
+            self._endpoint = endpoint
+            self._native = endpoint._senders.call((args, kwargs), False, None)
+            return None
+        future: Future[Any] = endpoint.call_one(*args, **kwargs)
         return future
 
     def take_back(self) -> None:
         """It is ahead, and better off elsewhere."""
         self._wanted_back = True
-        if self._inner is not None:
-            self._inner._take_back(begun=False)
+        self._have_back(begun=False)
+
+    def _have_back(self, *, begun: bool) -> None:
+        native, inner = self._native, self._inner
+        if native is not None:
+            native.take_back(begun)
+        elif inner is not None:
+            inner._take_back(begun=begun)
 
     def refused(self, error: BaseException) -> None:
         """No replica will ever take it."""
@@ -177,9 +222,43 @@ class Task:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        self._set_owner(None)
         self.runner.over(self, failed=True)
-        self._promise.set_exception(error)
+        self._break(error)
+
+    # As what is followed, in place of a future of the call.
+
+    _deadline: float | None = None
+
+    def _listen(self, listener: Completion, token: int) -> None:
+        native = self._native
+        if native is not None:
+            native.note(listener, token)
+
+    def _forget(self, listener: Completion) -> None:
+        native = self._native
+        if native is not None:
+            native.forget(listener)
+
+    def _progress(self) -> bool:
+        return self._native is None or self._native.done()
+
+    def _expire(self) -> None:
+        raise AssertionError("it has no deadline")
+
+    def _answered(self) -> None:
+        native, endpoint = self._native, self._endpoint
+        assert native is not None
+        assert endpoint is not None
+        self._native = None
+        value, error = None, None
+        try:
+            value = value_of(native.outcomes()[0], 0, endpoint._who)
+        except BaseException as raised:  # noqa: BLE001 - it is the task's outcome
+            # Where it was raised is of no interest, and would keep what was going on here.
+            error = raised.with_traceback(None)
+            if isinstance(error, MeshError):
+                endpoint._mesh._process.told(error)
+        self._over(error, value)
 
     # As a call.
 
@@ -240,26 +319,53 @@ class Task:
         if error is not None:
             self._fail(error)
             return
-        self._set_owner(None)
         runner.over(self, failed=False)
-        self._promise.set_result(value)
-
-    # As a promise.
+        self._keep(value)
 
     def given_up(self) -> None:
-        """Its future was."""
-        self._set_owner(None)
+        """Nobody wants it any more."""
         runner = self.runner
         with runner.lock:
             before, self._step = self._step, Step.OVER
         if before is Step.OVER:
             return
         runner.over(self, failed=True)
+        self._dropped()
         if before is Step.WAITING:
             if runner.turns.drop(self):
                 runner.left_queue()
-        elif self._inner is not None:
-            self._inner._take_back(begun=True)
+        else:
+            self._have_back(begun=True)
+
+
+class Task(Work):
+    """One whose outcome is in a promise."""
+
+    __slots__ = ("_promise", "future")
+
+    def __init__(self, runner: Runner, name: str, call: Call, retries: int) -> None:
+        super().__init__(runner, call, retries)
+        self._promise = _Asked(name)
+        self.future: Future[Any] = self._promise.future
+        self._set_owner(self)
+
+    def _set_owner(self, task: Task | None) -> None:
+        assert isinstance(self.future, _Outcome)
+        self.future.task = task
+
+    def _keep(self, value: Any) -> None:
+        self._set_owner(None)
+        self._promise.set_result(value)
+
+    def _break(self, error: BaseException) -> None:
+        self._set_owner(None)
+        self._promise.set_exception(error)
+
+    def _dropped(self) -> None:
+        self._set_owner(None)
+
+    def cancel(self) -> None:
+        self.future.cancel()
 
 
 class Runner:
@@ -273,11 +379,14 @@ class Runner:
         self.closed = False
         self._room = room
         self._queue: deque[Promise[bool]] = deque()
-        self._open: dict[Task, None] = {}
+        self._open: dict[Work, None] = {}
         self._waiting = 0
         self._done = self._failed = self._retried = 0
         self._marks: deque[list[int]] = deque(maxlen=_SECONDS)
         """Outcomes by second."""
+        self._mark = [0, 0]
+        self._next_mark = 0
+        """The last of these, and when the next begins."""
         self._idle: list[Promise[None]] = []
         following.join(self)
 
@@ -286,17 +395,18 @@ class Runner:
     @property
     def is_full(self) -> bool:
         """Whether there is no room just now: a look without the lock, for those who can come back."""
-        return bool(self._waiting >= self._room or self._queue)
+        return self._waiting >= self._room or bool(self._queue)
 
     def set_room(self, room: int) -> None:
         """So many tasks may wait from now on."""
         with self.lock:
             self._room = room
-        self._admit()
+        self.admit()
 
     def room(self, *, wait: bool) -> Future[bool] | None:
         """Take room for a task that waits: at once, or when the future is done. Without ``wait`` a full queue raises."""
-        self.check_open()
+        if self.closed:
+            self.check_open()
         with self.lock:
             if self._room > self._waiting and not self._queue:
                 self._waiting += 1
@@ -318,10 +428,17 @@ class Runner:
     def left_queue(self) -> None:
         """A task waits no more."""
         with self.lock:
-            self._waiting -= 1
-        self._admit()
+            admits = self.leaves_queue()
+        if admits:
+            self.admit()
 
-    def _admit(self) -> None:
+    def leaves_queue(self) -> bool:
+        """The same under the lock; whether there is somebody to admit now."""
+        self._waiting -= 1
+        return bool(self._queue)
+
+    def admit(self) -> None:
+        """Let those in who wait for room."""
         while True:
             with self.lock:
                 if not self._queue or (self._waiting >= self._room and not self.closed):
@@ -339,7 +456,7 @@ class Runner:
 
     # Tasks.
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: Work) -> None:
         """Room was taken for it: have it run."""
         with self.lock:
             closed = self.closed
@@ -350,24 +467,27 @@ class Runner:
             self.check_open()
         self.turns.ask(task)
 
-    def again(self, task: Task, *, retried: bool) -> None:
+    def again(self, task: Work, *, retried: bool) -> None:
         """It is to be run elsewhere: it waits, whether there is room or not."""
         with self.lock:
             self._waiting += 1
             self._retried += retried
 
-    def over(self, task: Task, *, failed: bool) -> None:
+    def over(self, task: Work, *, failed: bool) -> None:
         """It has its outcome."""
-        second = int(time.monotonic())
+        now = time.monotonic()
+        idle: Sequence[Promise[None]] = ()
         with self.lock:
             self._open.pop(task, None)
-            self._done += not failed
-            self._failed += failed
-            if self._marks and self._marks[-1][0] == second:
-                self._marks[-1][1] += 1
+            if failed:
+                self._failed += 1
             else:
-                self._marks.append([second, 1])
-            idle: list[Promise[None]] = []
+                self._done += 1
+            if now >= self._next_mark:
+                self._mark = [int(now), 0]
+                self._next_mark = self._mark[0] + 1
+                self._marks.append(self._mark)
+            self._mark[1] += 1
             if self._idle and not self._open:
                 idle, self._idle = self._idle, []
         for each in idle:
@@ -388,14 +508,14 @@ class Runner:
         """Take no more tasks; who waits for room is told."""
         with self.lock:
             self.closed = True
-        self._admit()
+        self.admit()
 
     def cancel_all(self) -> None:
         """Give up all tasks."""
         with self.lock:
             tasks = list(self._open)
         for task in tasks:
-            task.future.cancel()
+            task.cancel()
 
     def end(self) -> None:
         """The process's part in the mesh ends."""

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -89,6 +89,8 @@ class Member(NamedTuple):
     """The whole of which it is a part, as it was added."""
     rank: int
     """Its rank there."""
+    addr: tuple[int, int, int]
+    """Where it is looked for."""
 
 
 _TRIES = 3
@@ -167,7 +169,9 @@ class OwnTurns:
             if self._places.back(place, is_lost=lost is not None) is not None:
                 self._since[place] = now
                 self._taking_back.discard(place)
-            tell = self._idle.pop(place, []) if not self._places.busy(place) else []
+            tell: Sequence[Callable[[], object]] = ()
+            if self._idle and not self._places.busy(place):
+                tell = self._idle.pop(place, ())
         for each in tell:
             each()
         self._give()
@@ -189,10 +193,9 @@ class OwnTurns:
 
     def _behind(self) -> int | None:
         """Where the next is to be sent ahead."""
-        places = self._places
-        if self._short < _RATHER or (place := places.behind()) is None:
+        if self._short < _RATHER or (place := self._places.behind()) is None:
             return None
-        asker = places.next_asking()
+        asker = self._places.next_asking()
         if asker is None or not asker.may_go_ahead or time.monotonic() - self._since[place] > _SHORT_S:
             return None
         return place
@@ -204,14 +207,15 @@ class OwnTurns:
         if users is not None and len(users) == 1 and asker.may_go_ahead:
             self._places.lead(place)
 
-    def _stuck(self) -> list[Asker]:
+    def _stuck(self) -> Sequence[Asker]:
         """Those that were sent ahead and are better off elsewhere."""
-        found: list[Asker] = []
-        wanted = self._places.idle - len(self._taking_back)
+        places = self._places
+        wanted = places.idle - len(self._taking_back)
         now = time.monotonic()
-        if wanted <= 0 and now - self._since[self._places.first_ahead] < _SHORT_S:
-            return found
-        for place, asker in self._places.ahead():
+        if wanted <= 0 and now - self._since[next(iter(places.ahead_at))] < _SHORT_S:
+            return ()
+        found: list[Asker] = []
+        for place, asker in places.ahead():
             if place in self._taking_back:
                 continue
             if len(found) >= wanted and now - self._since[place] < _SHORT_S:
@@ -222,29 +226,28 @@ class OwnTurns:
 
     def _give(self) -> None:
         """Give the turns that can be given."""
-        refused: list[Asker] = []
-        stuck: list[Asker] = []
+        refused: Sequence[Asker] = ()
+        stuck: Sequence[Asker] = ()
+        places = self._places
         while True:
             with self._lock:
-                if self._places.is_hopeless:
-                    refused = self._places.asking()
-                    for asker in refused:
-                        self._places.drop(asker)
-                    break
-                place, ahead = self._places.candidate(), False
-                if place is None:
+                place, ahead = places.candidate(), False
+                if place is None and places.waiting:
+                    if places.is_hopeless:
+                        refused = places.refuse()
+                        break
                     place, ahead = self._behind(), True
                 if place is None:
-                    if self._places.any_ahead:
+                    if places.ahead_at:
                         stuck = self._stuck()
                     break
                 member = self._members[place]
                 first: Asker | None = None
-                if _lives(member.replica):
+                if not member.replica._process.runtime.is_gone(*member.addr):
                     if ahead:
-                        first = self._places.send_ahead(place)
+                        first = places.send_ahead(place)
                     else:
-                        first = self._places.give(place)
+                        first = places.give(place)
                         self._lead(place, first)
             if first is None:
                 self.lose(place, None)
@@ -276,7 +279,8 @@ class OwnTurns:
         with self._lock:
             known = {_key(member): place for place, member in self._members.items()}
             for _, replica in mesh:
-                member = Member(replica, mesh, replica._view.rank_at(0))
+                rank = replica._view.rank_at(0)
+                member = Member(replica, mesh, rank, replica._home.addr(replica._procs_id, rank))
                 place = known.get(_key(member))
                 if place is None:
                     place = next(self._numbers)
