@@ -1,8 +1,8 @@
 """What references cost: `put` and `get` of one large array beside plain copies, and a batch that passes the script.
 
-    python benchmarks/refs.py [--mib 256] [--batch-gib 4] [--ray]
+    python benchmarks/refs.py [--mib 256] [--rounds 9] [--batch-gib 4]
 
-Each figure is the median of `--rounds`, after one that is not counted: the store's memory is warm.
+`refs_steps.py` has the first of these with Ray.
 """
 
 from __future__ import annotations
@@ -12,32 +12,15 @@ import asyncio
 import gc
 import json
 import resource
-import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from refs_steps import steps
 
 from mesh_core import Actor, Ref, configure, endpoint, put, this_host
 
 MIB = 1 << 20
-
-
-def median(rounds: int, once: Callable[[], float]) -> float:
-    """The median of some rounds, after a warm one."""
-    once()
-    return statistics.median(once() for _ in range(rounds))
-
-
-def clocked(run: Callable[[], Any]) -> float:
-    """How long it takes; what it returns is dropped outside of that time."""
-    begun = time.perf_counter()
-    kept = run()
-    took = time.perf_counter() - begun
-    del kept
-    return took
 
 
 class Producer(Actor):
@@ -54,33 +37,6 @@ class Trainer(Actor):
     @endpoint
     def train(self, parts: list[Ref[np.ndarray]]) -> int:
         return sum(int(part.get()[:: 1 << 12].sum()) for part in parts)
-
-
-def copies(mib: int, rounds: int) -> dict[str, float]:
-    """One array: seconds of each way."""
-    data = np.random.default_rng(0).integers(0, 255, mib * MIB, dtype="uint8")
-    warm = np.empty_like(data)
-    ref = put(data)
-    return {
-        "np.copyto into warm memory": median(rounds, lambda: clocked(lambda: np.copyto(warm, data))),
-        "np.copy": median(rounds, lambda: clocked(data.copy)),
-        "put": median(rounds, lambda: clocked(lambda: put(data))),
-        "get": median(rounds, lambda: clocked(ref.get)),
-        "get and read all of it": median(rounds, lambda: clocked(lambda: int(ref.get()[::4096].sum()))),
-    }
-
-
-def ray_copies(mib: int, rounds: int) -> dict[str, float]:
-    """The same with Ray."""
-    import ray
-
-    ray.init(num_cpus=1, object_store_memory=4 * mib * MIB, logging_level="ERROR", include_dashboard=False)
-    data = np.random.default_rng(0).integers(0, 255, mib * MIB, dtype="uint8")
-    ref = ray.put(data)
-    return {
-        "ray.put": median(rounds, lambda: clocked(lambda: ray.put(data))),
-        "ray.get": median(rounds, lambda: clocked(lambda: ray.get(ref))),
-    }
 
 
 async def passed(batch: int) -> dict[str, float]:
@@ -124,15 +80,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch-gib", type=float, default=4.0)
-    parser.add_argument("--ray", action="store_true", help="measure Ray instead, in its environment")
     options = parser.parse_args()
-    if options.ray:
-        print(json.dumps(ray_copies(options.mib, options.rounds), indent=1))
-        return
     configure(ref_budget=3 << 30)
-    print(json.dumps(copies(options.mib, options.rounds), indent=1))
+    print(json.dumps(steps(options.mib, options.rounds, put, Ref.get), indent=1))
     gc.collect()
     if options.batch_gib:
         print(json.dumps(asyncio.run(passed(int(options.batch_gib * (1 << 30)))), indent=1))

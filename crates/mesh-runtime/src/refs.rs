@@ -11,6 +11,7 @@
 
 use crate::completion::{Completion, Fate};
 use crate::runtime::Runtime;
+use crate::runtime::copies::Afar;
 pub(crate) use crate::shm::View as Mapped;
 use bytes::Bytes;
 use mesh_proto::{Ended, Holders, ProcAddr, SharedRef, Ticket};
@@ -131,11 +132,13 @@ pub(crate) struct Refs {
     budget: u64,
     state: Mutex<State>,
     held: Mutex<Held>,
+    /// What is kept here of other hosts' values, for all processes of this one.
+    pub(crate) afar: Afar,
 }
 
 impl Refs {
     pub(crate) fn new(budget: u64) -> Self {
-        Self { budget, state: Mutex::default(), held: Mutex::default() }
+        Self { budget, state: Mutex::default(), held: Mutex::default(), afar: Afar::default() }
     }
 
     pub(crate) fn budget(&self) -> u64 {

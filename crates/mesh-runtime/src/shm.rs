@@ -16,6 +16,7 @@
 //! SHM-4: the pages of a chunk are given back by who holds it alone, or, where nobody does, by its owner.
 
 mod kept;
+mod spare;
 
 pub(crate) use kept::View;
 
@@ -48,6 +49,8 @@ const MIN_CHUNK: usize = 64 * 1024;
 const SLAB: usize = 8 * 1024 * 1024;
 /// Idle slabs beyond this are given back to the system.
 const KEEP: usize = 512 * 1024 * 1024;
+/// Mappings of others' slabs beyond this are forgotten: they take address space, and tables of pages.
+const MAPPED: usize = 16 * KEEP;
 /// As soon as nothing has been sent for so long.
 const BREATHER: Duration = Duration::from_millis(500);
 
@@ -123,7 +126,9 @@ impl Drop for Mapping {
 #[derive(Debug)]
 struct Sent {
     to: Target,
-    dead: Vec<u32>,
+    /// To whom else since.
+    also: Vec<ProcAddr>,
+    dead: Vec<ProcAddr>,
 }
 
 #[derive(Debug)]
@@ -183,29 +188,14 @@ impl Slab {
         };
         word.store(hold(turn, holders), Ordering::Release);
         self.cursor = i + 1;
-        self.sent[i] = Some(Sent { to: to.clone(), dead: Vec::new() });
+        self.sent[i] = Some(Sent { to: to.clone(), also: Vec::new(), dead: Vec::new() });
         let fresh = !std::mem::replace(&mut self.touched[i], true);
         Some((at, Arc::clone(&self.map), fresh))
     }
 
     /// A receiver has died: chunks whose receivers all have are free again.
     fn on_death(&mut self, addr: ProcAddr) {
-        for (i, sent) in self.sent.iter_mut().enumerate() {
-            let word = self.map.holders(i);
-            let now = word.load(Ordering::Acquire);
-            let Some(place) = sent.as_mut().filter(|place| count_of(now) > 0 && place.to.index_of(addr).is_some())
-            else {
-                continue;
-            };
-            // It may be told more than once.
-            if !place.dead.contains(&addr.rank) {
-                place.dead.push(addr.rank);
-            }
-            if place.dead.len() == place.to.len() {
-                word.store(hold(turn_of(now), 0), Ordering::Release);
-                *sent = None;
-            }
-        }
+        (0..self.count).for_each(|i| self.gone(i, addr));
     }
 
     /// Gives back the pages of what nobody holds; the others are given back by who does.
@@ -447,6 +437,7 @@ fn count_down(holders: &AtomicU64, turn: u32) {
 struct Seen {
     map: Arc<Mapping>,
     fd: OwnedFd,
+    spares: Arc<spare::Spares>,
     used: u64,
 }
 
@@ -518,7 +509,7 @@ impl Mapped {
             if map.word(0) != MAGIC || map.word(8) != at.slab {
                 return Err(gone());
             }
-            seen.insert(key, Seen { map: Arc::new(map), fd, used: now });
+            seen.insert(key, Seen { map: Arc::new(map), fd, spares: Arc::default(), used: now });
         }
         let entry = seen.get_mut(&key).ok_or_else(gone)?;
         entry.used = now;
@@ -538,7 +529,7 @@ impl Mapped {
     /// Forgets mappings that nobody uses, the longest unused first, once there are many.
     fn shrink(&self, seen: &mut HashMap<(u32, u64), Seen>) {
         let mut total: usize = seen.values().map(|s| s.map.len).sum();
-        while seen.len() >= 64 || total > KEEP {
+        while seen.len() >= 64 || total > MAPPED {
             let idle = seen.iter().filter(|(_, s)| Arc::strong_count(&s.map) == 1).min_by_key(|(_, s)| s.used);
             let Some((&key, _)) = idle else { return };
             total -= seen.remove(&key).map_or(0, |s| s.map.len);

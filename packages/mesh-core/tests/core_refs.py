@@ -74,6 +74,11 @@ class Party(Actor):
     def kept(self) -> tuple[int, int]:
         return kept()
 
+    @endpoint
+    def fetched(self) -> int:
+        """How often others have fetched a value from here."""
+        return current().runtime.counts()["fetched"]
+
     # Making results.
 
     @endpoint

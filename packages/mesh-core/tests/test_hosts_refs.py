@@ -11,10 +11,16 @@ from core_hosts import cluster, hosts, runtime  # noqa: F401 - fixtures
 from core_refs import BUDGET, KIB, SIZE, Party
 
 from mesh_core import Ref, RefLost, configured, put
+from mesh_core._process import current
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("runtime", "fault_tolerant")]
 
 SOON = 30.0
+
+
+def copies() -> int:
+    """How many values of other hosts this host has a copy of."""
+    return current().runtime.counts()["copies"]
 
 
 @pytest.fixture
@@ -41,6 +47,63 @@ def test_a_value_of_another_host_is_fetched(two: tuple[Any, Any]) -> None:
     del ref
     gc.collect()
     assert first.drained.call_one().get(timeout=SOON) == (0, 0)
+
+
+@pytest.fixture
+def keeper_and_readers(hosts: Any) -> Iterator[tuple[Any, Any]]:  # noqa: F811
+    """An actor on one host, and three on another."""
+    with (
+        configured(ref_budget=BUDGET),
+        hosts.slice(hosts=1).spawn_procs(name="keeper") as keeper,
+        hosts.slice(hosts=2).spawn_procs({"gpus": 3}, name="readers") as readers,
+    ):
+        yield keeper.spawn("keeper", Party), readers.spawn("readers", Party)
+
+
+def test_a_value_comes_once_for_all_processes_of_a_host(keeper_and_readers: tuple[Any, Any]) -> None:
+    keeper, readers = keeper_and_readers
+    ref: Ref[Any] = keeper.make.with_options(keep=True).call_one(SIZE, 7).get(timeout=SOON)
+    readers.hold.call("r", [ref]).get(timeout=SOON)
+    assert readers.sum.call(ref).get(timeout=SOON).values() == [7 * SIZE] * 3
+    assert [readers.slice(gpus=i).sum.call_one(ref).get(timeout=SOON) for i in range(3)] == [7 * SIZE] * 3
+    assert keeper.fetched.call_one().get(timeout=SOON) == 1
+    # The script is on a host of its own.
+    for _ in range(2):
+        assert sum(ref.get(timeout=SOON)) == 7 * SIZE
+    assert keeper.fetched.call_one().get(timeout=SOON) == 2
+    assert copies() == 1
+    # What one of them writes is its own.
+    value = ref.get(timeout=SOON)
+    value[0] = 0
+    assert sum(ref.get(timeout=SOON)) == 7 * SIZE
+    readers.drop.call("r").get(timeout=SOON)
+    del ref, value
+    gc.collect()
+    assert keeper.drained.call_one().get(timeout=SOON) == (0, 0)
+    assert copies() == 0
+
+
+def test_a_copy_outlives_those_that_have_read_it_and_ends_with_its_owner(
+    hosts: Any,  # noqa: F811
+    keeper_and_readers: tuple[Any, Any],
+) -> None:
+    _, readers = keeper_and_readers
+    with configured(ref_budget=BUDGET), hosts.slice(hosts=1).spawn_procs(name="brief") as procs:
+        keeper = procs.spawn("keeper", Party)
+        ref: Ref[Any] = keeper.make.with_options(keep=True).call_one(SIZE, 7).get(timeout=SOON)
+        first, others = readers.slice(gpus=0), readers.slice(gpus=slice(1, None))
+        readers.hold.call("r", [ref]).get(timeout=SOON)
+        assert first.await_value.call_one("r").get(timeout=SOON) == 7 * SIZE
+        first.drop.call_one("r").get(timeout=SOON)
+        assert others.await_value.call("r").get(timeout=SOON).values() == [7 * SIZE] * 2
+        assert keeper.fetched.call_one().get(timeout=SOON) == 1
+        assert sum(ref.get(timeout=SOON)) == 7 * SIZE
+        assert copies() == 1
+    with pytest.raises(RefLost, match="is lost"):
+        ref.get(timeout=SOON)
+    assert copies() == 0
+    with pytest.raises(RefLost, match="is lost"):
+        others.slice(gpus=0).await_value.call_one("r").get(timeout=SOON)
 
 
 def test_a_value_of_the_script_is_fetched_by_other_hosts(two: tuple[Any, Any]) -> None:

@@ -227,7 +227,10 @@ impl Runtime {
         if header.kind == Kind::Reply && header.src.is_agent() && self.me == ProcAddr::CONTROLLER {
             self.note_introduction(&frame);
         }
-        let frame = self.localized(frame);
+        let mut frame = self.localized(frame);
+        if matches!(header.kind, Kind::Reply | Kind::Undeliverable) && header.target_len == 0 {
+            frame = self.share_copy(frame);
+        }
         self.dispatch(frame, Some(GATEWAY));
     }
 

@@ -13,6 +13,7 @@
 
 mod answers;
 mod backlog;
+pub(crate) mod copies;
 mod descriptors;
 mod early;
 mod incoming;
@@ -130,6 +131,8 @@ pub struct Counts {
     pub kept: (usize, u64),
     /// Values of others that this process holds references to.
     pub refs: usize,
+    /// How often values of this process were fetched, and how many copies are here of those of other hosts.
+    pub fetched: (u64, usize),
 }
 
 /// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
@@ -462,6 +465,7 @@ impl Runtime {
             held: self.held_replies.load(Ordering::Relaxed),
             kept: self.refs.kept(),
             refs: self.refs.foreign(self.me),
+            fetched: self.refs.afar.counts(),
         }
     }
 

@@ -477,10 +477,14 @@ impl Runtime {
         if from.is_some() && self.me.is_agent() && frame.header.dst.host == self.me.host {
             self.overhear(&frame.header);
         }
+        if frame.header.carries_refs() && self.me.is_agent() && frame.header.dst.host == self.me.host {
+            self.note_carried(&frame);
+        }
         let route = read(&self.router).route(frame.header.dst);
         match route {
             Route::Via(id) => self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0),
             Route::Away(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
+            Route::Away(_) if matches!(frame.header.kind, Kind::Fetch | Kind::Held) && self.ask_for_copy(&frame) => 0,
             Route::Away(host) => self.send_away(&frame, HostSet::one(host)),
             Route::Here => {
                 self.deliver(frame);

@@ -13,6 +13,7 @@ use mesh_proto::{
 };
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// So many holders are named in one frame.
 const MOST_NAMED: usize = 1024;
@@ -201,6 +202,7 @@ impl Runtime {
     /// Processes have ended: what they kept is lost, and they hold nothing any more.
     pub(crate) fn refs_end(&self, dead: impl Fn(ProcAddr) -> bool, ended: &Arc<Ended>) {
         self.refs.lose(&dead, ended);
+        self.copies_end(&dead);
         let gone = self.refs.bury(&dead, ended);
         self.drop_values(gone);
     }
@@ -251,6 +253,7 @@ impl Runtime {
     pub(super) fn on_fetch(&self, header: &Header) {
         let Some(Fetch { id, call }) = Fetch::read(header) else { return };
         let to = header.src;
+        self.refs.afar.fetched.fetch_add(1, Ordering::Relaxed);
         let reply = Reply { actor: 0, call, place: 0, answer: Answer::Value }.header(self.me, to);
         let frame = match self.refs.place(id) {
             Some((Place::Shared(at), len)) if to.host != self.me.host && self.memory.lend(&at) => lent(reply, at, len),

@@ -1,28 +1,87 @@
 //! Memory of values that references name: it stays where it was put, and any number of readers map it.
 //!
 //! Its readers do not count themselves in the slab: who holds a reference is known by tickets (`crate::refs`), and the one
-//! count that a chunk has here is its owner's. Each reader maps it privately (SHM-2).
+//! count that a chunk has here is its owner's. Each reader maps it privately (SHM-2), where it can with what an earlier one
+//! has left (`spare`).
 
-use super::{Mapping, Memory, Pool, Room, count_of, hold, turn_of};
+use super::spare::Spares;
+use super::{Mapping, Memory, Pool, Room, Sent, Slab, count_of, hold, turn_of};
 use crate::error::RuntimeError;
 use crate::refs::Hold;
 use crate::runtime::Runtime;
-use mesh_proto::{Frame, SharedRef, Target};
+use mesh_proto::{Frame, ProcAddr, SharedRef, Target};
 use rustix::mm::MapFlags;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// A kept value as its reader has it mapped: pages that it writes become its own.
 #[derive(Debug)]
-pub(crate) struct View(Mapping);
+pub(crate) struct View {
+    /// Taken out when it is dropped.
+    map: Option<Mapping>,
+    data: *mut u8,
+    len: usize,
+    /// Where the mapping goes then, unless the slab is forgotten.
+    home: Weak<Spares>,
+    offset: u64,
+    /// The process that mapped it; a forked copy of it touches no lock.
+    pid: u32,
+}
+
+// SAFETY: plain memory, kept mapped by the field beside the pointer.
+unsafe impl Send for View {}
+// SAFETY: as above; whoever reads and writes through the pointer synchronises as with any buffer.
+unsafe impl Sync for View {}
 
 impl View {
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.0.at(0)
+        self.data
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len
+        self.len
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        if let Some(map) = self.map.take()
+            && self.pid == std::process::id()
+            && let Some(home) = self.home.upgrade()
+        {
+            home.give(self.offset, map);
+        }
+    }
+}
+
+impl Slab {
+    /// Somebody holds a chunk no more, or has died: nobody else can be left that does.
+    pub(super) fn gone(&mut self, i: usize, addr: ProcAddr) {
+        let word = self.map.holders(i);
+        let now = word.load(Ordering::Acquire);
+        let held = |place: &&mut Sent| count_of(now) > 0 && place.concerns(addr);
+        let Some(place) = self.sent[i].as_mut().filter(held) else { return };
+        // It may be told more than once.
+        if !place.dead.contains(&addr) {
+            place.dead.push(addr);
+        }
+        if place.dead.len() == place.to.len() + place.also.len() {
+            word.store(hold(turn_of(now), 0), Ordering::Release);
+            self.sent[i] = None;
+        }
+    }
+
+    /// One more holds a chunk, in the same use of it. False if nobody does any more.
+    fn lend(&self, at: &SharedRef) -> bool {
+        let more = |word| (turn_of(word) == at.turn && count_of(word) > 0).then(|| hold(at.turn, count_of(word) + 1));
+        let chunk = at.chunk as usize;
+        chunk < self.count && self.map.holders(chunk).fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+}
+
+impl Sent {
+    fn concerns(&self, addr: ProcAddr) -> bool {
+        self.to.index_of(addr).is_some() || self.also.contains(&addr)
     }
 }
 
@@ -67,18 +126,46 @@ impl Memory {
         let Some(kept) = &self.kept else { return false };
         let slabs = kept.lock();
         let slab = slabs.values().flatten().find(|slab| at.pid == kept.pid && slab.id == at.slab);
-        slab.filter(|slab| (at.chunk as usize) < slab.count).is_some_and(|slab| {
-            let more =
-                |word| (turn_of(word) == at.turn && count_of(word) > 0).then(|| hold(at.turn, count_of(word) + 1));
-            slab.map.holders(at.chunk as usize).fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
-        })
+        slab.is_some_and(|slab| slab.lend(at))
+    }
+
+    /// Sends a part that has come from another host to one more. False if it does not lie in memory of this process.
+    pub(crate) fn lend_to(&self, at: &SharedRef, who: ProcAddr) -> bool {
+        let Some(pool) = self.pool.as_ref().filter(|pool| pool.pid == at.pid) else { return false };
+        let mut slabs = pool.lock();
+        let Some(slab) = slabs.values_mut().flatten().find(|slab| slab.id == at.slab) else { return false };
+        if !slab.lend(at) {
+            return false;
+        }
+        let sent = slab.sent.get_mut(at.chunk as usize).and_then(Option::as_mut);
+        if let Some(sent) = sent.filter(|sent| !sent.concerns(who)) {
+            sent.also.push(who);
+        }
+        true
+    }
+
+    /// One of those it was lent to has it no more, without having mapped it.
+    pub(crate) fn take_back(&self, at: &SharedRef, from: ProcAddr) {
+        let Some(pool) = self.pool.as_ref().filter(|pool| pool.release(at)) else { return };
+        if let Some(slab) = pool.lock().values_mut().flatten().find(|slab| slab.id == at.slab)
+            && (at.chunk as usize) < slab.count
+            && turn_of(slab.map.holders(at.chunk as usize).load(Ordering::Acquire)) == at.turn
+        {
+            slab.gone(at.chunk as usize, from);
+        }
     }
 
     /// Maps a kept value.
     pub(crate) fn view(&self, at: &SharedRef, len: u64) -> Result<View, RuntimeError> {
-        let view = self
-            .mapped
-            .find(at, len, |entry, _, _, len| Mapping::new(&entry.fd, at.offset, len, MapFlags::PRIVATE).map(View));
+        let view = self.mapped.find(at, len, |entry, _, _, len| {
+            let offset = at.offset;
+            let map = match entry.spares.take(offset, len) {
+                Some(map) => map,
+                None => Mapping::new(&entry.fd, offset, len, MapFlags::PRIVATE)?,
+            };
+            let home = Arc::downgrade(&entry.spares);
+            Ok(View { data: map.at(0), map: Some(map), len, home, offset, pid: std::process::id() })
+        });
         self.touch();
         view
     }

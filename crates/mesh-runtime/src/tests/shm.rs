@@ -135,6 +135,26 @@ fn the_dead_lose_what_they_held_and_only_that() {
 }
 
 #[test]
+fn what_was_lent_to_others_is_free_when_all_have_let_go_or_died() {
+    let at_host = |rank| ProcAddr { mesh: 8, rank, host: 0 };
+    let (owner, receiver) = memories();
+    let len = 8 << 20;
+    let part = || owner.put(&vec![1; len], &Target::One(TO), 0).unwrap();
+    let first = part();
+    assert!(owner.lend_to(&first, at_host(0)) && owner.lend_to(&first, at_host(1)));
+    assert!(!receiver.lend_to(&first, TO), "it is not the receiver's");
+    // One reads and lets go, one dies, and the last has never mapped it.
+    drop(receiver.open(&first, len as u64, false).unwrap());
+    owner.on_death(at_host(0), None);
+    assert_ne!(part().slab, first.slab, "the last one holds it");
+    owner.take_back(&first, at_host(1));
+    assert_ne!(part().slab, first.slab, "whoever has died may have had it; whoever read it may be reading yet");
+    owner.on_death(TO, None);
+    assert_eq!(part().slab, first.slab);
+    assert!(!owner.lend_to(&first, TO), "that use of it is over");
+}
+
+#[test]
 fn a_used_up_budget_says_so_and_idle_memory_is_found_elsewhere() {
     let owner = Memory::new(4 << 20, 1);
     let receiver = Memory::new(4 << 20, 2);

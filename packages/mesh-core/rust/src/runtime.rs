@@ -684,6 +684,8 @@ impl PyRuntime {
         out.set_item("kept", counts.kept.0)?;
         out.set_item("kept_bytes", counts.kept.1)?;
         out.set_item("refs", counts.refs)?;
+        out.set_item("fetched", counts.fetched.0)?;
+        out.set_item("copies", counts.fetched.1)?;
         Ok(out)
     }
 }
