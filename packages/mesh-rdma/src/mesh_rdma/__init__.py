@@ -1,10 +1,85 @@
-"""Registered memory that other processes read and write without the owner's Python: RDMABuffer and its transports.
+"""Memory that other processes read and write without the owner's Python: RDMABuffer and its transports.
 
-Planned: this release holds its version and nothing else.
+>>> from mesh_rdma import RDMABuffer
+>>> weights = bytearray(b"some weights")
+>>> buffer = RDMABuffer(weights)  # a few hundred bytes when pickled: send it to any process of this host
+>>> copy = bytearray(buffer.size())
+>>> buffer.read_into(copy).get(timeout=30)
+>>> copy
+bytearray(b'some weights')
+>>> buffer.drop()
 """
 
-from importlib.metadata import version as _version
+from __future__ import annotations
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING, Any
 
-__version__ = _version("mesh-rdma")
+if TYPE_CHECKING:
+    from mesh_rdma._action import RDMAAction
+    from mesh_rdma._buffer import RDMABuffer
+    from mesh_rdma._errors import (
+        BufferGone,
+        HandleRefused,
+        InvalidTransfer,
+        OutcomeUnknown,
+        RDMAError,
+        RDMATimeout,
+        TransportUnavailable,
+    )
+    from mesh_rdma._explain import Explanation, explain
+    from mesh_rdma._transports import TransportCapabilities, TransportStatus, transports
+
+__all__ = [
+    "BufferGone",
+    "Explanation",
+    "HandleRefused",
+    "InvalidTransfer",
+    "OutcomeUnknown",
+    "RDMAAction",
+    "RDMABuffer",
+    "RDMAError",
+    "RDMATimeout",
+    "TransportCapabilities",
+    "TransportStatus",
+    "TransportUnavailable",
+    "__version__",
+    "explain",
+    "transports",
+]
+
+# Imported when they are first named: most of the time goes into the native half, and into dataclasses.
+_LATER = {
+    "BufferGone": "mesh_rdma._errors",
+    "Explanation": "mesh_rdma._explain",
+    "HandleRefused": "mesh_rdma._errors",
+    "InvalidTransfer": "mesh_rdma._errors",
+    "OutcomeUnknown": "mesh_rdma._errors",
+    "RDMAAction": "mesh_rdma._action",
+    "RDMABuffer": "mesh_rdma._buffer",
+    "RDMAError": "mesh_rdma._errors",
+    "RDMATimeout": "mesh_rdma._errors",
+    "TransportCapabilities": "mesh_rdma._transports",
+    "TransportStatus": "mesh_rdma._transports",
+    "TransportUnavailable": "mesh_rdma._errors",
+    "explain": "mesh_rdma._explain",
+    "transports": "mesh_rdma._transports",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("mesh-rdma")
+    elif name in _LATER:
+        import importlib
+
+        value = getattr(importlib.import_module(_LATER[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,44 @@
+"""Futures of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from mesh_core import Future, Promise
+from mesh_rdma._errors import RDMAError
+from mesh_rdma._native import Operation
+
+R = TypeVar("R")
+
+
+def done(value: R) -> Future[R]:
+    """Return a future that has its result."""
+    promise = Promise[R]()
+    promise.set_result(value)
+    return promise.future
+
+
+def of_operation(operation: Operation, what: str, take: Callable[[list[int]], R]) -> Future[R]:
+    """Return the future of an operation; ``take`` makes the result of what was found."""
+    if operation.done():
+        promise = Promise[R]()
+        try:
+            promise.set_result(take(operation.result()))
+        except RDMAError as error:
+            promise.set_exception(error)
+        return promise.future
+    promise = Promise[R](what, finish=lambda _status: take(operation.result()))
+    operation.finishes(promise.native_handle())
+    # Also called where the future is cancelled, or a deadline of the message that is being handled has passed.
+    promise.future.add_done_callback(lambda _future: operation.cancel())
+    return promise.future
+
+
+def nothing(_found: list[int]) -> None:
+    """Make the result of a copy."""
+
+
+def first(found: list[int]) -> int:
+    """Make the result of one atomic operation."""
+    return found[0]
