@@ -147,8 +147,6 @@ def test_a_batch_mixes_owners_and_atomics(shared, other):
     far = other.offer("data", b"far")
     copy = bytearray(3)
     action = RDMAAction().fetch_add(RDMABuffer(here), 1).read_remote(copy, far)
-    keep = RDMABuffer(here)
-    action = RDMAAction().fetch_add(keep, 1).read_remote(copy, far)
     action.compare_and_swap(counter, 10, 11).compare_and_swap(counter[0:8], 99, 98)
     assert action.submit().get(timeout=30)[:2] == [5, None]
     assert (copy, int.from_bytes(here, "little")) == (b"far", 6)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mesh_core import gather
-from mesh_rdma import BufferGone, InvalidTransfer, RDMABuffer, RDMAError, RDMATimeout, _here
+from mesh_rdma import BufferGone, InvalidTransfer, RDMAAction, RDMABuffer, RDMAError, RDMATimeout, _here
 
 LARGE = 64 << 20
 
@@ -76,6 +76,16 @@ def test_slices_keep_it_offered():
     del part
     gc.collect()
     assert there() is None
+
+
+def test_an_operation_keeps_the_buffer_that_it_is_for():
+    data = bytearray(8)
+    future = RDMABuffer(data).fetch_add(1)
+    gc.collect()
+    assert future.get(timeout=30) == 0
+    action = RDMAAction().fetch_add(RDMABuffer(data), 1)
+    gc.collect()
+    assert action.submit().get(timeout=30) == [1]
 
 
 def test_memory_cannot_be_resized_while_it_is_offered():

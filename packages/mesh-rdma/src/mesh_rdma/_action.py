@@ -32,27 +32,33 @@ class RDMAAction:
     [bytearray(b'aa'), bytearray(b'bb')]
     """
 
-    __slots__ = ("_asked",)
+    __slots__ = ("_asked", "_buffers")
 
     def __init__(self) -> None:
         self._asked: list[tuple[str, Handle, Memory | None, int, int, int]] = []
+        self._buffers: list[RDMABuffer] = []
 
     def __len__(self) -> int:
         return len(self._asked)
 
+    def _handle(self, buffer: RDMABuffer) -> Handle:
+        handle = handle_of(buffer)
+        self._buffers.append(buffer)
+        return handle
+
     def read_remote(self, dst: Any, src: RDMABuffer, *, offset: int = 0) -> RDMAAction:
         """Fill ``dst``, memory of this process, from the buffer ``src``. Returns the action itself."""
-        self._asked.append(("read", handle_of(src), writable_memory_of(dst), place(offset), 0, 0))
+        self._asked.append(("read", self._handle(src), writable_memory_of(dst), place(offset), 0, 0))
         return self
 
     def write_remote(self, dst: RDMABuffer, src: Any, *, offset: int = 0) -> RDMAAction:
         """Copy all of ``src``, memory of this process, into the buffer ``dst``. Returns the action itself."""
-        self._asked.append(("write", handle_of(dst), memory_of(src), place(offset), 0, 0))
+        self._asked.append(("write", self._handle(dst), memory_of(src), place(offset), 0, 0))
         return self
 
     def fetch_add(self, buffer: RDMABuffer, value: int, *, offset: int = 0) -> RDMAAction:
         """Add, as :meth:`RDMABuffer.fetch_add`. Returns the action itself."""
-        self._asked.append(("fetch_add", handle_of(buffer), None, place(offset), value % WORD, 0))
+        self._asked.append(("fetch_add", self._handle(buffer), None, place(offset), value % WORD, 0))
         return self
 
     def compare_and_swap(
@@ -60,7 +66,7 @@ class RDMAAction:
     ) -> RDMAAction:
         """Replace, as :meth:`RDMABuffer.compare_and_swap`. Returns the action itself."""
         numbers = (expected % WORD, desired % WORD)
-        self._asked.append(("compare_and_swap", handle_of(buffer), None, place(offset), *numbers))
+        self._asked.append(("compare_and_swap", self._handle(buffer), None, place(offset), *numbers))
         return self
 
     def submit(self, *, timeout: float | None = 60, transport: str | None = None) -> Future[list[int | None]]:
@@ -73,4 +79,6 @@ class RDMAAction:
         def take(found: list[int]) -> list[int | None]:
             return [None if each[0] in _COPIES else value for each, value in zip(asked, found, strict=True)]
 
-        return of_operation(engine().submit(asked, timeout, transport), "an RDMAAction", take)
+        return of_operation(
+            engine().submit(asked, timeout, transport), "an RDMAAction", take, list(self._buffers)
+        )

@@ -99,7 +99,7 @@ class RDMABuffer:
         """
         memory = writable_memory_of(dst)
         operation = engine().read(self._handle, memory, place(offset), timeout, transport)
-        return done(None) if operation is None else of_operation(operation, "read_into", nothing)
+        return done(None) if operation is None else of_operation(operation, "read_into", nothing, self)
 
     def write_from(
         self, src: Any, *, offset: int = 0, timeout: float | None = 60, transport: str | None = None
@@ -110,7 +110,7 @@ class RDMABuffer:
         """
         memory = memory_of(src)
         operation = engine().write(self._handle, memory, place(offset), timeout, transport)
-        return done(None) if operation is None else of_operation(operation, "write_from", nothing)
+        return done(None) if operation is None else of_operation(operation, "write_from", nothing, self)
 
     def fetch_add(
         self, value: int, *, offset: int = 0, timeout: float | None = 60, transport: str | None = None
@@ -126,7 +126,7 @@ class RDMABuffer:
         (0, 5)
         """
         asked = ("fetch_add", self._handle, None, place(offset), value % WORD, 0)
-        return of_operation(engine().submit([asked], timeout, transport), "fetch_add", first)
+        return of_operation(engine().submit([asked], timeout, transport), "fetch_add", first, self)
 
     def compare_and_swap(
         self,
@@ -154,7 +154,7 @@ class RDMABuffer:
             expected % WORD,
             desired % WORD,
         )
-        return of_operation(engine().submit([asked], timeout, transport), "compare_and_swap", first)
+        return of_operation(engine().submit([asked], timeout, transport), "compare_and_swap", first, self)
 
     def drop(self) -> None:
         """Offer the memory no longer; at its owner only. Its slices go with it.

@@ -19,8 +19,13 @@ def done(value: R) -> Future[R]:
     return promise.future
 
 
-def of_operation(operation: Operation, what: str, take: Callable[[list[int]], R]) -> Future[R]:
-    """Return the future of an operation; ``take`` makes the result of what was found."""
+def of_operation(
+    operation: Operation, what: str, take: Callable[[list[int]], R], keep: object = None
+) -> Future[R]:
+    """Return the future of an operation; ``take`` makes the result of what was found.
+
+    Until it is done the future keeps ``keep``: the buffers, which may be this process's own.
+    """
     if operation.done():
         promise = Promise[R]()
         try:
@@ -30,8 +35,12 @@ def of_operation(operation: Operation, what: str, take: Callable[[list[int]], R]
         return promise.future
     promise = Promise[R](what, finish=lambda _status: take(operation.result()))
     operation.finishes(promise.native_handle())
+
+    def given_up(_future: object, _keep: object = keep) -> None:
+        operation.cancel()
+
     # Also called where the future is cancelled, or a deadline of the message that is being handled has passed.
-    promise.future.add_done_callback(lambda _future: operation.cancel())
+    promise.future.add_done_callback(given_up)
     return promise.future
 
 

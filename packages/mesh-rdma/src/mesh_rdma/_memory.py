@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 from mesh_rdma._errors import InvalidTransfer
 from mesh_rdma._native import Memory
 
-_READONLY = 1
+_OBJECTS = "an array of Python objects cannot be transferred; pickle it instead"
 
 
 def memory_of(data: Any) -> Memory:
@@ -17,7 +18,13 @@ def memory_of(data: Any) -> Memory:
     if torch is not None and isinstance(data, torch.Tensor):
         return _of_tensor(data, torch)
     try:
-        return Memory.of_view(memoryview(data))
+        view = memoryview(data)
+        # To write what is no object there would end the process.
+        if "O" in view.format and "O" in re.sub(":[^:]*:", "", view.format):
+            raise InvalidTransfer(_OBJECTS)
+        return Memory.of_view(view)
+    except InvalidTransfer:
+        raise
     except (TypeError, ValueError, BufferError) as error:
         # Arrays of numpy have no buffer for some types, such as dates.
         told = getattr(data, "__array_interface__", None)
@@ -41,7 +48,7 @@ def writable_memory_of(data: Any) -> Memory:
 def _of_array(data: Any, told: dict[str, Any]) -> Memory:
     kind, shape = str(told["typestr"]), tuple(told["shape"])
     if kind[1] == "O":
-        raise InvalidTransfer("an array of Python objects cannot be transferred; pickle it instead")
+        raise InvalidTransfer(_OBJECTS)
     # The digits after the letter; a date's unit follows them in brackets.
     item = int(kind[2:].partition("[")[0])
     address, readonly = told["data"]
