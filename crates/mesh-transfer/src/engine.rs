@@ -64,6 +64,10 @@ impl Engine {
     pub fn new() -> Result<Arc<Self>, TransferError> {
         let realm = Realm::draw()?;
         let transports: Vec<Arc<dyn Transport>> = vec![Arc::new(Shm::new(&realm)), Arc::new(Tcp::new(&realm))];
+        Self::with(realm, transports)
+    }
+
+    pub(crate) fn with(realm: Realm, transports: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
         let standing = transports
             .iter()
             .map(|each| Standing {
@@ -259,32 +263,45 @@ impl Engine {
         let handle = Arc::clone(&first.handle);
         let atomics = first.work.is_atomic();
         let quick = if atomics { None } else { self.open_quick(&handle, forced) };
-        let mut passed = Vec::new();
+        let mut has_failed = false;
         if let Some((name, peer)) = quick {
             // SAFETY: as the caller vouches.
             match unsafe { peer.run(ops, watch) } {
-                Err(error) if error.kind == ErrorKind::Transport => self.distrust(&handle, &name, &error),
-                done => return done,
+                Err(error) if error.kind == ErrorKind::Transport => {
+                    self.distrust(&handle, &name, &error);
+                    has_failed = true;
+                }
+                done => return self.note_end(&handle, peer.as_ref(), done),
             }
         }
+        let need = Need { copies: !atomics, atomics };
         // Asked again after each failure, which may have shown that more than one does not work.
         loop {
-            let choice = self.explain(&handle, Need { copies: !atomics, atomics }, forced);
+            let mut choice = self.explain(&handle, need, forced);
+            if choice.candidates.is_empty() && !has_failed && self.trust_again(&handle) {
+                choice = self.explain(&handle, need, forced);
+            }
             let Some(name) = choice.candidates.first() else {
-                passed.extend(choice.passed.into_iter().map(|(name, why)| format!("{name}: {why}")));
+                let passed: Vec<_> = choice.passed.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
                 return Err(TransferError::new(
                     ErrorKind::NoTransport,
                     format!("no transport reaches the buffer's owner, {}: {}", handle.owner(), passed.join("; ")),
                 ));
             };
-            // SAFETY: as the caller vouches.
-            let done = self.reach(&handle, name, watch).and_then(|peer| unsafe { peer.run(ops, watch) });
-            match done {
-                Err(error) if error.kind == ErrorKind::Transport => {
+            let peer = self.reach(&handle, name, watch);
+            let done = match &peer {
+                // SAFETY: as the caller vouches.
+                Ok(peer) => unsafe { peer.run(ops, watch) },
+                Err(error) => Err(error.clone()),
+            };
+            match (done, peer) {
+                (Err(error), _) if error.kind == ErrorKind::Transport => {
                     watch.check()?;
                     self.distrust(&handle, name, &error);
+                    has_failed = true;
                 }
-                done => return done,
+                (done, Ok(peer)) => return self.note_end(&handle, peer.as_ref(), done),
+                (done, Err(_)) => return done,
             }
         }
     }
@@ -311,6 +328,28 @@ impl Engine {
         let peer = transport.connect(handle, section, watch)?;
         self.note(handle, name, Route::Open(Arc::clone(&peer)));
         Ok(peer)
+    }
+
+    /// Forgets an owner that has ended, with all that it holds open here.
+    fn note_end(&self, handle: &Handle, peer: &dyn Peer, done: Result<(), TransferError>) -> Result<(), TransferError> {
+        if matches!(&done, Err(error) if error.kind == ErrorKind::Gone) && !peer.is_alive() {
+            self.routes().remove(&handle.realm);
+        }
+        done
+    }
+
+    /// Where all others are out of the question, one that has failed lately is better than none.
+    fn trust_again(&self, handle: &Handle) -> bool {
+        let mut routes = self.routes();
+        let Some(routes) = routes.get_mut(&handle.realm) else { return false };
+        let before = routes.len();
+        routes.retain(|_, route| matches!(route, Route::Open(_)));
+        routes.len() < before
+    }
+
+    /// How many owners are known.
+    pub fn owners(&self) -> usize {
+        self.routes().len()
     }
 
     fn distrust(&self, handle: &Handle, name: &str, error: &TransferError) {

@@ -2,12 +2,17 @@
 
 use crate::cma::{Other, Way};
 use crate::control::{Control, Offered, identity};
-use crate::error::ErrorKind;
+use crate::engine::Engine;
+use crate::error::{ErrorKind, TransferError};
 use crate::exports::Exports;
+use crate::handle::Handle;
 use crate::realm::{Realm, pid, started};
 use crate::segments::Segments;
+use crate::transports::shm::Shm;
+use crate::transports::{Capabilities, Op, Peer, Transport, Work};
+use crate::watch::Watch;
 use crate::witness::Witness;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 const OFFERED: Offered = Offered { token: [7; 16], length: 10, pieces_at: 0, pieces: 0, writable: true };
@@ -238,4 +243,103 @@ fn places_are_used_again_under_another_generation() {
     }
     let forged = exports.find(0, 9, &[0; 16]).unwrap_err();
     assert_eq!(forged.kind, ErrorKind::Gone);
+}
+
+/// A transport that works as long as it is told to.
+#[derive(Debug)]
+struct Moody {
+    name: &'static str,
+    inner: Shm,
+    works: Arc<AtomicBool>,
+    used: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct MoodyPeer(Arc<dyn Peer>, Arc<AtomicBool>, Arc<AtomicUsize>);
+
+impl Transport for Moody {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn probe(&self) -> Result<(), TransferError> {
+        Ok(())
+    }
+
+    fn offer(&self, exports: &Arc<Exports>) -> Result<Vec<u8>, TransferError> {
+        self.inner.offer(exports)
+    }
+
+    fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
+        let peer = self.inner.connect(handle, section, watch)?;
+        Ok(Arc::new(MoodyPeer(peer, Arc::clone(&self.works), Arc::clone(&self.used))))
+    }
+}
+
+impl Peer for MoodyPeer {
+    unsafe fn run(&self, ops: &mut [Op], watch: &Watch) -> Result<(), TransferError> {
+        if !self.1.load(Ordering::SeqCst) {
+            return Err(TransferError::transport("the device has gone away"));
+        }
+        self.2.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: as the caller vouches.
+        unsafe { self.0.run(ops, watch) }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.0.is_alive()
+    }
+
+    fn is_quick(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn another_transport_takes_over_in_mid_life_and_a_failed_one_is_tried_where_there_is_no_other() {
+    let moods: Vec<_> = (0..2).map(|_| (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)))).collect();
+    let realm = Realm::draw().unwrap();
+    let transports = ["first", "second"].iter().zip(&moods).map(|(name, (works, used))| -> Arc<dyn Transport> {
+        let (works, used) = (Arc::clone(works), Arc::clone(used));
+        Arc::new(Moody { name, inner: Shm::new(&realm), works, used })
+    });
+    let engine = Engine::with(realm.clone(), transports.collect()).unwrap();
+    let data = b"memory".to_vec();
+    // SAFETY: `data` lives to the end of the test.
+    let (export, handle) = unsafe { engine.export(segments(&data), false, Box::new(())) }.unwrap();
+    let handle = Arc::new(handle);
+    let read = || {
+        let copy = vec![0_u8; 6];
+        let op = Op::new(&handle, Work::Read { local: segments(&copy), offset: 0 }).unwrap();
+        // SAFETY: `copy` lives until the outcome is there.
+        let operation = unsafe { engine.submit(vec![op], Box::new(()), None, None) };
+        operation.wait().map(|_| assert_eq!(std::hint::black_box(copy), data))
+    };
+    let used = || [moods[0].1.load(Ordering::SeqCst), moods[1].1.load(Ordering::SeqCst)];
+    read().unwrap();
+    read().unwrap();
+    assert_eq!(used(), [2, 0]);
+    moods[0].0.store(false, Ordering::SeqCst);
+    read().unwrap();
+    read().unwrap();
+    assert_eq!(used(), [2, 2]);
+    let need = crate::choice::Need { copies: true, atomics: false };
+    let choice = engine.explain(&handle, need, None);
+    assert_eq!(choice.candidates, ["second"]);
+    assert_eq!(choice.passed, [("first".to_owned(), "the device has gone away".to_owned())]);
+    moods[1].0.store(false, Ordering::SeqCst);
+    let error = read().unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NoTransport);
+    assert!(error.message.contains("second: the device has gone away"), "{error}");
+    moods[1].0.store(true, Ordering::SeqCst);
+    read().unwrap();
+    assert_eq!(engine.owners(), 1);
+    // What was dropped is gone; who lives is remembered.
+    engine.exports().close(&export);
+    assert_eq!(read().unwrap_err().kind, ErrorKind::Gone);
+    assert_eq!(engine.owners(), 1);
 }

@@ -126,6 +126,17 @@ def test_a_killed_owner_is_noticed(other, transport):
         buffer.read_into(bytearray(100), transport=transport).get(timeout=30)
 
 
+def test_nothing_is_kept_of_an_owner_that_has_ended(other, transport):
+    known = _here.engine().owners()
+    buffer = other.offer("data", bytes(100))
+    buffer.read_into(bytearray(100), transport=transport).get(timeout=30)
+    assert _here.engine().owners() == known + 1
+    other.kill()
+    with pytest.raises(BufferGone):
+        buffer.read_into(bytearray(100), transport=transport).get(timeout=30)
+    assert _here.engine().owners() == known
+
+
 def test_a_killed_owner_that_was_never_reached_is_noticed(other, transport):
     buffer = other.offer("data", bytes(100))
     other.kill()

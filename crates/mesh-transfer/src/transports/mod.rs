@@ -135,6 +135,9 @@ pub(crate) trait Peer: Send + Sync + Debug {
     /// The local memory of all operations must be this process's, and writable where it is written to, throughout.
     unsafe fn run(&self, ops: &mut [Op], watch: &Watch) -> Result<(), TransferError>;
 
+    /// Whether the owner is there, as far as can be told without waiting.
+    fn is_alive(&self) -> bool;
+
     /// Whether a short operation is sooner done than handed to another thread.
     fn is_quick(&self) -> bool;
 }

@@ -195,6 +195,10 @@ impl Peer for ShmPeer {
         Ok(())
     }
 
+    fn is_alive(&self) -> bool {
+        self.other.check().is_ok()
+    }
+
     fn is_quick(&self) -> bool {
         true
     }

@@ -85,6 +85,11 @@ impl PyEngine {
         self.0.exports().counts()
     }
 
+    /// How many owners are known, and how they are reached.
+    fn owners(&self) -> usize {
+        self.0.owners()
+    }
+
     /// Offer nothing any longer.
     fn close_all(&self, py: Python<'_>) {
         py.detach(|| self.0.exports().close_all());

@@ -154,8 +154,8 @@ impl TcpPeer {
         }
     }
 
-    fn has_ended(&self) -> bool {
-        let limit = Timespec { tv_sec: 0, tv_nsec: DYING.as_nanos().try_into().unwrap_or(0) };
+    fn has_ended(&self, wait: Duration) -> bool {
+        let limit = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos().try_into().unwrap_or(0) };
         let ended = |process| poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).is_ok_and(|n| n > 0);
         self.process.as_ref().is_some_and(ended)
     }
@@ -172,7 +172,7 @@ impl TcpPeer {
             io::ErrorKind::ConnectionRefused => self.ended(),
             // A process that ends closes its connections a moment before it has ended.
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof
-                if self.has_ended() =>
+                if self.has_ended(DYING) =>
             {
                 self.ended()
             }
@@ -372,6 +372,10 @@ impl Peer for TcpPeer {
             }
             done => done,
         }
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.has_ended(Duration::ZERO)
     }
 
     fn is_quick(&self) -> bool {
