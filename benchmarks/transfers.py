@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+
 from mesh_rdma import RDMAAction, RDMABuffer
 
 LARGE = 256 << 20
@@ -30,11 +31,12 @@ OWNER = """
 import pickle, socket, sys
 import numpy as np
 from mesh_rdma import RDMABuffer
-large, small = np.ones({large}, np.uint8), np.ones({small}, np.uint8)
+memory = np.ones({small} + {large}, np.uint8)
+large, small = memory[{small}:], memory[:{small}]
 many = [np.ones({each}, np.uint8) for _ in range({many})]
 offered = (RDMABuffer(large), RDMABuffer(small), [RDMABuffer(each) for each in many])
 listener = socket.create_server(("127.0.0.1", 0))
-handles = pickle.dumps((offered, listener.getsockname()[1], small.ctypes.data))
+handles = pickle.dumps((offered, listener.getsockname()[1], memory.ctypes.data))
 sys.stdout.buffer.write(len(handles).to_bytes(8, "little") + handles)
 sys.stdout.buffer.flush()
 stream, _ = listener.accept()
@@ -58,88 +60,109 @@ def seconds(work: Callable[[], object], times: int = 1) -> float:
 
 def beside(ours: Callable[[], object], theirs: Callable[[], object], times: int = 1) -> tuple[float, float]:
     """Medians of both, measured in turns, so that a busy machine is busy for both."""
-    pairs = []
     ours()
     theirs()
-    for _ in range(ROUNDS):
-        pairs.append((seconds(ours, times), seconds(theirs, times)))
+    pairs = [(seconds(ours, times), seconds(theirs, times)) for _ in range(ROUNDS)]
     return statistics.median(one for one, _ in pairs), statistics.median(other for _, other in pairs)
+
+
+class Figures:
+    """What is measured with one owner, by name."""
+
+    def __init__(self, owner: subprocess.Popen[bytes]) -> None:
+        assert owner.stdout is not None
+        (length,) = struct.unpack("<Q", owner.stdout.read(8))
+        handles = pickle.loads(owner.stdout.read(length))
+        self.offered: tuple[RDMABuffer, RDMABuffer, list[RDMABuffer]] = handles[0]
+        self.port: int = handles[1]
+        self.address: int = handles[2]
+        self.owner = owner
+        self.report: dict[str, float] = {}
+        self.target, self.source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
+
+    def note(self, name: str, ours: float, theirs: float) -> None:
+        self.report[f"{name}: GB/s"] = LARGE / ours / 1e9
+        self.report[f"{name}: raw GB/s"] = LARGE / theirs / 1e9
+        self.report[f"{name}: ratio"] = theirs / ours
+
+    def system_call(self, into: int, at: int, size: int) -> Callable[[], object]:
+        """The raw call, as Python reaches it."""
+        library = ctypes.CDLL(None, use_errno=True)
+        here, there = ctypes.byref(Piece(into, size)), ctypes.byref(Piece(at, size))
+        return lambda: library.process_vm_readv(self.owner.pid, here, 1, there, 1, 0)
+
+    def large(self) -> None:
+        buffer, target, source = self.offered[0], self.target, self.source
+
+        def read() -> None:
+            buffer.read_into(target, transport="shm").get(timeout=60)
+
+        def read_tcp() -> None:
+            buffer.read_into(target, transport="tcp").get(timeout=60)
+
+        def write() -> None:
+            buffer.write_from(source, transport="shm").get(timeout=60)
+
+        def copy() -> None:
+            np.copyto(target, source)
+
+        # The owner ends with it.
+        stream = self.stream = socket.create_connection(("127.0.0.1", self.port))
+        view = memoryview(target.data)
+
+        def raw() -> None:
+            stream.sendall(b"x")
+            stream.recv_into(view, LARGE, socket.MSG_WAITALL)
+
+        self.note("shm read 256 MiB, beside np.copyto", *beside(read, copy))
+        self.note("shm write 256 MiB, beside np.copyto", *beside(write, copy))
+        call = self.system_call(target.ctypes.data, self.address + SMALL, LARGE)
+        self.note("shm read 256 MiB, beside one process_vm_readv", *beside(read, call))
+        self.note("tcp read 256 MiB, beside one raw stream", *beside(read_tcp, raw))
+
+    def small(self) -> None:
+        buffer = self.offered[1]
+        copy = np.zeros(SMALL, np.uint8)
+        call = self.system_call(copy.ctypes.data, self.address, SMALL)
+        ours, theirs = beside(lambda: buffer.read_into(copy).get(), call, 2000)
+        self.report["shm read 4 KiB: us"] = ours * 1e6
+        self.report["process_vm_readv of 4 KiB through ctypes: us"] = theirs * 1e6
+        nothing = self.system_call(copy.ctypes.data, self.address, 0)
+        self.report["of that, ctypes and a call for nothing: us"] = seconds(nothing, 2000) * 1e6
+        tcp = seconds(lambda: buffer.read_into(copy, transport="tcp").get(timeout=60), 1000)
+        self.report["tcp read 4 KiB: us"] = tcp * 1e6
+        self.report["fetch_add: us"] = seconds(lambda: buffer.fetch_add(1).get(timeout=60), 1000) * 1e6
+
+    def many(self) -> None:
+        large, _, buffers = self.offered
+        action = RDMAAction()
+        copies = [np.zeros(buffer.size(), np.uint8) for buffer in buffers]
+        for copy, buffer in zip(copies, buffers, strict=True):
+            action.read_remote(copy, buffer)
+        part = large[: sum(buffer.size() for buffer in buffers)]
+        piece = self.target[: part.size()]
+        for name in ("shm", "tcp"):
+            ours, theirs = beside(
+                lambda name=name: action.submit(transport=name).get(timeout=60),  # type: ignore[misc]
+                lambda name=name: part.read_into(piece, transport=name).get(timeout=60),  # type: ignore[misc]
+            )
+            self.report[f"{name}: 40,000 buffers in one action, times one read of the same bytes"] = (
+                ours / theirs
+            )
 
 
 def main() -> None:
     code = OWNER.format(large=LARGE, small=SMALL, many=MANY, each=LARGE // MANY // 8 * 8)
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert owner.stdout is not None
-    (length,) = struct.unpack("<Q", owner.stdout.read(8))
-    handles: tuple[tuple[RDMABuffer, RDMABuffer, list[RDMABuffer]], int, int]
-    handles = pickle.loads(owner.stdout.read(length))
-    (large, small, many), port, address = handles
-    report: dict[str, float] = {}
-    target, source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
-
-    def read(buffer: RDMABuffer, into: object, transport: str) -> Callable[[], object]:
-        return lambda: buffer.read_into(into, transport=transport).get(timeout=60)
-
-    def note(name: str, ours: float, theirs: float, size: int) -> None:
-        report[f"{name}: GB/s"] = size / ours / 1e9
-        report[f"{name}: raw GB/s"] = size / theirs / 1e9
-        report[f"{name}: ratio"] = theirs / ours
-
-    def write() -> None:
-        large.write_from(source, transport="shm").get(timeout=60)
-
-    note(
-        "shm read 256 MiB, beside np.copyto",
-        *beside(read(large, target, "shm"), lambda: np.copyto(target, source)),
-        LARGE,
-    )
-    note("shm write 256 MiB, beside np.copyto", *beside(write, lambda: np.copyto(target, source)), LARGE)
-
-    stream = socket.create_connection(("127.0.0.1", port))
-
-    def raw() -> None:
-        stream.sendall(b"x")
-        stream.recv_into(target, LARGE, socket.MSG_WAITALL)
-
-    note("tcp read 256 MiB, beside one raw stream", *beside(read(large, target, "tcp"), raw), LARGE)
-
-    library = ctypes.CDLL(None, use_errno=True)
-    copy = np.zeros(SMALL, np.uint8)
-    here = ctypes.byref(Piece(copy.ctypes.data, SMALL))
-    there = ctypes.byref(Piece(address, SMALL))
-    nothing = (ctypes.byref(Piece(copy.ctypes.data, 0)), ctypes.byref(Piece(address, 0)))
-
-    def system_call() -> None:
-        library.process_vm_readv(owner.pid, here, 1, there, 1, 0)
-
-    def empty_call() -> None:
-        library.process_vm_readv(owner.pid, nothing[0], 0, nothing[1], 0, 0)
-
-    ours, theirs = beside(read(small, copy, "shm"), system_call, 2000)
-    ours_unforced, empty = beside(lambda: small.read_into(copy).get(), empty_call, 2000)
-    report["shm read 4 KiB: us"] = ours_unforced * 1e6
-    report["shm read 4 KiB by process_vm_readv through ctypes: us"] = theirs * 1e6
-    report["of that, ctypes and an empty call: us"] = empty * 1e6
-    report["shm read 4 KiB beyond process_vm_readv through ctypes: us"] = (ours_unforced - theirs) * 1e6
-    report["tcp read 4 KiB: us"] = seconds(read(small, copy, "tcp"), 1000) * 1e6
-    report["fetch_add: us"] = seconds(lambda: small.fetch_add(1).get(timeout=60), 1000) * 1e6
-
-    copies = [np.zeros(buffer.size(), np.uint8) for buffer in many]
-    action = RDMAAction()
-    for copy_of_it, buffer in zip(copies, many, strict=True):
-        action.read_remote(copy_of_it, buffer)
-    whole = sum(buffer.size() for buffer in many)
-    piece = target[:whole]
-    for transport in ("shm", "tcp"):
-        ours, theirs = beside(
-            lambda name=transport: action.submit(transport=name).get(timeout=60),  # type: ignore[misc]
-            lambda name=transport: large[:whole].read_into(piece, transport=name).get(timeout=60),  # type: ignore[misc]
-        )
-        report[f"{transport} 40,000 buffers in one action, times one read of the same bytes"] = ours / theirs
-    stream.close()
-    owner.kill()
-    owner.wait()
-    print(json.dumps(report, indent=2))
+    try:
+        figures = Figures(owner)
+        figures.large()
+        figures.small()
+        figures.many()
+        print(json.dumps(figures.report, indent=2))
+    finally:
+        owner.kill()
+        owner.wait()
 
 
 if __name__ == "__main__":
