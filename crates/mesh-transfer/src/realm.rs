@@ -26,7 +26,7 @@ impl Realm {
         let pid = pid();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let started = started(pid)
+        let started = started_at("/proc/self/stat")
             .ok_or_else(|| TransferError::transport("cannot read /proc/self/stat. Mount /proc in the container."))?;
         Ok(Self { id: random()?, boot: uuid(&boot), pid, started, host: host.trim_end().to_owned() })
     }
@@ -54,7 +54,11 @@ pub(crate) fn pid() -> u32 {
 
 /// When that process was started, if it is there and is no zombie.
 pub(crate) fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    started_at(&format!("/proc/{pid}/stat"))
+}
+
+fn started_at(path: &str) -> Option<u64> {
+    let stat = std::fs::read_to_string(path).ok()?;
     // The name, in brackets, may hold anything.
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     match fields.next()? {

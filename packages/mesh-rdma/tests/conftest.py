@@ -20,9 +20,9 @@ PEER = Path(__file__).parent / "peer.py"
 class Other:
     """Another process; its methods are those of `Peer` in peer.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, *before: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(PEER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*before, sys.executable, str(PEER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,17 @@ from pathlib import Path
 import pytest
 
 from mesh_core import gather
-from mesh_rdma import BufferGone, InvalidTransfer, RDMAAction, RDMABuffer, RDMAError, RDMATimeout, _here
+from mesh_rdma import (
+    BufferGone,
+    InvalidTransfer,
+    RDMAAction,
+    RDMABuffer,
+    RDMAError,
+    RDMATimeout,
+    TransportUnavailable,
+    _here,
+    explain,
+)
 
 LARGE = 64 << 20
 
@@ -347,6 +358,33 @@ def test_no_descriptors_is_an_error_and_no_end(other):
         assert copy == b"known"
     finally:
         fresh.end()
+
+
+APART = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_an_owner_in_another_pid_namespace_is_reached_by_tcp(other):
+    """Its number means another process here, or none: nothing is concluded from that."""
+    if shutil.which(APART[0]) is None or subprocess.run([*APART, "true"], capture_output=True).returncode:
+        pytest.skip("this user cannot make pid namespaces")
+    apart = type(other)(*APART)
+    try:
+        buffer = apart.offer("data", b"contained")
+        copy = bytearray(9)
+        buffer.read_into(copy).get(timeout=30)
+        assert copy == b"contained"
+        said = explain(buffer)
+        assert said.candidates == ("tcp",)
+        assert "another pid namespace" in said.passed["shm"]
+        with pytest.raises(TransportUnavailable, match="another pid namespace"):
+            buffer.read_into(copy, transport="shm").get(timeout=30)
+        apart.kill()
+        with pytest.raises(BufferGone):
+            buffer.read_into(copy).get(timeout=30)
+    finally:
+        apart.end()
 
 
 def test_nothing_stays_of_dropped_buffers():

@@ -59,9 +59,11 @@ struct Piece {
 }
 
 impl TcpPeer {
-    pub(super) fn new(addr: SocketAddr, realm: RealmId, door: Token, pid: u32) -> Self {
+    /// `is_here` says that its number means the same process here.
+    pub(super) fn new(addr: SocketAddr, realm: RealmId, door: Token, pid: u32, is_here: bool) -> Self {
         // Opened before the owner proves that it lives, so that this is no later process of the same number.
-        let process = Pid::from_raw(pid.cast_signed()).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let process = Pid::from_raw(pid.cast_signed()).filter(|_| is_here);
+        let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         Self { addr, realm, door, pid, process, idle: Mutex::default() }
     }
 

@@ -26,12 +26,14 @@ pub(crate) const NAME: &str = "tcp";
 pub(crate) struct Tcp {
     realm: Realm,
     namespace: u64,
+    /// In which process numbers mean what they mean here.
+    numbers: u64,
     server: Mutex<Option<server::Server>>,
 }
 
 impl Tcp {
     pub(crate) fn new(realm: &Realm) -> Self {
-        Self { realm: realm.clone(), namespace: namespace("net"), server: Mutex::default() }
+        Self { realm: realm.clone(), namespace: namespace("net"), numbers: namespace("pid"), server: Mutex::default() }
     }
 }
 
@@ -58,16 +60,18 @@ impl Transport for Tcp {
         };
         let mut section = server.port.to_le_bytes().to_vec();
         section.extend_from_slice(&self.namespace.to_le_bytes());
+        section.extend_from_slice(&self.numbers.to_le_bytes());
         section.extend_from_slice(&server.door);
         Ok(section)
     }
 
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
         let damaged = || TransferError::invalid("the handle's part for the transport tcp is damaged");
-        let bytes: &[u8; 26] = section.try_into().map_err(|_| damaged())?;
+        let bytes: &[u8; 34] = section.try_into().map_err(|_| damaged())?;
         let port = u16::from_le_bytes([bytes[0], bytes[1]]);
         let there = u64::from_le_bytes(std::array::from_fn(|i| bytes[2 + i]));
-        let door = std::array::from_fn(|i| bytes[10 + i]);
+        let numbers = u64::from_le_bytes(std::array::from_fn(|i| bytes[10 + i]));
+        let door = std::array::from_fn(|i| bytes[18 + i]);
         if handle.boot != self.realm.boot || there != self.namespace {
             return Err(TransferError::transport(
                 "its owner is on another host or in another network namespace, and listens on its loopback interface \
@@ -75,7 +79,7 @@ impl Transport for Tcp {
             ));
         }
         let addr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-        let peer = client::TcpPeer::new(addr, handle.realm, door, handle.pid);
+        let peer = client::TcpPeer::new(addr, handle.realm, door, handle.pid, numbers == self.numbers);
         peer.greet(watch)?;
         Ok(Arc::new(peer))
     }
