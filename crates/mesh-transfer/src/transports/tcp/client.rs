@@ -12,10 +12,10 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Requests that are under way on one connection.
 const WINDOW: usize = 16;
@@ -99,7 +99,7 @@ impl TcpPeer {
         stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true)).map_err(|error| self.failed(&error))?;
         let stream = Arc::new(stream);
         let mut connection = Connection { incoming: Incoming::new(Arc::clone(&stream)), stream };
-        let hello = Watch::new(Some(std::time::Instant::now() + limit));
+        let hello = Watch::new(Some(Instant::now() + limit));
         watch.add(&connection.stream)?;
         let greeted = self.prove(&mut connection, &hello);
         watch.remove(&connection.stream);
@@ -156,10 +156,25 @@ impl TcpPeer {
         }
     }
 
+    /// Whether the owner has ended, or does within that time.
     fn has_ended(&self, wait: Duration) -> bool {
-        let limit = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos().try_into().unwrap_or(0) };
-        let ended = |process| poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).is_ok_and(|n| n > 0);
-        self.process.as_ref().is_some_and(ended)
+        let end = Instant::now() + wait;
+        let closes = |what: &dyn AsFd| {
+            let left = end.saturating_duration_since(Instant::now());
+            let limit = Timespec { tv_sec: 0, tv_nsec: left.as_nanos().try_into().unwrap_or(0) };
+            poll(&mut [PollFd::new(&what.as_fd(), PollFlags::IN)], Some(&limit)).is_ok_and(|n| n > 0)
+        };
+        if let Some(process) = &self.process {
+            return closes(process);
+        }
+        loop {
+            match TcpStream::connect_timeout(&self.addr, CONNECT) {
+                Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused,
+                // A server that lives waits for what a stranger says; one that ends has nobody to wait.
+                Ok(stream) if closes(&stream) && Instant::now() < end => {}
+                Ok(_) => return false,
+            }
+        }
     }
 
     fn ended(&self) -> TransferError {
