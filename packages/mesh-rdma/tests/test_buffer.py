@@ -155,6 +155,7 @@ def test_a_batch_mixes_owners_and_atomics(shared, other):
 
 
 def test_atomics_of_several_processes_lose_nothing(shared, other):
+    """ATM-1."""
     counter = shared.offer("counter", bytes(8))
     other.tell("add", counter, 300)
     for _ in range(300):

@@ -170,7 +170,7 @@ def test_killed_in_the_middle(other, transport):
 
 
 def test_another_program_in_the_same_process_is_not_read(other, transport):
-    """The same pid and the same start time: only the witness page, and the door key, tell the difference."""
+    """WIT-1: the same pid and the same start time: only the witness page, and the door key, tell the difference."""
     buffer = other.offer("data", bytes(100))
     buffer.read_into(bytearray(100), transport=transport).get(timeout=30)
     other.replace()
@@ -248,6 +248,7 @@ def test_a_stopped_owner_is_read_by_shm_and_times_out_by_tcp(other):
 
 
 def test_a_cancelled_transfer_ends_and_the_next_works(other):
+    """OPR-1: the memory is let go once nobody touches it any more, and soon."""
     buffer = other.offer("data", bytes(100))
     buffer.read_into(bytearray(100), transport="tcp").get(timeout=30)
     other.halt()
