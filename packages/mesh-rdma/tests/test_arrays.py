@@ -52,6 +52,7 @@ def test_writes_to_any_layout_and_nowhere_else(transport, name):
     assert base.sum() - target.sum() == others
 
 
+@pytest.mark.slow
 def test_one_operation_over_very_many_pieces(shared, transport):
     square = np.arange(3000 * 3000, dtype=np.int8).reshape(3000, 3000)
     column = square[:, ::2]

@@ -154,6 +154,7 @@ def test_a_batch_mixes_owners_and_atomics(shared, other):
     assert RDMAAction().submit().get(timeout=30) == []
 
 
+@pytest.mark.slow
 def test_atomics_of_several_processes_lose_nothing(shared, other):
     """ATM-1."""
     counter = shared.offer("counter", bytes(8))

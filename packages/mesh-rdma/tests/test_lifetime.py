@@ -169,6 +169,7 @@ def test_killed_in_the_middle(other, transport):
             assert isinstance(error, BufferGone), repr(error)
 
 
+@pytest.mark.slow
 def test_another_program_in_the_same_process_is_not_read(other, transport):
     """WIT-1: the same pid and the same start time: only the witness page, and the door key, tell the difference."""
     buffer = other.offer("data", bytes(100))
@@ -184,6 +185,7 @@ def test_another_program_in_the_same_process_is_not_read(other, transport):
     assert other.read(fresh) == b"\x01" * 100
 
 
+@pytest.mark.slow
 def test_handles_of_a_replaced_program_never_reach_the_new_one(other, transport):
     buffer = other.offer("data", bytes(100))
     other.replace()
@@ -247,6 +249,7 @@ def test_a_stopped_owner_is_read_by_shm_and_times_out_by_tcp(other):
     buffer.read_into(copy, transport="tcp").get(timeout=30)
 
 
+@pytest.mark.slow
 def test_a_cancelled_transfer_ends_and_the_next_works(other):
     """OPR-1: the memory is let go once nobody touches it any more, and soon."""
     buffer = other.offer("data", bytes(100))
@@ -330,6 +333,7 @@ def test_the_interpreter_may_end_under_transfers(shared, transport):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"ends now\n", b"")
 
 
+@pytest.mark.slow
 def test_no_descriptors_is_an_error_and_no_end(other):
     """Where this process has no descriptor left, a new owner cannot be reached; one that was reached still can."""
     known = other.offer("known", b"known")
