@@ -138,8 +138,13 @@ impl Exports {
         if self.realm.check_fork().is_err() {
             return;
         }
-        if self.table().live.remove(&export.slot).is_none_or(|live| live.generation != export.generation) {
-            return;
+        {
+            let mut table = self.table();
+            // Closed before: the place may be another's by now.
+            if table.live.get(&export.slot).is_none_or(|live| live.generation != export.generation) {
+                return;
+            }
+            table.live.remove(&export.slot);
         }
         if self.control.close(export.slot, export.generation) {
             self.table().recycle(export);

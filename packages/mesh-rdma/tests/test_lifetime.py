@@ -65,6 +65,19 @@ def test_a_place_that_is_used_again_is_another_buffer(shared, transport):
         old.read_into(bytearray(3), transport=transport).get(timeout=30)
 
 
+def test_a_dropped_buffer_that_becomes_garbage_drops_no_other(shared, transport):
+    shared.offer("data", b"first")
+    shared.drop("data")
+    # Made before the first is garbage, in the place that its drop has left.
+    second = shared.offer("data", b"second")
+    copy = bytearray(6)
+    second.read_into(copy, transport=transport).get(timeout=30)
+    assert copy == b"second"
+    shared.forget("data")
+    with pytest.raises(BufferGone):
+        second.read_into(copy, transport=transport).get(timeout=30)
+
+
 def test_garbage_at_the_owner_drops_it(shared, transport):
     buffer = shared.offer("data", b"x")
     shared.forget("data")
