@@ -36,7 +36,9 @@ pub(crate) struct Other {
 impl Other {
     /// Whether it is there, by truly reading its number from its memory.
     pub(crate) fn check(&self) -> Result<(), TransferError> {
-        self.call(Way::Read, &mut [], &mut [], 0).map(|_| ())
+        let mut nothing = [PLACE; 2];
+        let (ours, theirs) = nothing.split_at_mut(1);
+        self.call(Way::Read, ours, theirs, 0).map(|_| ())
     }
 
     /// Moves bytes between two windows of the same length, on several cores where that is faster.
@@ -51,8 +53,7 @@ impl Other {
         len: u64,
         watch: &Watch,
     ) -> Result<(), TransferError> {
-        let lanes = if len < SHARE { 1 } else { (crate::cores::spare() + 1).min(LANES) };
-        if lanes == 1 {
+        if lanes(len) == 1 {
             let mut at = 0;
             while at < len {
                 watch.check()?;
@@ -64,36 +65,15 @@ impl Other {
         }
         // Each lane takes the next piece, so that one whose core is taken away holds up nobody.
         let next = AtomicU64::new(0);
-        let failed = AtomicBool::new(false);
-        let lane = || -> Result<(), TransferError> {
-            loop {
-                let at = next.fetch_add(STEP / 2, Ordering::Relaxed);
-                if at >= len || failed.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-                let step = (STEP / 2).min(len - at);
-                let done = watch.check().and_then(|()| {
-                    self.step(way, local.0.window(local.1 + at, step), remote.0.window(remote.1 + at, step))
-                });
-                if done.is_err() {
-                    failed.store(true, Ordering::Relaxed);
-                    return done;
-                }
+        in_lanes(len, || {
+            let at = next.fetch_add(STEP / 2, Ordering::Relaxed);
+            if at >= len {
+                return Ok(false);
             }
-        };
-        std::thread::scope(|scope| {
-            let helpers: Vec<_> = (1..lanes)
-                .filter_map(|_| {
-                    let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(64 * 1024);
-                    // No thread to be had: this one does it all.
-                    helper.spawn_scoped(scope, lane).ok()
-                })
-                .collect();
-            let mine = lane();
-            let theirs = helpers.into_iter().map(|helper| {
-                helper.join().unwrap_or_else(|_| Err(TransferError::transport("a copying thread has panicked")))
-            });
-            theirs.fold(mine, Result::and)
+            watch.check()?;
+            let step = (STEP / 2).min(len - at);
+            self.step(way, local.0.window(local.1 + at, step), remote.0.window(remote.1 + at, step))?;
+            Ok(true)
         })
     }
 
@@ -121,7 +101,7 @@ impl Other {
         }
     }
 
-    /// One call of the kernel. Returns how many bytes it has moved, at least one if there are any to be.
+    /// One call of the kernel; both lists begin with a place for the witness. Returns how many bytes it has moved, at least one if there are any to be.
     fn call(
         &self,
         way: Way,
@@ -132,29 +112,16 @@ impl Other {
         // WIT-1: first of all. What is written to it are the bytes that it has.
         let mut seen = if way == Way::Read { [0; 16] } else { self.realm };
         let witness = seen.len() as u64;
-        let mut mine = [iovec(seen.as_mut_ptr() as u64, witness); 1 + INLINE];
-        let mut yours = mine;
-        yours[0] = iovec(self.witness, witness);
-        let many: (Vec<libc::iovec>, Vec<libc::iovec>);
-        let (mine, yours): (&[libc::iovec], &[libc::iovec]) = if ours.len() <= INLINE && theirs.len() <= INLINE {
-            mine[1..=ours.len()].copy_from_slice(ours);
-            yours[1..=theirs.len()].copy_from_slice(theirs);
-            (&mine[..=ours.len()], &yours[..=theirs.len()])
-        } else {
-            many = (
-                std::iter::once(mine[0]).chain(ours.iter().copied()).collect(),
-                std::iter::once(yours[0]).chain(theirs.iter().copied()).collect(),
-            );
-            (&many.0, &many.1)
-        };
+        ours[0] = iovec(seen.as_mut_ptr() as u64, witness);
+        theirs[0] = iovec(self.witness, witness);
         let pid = self.pid.cast_signed();
         // The kernel writes to it where the pointer says, which the compiler must not overlook.
         std::hint::black_box(&mut seen);
         // SAFETY: the local pieces are the caller's to vouch for, and the lists live throughout the call. The remote ones
         // are checked by the kernel.
         let moved = unsafe {
-            let (ours, count) = (mine.as_ptr(), mine.len() as libc::c_ulong);
-            let (theirs, their_count) = (yours.as_ptr(), yours.len() as libc::c_ulong);
+            let (ours, count) = (ours.as_ptr(), ours.len() as libc::c_ulong);
+            let (theirs, their_count) = (theirs.as_ptr(), theirs.len() as libc::c_ulong);
             match way {
                 Way::Read => libc::process_vm_readv(pid, ours, count, theirs, their_count, 0),
                 Way::Write => libc::process_vm_writev(pid, ours, count, theirs, their_count, 0),
@@ -202,8 +169,110 @@ impl Other {
     }
 }
 
-/// Lists up to this long need no memory of their own.
-const INLINE: usize = 4;
+/// For the witness, at the beginning of a list.
+const PLACE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+/// Pieces on both sides that are moved by one call: those of many copies together.
+pub(crate) struct Lists<'a> {
+    other: &'a Other,
+    way: Way,
+    ours: Vec<libc::iovec>,
+    theirs: Vec<libc::iovec>,
+    len: u64,
+}
+
+impl<'a> Lists<'a> {
+    pub(crate) fn new(other: &'a Other, way: Way, copies: usize) -> Self {
+        let list = || {
+            let mut list = Vec::with_capacity((1 + copies).min(IOV_MAX));
+            list.push(PLACE);
+            list
+        };
+        Self { other, way, ours: list(), theirs: list(), len: 0 }
+    }
+
+    /// One more copy, of `len` bytes from that place of each on. What does not fit is moved before.
+    pub(crate) fn add(
+        &mut self,
+        local: (&Segments, u64),
+        remote: (&Segments, u64),
+        len: u64,
+    ) -> Result<(), TransferError> {
+        let pieces = local.0.list().len().max(remote.0.list().len());
+        if self.ours.len().max(self.theirs.len()) + pieces > IOV_MAX {
+            self.flush()?;
+            if 1 + pieces > IOV_MAX {
+                return self.other.step(self.way, local.0.window(local.1, len), remote.0.window(remote.1, len));
+            }
+        }
+        self.ours.extend(local.0.window(local.1, len).map(|piece| iovec(piece.addr, piece.len)));
+        self.theirs.extend(remote.0.window(remote.1, len).map(|piece| iovec(piece.addr, piece.len)));
+        self.len += len;
+        Ok(())
+    }
+
+    /// Moves what was added.
+    pub(crate) fn flush(&mut self) -> Result<(), TransferError> {
+        if self.len > 0 {
+            let moved = self.other.call(self.way, &mut self.ours, &mut self.theirs, self.len)?;
+            if moved < self.len {
+                // The kernel ends at what is not there; what it says of the rest is the error.
+                let rest = |list: &[libc::iovec]| {
+                    let mut skip = moved;
+                    let pieces = list[1..].iter().map(move |piece| {
+                        let step = skip.min(piece.iov_len as u64);
+                        skip -= step;
+                        Segment { addr: piece.iov_base as u64 + step, len: piece.iov_len as u64 - step }
+                    });
+                    pieces.filter(|piece| piece.len > 0).collect::<Vec<_>>()
+                };
+                let (ours, theirs) = (rest(&self.ours), rest(&self.theirs));
+                self.other.step(self.way, ours.into_iter(), theirs.into_iter())?;
+            }
+        }
+        self.ours.truncate(1);
+        self.theirs.truncate(1);
+        self.len = 0;
+        Ok(())
+    }
+}
+
+/// How many threads so many bytes are worth just now.
+fn lanes(len: u64) -> usize {
+    if len < SHARE { 1 } else { (crate::cores::spare() + 1).min(LANES) }
+}
+
+/// Calls `turn` until it returns false, on several cores where so many bytes are moved sooner that way.
+pub(crate) fn in_lanes(len: u64, turn: impl Fn() -> Result<bool, TransferError> + Sync) -> Result<(), TransferError> {
+    let failed = AtomicBool::new(false);
+    let lane = || {
+        while !failed.load(Ordering::Relaxed) {
+            match turn() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    failed.store(true, Ordering::Relaxed);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let helpers: Vec<_> = (1..lanes(len))
+            .filter_map(|_| {
+                let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(64 * 1024);
+                // No thread to be had: this one does it all.
+                helper.spawn_scoped(scope, lane).ok()
+            })
+            .collect();
+        let mine = lane();
+        let theirs = helpers.into_iter().map(|helper| {
+            helper.join().unwrap_or_else(|_| Err(TransferError::transport("a copying thread has panicked")))
+        });
+        theirs.fold(mine, Result::and)
+    })
+}
 
 fn iovec(addr: u64, len: u64) -> libc::iovec {
     libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize }
@@ -221,13 +290,14 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
         Self { rest, ahead: std::collections::VecDeque::new() }
     }
 
-    /// Writes what comes next into `list`, as much as a call takes: how many pieces, and bytes.
+    /// Writes what comes next into `list`, behind the place for the witness, as much as a call takes: how many pieces, and bytes.
     fn fill(&mut self, list: &mut Vec<libc::iovec>) -> (usize, u64) {
         let room = (IOV_MAX - 1).saturating_sub(self.ahead.len());
         self.ahead.extend(self.rest.by_ref().take(room));
         list.clear();
+        list.push(PLACE);
         list.extend(self.ahead.iter().map(|segment| iovec(segment.addr, segment.len)));
-        (list.len(), self.ahead.iter().map(|segment| segment.len).sum())
+        (list.len() - 1, self.ahead.iter().map(|segment| segment.len).sum())
     }
 
     fn advance(&mut self, mut moved: u64) {
@@ -245,10 +315,10 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
     }
 }
 
-/// Cuts a list to `len` bytes.
+/// Cuts a list, its place for the witness apart, to `len` bytes.
 fn shorten(list: &mut Vec<libc::iovec>, count: usize, len: u64) {
     let mut left = len as usize;
-    for at in 0..count {
+    for at in 1..=count {
         list[at].iov_len = list[at].iov_len.min(left);
         left -= list[at].iov_len;
         if left == 0 {

@@ -3,6 +3,8 @@
 //! LSE-1: whoever moves bytes holds a lease, and an export that was closed keeps its memory until no lease names it. A
 //! reader writes the lease first and then looks whether the export is live; an owner closes the export first and then
 //! looks for leases. Both in one total order, so that at least one of them sees the other.
+//! LSE-4: a lease may name every export at once: who has it looks at each export that it moves bytes of. It is held
+//! for short copies only, as nothing that is closed meanwhile is let go.
 //! LSE-2: a lease names its holder by pid and start time in one word, so that those of the dead are found and taken back.
 //! LSE-3: the owner reads nothing here that it acts on but whether leases are there; it never follows what others write.
 
@@ -20,7 +22,7 @@ use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"MXCTRL\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"MXCTRL\0\x02");
 /// How many operations of other processes may be under way at once.
 pub(crate) const LEASES: usize = 4096;
 /// How much memory may be offered at once; the file is as long as is used of it.
@@ -33,6 +35,10 @@ const LEN: usize = ENTRIES_AT + SLOTS * size_of::<Entry>();
 const LIVE: u64 = 1;
 const CLOSING: u64 = 2;
 const WRITABLE: u64 = 1;
+/// The memory is one piece, and the entry itself says where.
+const ONE_PIECE: u64 = 2;
+/// What a lease of all exports names: no export has generation 0.
+const EVERY: u64 = 1;
 /// How often an owner that waits for leases looks whether their holders are alive.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -46,6 +52,8 @@ struct Head {
     high: AtomicU64,
     /// Changes whenever a lease of a closing export is given back.
     drained: AtomicU32,
+    /// Not 0 while the owner waits for leases of closing exports.
+    draining: AtomicU32,
 }
 
 #[repr(C)]
@@ -62,7 +70,7 @@ struct Entry {
     word: AtomicU64,
     token: [AtomicU64; 2],
     length: AtomicU64,
-    /// Where in the owner's memory its list of pieces is.
+    /// Where in the owner's memory its list of pieces is, or its one piece.
     pieces_at: AtomicU64,
     pieces: AtomicU64,
     flags: AtomicU64,
@@ -76,6 +84,8 @@ pub(crate) struct Offered {
     pub(crate) pieces_at: u64,
     pub(crate) pieces: u64,
     pub(crate) writable: bool,
+    /// `pieces_at` is where the memory itself is, and not its list.
+    pub(crate) one_piece: bool,
 }
 
 /// A mapping of the page, the owner's own or a reader's.
@@ -192,7 +202,9 @@ impl Control {
         entry.length.store(offered.length, Ordering::Relaxed);
         entry.pieces_at.store(offered.pieces_at, Ordering::Relaxed);
         entry.pieces.store(offered.pieces, Ordering::Relaxed);
-        entry.flags.store(if offered.writable { WRITABLE } else { 0 }, Ordering::Relaxed);
+        let flags = [(offered.writable, WRITABLE), (offered.one_piece, ONE_PIECE)];
+        let flags = flags.into_iter().filter_map(|(is_so, flag)| is_so.then_some(flag)).sum();
+        entry.flags.store(flags, Ordering::Relaxed);
         entry.word.store(pack(generation, LIVE), Ordering::SeqCst);
         Ok(())
     }
@@ -209,9 +221,23 @@ impl Control {
     /// Whether a lease names this export.
     pub(crate) fn is_leased(&self, slot: u32, generation: u32) -> bool {
         let name = name(slot, generation);
-        self.used()
-            .iter()
-            .any(|lease| lease.what.load(Ordering::SeqCst) == name && lease.holder.load(Ordering::SeqCst) != 0)
+        self.used().iter().any(|lease| {
+            let what = lease.what.load(Ordering::SeqCst);
+            (what == name || what == EVERY) && lease.holder.load(Ordering::SeqCst) != 0
+        })
+    }
+
+    /// Says whether this owner waits for leases. To be set before it looks for them.
+    pub(crate) fn set_draining(&self, is_so: bool) {
+        self.head().draining.store(u32::from(is_so), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Has whoever waits for leases look again.
+    pub(crate) fn look_again(&self) {
+        self.head().drained.fetch_add(1, Ordering::SeqCst);
+        // Nobody waiting is no error.
+        let _ = futex::wake(&self.head().drained, futex::Flags::empty(), i32::MAX.unsigned_abs());
     }
 
     fn used(&self) -> &[Lease] {
@@ -254,8 +280,18 @@ impl Control {
     // The readers' side.
 
     /// Leases an export, which keeps its memory until the lease is dropped.
-    pub(crate) fn lease(&self, me: u64, slot: u32, generation: u32) -> Result<Leased<'_>, TransferError> {
-        let entry = self.entry(slot)?;
+    pub(crate) fn lease(&self, me: u64, slot: u32, generation: u32) -> Result<(Leased<'_>, Offered), TransferError> {
+        let leased = self.take(me, name(slot, generation))?;
+        let offered = leased.offered(slot, generation)?;
+        Ok((leased, offered))
+    }
+
+    /// Leases all exports (LSE-4).
+    pub(crate) fn lease_every(&self, me: u64) -> Result<Leased<'_>, TransferError> {
+        self.take(me, EVERY)
+    }
+
+    fn take(&self, me: u64, what: u64) -> Result<Leased<'_>, TransferError> {
         let lease = self.claim(me).or_else(|| {
             self.bury();
             self.claim(me)
@@ -265,14 +301,9 @@ impl Control {
                 "all {LEASES} places for operations on the owner's memory are taken"
             )));
         };
-        lease.what.store(name(slot, generation), Ordering::SeqCst);
+        lease.what.store(what, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let leased = Leased { control: self, lease, entry };
-        if entry.word.load(Ordering::SeqCst) == pack(generation, LIVE) {
-            Ok(leased)
-        } else {
-            Err(TransferError::gone("the buffer was dropped by its owner"))
-        }
+        Ok(Leased { control: self, lease })
     }
 
     fn claim(&self, me: u64) -> Option<&Lease> {
@@ -296,24 +327,29 @@ impl Drop for Control {
 pub(crate) struct Leased<'a> {
     control: &'a Control,
     lease: &'a Lease,
-    entry: &'a Entry,
 }
 
 impl Leased<'_> {
-    /// What is offered. The owner changes it only where no lease names it.
-    pub(crate) fn offered(&self) -> Offered {
-        let entry = self.entry;
+    /// What is offered there, if it is live. The owner changes it only where no lease names it. The lease must.
+    pub(crate) fn offered(&self, slot: u32, generation: u32) -> Result<Offered, TransferError> {
+        let entry = self.control.entry(slot)?;
+        // LSE-1: after the lease was written.
+        if entry.word.load(Ordering::SeqCst) != pack(generation, LIVE) {
+            return Err(TransferError::gone("the buffer was dropped by its owner"));
+        }
         let halves: [u64; 2] = std::array::from_fn(|i| entry.token[i].load(Ordering::Relaxed));
         let mut token = [0; 16];
         token[..8].copy_from_slice(&halves[0].to_le_bytes());
         token[8..].copy_from_slice(&halves[1].to_le_bytes());
-        Offered {
+        let flags = entry.flags.load(Ordering::Relaxed);
+        Ok(Offered {
             token,
             length: entry.length.load(Ordering::Relaxed),
             pieces_at: entry.pieces_at.load(Ordering::Relaxed),
             pieces: entry.pieces.load(Ordering::Relaxed),
-            writable: entry.flags.load(Ordering::Relaxed) & WRITABLE != 0,
-        }
+            writable: flags & WRITABLE != 0,
+            one_piece: flags & ONE_PIECE != 0,
+        })
     }
 }
 
@@ -322,11 +358,8 @@ impl Drop for Leased<'_> {
         self.lease.what.store(0, Ordering::SeqCst);
         self.lease.holder.store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.entry.word.load(Ordering::SeqCst) & 0xff == CLOSING {
-            let head = self.control.head();
-            head.drained.fetch_add(1, Ordering::SeqCst);
-            // Nobody waiting is no error.
-            let _ = futex::wake(&head.drained, futex::Flags::empty(), i32::MAX.unsigned_abs());
+        if self.control.head().draining.load(Ordering::SeqCst) != 0 {
+            self.control.look_again();
         }
     }
 }

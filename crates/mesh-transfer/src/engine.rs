@@ -9,7 +9,7 @@ use crate::realm::Realm;
 use crate::segments::Segments;
 use crate::transports::shm::Shm;
 use crate::transports::tcp::Tcp;
-use crate::transports::{Capabilities, Op, Peer, Transport};
+use crate::transports::{Capabilities, Op, Ops, Peer, Transport};
 use crate::watch::Watch;
 use crate::workers::Workers;
 use std::collections::HashMap;
@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// What is shorter is done by the thread that asks, where the transport does not wait for anybody.
 pub const QUICK: u64 = 256 * 1024;
+/// The same for so many operations.
+const QUICK_OPS: usize = 64;
 /// How long a transport that has failed for an owner is passed over, if there is another.
 const DISTRUST: Duration = Duration::from_secs(5);
 /// Owners that are remembered; beyond that the unused ones are forgotten.
@@ -51,12 +53,6 @@ pub struct Engine {
 enum Route {
     Open(Arc<dyn Peer>),
     Failed(Instant, String),
-}
-
-/// Local memory stays where it is until whoever works on it is done.
-struct Job {
-    ops: Vec<Op>,
-    _keep: Keep,
 }
 
 impl Engine {
@@ -176,30 +172,28 @@ impl Engine {
     ///
     /// # Safety
     /// The local memory of all operations must be this process's, and writable where it is written to, for as long as
-    /// `keep` lives.
+    /// `asked` lives.
     pub unsafe fn submit(
         self: &Arc<Self>,
-        ops: Vec<Op>,
-        keep: Keep,
+        asked: impl Ops + 'static,
         timeout: Option<Duration>,
         forced: Option<&str>,
     ) -> Arc<Operation> {
         let operation = Operation::new(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
-        let mut job = Job { ops, _keep: keep };
-        if self.is_quick(&job.ops, forced) {
-            // SAFETY: as the caller vouches; `keep` lives in `job`.
-            let outcome = unsafe { self.run(&mut job.ops, &operation.watch, forced) };
-            drop(job);
+        if self.is_quick(asked.ops(), forced) {
+            // SAFETY: as the caller vouches.
+            let outcome = unsafe { self.run(asked.ops(), &operation.watch, forced) };
+            drop(asked);
             operation.finish(outcome);
             return operation;
         }
         let (engine, at_work) = (Arc::clone(self), Unfinished(Arc::clone(&operation)));
         let forced = forced.map(str::to_owned);
         let started = self.workers.run(move || {
-            // SAFETY: as the caller vouches; `keep` lives in `job`.
-            let outcome = unsafe { engine.run(&mut job.ops, &at_work.0.watch, forced.as_deref()) };
+            // SAFETY: as the caller vouches.
+            let outcome = unsafe { engine.run(asked.ops(), &at_work.0.watch, forced.as_deref()) };
             // OPR-1: whoever is told may do with the memory as they like.
-            drop(job);
+            drop(asked);
             at_work.0.finish(outcome);
         });
         if let Err(error) = started {
@@ -209,7 +203,13 @@ impl Engine {
     }
 
     fn is_quick(&self, ops: &[Op], forced: Option<&str>) -> bool {
-        if ops.iter().map(|op| op.work.span().1).sum::<u64>() > QUICK || ops.iter().any(|op| op.work.is_atomic()) {
+        let mut bytes = 0;
+        let is_short = ops.len() <= QUICK_OPS
+            && ops.iter().all(|op| {
+                bytes += op.work.span().1;
+                bytes <= QUICK && !op.work.is_atomic()
+            });
+        if !is_short {
             return false;
         }
         let routes = self.routes();
@@ -230,26 +230,29 @@ impl Engine {
 
     /// # Safety
     /// As for [`Peer::run`].
-    unsafe fn run(&self, ops: &mut [Op], watch: &Watch, forced: Option<&str>) -> Outcome {
+    unsafe fn run(&self, ops: &[Op], watch: &Watch, forced: Option<&str>) -> Outcome {
         self.realm.check_fork()?;
         watch.check()?;
-        // One at a time where there is but one, as nearly always; else by owner, and what needs atomics by itself.
-        if ops.len() == 1 {
+        let mut found = vec![0; ops.len()];
+        let Some(first) = ops.first() else { return Ok(found) };
+        let same = |a: &Op, b: &Op| a.handle.realm == b.handle.realm && a.work.is_atomic() == b.work.is_atomic();
+        // One owner and one kind, as nearly always; else by owner, and what needs atomics by itself.
+        if ops.iter().all(|op| same(first, op)) {
             // SAFETY: as the caller vouches.
-            unsafe { self.run_group(ops, watch, forced)? };
-            return Ok(vec![ops[0].found]);
+            unsafe { self.run_group(ops, &mut found, watch, forced)? };
+            return Ok(found);
         }
         let mut order: Vec<usize> = (0..ops.len()).collect();
         order.sort_by_key(|&at| (ops[at].handle.realm, ops[at].work.is_atomic()));
-        let mut sorted: Vec<Op> = order.iter().map(|&at| ops[at].clone()).collect();
-        let same = |a: &Op, b: &Op| a.handle.realm == b.handle.realm && a.work.is_atomic() == b.work.is_atomic();
-        for group in sorted.chunk_by_mut(same) {
+        let sorted: Vec<Op> = order.iter().map(|&at| ops[at].clone()).collect();
+        let mut order = order.into_iter();
+        for group in sorted.chunk_by(same) {
+            let mut theirs = vec![0; group.len()];
             // SAFETY: as the caller vouches.
-            unsafe { self.run_group(group, watch, forced)? };
-        }
-        let mut found = vec![0; ops.len()];
-        for (at, op) in order.into_iter().zip(sorted) {
-            found[at] = op.found;
+            unsafe { self.run_group(group, &mut theirs, watch, forced)? };
+            for (at, value) in order.by_ref().take(group.len()).zip(theirs) {
+                found[at] = value;
+            }
         }
         Ok(found)
     }
@@ -258,7 +261,13 @@ impl Engine {
     ///
     /// # Safety
     /// As for [`Peer::run`].
-    unsafe fn run_group(&self, ops: &mut [Op], watch: &Watch, forced: Option<&str>) -> Result<(), TransferError> {
+    unsafe fn run_group(
+        &self,
+        ops: &[Op],
+        found: &mut [u64],
+        watch: &Watch,
+        forced: Option<&str>,
+    ) -> Result<(), TransferError> {
         let Some(first) = ops.first() else { return Ok(()) };
         let handle = Arc::clone(&first.handle);
         let atomics = first.work.is_atomic();
@@ -266,7 +275,7 @@ impl Engine {
         let mut has_failed = false;
         if let Some((name, peer)) = quick {
             // SAFETY: as the caller vouches.
-            match unsafe { peer.run(ops, watch) } {
+            match unsafe { peer.run(ops, found, watch) } {
                 Err(error) if error.kind == ErrorKind::Transport => {
                     self.distrust(&handle, &name, &error);
                     has_failed = true;
@@ -291,7 +300,7 @@ impl Engine {
             let peer = self.reach(&handle, name, watch);
             let done = match &peer {
                 // SAFETY: as the caller vouches.
-                Ok(peer) => unsafe { peer.run(ops, watch) },
+                Ok(peer) => unsafe { peer.run(ops, found, watch) },
                 Err(error) => Err(error.clone()),
             };
             match (done, peer) {

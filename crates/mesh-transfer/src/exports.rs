@@ -110,9 +110,10 @@ impl Exports {
         let offered = Offered {
             token,
             length: export.segments.len(),
-            pieces_at: list.as_ptr() as u64,
+            pieces_at: if let [one] = list { one.addr } else { list.as_ptr() as u64 },
             pieces: list.len() as u64,
             writable,
+            one_piece: list.len() == 1,
         };
         self.control.open(slot, generation, &offered)?;
         table.live.insert(slot, Arc::clone(&export));
@@ -152,6 +153,9 @@ impl Exports {
         }
         let mut draining = self.draining();
         draining.exports.push(Arc::clone(export));
+        // Whoever looks for leases from now on does so after this.
+        self.control.set_draining(true);
+        self.control.look_again();
         if !draining.is_watched {
             let control = Arc::clone(&self.control);
             let (list, table) = (Arc::clone(&self.draining), Arc::clone(&self.table));
@@ -200,6 +204,7 @@ fn drain(control: &Control, list: &Mutex<Draining>, table: &Mutex<Table>) {
                 .partition(|export| control.is_leased(export.slot, export.generation));
             draining.exports = leased;
             draining.is_watched = !draining.exports.is_empty();
+            control.set_draining(draining.is_watched);
             (done, draining.exports.is_empty())
         };
         for export in &done {

@@ -30,5 +30,5 @@ pub use exports::{Export, Exports, Keep};
 pub use handle::{Handle, MAX_HANDLE, RealmId, Section, Token, is_name};
 pub use realm::Realm;
 pub use segments::{MAX_SEGMENTS, Segment, Segments};
-pub use transports::{Capabilities, Op, Work};
+pub use transports::{Capabilities, Op, Ops, Work};
 pub use watch::Watch;

@@ -1,7 +1,7 @@
 //! What holds between an owner and its readers below the public names: leases, the witness page, the drain.
 
 use crate::cma::{Other, Way};
-use crate::control::{Control, Offered, identity};
+use crate::control::{Control, Leased, Offered, identity};
 use crate::engine::Engine;
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::Exports;
@@ -15,7 +15,8 @@ use crate::witness::Witness;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
-const OFFERED: Offered = Offered { token: [7; 16], length: 10, pieces_at: 0, pieces: 0, writable: true };
+const OFFERED: Offered =
+    Offered { token: [7; 16], length: 10, pieces_at: 0, pieces: 0, writable: true, one_piece: false };
 
 fn control() -> Control {
     Control::create(&Realm::draw().unwrap(), 0).unwrap()
@@ -44,12 +45,13 @@ fn a_lease_keeps_an_export_from_being_closed_at_once_and_none_begins_after() {
     let control = control();
     control.open(3, 1, &OFFERED).unwrap();
     let lease = control.lease(me(), 3, 1).unwrap();
-    assert_eq!(lease.offered(), OFFERED);
+    assert_eq!(lease.1, OFFERED);
     assert!(control.lease(me(), 3, 2).is_err_and(|error| error.kind == ErrorKind::Gone));
     assert!(control.lease(me(), 4, 1).is_err_and(|error| error.kind == ErrorKind::Gone));
     assert!(!control.close(3, 1));
     assert!(control.lease(me(), 3, 1).is_err());
     let seen = control.drained();
+    control.set_draining(true);
     drop(lease);
     assert_ne!(control.drained(), seen);
     assert!(!control.is_leased(3, 1));
@@ -58,9 +60,38 @@ fn a_lease_keeps_an_export_from_being_closed_at_once_and_none_begins_after() {
     assert!(control.close(3, 2));
 }
 
+/// LSE-4
+#[test]
+fn a_lease_of_all_keeps_every_export_and_shows_those_that_are_live() {
+    let control = control();
+    control.open(3, 1, &OFFERED).unwrap();
+    control.open(4, 1, &OFFERED).unwrap();
+    let lease = control.lease_every(me()).unwrap();
+    assert_eq!(lease.offered(3, 1).unwrap(), OFFERED);
+    assert!(!control.close(3, 1));
+    assert!(lease.offered(3, 1).is_err_and(|error| error.kind == ErrorKind::Gone));
+    assert_eq!(lease.offered(4, 1).unwrap(), OFFERED);
+    drop(lease);
+    assert!(!control.is_leased(3, 1));
+    assert!(control.close(4, 1));
+}
+
 /// LSE-1, where both come at the same moment.
 #[test]
 fn either_the_reader_or_the_owner_sees_the_other() {
+    race(|control, generation| control.lease(me(), 0, generation).ok().map(|(lease, _)| lease));
+}
+
+/// LSE-1, LSE-4
+#[test]
+fn either_the_reader_of_all_or_the_owner_sees_the_other() {
+    race(|control, generation| {
+        let lease = control.lease_every(me()).ok()?;
+        lease.offered(0, generation).is_ok().then_some(lease)
+    });
+}
+
+fn race(lease: impl Fn(&Control, u32) -> Option<Leased<'_>> + Sync) {
     let control = control();
     let alive: Vec<AtomicBool> = (0..2000).map(|_| AtomicBool::new(true)).collect();
     let turn = AtomicU32::new(0);
@@ -74,7 +105,7 @@ fn either_the_reader_or_the_owner_sees_the_other() {
                 if at as usize == alive.len() {
                     return read;
                 }
-                if let Ok(_lease) = control.lease(me(), 0, at + 1) {
+                if let Some(_lease) = lease(&control, at + 1) {
                     read += 1;
                     assert!(alive[at as usize].load(Ordering::SeqCst), "freed under a lease");
                 }
@@ -281,13 +312,13 @@ impl Transport for Moody {
 }
 
 impl Peer for MoodyPeer {
-    unsafe fn run(&self, ops: &mut [Op], watch: &Watch) -> Result<(), TransferError> {
+    unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
         if !self.1.load(Ordering::SeqCst) {
             return Err(TransferError::transport("the device has gone away"));
         }
         self.2.fetch_add(1, Ordering::SeqCst);
         // SAFETY: as the caller vouches.
-        unsafe { self.0.run(ops, watch) }
+        unsafe { self.0.run(ops, found, watch) }
     }
 
     fn is_alive(&self) -> bool {
@@ -316,7 +347,7 @@ fn another_transport_takes_over_in_mid_life_and_a_failed_one_is_tried_where_ther
         let copy = vec![0_u8; 6];
         let op = Op::new(&handle, Work::Read { local: segments(&copy), offset: 0 }).unwrap();
         // SAFETY: `copy` lives until the outcome is there.
-        let operation = unsafe { engine.submit(vec![op], Box::new(()), None, None) };
+        let operation = unsafe { engine.submit(([op], ()), None, None) };
         operation.wait().map(|_| assert_eq!(std::hint::black_box(copy), data))
     };
     let used = || [moods[0].1.load(Ordering::SeqCst), moods[1].1.load(Ordering::SeqCst)];

@@ -32,7 +32,7 @@ impl Pair {
         let local = Segments::one(copy.as_ptr() as u64, copy.len() as u64);
         let op = Op::new(handle, Work::Read { local, offset: 0 }).unwrap();
         // SAFETY: `copy` lives until the outcome is there.
-        let operation = unsafe { self.reader.submit(vec![op], Box::new(()), None, Some("tcp")) };
+        let operation = unsafe { self.reader.submit(([op], ()), None, Some("tcp")) };
         operation.wait().map(|_| std::hint::black_box(copy)).map_err(|error| error.kind)
     }
 

@@ -86,8 +86,6 @@ pub struct Op {
     pub handle: Arc<Handle>,
     /// What to do.
     pub work: Work,
-    /// What an atomic operation has found there.
-    pub found: u64,
 }
 
 impl Op {
@@ -104,7 +102,25 @@ impl Op {
         if work.writes() && !handle.writable {
             return Err(TransferError::invalid("the buffer is read-only: its owner made it of read-only memory"));
         }
-        Ok(Self { handle: Arc::clone(handle), work, found: 0 })
+        Ok(Self { handle: Arc::clone(handle), work })
+    }
+}
+
+/// Operations that are submitted together, with all that keeps their local memory where it is.
+pub trait Ops: Send + Sync {
+    /// The same ones whenever it is called.
+    fn ops(&self) -> &[Op];
+}
+
+impl<T: Send + Sync> Ops for (Vec<Op>, T) {
+    fn ops(&self) -> &[Op] {
+        &self.0
+    }
+}
+
+impl<T: Send + Sync> Ops for ([Op; 1], T) {
+    fn ops(&self) -> &[Op] {
+        &self.0
     }
 }
 
@@ -128,12 +144,12 @@ pub(crate) trait Transport: Send + Sync + Debug {
 
 /// A process whose memory can be reached by one transport.
 pub(crate) trait Peer: Send + Sync + Debug {
-    /// Does all of it, in any order, and blocks meanwhile. After an error of kind [`crate::ErrorKind::Transport`] the whole
+    /// Does all of it, in any order, and blocks meanwhile; `found` has a place for each operation, which atomic ones fill. After an error of kind [`crate::ErrorKind::Transport`] the whole
     /// may be tried again, also by another transport.
     ///
     /// # Safety
     /// The local memory of all operations must be this process's, and writable where it is written to, throughout.
-    unsafe fn run(&self, ops: &mut [Op], watch: &Watch) -> Result<(), TransferError>;
+    unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError>;
 
     /// Whether the owner is there, as far as can be told without waiting.
     fn is_alive(&self) -> bool;

@@ -1,8 +1,8 @@
 //! Memory of other processes of this host, read and written by cross-memory calls without the owner's doing.
 
 use super::{Capabilities, Op, Peer, Transport, Work};
-use crate::cma::{Other, Way};
-use crate::control::{Control, Leased, Offered, identity};
+use crate::cma::{Lists, Other, Way, in_lanes};
+use crate::control::{Control, Offered, identity};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::Exports;
 use crate::handle::{Handle, is_same};
@@ -13,9 +13,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) const NAME: &str = "shm";
-/// Short copies that go in one call together.
-const GROUP: usize = 64;
-const SHORT: u64 = 64 * 1024;
+/// Copies that go under one lease together, at most, and about how many bytes.
+const GROUP: usize = 1000;
+const TOGETHER: u64 = 4 << 20;
+/// What is moved in one call.
+const SHORT: u64 = 1 << 20;
+/// From here on a copy is shared among cores by itself.
+const LARGE: u64 = 8 << 20;
 /// Exports of a peer whose pieces are remembered.
 const KNOWN: usize = 1 << 16;
 
@@ -94,11 +98,9 @@ struct Known {
 }
 
 impl ShmPeer {
-    /// A lease of the operation's export, after all that the owner would check.
-    fn enter(&self, op: &Op) -> Result<(Leased<'_>, Arc<Known>), TransferError> {
+    /// Where the memory of the operation's export is, after all that the owner would check. Under a lease of it.
+    fn place(&self, op: &Op, offered: Offered) -> Result<Segments, TransferError> {
         let Handle { slot, generation, token, start, .. } = *op.handle;
-        let lease = self.control.lease(self.me, slot, generation)?;
-        let offered = lease.offered();
         if !is_same(&offered.token, &token) {
             return Err(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle"));
         }
@@ -110,8 +112,11 @@ impl ShmPeer {
         if op.work.writes() && !offered.writable {
             return Err(TransferError::new(ErrorKind::Refused, "the owner offers this memory for reading only"));
         }
-        let known = self.known(slot, generation, offered)?;
-        Ok((lease, known))
+        if offered.one_piece {
+            let one = Segments::one(offered.pieces_at, offered.length);
+            return if one.len() == offered.length { Ok(one) } else { Err(damaged()) };
+        }
+        Ok(self.known(slot, generation, offered)?.segments.clone())
     }
 
     /// Where the bytes are, asked of the owner's memory the first time. Under a lease.
@@ -122,7 +127,6 @@ impl ShmPeer {
         {
             return Ok(Arc::clone(known));
         }
-        let damaged = || TransferError::gone("the owner's table of buffers is damaged");
         let count = usize::try_from(offered.pieces).ok().filter(|n| *n <= MAX_SEGMENTS).ok_or_else(damaged)?;
         let mut list = vec![Segment { addr: 0, len: 0 }; count];
         let bytes = (count * size_of::<Segment>()) as u64;
@@ -145,26 +149,62 @@ impl ShmPeer {
     /// # Safety
     /// As for [`Peer::run`].
     unsafe fn run_one(&self, op: &Op, watch: &Watch) -> Result<(), TransferError> {
-        let (_lease, known) = self.enter(op)?;
         let (way, local) = copy_of(&op.work)?;
+        let (lease, offered) = self.control.lease(self.me, op.handle.slot, op.handle.generation)?;
+        let there = self.place(op, offered)?;
         let (offset, len) = op.work.span();
-        // SAFETY: as the caller vouches; that it is inside the owner's memory was just checked, under the lease.
-        unsafe { self.other.carry(way, (local, 0), (&known.segments, op.handle.start + offset), len, watch) }
+        let (local, remote) = ((local, 0), (&there, op.handle.start + offset));
+        let done = if len <= SHORT {
+            let mut lists = Lists::new(&self.other, way, 1);
+            lists.add(local, remote, len).and_then(|()| lists.flush())
+        } else {
+            // SAFETY: as the caller vouches; that it is inside the owner's memory was just checked, under the lease.
+            unsafe { self.other.carry(way, local, remote, len, watch) }
+        };
+        drop(lease);
+        done
     }
 
-    /// Short copies of one direction, in as few calls as they need.
-    fn run_group(&self, way: Way, ops: &[Op]) -> Result<(), TransferError> {
-        let entered: Vec<_> = ops.iter().map(|op| self.enter(op)).collect::<Result<_, _>>()?;
-        let local = ops.iter().flat_map(|op| match &op.work {
-            Work::Read { local, .. } | Work::Write { local, .. } => local.list(),
-            _ => &[],
-        });
-        let remote = ops.iter().zip(&entered).flat_map(|(op, (_, known))| {
-            let (offset, len) = op.work.span();
-            known.segments.window(op.handle.start + offset, len)
-        });
-        self.other.step(way, local.copied(), remote)
+    /// Copies of one direction that are not large, in as few calls as they need.
+    fn run_many(&self, way: Way, ops: &[Op], watch: &Watch) -> Result<(), TransferError> {
+        let left = Mutex::new(ops);
+        let bytes = ops.iter().map(|op| op.work.span().1).sum();
+        in_lanes(bytes, || {
+            let group = {
+                let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut bytes = 0;
+                let fits = |op: &&Op| {
+                    let has_room = bytes < TOGETHER;
+                    bytes += op.work.span().1;
+                    has_room
+                };
+                let count = left.iter().take(GROUP).take_while(fits).count();
+                let (group, rest) = left.split_at(count);
+                *left = rest;
+                group
+            };
+            watch.check()?;
+            self.run_group(way, group)?;
+            Ok(!group.is_empty())
+        })
     }
+
+    fn run_group(&self, way: Way, ops: &[Op]) -> Result<(), TransferError> {
+        // LSE-4
+        let lease = self.control.lease_every(self.me)?;
+        let mut lists = Lists::new(&self.other, way, ops.len());
+        for op in ops {
+            let (_, local) = copy_of(&op.work)?;
+            let there = self.place(op, lease.offered(op.handle.slot, op.handle.generation)?)?;
+            let (offset, len) = op.work.span();
+            lists.add((local, 0), (&there, op.handle.start + offset), len)?;
+        }
+        lists.flush()
+    }
+}
+
+fn damaged() -> TransferError {
+    TransferError::gone("the owner's table of buffers is damaged")
 }
 
 fn copy_of(work: &Work) -> Result<(Way, &Segments), TransferError> {
@@ -176,19 +216,18 @@ fn copy_of(work: &Work) -> Result<(Way, &Segments), TransferError> {
 }
 
 impl Peer for ShmPeer {
-    unsafe fn run(&self, ops: &mut [Op], watch: &Watch) -> Result<(), TransferError> {
-        let mut rest: &[Op] = ops;
+    unsafe fn run(&self, ops: &[Op], _found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+        let mut rest = ops;
         while let Some(first) = rest.first() {
             watch.check()?;
             let (way, _) = copy_of(&first.work)?;
-            let joins = |op: &Op| op.work.span().1 <= SHORT && copy_of(&op.work).is_ok_and(|(other, _)| other == way);
-            let count = rest.iter().take(GROUP).take_while(|op| joins(op)).count();
+            let joins = |op: &&Op| op.work.span().1 < LARGE && copy_of(&op.work).is_ok_and(|(other, _)| other == way);
+            let count = rest.iter().take_while(joins).count();
             let (group, after) = rest.split_at(count.max(1));
-            if count > 1 {
-                self.run_group(way, group)?;
-            } else {
+            match group {
                 // SAFETY: as the caller vouches.
-                unsafe { self.run_one(first, watch)? };
+                [one] => unsafe { self.run_one(one, watch)? },
+                many => self.run_many(way, many, watch)?,
             }
             rest = after;
         }

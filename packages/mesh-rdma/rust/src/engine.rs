@@ -1,11 +1,11 @@
 //! A process's part in transfers.
 
+use crate::action::PyAction;
 use crate::door::{leave, raise, timeout as limit};
 use crate::handle::PyHandle;
 use crate::memory::PyMemory;
 use crate::operation::PyOperation;
 use mesh_transfer::{Engine, Export, Need, Op, Work};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -35,23 +35,6 @@ impl PyExport {
 
 type Standing = (&'static str, bool, bool, bool, bool, Option<String>);
 type Candidates = (Vec<String>, Vec<(String, String)>);
-
-/// One operation as Python has it: which, on what, with what memory, at what offset, and two numbers.
-type Asked = (String, Py<PyHandle>, Option<Py<PyMemory>>, u64, u64, u64);
-
-fn work(kind: &str, memory: Option<&PyMemory>, offset: u64, first: u64, second: u64) -> PyResult<Work> {
-    let local = || {
-        let memory = memory.ok_or_else(|| PyValueError::new_err("a copy must have memory of this process"))?;
-        Ok::<_, PyErr>(memory.segments.clone())
-    };
-    Ok(match kind {
-        "read" => Work::Read { local: local()?, offset },
-        "write" => Work::Write { local: local()?, offset },
-        "fetch_add" => Work::FetchAdd { offset, value: first },
-        "compare_and_swap" => Work::CompareAndSwap { offset, expected: first, desired: second },
-        other => return Err(PyValueError::new_err(format!("no operation is called {other:?}"))),
-    })
-}
 
 #[pymethods]
 impl PyEngine {
@@ -136,26 +119,42 @@ impl PyEngine {
         self.copy(py, handle, work, memory, timeout, forced)
     }
 
-    /// Many operations together.
-    #[pyo3(signature = (asked, timeout, forced=None))]
+    /// Many operations together, as they are listed now.
+    #[pyo3(signature = (action, timeout, forced=None))]
     fn submit(
         &self,
         py: Python<'_>,
-        asked: Vec<Asked>,
+        action: &PyAction,
         timeout: Option<f64>,
         forced: Option<&str>,
     ) -> PyResult<PyOperation> {
-        let mut ops = Vec::with_capacity(asked.len());
-        let mut keep = Vec::new();
-        for (kind, handle, memory, offset, first, second) in &asked {
-            let work = work(kind, memory.as_ref().map(Py::get), *offset, *first, *second)?;
-            ops.push(Op::new(&handle.get().0, work).map_err(|error| raise(py, &error))?);
-            keep.extend(memory.as_ref().map(|memory| memory.get().keep.clone_ref(py)));
-        }
+        let (listed, timeout) = (action.listed(), limit(timeout)?);
+        let asked = listed.clone();
+        // SAFETY: as for `copy`; the list keeps the objects of all of them.
+        let operation = py.detach(|| unsafe { self.0.submit(asked, timeout, forced) });
+        Ok(PyOperation::new(operation, Some(listed)))
+    }
+
+    /// One atomic operation: add the one number, or replace the first by the second.
+    #[pyo3(signature = (handle, numbers, offset, timeout, forced=None))]
+    fn atomic(
+        &self,
+        py: Python<'_>,
+        handle: &PyHandle,
+        numbers: (u64, Option<u64>),
+        offset: u64,
+        timeout: Option<f64>,
+        forced: Option<&str>,
+    ) -> PyResult<PyOperation> {
+        let work = match numbers {
+            (value, None) => Work::FetchAdd { offset, value },
+            (expected, Some(desired)) => Work::CompareAndSwap { offset, expected, desired },
+        };
+        let op = Op::new(&handle.0, work).map_err(|error| raise(py, &error))?;
         let timeout = limit(timeout)?;
-        // SAFETY: as for `copy`.
-        let operation = py.detach(|| unsafe { self.0.submit(ops, Box::new(keep), timeout, forced) });
-        Ok(PyOperation(operation))
+        // SAFETY: without memory of this process.
+        let operation = py.detach(|| unsafe { self.0.submit(([op], ()), timeout, forced) });
+        Ok(PyOperation::new(operation, None))
     }
 }
 
@@ -170,9 +169,9 @@ impl PyEngine {
         forced: Option<&str>,
     ) -> PyResult<Option<PyOperation>> {
         let op = Op::new(&handle.0, work).map_err(|error| raise(py, &error))?;
-        let (keep, timeout) = (Box::new(memory.keep.clone_ref(py)), limit(timeout)?);
+        let (keep, timeout) = (memory.keep.clone_ref(py), limit(timeout)?);
         // SAFETY: the memory of the object that `keep` refers to; that it is writable for a read, Python has checked.
-        let operation = py.detach(|| unsafe { self.0.submit(vec![op], keep, timeout, forced) });
-        Ok(if operation.has_succeeded() { None } else { Some(PyOperation(operation)) })
+        let operation = py.detach(|| unsafe { self.0.submit(([op], keep), timeout, forced) });
+        Ok(if operation.has_succeeded() { None } else { Some(PyOperation::new(operation, None)) })
     }
 }

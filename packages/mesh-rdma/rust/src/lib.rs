@@ -1,5 +1,6 @@
 //! The Python face of mesh-transfer: conversions, leaving the interpreter, errors; no decisions.
 
+mod action;
 mod door;
 mod engine;
 mod handle;
@@ -18,6 +19,7 @@ mod _native {
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         m.add("QUICK", mesh_transfer::QUICK)?;
         m.add("ERROR_KINDS", mesh_transfer::ErrorKind::ALL.map(mesh_transfer::ErrorKind::word).to_vec())?;
+        m.add_class::<action::PyAction>()?;
         m.add_class::<engine::PyEngine>()?;
         m.add_class::<engine::PyExport>()?;
         m.add_class::<handle::PyHandle>()?;

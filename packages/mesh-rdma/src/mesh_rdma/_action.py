@@ -6,12 +6,10 @@ from typing import Any
 
 from mesh_core import Future
 from mesh_rdma._buffer import WORD, RDMABuffer, handle_of, place
-from mesh_rdma._futures import of_operation
+from mesh_rdma._futures import each, of_operation
 from mesh_rdma._here import engine
 from mesh_rdma._memory import memory_of, writable_memory_of
-from mesh_rdma._native import Handle, Memory
-
-_COPIES = frozenset({"read", "write"})
+from mesh_rdma._native import Action
 
 
 class RDMAAction:
@@ -32,33 +30,27 @@ class RDMAAction:
     [bytearray(b'aa'), bytearray(b'bb')]
     """
 
-    __slots__ = ("_asked", "_buffers")
+    __slots__ = ("_action",)
 
     def __init__(self) -> None:
-        self._asked: list[tuple[str, Handle, Memory | None, int, int, int]] = []
-        self._buffers: list[RDMABuffer] = []
+        self._action = Action()
 
     def __len__(self) -> int:
-        return len(self._asked)
-
-    def _handle(self, buffer: RDMABuffer) -> Handle:
-        handle = handle_of(buffer)
-        self._buffers.append(buffer)
-        return handle
+        return len(self._action)
 
     def read_remote(self, dst: Any, src: RDMABuffer, *, offset: int = 0) -> RDMAAction:
         """Fill ``dst``, memory of this process, from the buffer ``src``. Returns the action itself."""
-        self._asked.append(("read", self._handle(src), writable_memory_of(dst), place(offset), 0, 0))
+        self._action.read(handle_of(src), writable_memory_of(dst), place(offset), src)
         return self
 
     def write_remote(self, dst: RDMABuffer, src: Any, *, offset: int = 0) -> RDMAAction:
         """Copy all of ``src``, memory of this process, into the buffer ``dst``. Returns the action itself."""
-        self._asked.append(("write", self._handle(dst), memory_of(src), place(offset), 0, 0))
+        self._action.write(handle_of(dst), memory_of(src), place(offset), dst)
         return self
 
     def fetch_add(self, buffer: RDMABuffer, value: int, *, offset: int = 0) -> RDMAAction:
         """Add, as :meth:`RDMABuffer.fetch_add`. Returns the action itself."""
-        self._asked.append(("fetch_add", self._handle(buffer), None, place(offset), value % WORD, 0))
+        self._action.fetch_add(handle_of(buffer), value % WORD, place(offset), buffer)
         return self
 
     def compare_and_swap(
@@ -66,7 +58,7 @@ class RDMAAction:
     ) -> RDMAAction:
         """Replace, as :meth:`RDMABuffer.compare_and_swap`. Returns the action itself."""
         numbers = (expected % WORD, desired % WORD)
-        self._asked.append(("compare_and_swap", self._handle(buffer), None, place(offset), *numbers))
+        self._action.compare_and_swap(handle_of(buffer), numbers, place(offset), buffer)
         return self
 
     def submit(self, *, timeout: float | None = 60, transport: str | None = None) -> Future[list[int | None]]:
@@ -74,11 +66,5 @@ class RDMAAction:
 
         If one fails the future raises its error, and others may have been carried out. The action can be submitted again.
         """
-        asked = list(self._asked)
-
-        def take(found: list[int]) -> list[int | None]:
-            return [None if each[0] in _COPIES else value for each, value in zip(asked, found, strict=True)]
-
-        return of_operation(
-            engine().submit(asked, timeout, transport), "an RDMAAction", take, list(self._buffers)
-        )
+        operation = engine().submit(self._action, timeout, transport)
+        return of_operation(operation, "an RDMAAction", each, self._action)

@@ -125,8 +125,8 @@ class RDMABuffer:
         >>> counter.fetch_add(5).get(timeout=30), counter.fetch_add(-1).get(timeout=30)
         (0, 5)
         """
-        asked = ("fetch_add", self._handle, None, place(offset), value % WORD, 0)
-        return of_operation(engine().submit([asked], timeout, transport), "fetch_add", first, self)
+        operation = engine().atomic(self._handle, (value % WORD, None), place(offset), timeout, transport)
+        return of_operation(operation, "fetch_add", first, self)
 
     def compare_and_swap(
         self,
@@ -146,15 +146,9 @@ class RDMABuffer:
         >>> lock.compare_and_swap(0, 7).get(timeout=30), lock.compare_and_swap(0, 8).get(timeout=30)
         (0, 7)
         """
-        asked = (
-            "compare_and_swap",
-            self._handle,
-            None,
-            place(offset),
-            expected % WORD,
-            desired % WORD,
-        )
-        return of_operation(engine().submit([asked], timeout, transport), "compare_and_swap", first, self)
+        numbers = (expected % WORD, desired % WORD)
+        operation = engine().atomic(self._handle, numbers, place(offset), timeout, transport)
+        return of_operation(operation, "compare_and_swap", first, self)
 
     def drop(self) -> None:
         """Offer the memory no longer; at its owner only. Its slices go with it.

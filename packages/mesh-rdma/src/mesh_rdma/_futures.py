@@ -21,7 +21,7 @@ def done(value: R) -> Future[R]:
 
 
 def of_operation(
-    operation: Operation, what: str, take: Callable[[list[int]], R], keep: object = None
+    operation: Operation, what: str, take: Callable[[list[int | None]], R], keep: object = None
 ) -> Future[R]:
     """Return the future of an operation; ``take`` makes the result of what was found.
 
@@ -45,10 +45,17 @@ def of_operation(
     return promise.future
 
 
-def nothing(_found: list[int]) -> None:
+def nothing(_found: list[int | None]) -> None:
     """Make the result of a copy."""
 
 
-def first(found: list[int]) -> int:
+def first(found: list[int | None]) -> int:
     """Make the result of one atomic operation."""
-    return found[0]
+    (value,) = found
+    assert value is not None
+    return value
+
+
+def each(found: list[int | None]) -> list[int | None]:
+    """Make the result of several operations."""
+    return found

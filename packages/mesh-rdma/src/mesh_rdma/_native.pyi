@@ -1,6 +1,16 @@
 from typing import Any, Self, final
 
-__all__ = ["ERROR_KINDS", "QUICK", "Engine", "Export", "Handle", "Memory", "Operation", "__version__"]
+__all__ = [
+    "ERROR_KINDS",
+    "QUICK",
+    "Action",
+    "Engine",
+    "Export",
+    "Handle",
+    "Memory",
+    "Operation",
+    "__version__",
+]
 
 __version__: str
 QUICK: int
@@ -47,9 +57,20 @@ class Export:
 @final
 class Operation:
     def done(self) -> bool: ...
-    def result(self) -> list[int]: ...
+    def result(self) -> list[int | None]: ...
     def cancel(self) -> None: ...
     def finishes(self, capsule: object) -> None: ...
+
+@final
+class Action:
+    def __new__(cls) -> Self: ...
+    def __len__(self) -> int: ...
+    def read(self, handle: Handle, memory: Memory, offset: int, keep: object) -> None: ...
+    def write(self, handle: Handle, memory: Memory, offset: int, keep: object) -> None: ...
+    def fetch_add(self, handle: Handle, value: int, offset: int, keep: object) -> None: ...
+    def compare_and_swap(
+        self, handle: Handle, numbers: tuple[int, int], offset: int, keep: object
+    ) -> None: ...
 
 @final
 class Engine:
@@ -69,9 +90,12 @@ class Engine:
     def write(
         self, handle: Handle, memory: Memory, offset: int, timeout: float | None, forced: str | None = None
     ) -> Operation | None: ...
-    def submit(
+    def atomic(
         self,
-        asked: list[tuple[str, Handle, Memory | None, int, int, int]],
+        handle: Handle,
+        numbers: tuple[int, int | None],
+        offset: int,
         timeout: float | None,
         forced: str | None = None,
     ) -> Operation: ...
+    def submit(self, action: Action, timeout: float | None, forced: str | None = None) -> Operation: ...

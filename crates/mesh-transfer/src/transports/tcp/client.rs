@@ -336,7 +336,7 @@ impl Connection {
 }
 
 impl Peer for TcpPeer {
-    unsafe fn run(&self, ops: &mut [Op], watch: &Watch) -> Result<(), TransferError> {
+    unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
         let mut pieces = Vec::new();
         for (op, each) in ops.iter().enumerate() {
             let (_, len) = each.work.span();
@@ -348,7 +348,7 @@ impl Peer for TcpPeer {
         }
         let total: u64 = pieces.iter().map(|piece| piece.len).sum();
         let streams = if total < SEVERAL { 1 } else { (crate::cores::spare() / 2 + 1).min(STREAMS) };
-        let found = Mutex::default();
+        let values = Mutex::default();
         let (taken, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let next = || {
             if failed.load(Ordering::Relaxed) {
@@ -356,10 +356,9 @@ impl Peer for TcpPeer {
             }
             pieces.get(taken.fetch_add(1, Ordering::Relaxed)).copied()
         };
-        let ops_here: &[Op] = ops;
         let one = || {
             // SAFETY: as the caller vouches.
-            let done = unsafe { self.stream(ops_here, &next, &found, watch) };
+            let done = unsafe { self.stream(ops, &next, &values, watch) };
             if done.is_err() {
                 failed.store(true, Ordering::Relaxed);
             }
@@ -379,9 +378,9 @@ impl Peer for TcpPeer {
         });
         // What ends connections is often that the operation was given up.
         let done = done.or_else(|error| watch.check().and(Err(error)));
-        let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-        for &(op, value) in &found {
-            ops[op].found = value;
+        let values: Vec<(usize, u64)> = values.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for (op, value) in values {
+            found[op] = value;
         }
         match done {
             Err(error) if error.kind == ErrorKind::Transport && taken.load(Ordering::Relaxed) > 0 => {
