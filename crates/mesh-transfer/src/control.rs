@@ -10,6 +10,7 @@
 
 use crate::error::TransferError;
 use crate::handle::{RealmId, Token};
+use crate::pool::Pooled;
 use crate::realm::{Realm, pid, started};
 use rustix::fs::{
     MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create, open,
@@ -37,6 +38,8 @@ const CLOSING: u64 = 2;
 const WRITABLE: u64 = 1;
 /// The memory is one piece, and the entry itself says where.
 const ONE_PIECE: u64 = 2;
+/// It is in shared memory, and `pool` and `pieces` say where.
+const POOLED: u64 = 4;
 /// What a lease of all exports names: no export has generation 0.
 const EVERY: u64 = 1;
 /// How often an owner that waits for leases looks whether their holders are alive.
@@ -74,6 +77,8 @@ struct Entry {
     pieces_at: AtomicU64,
     pieces: AtomicU64,
     flags: AtomicU64,
+    /// The owner's descriptor of the arena that it is in, and the arena's number.
+    pool: AtomicU64,
 }
 
 /// What an entry says of an export, for who holds a lease.
@@ -86,6 +91,8 @@ pub(crate) struct Offered {
     pub(crate) writable: bool,
     /// `pieces_at` is where the memory itself is, and not its list.
     pub(crate) one_piece: bool,
+    /// Where it can be mapped.
+    pub(crate) pooled: Option<Pooled>,
 }
 
 /// A mapping of the page, the owner's own or a reader's.
@@ -201,8 +208,12 @@ impl Control {
         }
         entry.length.store(offered.length, Ordering::Relaxed);
         entry.pieces_at.store(offered.pieces_at, Ordering::Relaxed);
-        entry.pieces.store(offered.pieces, Ordering::Relaxed);
-        let flags = [(offered.writable, WRITABLE), (offered.one_piece, ONE_PIECE)];
+        let pieces = offered.pooled.map_or(offered.pieces, |pooled| pooled.offset);
+        entry.pieces.store(pieces, Ordering::Relaxed);
+        let pool = offered.pooled.map_or(0, |pooled| u64::from(pooled.fd) << 32 | u64::from(pooled.id));
+        entry.pool.store(pool, Ordering::Relaxed);
+        let is_pooled = offered.pooled.is_some();
+        let flags = [(offered.writable, WRITABLE), (offered.one_piece, ONE_PIECE), (is_pooled, POOLED)];
         let flags = flags.into_iter().filter_map(|(is_so, flag)| is_so.then_some(flag)).sum();
         entry.flags.store(flags, Ordering::Relaxed);
         entry.word.store(pack(generation, LIVE), Ordering::SeqCst);
@@ -342,13 +353,16 @@ impl Leased<'_> {
         token[..8].copy_from_slice(&halves[0].to_le_bytes());
         token[8..].copy_from_slice(&halves[1].to_le_bytes());
         let flags = entry.flags.load(Ordering::Relaxed);
+        let (pieces, pool) = (entry.pieces.load(Ordering::Relaxed), entry.pool.load(Ordering::Relaxed));
+        let is_pooled = flags & POOLED != 0;
         Ok(Offered {
             token,
             length: entry.length.load(Ordering::Relaxed),
             pieces_at: entry.pieces_at.load(Ordering::Relaxed),
-            pieces: entry.pieces.load(Ordering::Relaxed),
+            pieces: if is_pooled { 1 } else { pieces },
             writable: flags & WRITABLE != 0,
             one_piece: flags & ONE_PIECE != 0,
+            pooled: is_pooled.then_some(Pooled { fd: (pool >> 32) as u32, id: pool as u32, offset: pieces }),
         })
     }
 }

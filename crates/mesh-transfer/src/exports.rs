@@ -6,6 +6,7 @@
 use crate::control::{Control, Offered, SLOTS};
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::{RealmId, Token, is_same};
+use crate::pool::{Block, Pool};
 use crate::realm::{Realm, random};
 use crate::segments::Segments;
 use crate::witness::Witness;
@@ -45,6 +46,8 @@ pub struct Exports {
     control: Arc<Control>,
     _witness: Witness,
     table: Arc<Mutex<Table>>,
+    /// Memory that others can map.
+    pool: Arc<Pool>,
     /// Closed, but still leased.
     draining: Arc<Mutex<Draining>>,
 }
@@ -76,12 +79,30 @@ impl Exports {
     pub(crate) fn new(realm: &Realm) -> Result<Self, TransferError> {
         let witness = Witness::raise(&realm.id, realm.pid)?;
         let control = Arc::new(Control::create(realm, witness.addr())?);
-        Ok(Self { realm: realm.clone(), control, _witness: witness, table: Arc::default(), draining: Arc::default() })
+        Ok(Self {
+            realm: realm.clone(),
+            control,
+            _witness: witness,
+            table: Arc::default(),
+            pool: Arc::default(),
+            draining: Arc::default(),
+        })
     }
 
     /// The number of the descriptor under which readers find the control page.
     pub(crate) fn descriptor(&self) -> u32 {
         self.control.descriptor()
+    }
+
+    /// Memory that others of this host can map, whatever is in it.
+    pub fn allocate(&self, len: u64) -> Result<Block, TransferError> {
+        self.realm.check_fork()?;
+        self.pool.allocate(len)
+    }
+
+    /// In how many pieces of shared memory that is.
+    pub fn arenas(&self) -> usize {
+        self.pool.arenas()
     }
 
     /// Offers memory.
@@ -114,6 +135,7 @@ impl Exports {
             pieces: list.len() as u64,
             writable,
             one_piece: list.len() == 1,
+            pooled: if let [one] = list { self.pool.find(one.addr, one.len) } else { None },
         };
         self.control.open(slot, generation, &offered)?;
         table.live.insert(slot, Arc::clone(&export));

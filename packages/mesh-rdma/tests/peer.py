@@ -10,7 +10,7 @@ import struct
 import sys
 from typing import Any
 
-from mesh_rdma import RDMAAction, RDMABuffer
+from mesh_rdma import RDMAAction, RDMABuffer, empty
 
 
 class Peer:
@@ -25,6 +25,14 @@ class Peer:
         self.buffers[name] = RDMABuffer(self.memory[name])
         return self.buffers[name]
 
+    def offer_empty(self, name: str, data: bytes, *, readonly: bool = False) -> RDMABuffer:
+        """As `offer`, in memory that others can map."""
+        memory = empty(len(data))
+        memory[:] = data
+        self.memory[name] = memory.toreadonly() if readonly else memory
+        self.buffers[name] = RDMABuffer(self.memory[name])
+        return self.buffers[name]
+
     def offer_many(self, count: int, size: int) -> list[RDMABuffer]:
         for n in range(count):
             self.offer(f"many-{n}", n.to_bytes(4, "little") * (size // 4))
@@ -32,6 +40,9 @@ class Peer:
 
     def look(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         return bytes(self.memory[name][start:stop])
+
+    def look_up(self) -> str:
+        return "here"
 
     def drop(self, name: str) -> None:
         self.buffers[name].drop()

@@ -1,16 +1,23 @@
-//! Memory of other processes of this host, read and written by cross-memory calls without the owner's doing.
+//! Memory of other processes of this host, read and written without the owner's doing: by cross-memory calls, or, where the
+//! owner has it of its pool, through a mapping.
+//!
+//! MAP-1: a mapping outlives its owner, so that after a copy through it the owner is seen to be there: by its witness.
 
 use super::{Capabilities, Op, Peer, Transport, Work};
 use crate::cma::{Lists, Other, Way, in_lanes};
 use crate::control::{Control, Offered, identity};
+use crate::copy::copy;
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::Exports;
 use crate::handle::{Handle, is_same};
+use crate::pool::{Mapping, Pooled};
 use crate::realm::{Realm, namespace};
 use crate::segments::{MAX_SEGMENTS, Segment, Segments};
 use crate::watch::Watch;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 pub(crate) const NAME: &str = "shm";
 /// Copies that go under one lease together, at most, and about how many bytes.
@@ -18,6 +25,10 @@ const GROUP: usize = 1000;
 const TOGETHER: u64 = 4 << 20;
 /// What is moved in one call.
 const SHORT: u64 = 1 << 20;
+/// Arenas of a peer that are mapped at once.
+const ARENAS: usize = 64;
+/// How long an arena that could not be mapped is reached by the kernel's calls instead.
+const AGAIN: Duration = Duration::from_secs(5);
 /// From here on a copy is shared among cores by itself.
 const LARGE: u64 = 8 << 20;
 /// Exports of a peer whose pieces are remembered.
@@ -72,7 +83,7 @@ impl Transport for Shm {
         let other = Other { pid: handle.pid, witness: control.witness(), realm: handle.realm };
         other.check()?;
         let me = identity(self.realm.pid, self.realm.started);
-        Ok(Arc::new(ShmPeer { control, other, me, known: Mutex::default() }))
+        Ok(Arc::new(ShmPeer { control, other, me, known: Mutex::default(), mapped: Mutex::default() }))
     }
 }
 
@@ -89,6 +100,18 @@ struct ShmPeer {
     me: u64,
     /// Where the bytes of exports lie in the owner, by slot and generation.
     known: Mutex<HashMap<(u32, u32), Arc<Known>>>,
+    /// Arenas of the owner that are mapped here, by descriptor and number; or when that failed.
+    mapped: Mutex<HashMap<(u32, u32), Mapped>>,
+}
+
+type Mapped = Result<Arc<Mapping>, Instant>;
+
+/// Where memory of an export is.
+enum Place {
+    /// In the owner's address space.
+    There(Segments),
+    /// Mapped here, from this place on.
+    Here(Arc<Mapping>, u64),
 }
 
 #[derive(Debug)]
@@ -99,7 +122,7 @@ struct Known {
 
 impl ShmPeer {
     /// Where the memory of the operation's export is, after all that the owner would check. Under a lease of it.
-    fn place(&self, op: &Op, offered: Offered) -> Result<Segments, TransferError> {
+    fn place(&self, op: &Op, offered: Offered) -> Result<Place, TransferError> {
         let Handle { slot, generation, token, start, .. } = *op.handle;
         if !is_same(&offered.token, &token) {
             return Err(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle"));
@@ -112,11 +135,86 @@ impl ShmPeer {
         if op.work.writes() && !offered.writable {
             return Err(TransferError::new(ErrorKind::Refused, "the owner offers this memory for reading only"));
         }
+        if let Some(pooled) = offered.pooled
+            && let Some(map) = self.mapping(pooled)
+        {
+            map.at(pooled.offset, offered.length).ok_or_else(damaged)?;
+            return Ok(Place::Here(map, pooled.offset));
+        }
         if offered.one_piece {
             let one = Segments::one(offered.pieces_at, offered.length);
-            return if one.len() == offered.length { Ok(one) } else { Err(damaged()) };
+            return if one.len() == offered.length { Ok(Place::There(one)) } else { Err(damaged()) };
         }
-        Ok(self.known(slot, generation, offered)?.segments.clone())
+        Ok(Place::There(self.known(slot, generation, offered)?.segments.clone()))
+    }
+
+    /// The arena, mapped; none if that cannot be done now: the kernel's calls reach the memory as well.
+    fn mapping(&self, pooled: Pooled) -> Option<Arc<Mapping>> {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        match mapped.get(&(pooled.fd, pooled.id)) {
+            Some(Ok(map)) => return Some(Arc::clone(map)),
+            Some(Err(since)) if since.elapsed() < AGAIN => return None,
+            _ => {}
+        }
+        let made = Mapping::attach(self.other.pid, pooled).map(Arc::new);
+        // Another arena under the same descriptor: that one is gone.
+        mapped.retain(|(fd, _), _| *fd != pooled.fd);
+        if mapped.len() >= ARENAS {
+            mapped.clear();
+        }
+        let made = made.map_err(|_| Instant::now());
+        mapped.insert((pooled.fd, pooled.id), made.clone());
+        made.ok()
+    }
+
+    /// Copies between memory of this process and an arena.
+    ///
+    /// # Safety
+    /// As for [`Peer::run`]. The window of the arena must lie inside of it.
+    unsafe fn copy(
+        way: Way,
+        local: (&Segments, u64),
+        (map, at): (&Mapping, u64),
+        len: u64,
+        is_one_of_many: bool,
+    ) -> Result<(), TransferError> {
+        let mut place = map.at(at, len).ok_or_else(damaged)?;
+        for piece in local.0.window(local.1, len) {
+            let (here, len) = (piece.addr as *mut u8, piece.len as usize);
+            // SAFETY: as the caller vouches, and inside the mapping, as was just checked.
+            unsafe {
+                match way {
+                    Way::Read => copy(place, here, len, is_one_of_many),
+                    Way::Write => copy(here, place, len, is_one_of_many),
+                }
+            }
+            place = place.wrapping_add(len);
+        }
+        Ok(())
+    }
+
+    /// Copies much between memory of this process and an arena.
+    ///
+    /// # Safety
+    /// As for [`Self::copy`].
+    unsafe fn copy_large(
+        way: Way,
+        local: &Segments,
+        (map, from): (&Mapping, u64),
+        len: u64,
+        watch: &Watch,
+    ) -> Result<(), TransferError> {
+        let next = AtomicU64::new(0);
+        in_lanes(len, || {
+            let at = next.fetch_add(TOGETHER, Ordering::Relaxed);
+            if at >= len {
+                return Ok(false);
+            }
+            watch.check()?;
+            // SAFETY: as the caller vouches.
+            unsafe { Self::copy(way, (local, at), (map, from + at), TOGETHER.min(len - at), false)? };
+            Ok(true)
+        })
     }
 
     /// Where the bytes are, asked of the owner's memory the first time. Under a lease.
@@ -151,24 +249,33 @@ impl ShmPeer {
     unsafe fn run_one(&self, op: &Op, watch: &Watch) -> Result<(), TransferError> {
         let (way, local) = copy_of(&op.work)?;
         let (lease, offered) = self.control.lease(self.me, op.handle.slot, op.handle.generation)?;
-        let there = self.place(op, offered)?;
         let (offset, len) = op.work.span();
-        let (local, remote) = ((local, 0), (&there, op.handle.start + offset));
-        let done = if len <= SHORT {
-            let mut lists = Lists::new(&self.other, way, 1);
-            lists.add(local, remote, len).and_then(|()| lists.flush())
-        } else {
+        let start = op.handle.start + offset;
+        let done = match self.place(op, offered)? {
+            Place::Here(map, at) => {
+                // SAFETY: as the caller vouches.
+                let copied = unsafe { Self::copy_large(way, local, (&map, at + start), len, watch) };
+                // MAP-1
+                copied.and_then(|()| self.other.check())
+            }
+            Place::There(there) if len <= SHORT => {
+                let mut lists = Lists::new(&self.other, way, 1);
+                lists.add((local, 0), (&there, start), len).and_then(|()| lists.flush())
+            }
             // SAFETY: as the caller vouches; that it is inside the owner's memory was just checked, under the lease.
-            unsafe { self.other.carry(way, local, remote, len, watch) }
+            Place::There(there) => unsafe { self.other.carry(way, (local, 0), (&there, start), len, watch) },
         };
         drop(lease);
         done
     }
 
     /// Copies of one direction that are not large, in as few calls as they need.
-    fn run_many(&self, way: Way, ops: &[Op], watch: &Watch) -> Result<(), TransferError> {
+    ///
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_many(&self, way: Way, ops: &[Op], watch: &Watch) -> Result<(), TransferError> {
         let left = Mutex::new(ops);
-        let bytes = ops.iter().map(|op| op.work.span().1).sum();
+        let bytes: u64 = ops.iter().map(|op| op.work.span().1).sum();
         in_lanes(bytes, || {
             let group = {
                 let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,22 +291,35 @@ impl ShmPeer {
                 group
             };
             watch.check()?;
-            self.run_group(way, group)?;
+            // SAFETY: as the caller vouches.
+            unsafe { self.run_group(way, group, bytes >= LARGE)? };
             Ok(!group.is_empty())
         })
     }
 
-    fn run_group(&self, way: Way, ops: &[Op]) -> Result<(), TransferError> {
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_group(&self, way: Way, ops: &[Op], is_much: bool) -> Result<(), TransferError> {
         // LSE-4
         let lease = self.control.lease_every(self.me)?;
         let mut lists = Lists::new(&self.other, way, ops.len());
+        let mut is_mapped = false;
         for op in ops {
             let (_, local) = copy_of(&op.work)?;
-            let there = self.place(op, lease.offered(op.handle.slot, op.handle.generation)?)?;
             let (offset, len) = op.work.span();
-            lists.add((local, 0), (&there, op.handle.start + offset), len)?;
+            let start = op.handle.start + offset;
+            match self.place(op, lease.offered(op.handle.slot, op.handle.generation)?)? {
+                Place::Here(map, at) => {
+                    // SAFETY: as the caller vouches.
+                    unsafe { Self::copy(way, (local, 0), (&map, at + start), len, is_much)? };
+                    is_mapped = true;
+                }
+                Place::There(there) => lists.add((local, 0), (&there, start), len)?,
+            }
         }
-        lists.flush()
+        lists.flush()?;
+        // MAP-1
+        if is_mapped { self.other.check() } else { Ok(()) }
     }
 }
 
@@ -227,7 +347,8 @@ impl Peer for ShmPeer {
             match group {
                 // SAFETY: as the caller vouches.
                 [one] => unsafe { self.run_one(one, watch)? },
-                many => self.run_many(way, many, watch)?,
+                // SAFETY: as above.
+                many => unsafe { self.run_many(way, many, watch)? },
             }
             rest = after;
         }

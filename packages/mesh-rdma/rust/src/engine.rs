@@ -3,7 +3,7 @@
 use crate::action::PyAction;
 use crate::door::{leave, raise, timeout as limit};
 use crate::handle::PyHandle;
-use crate::memory::PyMemory;
+use crate::memory::{PyBlock, PyMemory};
 use crate::operation::PyOperation;
 use mesh_transfer::{Engine, Export, Need, Op, Work};
 use pyo3::prelude::*;
@@ -61,6 +61,16 @@ impl PyEngine {
         let made = leave(py, || unsafe { self.0.export(segments, memory.writable, keep) })?;
         let (export, handle) = made;
         Ok((PyExport { engine: Arc::clone(&self.0), export }, PyHandle(Arc::new(handle))))
+    }
+
+    /// Memory that other processes of this host can map.
+    fn empty(&self, py: Python<'_>, nbytes: u64) -> PyResult<PyBlock> {
+        Ok(PyBlock(leave(py, || self.0.exports().allocate(nbytes))?))
+    }
+
+    /// In how many pieces of shared memory that is.
+    fn arenas(&self) -> usize {
+        self.0.exports().arenas()
     }
 
     /// How many exports there are, and how many closed ones are still being read.

@@ -23,6 +23,7 @@ mod _native {
         m.add_class::<engine::PyEngine>()?;
         m.add_class::<engine::PyExport>()?;
         m.add_class::<handle::PyHandle>()?;
+        m.add_class::<memory::PyBlock>()?;
         m.add_class::<memory::PyMemory>()?;
         m.add_class::<operation::PyOperation>()?;
         Ok(())

@@ -1,10 +1,12 @@
 //! Memory of this process, as Python objects have it.
 
 use crate::door::raise;
-use mesh_transfer::Segments;
+use mesh_transfer::{Block, Segments};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
 use pyo3::prelude::*;
+use std::ffi::{c_int, c_void};
 
 /// Pieces of memory, and the object that keeps them there.
 #[pyclass(name = "Memory", module = "mesh_rdma._native", frozen)]
@@ -70,5 +72,24 @@ impl PyMemory {
     ) -> PyResult<Self> {
         let segments = Segments::strided(at, shape, strides, item).map_err(|error| raise(py, &error))?;
         Ok(Self { segments, writable, keep: keep.clone().unbind() })
+    }
+}
+
+/// Writable memory that other processes of this host can map. It is there as long as anything refers to it.
+#[pyclass(name = "Block", module = "mesh_rdma._native", frozen)]
+pub(crate) struct PyBlock(pub(crate) Block);
+
+#[pymethods]
+impl PyBlock {
+    /// # Safety
+    /// Called by the interpreter with a valid `view`.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let block = &slf.get().0;
+        let len =
+            isize::try_from(block.len()).map_err(|_| PyBufferError::new_err("the memory is too long for a buffer"))?;
+        // SAFETY: `view` is valid, the memory is `len` bytes long and outlives the view, which refers to `slf`.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), block.as_ptr().cast::<c_void>(), len, 0, flags) };
+        if filled == -1 { Err(PyErr::fetch(slf.py())) } else { Ok(()) }
     }
 }

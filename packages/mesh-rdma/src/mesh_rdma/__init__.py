@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TransportUnavailable,
     )
     from mesh_rdma._explain import Explanation, explain
+    from mesh_rdma._pool import empty
     from mesh_rdma._transports import TransportCapabilities, TransportStatus, transports
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "TransportStatus",
     "TransportUnavailable",
     "__version__",
+    "empty",
     "explain",
     "transports",
 ]
@@ -61,6 +63,7 @@ _LATER = {
     "TransportCapabilities": "mesh_rdma._transports",
     "TransportStatus": "mesh_rdma._transports",
     "TransportUnavailable": "mesh_rdma._errors",
+    "empty": "mesh_rdma._pool",
     "explain": "mesh_rdma._explain",
     "transports": "mesh_rdma._transports",
 }
