@@ -4,7 +4,7 @@ use crate::choice::{Choice, Distance, Need, Ours, choose};
 use crate::completion::{Operation, Outcome};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports, Keep};
-use crate::handle::{Handle, RealmId, Section};
+use crate::handle::{Handle, MAX_SECTIONS, RealmId, Section};
 use crate::realm::Realm;
 use crate::segments::Segments;
 use crate::transports::shm::Shm;
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 pub const QUICK: u64 = 256 * 1024;
 /// The same for so many operations.
 const QUICK_OPS: usize = 64;
+/// What all transports together may say in a handle.
+const SAID: usize = 3072;
 /// How long a transport that has failed for an owner is passed over, if there is another.
 const DISTRUST: Duration = Duration::from_secs(5);
 /// Owners that are remembered; beyond that the unused ones are forgotten.
@@ -29,7 +31,7 @@ const OWNERS: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Standing {
     /// Its name.
-    pub name: &'static str,
+    pub name: String,
     /// What it can do.
     pub capabilities: Capabilities,
     /// Why it does not work here; none if it does.
@@ -56,10 +58,11 @@ enum Route {
 }
 
 impl Engine {
-    /// The engine of this process.
-    pub fn new() -> Result<Arc<Self>, TransferError> {
+    /// The engine of this process, with these transports besides its own.
+    pub fn new(others: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
         let realm = Realm::draw()?;
-        let transports: Vec<Arc<dyn Transport>> = vec![Arc::new(Shm::new(&realm)), Arc::new(Tcp::new(&realm))];
+        let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(Shm::new(&realm)), Arc::new(Tcp::new(&realm))];
+        transports.extend(others);
         Self::with(realm, transports)
     }
 
@@ -67,7 +70,7 @@ impl Engine {
         let standing = transports
             .iter()
             .map(|each| Standing {
-                name: each.name(),
+                name: each.name().to_owned(),
                 capabilities: each.capabilities(),
                 broken: each.probe().err().map(|error| error.message),
             })
@@ -97,32 +100,38 @@ impl Engine {
     /// # Safety
     /// As for [`Exports::open`].
     pub unsafe fn export(
-        &self,
+        self: &Arc<Self>,
         segments: Segments,
         writable: bool,
         keep: Keep,
     ) -> Result<(Arc<Export>, Handle), TransferError> {
         self.realm.check_fork()?;
+        // SAFETY: as the caller vouches.
+        let export = unsafe { self.exports.open(segments, writable, keep)? };
         let mut sections = Vec::new();
         let mut reasons = Vec::new();
+        let mut room = SAID;
         for (transport, standing) in self.transports.iter().zip(&self.standing) {
             let offered = match &standing.broken {
                 Some(why) => Err(TransferError::transport(why.clone())),
-                None => transport.offer(&self.exports),
+                None => transport.offer(&self.exports, &export),
             };
             match offered {
-                Ok(data) => sections.push(Section { name: transport.name().to_owned(), data }),
+                Ok(data) if data.len() <= room && sections.len() < MAX_SECTIONS => {
+                    room -= data.len();
+                    sections.push(Section { name: transport.name().to_owned(), data });
+                }
+                Ok(_) => reasons.push(format!("{}: a handle has no room for it", transport.name())),
                 Err(error) => reasons.push(format!("{}: {error}", transport.name())),
             }
         }
         if sections.is_empty() {
+            self.close(&export, true);
             return Err(TransferError::new(
                 ErrorKind::NoTransport,
                 format!("no transport can offer memory of this process: {}", reasons.join("; ")),
             ));
         }
-        // SAFETY: as the caller vouches.
-        let export = unsafe { self.exports.open(segments, writable, keep)? };
         let length = export.segments.len();
         let handle = Handle {
             realm: self.realm.id,
@@ -141,6 +150,29 @@ impl Engine {
         Ok((export, handle))
     }
 
+    /// Offers it no longer, by no transport. To do so again has no effect. `wait` until none can reach it any longer; else that
+    /// is soon. The memory is kept until then (EXP-1).
+    pub fn close(self: &Arc<Self>, export: &Arc<Export>, wait: bool) {
+        if !self.exports.close(export) || !self.transports.iter().any(|transport| transport.holds_memory()) {
+            return;
+        }
+        let (engine, export) = (Arc::clone(self), Arc::clone(export));
+        let withdraw = move || engine.transports.iter().for_each(|transport| transport.withdraw(&export));
+        if wait {
+            withdraw();
+        } else {
+            // Where no thread can be had it stays in the transport's hands until the process ends.
+            let _ = self.workers.run(withdraw);
+        }
+    }
+
+    /// Offers nothing any longer, as the process ends.
+    pub fn close_all(self: &Arc<Self>) {
+        for export in self.exports.live() {
+            self.close(&export, true);
+        }
+    }
+
     /// What would be tried for a handle now, in which order, and why not the rest.
     pub fn explain(&self, handle: &Handle, need: Need, forced: Option<&str>) -> Choice {
         let distance = if handle.realm == self.realm.id {
@@ -156,11 +188,13 @@ impl Engine {
             .standing
             .iter()
             .map(|standing| Ours {
-                name: standing.name.to_owned(),
+                name: standing.name.clone(),
                 capabilities: standing.capabilities,
-                broken: standing.broken.clone().or_else(|| match routes.and_then(|routes| routes.get(standing.name)) {
-                    Some(Route::Failed(since, why)) if since.elapsed() < DISTRUST => Some(why.clone()),
-                    _ => None,
+                broken: standing.broken.clone().or_else(|| {
+                    match routes.and_then(|routes| routes.get(&standing.name)) {
+                        Some(Route::Failed(since, why)) if since.elapsed() < DISTRUST => Some(why.clone()),
+                        _ => None,
+                    }
                 }),
             })
             .collect();

@@ -155,23 +155,29 @@ impl Exports {
         Ok(export)
     }
 
+    /// All that are offered.
+    pub fn live(&self) -> Vec<Arc<Export>> {
+        self.table().live.values().cloned().collect()
+    }
+
     /// Offers it no longer. The memory is let go as soon as nobody is at work on it (EXP-1). Does not wait.
-    pub fn close(&self, export: &Arc<Export>) {
+    /// Returns whether it was offered until now.
+    pub fn close(&self, export: &Arc<Export>) -> bool {
         // In a forked copy the page is still the parent's.
         if self.realm.check_fork().is_err() {
-            return;
+            return false;
         }
         {
             let mut table = self.table();
             // Closed before: the place may be another's by now.
             if table.live.get(&export.slot).is_none_or(|live| live.generation != export.generation) {
-                return;
+                return false;
             }
             table.live.remove(&export.slot);
         }
         if self.control.close(export.slot, export.generation) {
             self.table().recycle(export);
-            return;
+            return true;
         }
         let mut draining = self.draining();
         draining.exports.push(Arc::clone(export));
@@ -185,6 +191,7 @@ impl Exports {
             // Without a thread the memory is kept until the next close; it is never freed too early.
             draining.is_watched = watcher.spawn(move || drain(&control, &list, &table)).is_ok();
         }
+        true
     }
 
     /// How many are offered, and how many closed ones are still being read by others.
@@ -196,14 +203,6 @@ impl Exports {
     /// The incarnation that they belong to.
     pub fn realm(&self) -> &RealmId {
         &self.realm.id
-    }
-
-    /// Offers nothing any longer, as the process ends. What is at work goes on.
-    pub fn close_all(&self) {
-        let all: Vec<_> = self.table().live.values().cloned().collect();
-        for export in all {
-            self.close(&export);
-        }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

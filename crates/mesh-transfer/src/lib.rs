@@ -33,5 +33,5 @@ pub use handle::{Handle, MAX_HANDLE, RealmId, Section, Token, is_name};
 pub use pool::Block;
 pub use realm::Realm;
 pub use segments::{MAX_SEGMENTS, Segment, Segments};
-pub use transports::{Capabilities, Op, Ops, Work};
+pub use transports::{Capabilities, Op, Ops, Peer, Transport, Work};
 pub use watch::Watch;

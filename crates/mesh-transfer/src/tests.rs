@@ -4,7 +4,7 @@ use crate::cma::{Other, Way};
 use crate::control::{Control, Leased, Offered, identity};
 use crate::engine::Engine;
 use crate::error::{ErrorKind, TransferError};
-use crate::exports::Exports;
+use crate::exports::{Export, Exports};
 use crate::handle::Handle;
 use crate::realm::{Realm, pid, started};
 use crate::segments::Segments;
@@ -289,7 +289,7 @@ struct Moody {
 struct MoodyPeer(Arc<dyn Peer>, Arc<AtomicBool>, Arc<AtomicUsize>);
 
 impl Transport for Moody {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         self.name
     }
 
@@ -301,8 +301,8 @@ impl Transport for Moody {
         Ok(())
     }
 
-    fn offer(&self, exports: &Arc<Exports>) -> Result<Vec<u8>, TransferError> {
-        self.inner.offer(exports)
+    fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
+        self.inner.offer(exports, export)
     }
 
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
@@ -370,7 +370,7 @@ fn another_transport_takes_over_in_mid_life_and_a_failed_one_is_tried_where_ther
     read().unwrap();
     assert_eq!(engine.owners(), 1);
     // What was dropped is gone; who lives is remembered.
-    engine.exports().close(&export);
+    engine.close(&export, true);
     assert_eq!(read().unwrap_err().kind, ErrorKind::Gone);
     assert_eq!(engine.owners(), 1);
 }

@@ -7,8 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Seen by whoever works on an operation.
+#[derive(Clone, Debug, Default)]
+pub struct Watch(Arc<Shared>);
+
 #[derive(Debug, Default)]
-pub struct Watch {
+struct Shared {
     deadline: Option<Instant>,
     given_up: AtomicBool,
     /// Connections whose end interrupts who waits on them.
@@ -18,12 +21,12 @@ pub struct Watch {
 impl Watch {
     /// Ends at `deadline`, if there is one.
     pub fn new(deadline: Option<Instant>) -> Self {
-        Self { deadline, ..Self::default() }
+        Self(Arc::new(Shared { deadline, ..Shared::default() }))
     }
 
     /// Has whoever works on it stop soon.
     pub fn give_up(&self) {
-        self.given_up.store(true, Ordering::SeqCst);
+        self.0.given_up.store(true, Ordering::SeqCst);
         for stream in self.streams().iter() {
             // It may have ended by itself.
             let _ = stream.shutdown(Shutdown::Both);
@@ -32,10 +35,10 @@ impl Watch {
 
     /// An error once the operation is to end.
     pub fn check(&self) -> Result<(), TransferError> {
-        if self.given_up.load(Ordering::SeqCst) {
+        if self.0.given_up.load(Ordering::SeqCst) {
             return Err(TransferError::new(ErrorKind::Cancelled, "the transfer was cancelled by its caller"));
         }
-        match self.deadline {
+        match self.0.deadline {
             Some(deadline) if Instant::now() >= deadline => Err(TransferError::new(
                 ErrorKind::TimedOut,
                 "the transfer did not finish within its deadline; what it was to write may be written in part",
@@ -45,8 +48,8 @@ impl Watch {
     }
 
     /// How long there is to the deadline; none for ever.
-    pub(crate) fn left(&self) -> Option<Duration> {
-        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    pub fn left(&self) -> Option<Duration> {
+        self.0.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Has the connection end if the operation is given up.
@@ -61,6 +64,6 @@ impl Watch {
     }
 
     fn streams(&self) -> std::sync::MutexGuard<'_, Vec<Arc<TcpStream>>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -18,7 +18,7 @@ struct Pair {
 }
 
 fn pair() -> Pair {
-    let (owner, reader) = (Engine::new().unwrap(), Engine::new().unwrap());
+    let (owner, reader) = (Engine::new(Vec::new()).unwrap(), Engine::new(Vec::new()).unwrap());
     let data = Arc::new((0..100_000_u32).map(|n| (n % 251) as u8).collect::<Vec<u8>>());
     let segments = Segments::one(data.as_ptr() as u64, data.len() as u64);
     // SAFETY: kept by what is given; nobody writes to it.

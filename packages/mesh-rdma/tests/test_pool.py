@@ -19,6 +19,7 @@ def mappings():
     )
 
 
+@pytest.mark.slow
 def test_what_is_written_there_others_read(shared, transport):
     for size in (1, 63, 4096, 4097, 3 << 20, 20 << 20):
         data = random.Random(size).randbytes(size)
@@ -88,6 +89,7 @@ def test_a_mapping_is_of_no_use_when_its_owner_has_ended(other):
         buffer.write_from(bytes(16), transport="shm").get(timeout=30)
 
 
+@pytest.mark.slow
 def test_a_mapping_is_of_no_use_when_its_owner_is_another_program(other):
     buffer = other.offer_empty("data", bytes(16))
     buffer.write_from(b"x", transport="shm").get(timeout=30)
@@ -106,6 +108,7 @@ def test_read_only_views_are_not_written_to(shared):
         buffer.write_from(b"x")
 
 
+@pytest.mark.slow
 def test_what_is_freed_is_given_back_and_used_again():
     kept = empty(1)
     before = engine().arenas()

@@ -4,7 +4,7 @@ pub(crate) mod shm;
 pub(crate) mod tcp;
 
 use crate::error::TransferError;
-use crate::exports::Exports;
+use crate::exports::{Export, Exports};
 use crate::handle::Handle;
 use crate::segments::Segments;
 use crate::watch::Watch;
@@ -125,9 +125,9 @@ impl<T: Send + Sync> Ops for ([Op; 1], T) {
 }
 
 /// A way to reach other processes' memory.
-pub(crate) trait Transport: Send + Sync + Debug {
+pub trait Transport: Send + Sync + Debug {
     /// What users select it by.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
 
     /// What it can do where it works.
     fn capabilities(&self) -> Capabilities;
@@ -135,16 +135,25 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Whether it can work in this process: tried, not guessed.
     fn probe(&self) -> Result<(), TransferError>;
 
-    /// What others need to know to reach this process's exports. The first call may start what serves them.
-    fn offer(&self, exports: &Arc<Exports>) -> Result<Vec<u8>, TransferError>;
+    /// What others need to know to reach this export. The first call may start what serves them.
+    fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError>;
 
-    /// Reaches the owner of a handle. Blocks; an error of kind [`crate::ErrorKind::Transport`] has others tried.
+    /// Whether it has to be told of exports that are closed: it has been given their memory, and does not ask
+    /// [`Exports::find`] for it.
+    fn holds_memory(&self) -> bool {
+        false
+    }
+
+    /// The export was closed: when this returns nobody reaches its memory by this transport. Blocks.
+    fn withdraw(&self, _export: &Export) {}
+
+    /// Reaches the owner of a handle. Blocks; an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport) has others tried.
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError>;
 }
 
 /// A process whose memory can be reached by one transport.
-pub(crate) trait Peer: Send + Sync + Debug {
-    /// Does all of it, in any order, and blocks meanwhile; `found` has a place for each operation, which atomic ones fill. After an error of kind [`crate::ErrorKind::Transport`] the whole
+pub trait Peer: Send + Sync + Debug {
+    /// Does all of it, in any order, and blocks meanwhile; `found` has a place for each operation, which atomic ones fill. After an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport) the whole
     /// may be tried again, also by another transport.
     ///
     /// # Safety

@@ -8,7 +8,7 @@ use crate::cma::{Lists, Other, Way, in_lanes};
 use crate::control::{Control, Offered, identity};
 use crate::copy::copy;
 use crate::error::{ErrorKind, TransferError};
-use crate::exports::Exports;
+use crate::exports::{Export, Exports};
 use crate::handle::{Handle, is_same};
 use crate::pool::{Mapping, Pooled};
 use crate::realm::{Realm, namespace};
@@ -48,7 +48,7 @@ impl Shm {
 }
 
 impl Transport for Shm {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         NAME
     }
 
@@ -65,7 +65,7 @@ impl Transport for Shm {
         Other { pid: self.realm.pid, witness: witness.addr(), realm: self.realm.id }.check()
     }
 
-    fn offer(&self, exports: &Arc<Exports>) -> Result<Vec<u8>, TransferError> {
+    fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         let mut section = exports.descriptor().to_le_bytes().to_vec();
         section.extend_from_slice(&self.namespace.to_le_bytes());
         Ok(section)

@@ -5,6 +5,7 @@ use crate::door::{leave, raise, timeout as limit};
 use crate::handle::PyHandle;
 use crate::memory::{PyBlock, PyMemory};
 use crate::operation::PyOperation;
+use crate::transport::PyTransport;
 use mesh_transfer::{Engine, Export, Need, Op, Work};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -22,25 +23,27 @@ pub(crate) struct PyExport {
 
 impl Drop for PyExport {
     fn drop(&mut self) {
-        self.engine.exports().close(&self.export);
+        self.engine.close(&self.export, false);
     }
 }
 
 #[pymethods]
 impl PyExport {
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.engine.exports().close(&self.export));
+        py.detach(|| self.engine.close(&self.export, true));
     }
 }
 
-type Standing = (&'static str, bool, bool, bool, bool, Option<String>);
+type Standing = (String, bool, bool, bool, bool, Option<String>);
 type Candidates = (Vec<String>, Vec<(String, String)>);
 
 #[pymethods]
 impl PyEngine {
+    /// With these transports besides the native ones.
     #[new]
-    fn new(py: Python<'_>) -> PyResult<Self> {
-        Ok(Self(leave(py, Engine::new)?))
+    fn new(py: Python<'_>, others: Vec<Py<PyAny>>) -> PyResult<Self> {
+        let others = others.into_iter().map(|each| PyTransport::of(py, each)).collect::<PyResult<_>>()?;
+        Ok(Self(leave(py, || Engine::new(others))?))
     }
 
     /// Name, the four capabilities, and why it does not work here.
@@ -49,7 +52,7 @@ impl PyEngine {
         standing
             .map(|each| {
                 let can = each.capabilities;
-                (each.name, can.copies, can.atomics, can.remote, can.one_sided, each.broken.clone())
+                (each.name.clone(), can.copies, can.atomics, can.remote, can.one_sided, each.broken.clone())
             })
             .collect()
     }
@@ -85,7 +88,7 @@ impl PyEngine {
 
     /// Offer nothing any longer.
     fn close_all(&self, py: Python<'_>) {
-        py.detach(|| self.0.exports().close_all());
+        py.detach(|| self.0.close_all());
     }
 
     fn realm(&self) -> [u8; 16] {

@@ -7,6 +7,7 @@ mod handle;
 mod memory;
 mod operation;
 mod promise;
+mod transport;
 
 use pyo3::prelude::*;
 
@@ -26,6 +27,8 @@ mod _native {
         m.add_class::<memory::PyBlock>()?;
         m.add_class::<memory::PyMemory>()?;
         m.add_class::<operation::PyOperation>()?;
+        m.add_class::<transport::PyWatch>()?;
+        m.add_class::<transport::PyWindow>()?;
         Ok(())
     }
 }

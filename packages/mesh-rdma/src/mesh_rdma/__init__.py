@@ -17,6 +17,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mesh_rdma._action import RDMAAction
     from mesh_rdma._buffer import RDMABuffer
+    from mesh_rdma._contract import (
+        TRANSPORTS,
+        Copy,
+        Exported,
+        Peer,
+        Transport,
+        TransportCapabilities,
+        TransportPlugin,
+        Watch,
+    )
     from mesh_rdma._errors import (
         BufferGone,
         HandleRefused,
@@ -28,21 +38,28 @@ if TYPE_CHECKING:
     )
     from mesh_rdma._explain import Explanation, explain
     from mesh_rdma._pool import empty
-    from mesh_rdma._transports import TransportCapabilities, TransportStatus, transports
+    from mesh_rdma._transports import TransportStatus, transports
 
 __all__ = [
+    "TRANSPORTS",
     "BufferGone",
+    "Copy",
     "Explanation",
+    "Exported",
     "HandleRefused",
     "InvalidTransfer",
     "OutcomeUnknown",
+    "Peer",
     "RDMAAction",
     "RDMABuffer",
     "RDMAError",
     "RDMATimeout",
+    "Transport",
     "TransportCapabilities",
+    "TransportPlugin",
     "TransportStatus",
     "TransportUnavailable",
+    "Watch",
     "__version__",
     "empty",
     "explain",
@@ -60,7 +77,14 @@ _LATER = {
     "RDMABuffer": "mesh_rdma._buffer",
     "RDMAError": "mesh_rdma._errors",
     "RDMATimeout": "mesh_rdma._errors",
-    "TransportCapabilities": "mesh_rdma._transports",
+    "TRANSPORTS": "mesh_rdma._contract",
+    "Copy": "mesh_rdma._contract",
+    "Exported": "mesh_rdma._contract",
+    "Peer": "mesh_rdma._contract",
+    "Transport": "mesh_rdma._contract",
+    "TransportPlugin": "mesh_rdma._contract",
+    "Watch": "mesh_rdma._contract",
+    "TransportCapabilities": "mesh_rdma._contract",
     "TransportStatus": "mesh_rdma._transports",
     "TransportUnavailable": "mesh_rdma._errors",
     "empty": "mesh_rdma._pool",

@@ -6,13 +6,9 @@ from collections.abc import Iterable
 
 from mesh_core.plugins import Check, DoctorCheck, Finding, hookimpl
 
-_REMEDY = (
-    "mount /proc and allow process_vm_readv and process_vm_writev (in Docker: --cap-add=SYS_PTRACE or another seccomp "
-    "profile), and the loopback interface"
-)
-
 
 def _check() -> Iterable[Finding]:
+    from mesh_rdma._native_transports import REMEDY
     from mesh_rdma._transports import transports
 
     for each in transports():
@@ -27,7 +23,7 @@ def _check() -> Iterable[Finding]:
             does = ", ".join(word for word, is_so in words.items() if is_so)
             yield Finding(status="ok", detail=f"{each.name}: {does}")
         else:
-            yield Finding(status="warn", detail=f"{each.name}: {each.reason}", remedy=_REMEDY)
+            yield Finding(status="warn", detail=f"{each.name}: {each.reason}", remedy=REMEDY)
 
 
 def _create() -> Check:

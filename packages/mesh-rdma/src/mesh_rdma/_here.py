@@ -7,6 +7,7 @@ import os
 import threading
 
 from mesh_rdma._native import Engine
+from mesh_rdma._outside import installed
 
 
 class _Here:
@@ -24,7 +25,7 @@ class _Here:
             return engine
         with self._lock:
             if self._engine is None:
-                self._engine = Engine()
+                self._engine = Engine(installed())
                 self._pid = os.getpid()
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)

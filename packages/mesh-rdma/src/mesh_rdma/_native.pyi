@@ -1,14 +1,19 @@
 from typing import Any, Self, final
 
+from mesh_rdma._outside import Outside
+
 __all__ = [
     "ERROR_KINDS",
     "QUICK",
     "Action",
+    "Block",
     "Engine",
     "Export",
     "Handle",
     "Memory",
     "Operation",
+    "Watch",
+    "Window",
     "__version__",
 ]
 
@@ -32,8 +37,7 @@ class Memory:
     def pieces(self) -> int: ...
 
 @final
-class Block:
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+class Block: ...
 
 @final
 class Handle:
@@ -77,8 +81,17 @@ class Action:
     ) -> None: ...
 
 @final
+class Watch:
+    def check(self) -> None: ...
+    @property
+    def left(self) -> float | None: ...
+
+@final
+class Window: ...
+
+@final
 class Engine:
-    def __new__(cls) -> Self: ...
+    def __new__(cls, others: list[Outside]) -> Self: ...
     def transports(self) -> list[tuple[str, bool, bool, bool, bool, str | None]]: ...
     def export(self, memory: Memory) -> tuple[Export, Handle]: ...
     def empty(self, nbytes: int) -> Block: ...

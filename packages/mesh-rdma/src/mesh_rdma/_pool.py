@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mesh_rdma._errors import InvalidTransfer
 from mesh_rdma._here import engine
 
@@ -26,4 +28,5 @@ def empty(nbytes: int) -> memoryview:
     """
     if nbytes < 0:
         raise InvalidTransfer(f"nbytes must not be negative, got {nbytes}")
-    return memoryview(engine().empty(nbytes))
+    block: Any = engine().empty(nbytes)
+    return memoryview(block)

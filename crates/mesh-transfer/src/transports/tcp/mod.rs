@@ -12,7 +12,7 @@ mod wire;
 
 use super::{Capabilities, Peer, Transport};
 use crate::error::TransferError;
-use crate::exports::Exports;
+use crate::exports::{Export, Exports};
 use crate::handle::Handle;
 use crate::realm::{Realm, namespace, random};
 use crate::watch::Watch;
@@ -38,7 +38,7 @@ impl Tcp {
 }
 
 impl Transport for Tcp {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         NAME
     }
 
@@ -52,7 +52,7 @@ impl Transport for Tcp {
             .map_err(|error| TransferError::transport(format!("cannot listen on 127.0.0.1: {error}")))
     }
 
-    fn offer(&self, exports: &Arc<Exports>) -> Result<Vec<u8>, TransferError> {
+    fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let server = match &mut *server {
             Some(server) => server,
