@@ -26,17 +26,26 @@ LARGE = 256 << 20
 SMALL = 4096
 MANY = 40_000
 ROUNDS = 9
+IOV_MAX = 1024
+"""Pieces that the kernel takes in one call."""
 
 OWNER = """
 import pickle, socket, sys
 import numpy as np
-from mesh_rdma import RDMABuffer
+from mesh_rdma import RDMABuffer, empty
+def mapped(size):
+    memory = np.frombuffer(empty(size), np.uint8)
+    memory[:] = 1
+    return memory
 memory = np.ones({small} + {large}, np.uint8)
 large, small = memory[{small}:], memory[:{small}]
 many = [np.ones({each}, np.uint8) for _ in range({many})]
+ours = [mapped({each}) for _ in range({many})]
 offered = (RDMABuffer(large), RDMABuffer(small), [RDMABuffer(each) for each in many])
+pooled = (RDMABuffer(mapped({large})), [RDMABuffer(each) for each in ours])
 listener = socket.create_server(("127.0.0.1", 0))
-handles = pickle.dumps((offered, listener.getsockname()[1], memory.ctypes.data))
+places = (memory.ctypes.data, [each.ctypes.data for each in many])
+handles = pickle.dumps((offered, listener.getsockname()[1], places, pooled))
 sys.stdout.buffer.write(len(handles).to_bytes(8, "little") + handles)
 sys.stdout.buffer.flush()
 stream, _ = listener.accept()
@@ -75,7 +84,9 @@ class Figures:
         handles = pickle.loads(owner.stdout.read(length))
         self.offered: tuple[RDMABuffer, RDMABuffer, list[RDMABuffer]] = handles[0]
         self.port: int = handles[1]
-        self.address: int = handles[2]
+        self.address: int = handles[2][0]
+        self.addresses: list[int] = handles[2][1]
+        self.pooled: tuple[RDMABuffer, list[RDMABuffer]] = handles[3]
         self.owner = owner
         self.report: dict[str, float] = {}
         self.target, self.source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
@@ -116,6 +127,11 @@ class Figures:
 
         self.note("shm read 256 MiB, beside np.copyto", *beside(read, copy))
         self.note("shm write 256 MiB, beside np.copyto", *beside(write, copy))
+        pooled = self.pooled[0]
+        self.note(
+            "shm read 256 MiB of empty(), beside np.copyto",
+            *beside(lambda: pooled.read_into(target, transport="shm").get(timeout=60), copy),
+        )
         call = self.system_call(target.ctypes.data, self.address + SMALL, LARGE)
         self.note("shm read 256 MiB, beside one process_vm_readv", *beside(read, call))
         self.note("tcp read 256 MiB, beside one raw stream", *beside(read_tcp, raw))
@@ -133,22 +149,47 @@ class Figures:
         self.report["tcp read 4 KiB: us"] = tcp * 1e6
         self.report["fetch_add: us"] = seconds(lambda: buffer.fetch_add(1).get(timeout=60), 1000) * 1e6
 
+    def raw_pieces(self, copies: list[np.ndarray]) -> Callable[[], None]:
+        """The raw call with the pieces of all copies, as many in each as it takes."""
+        library = ctypes.CDLL(None, use_errno=True)
+        here = (Piece * len(copies))(*(Piece(each.ctypes.data, each.nbytes) for each in copies))
+        there = (Piece * len(copies))(
+            *(Piece(at, each.nbytes) for at, each in zip(self.addresses, copies, strict=True))
+        )
+
+        def call() -> None:
+            for at in range(0, len(copies), IOV_MAX):
+                count, skip = min(IOV_MAX, len(copies) - at), at * ctypes.sizeof(Piece)
+                mine, theirs = ctypes.byref(here, skip), ctypes.byref(there, skip)
+                library.process_vm_readv(self.owner.pid, mine, count, theirs, count, 0)
+
+        return call
+
     def many(self) -> None:
         large, _, buffers = self.offered
-        action = RDMAAction()
         copies = [np.zeros(buffer.size(), np.uint8) for buffer in buffers]
-        for copy, buffer in zip(copies, buffers, strict=True):
-            action.read_remote(copy, buffer)
         part = large[: sum(buffer.size() for buffer in buffers)]
         piece = self.target[: part.size()]
-        for name in ("shm", "tcp"):
-            ours, theirs = beside(
-                lambda name=name: action.submit(transport=name).get(timeout=60),  # type: ignore[misc]
-                lambda name=name: part.read_into(piece, transport=name).get(timeout=60),  # type: ignore[misc]
-            )
-            self.report[f"{name}: 40,000 buffers in one action, times one read of the same bytes"] = (
-                ours / theirs
-            )
+        action, pooled = RDMAAction(), RDMAAction()
+        for copy, buffer, mapped in zip(copies, buffers, self.pooled[1], strict=True):
+            action.read_remote(copy, buffer)
+            pooled.read_remote(copy, mapped)
+
+        def batch(action: RDMAAction, name: str) -> Callable[[], object]:
+            return lambda: action.submit(transport=name).get(timeout=60)
+
+        def one(name: str) -> Callable[[], object]:
+            return lambda: part.read_into(piece, transport=name).get(timeout=60)
+
+        rows = (
+            ("shm: 40,000 buffers in one action, times the raw calls with the same pieces", "shm", action, self.raw_pieces(copies)),
+            ("shm: the same, times one read of the same bytes", "shm", action, one("shm")),
+            ("shm: the same of empty(), times one read of the same bytes", "shm", pooled, one("shm")),
+            ("tcp: the same, times one read of the same bytes", "tcp", action, one("tcp")),
+        )  # fmt: skip
+        for words, name, asked, other in rows:
+            ours, theirs = beside(batch(asked, name), other)
+            self.report[words] = ours / theirs
 
 
 def main() -> None:
