@@ -150,8 +150,9 @@ impl Meters {
             });
             sweep_at.store(MANY.max(2 * shard.len()), Ordering::Relaxed);
         }
-        let meter =
-            shard.entry((addr, mailbox)).or_insert_with(|| Arc::new(Meter { addr, mailbox, state: Mutex::default(), blocked: Blocked::default() }));
+        let meter = shard
+            .entry((addr, mailbox))
+            .or_insert_with(|| Arc::new(Meter { addr, mailbox, state: Mutex::default(), blocked: Blocked::default() }));
         (Arc::clone(meter), ask)
     }
 

@@ -10,8 +10,8 @@ use crate::calls::{Call, Outcome, State};
 use crate::inbox::Inbox;
 use crate::message::Message;
 use crate::reactor::Reactor;
-use mesh_proto::{ActorId, Target};
 use mesh_proto::messages::{Answer, Meaning, Name, Unlooked, Unseen as Notice};
+use mesh_proto::{ActorId, Target};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Of longer names so many bytes are told.

@@ -5,10 +5,9 @@
 //! - `answers`: replies that wait here until their callers read;
 //! - `backlog`: messages that wait here for room at their receivers;
 //! - `descriptors`: promises that are finished by a write to a descriptor;
-//! - `incoming`: messages that arrive, and the inboxes they arrive in;
-//! - `early`: messages that come before the spawn that they depend on;
+//! - `incoming`: messages that arrive, and their inboxes; `early`: those that come before the spawn that they depend on;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
-//! - `refs`: values that are kept here, and references to those of others;
+//! - `refs`: values that are kept here, and references to those of others; `copies`: what is here of other hosts' values;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
 mod answers;

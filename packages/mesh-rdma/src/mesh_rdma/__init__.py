@@ -1,10 +1,112 @@
-"""Registered memory that other processes read and write without the owner's Python: RDMABuffer and its transports.
+"""Memory that other processes read and write without the owner's Python: RDMABuffer and its transports.
 
-Planned: this release holds its version and nothing else.
+>>> from mesh_rdma import RDMABuffer
+>>> weights = bytearray(b"some weights")
+>>> buffer = RDMABuffer(weights)  # a few hundred bytes when pickled: send it to any process of this host
+>>> copy = bytearray(buffer.size())
+>>> buffer.read_into(copy).get(timeout=30)
+>>> copy
+bytearray(b'some weights')
+>>> buffer.drop()
 """
 
-from importlib.metadata import version as _version
+from __future__ import annotations
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING, Any
 
-__version__ = _version("mesh-rdma")
+if TYPE_CHECKING:
+    from mesh_rdma._action import RDMAAction
+    from mesh_rdma._buffer import RDMABuffer
+    from mesh_rdma._contract import (
+        TRANSPORTS,
+        Copy,
+        Exported,
+        Peer,
+        Transport,
+        TransportCapabilities,
+        TransportPlugin,
+        Watch,
+    )
+    from mesh_rdma._errors import (
+        BufferGone,
+        HandleRefused,
+        InvalidTransfer,
+        OutcomeUnknown,
+        RDMAError,
+        RDMATimeout,
+        TransportUnavailable,
+    )
+    from mesh_rdma._explain import Explanation, explain
+    from mesh_rdma._pool import empty
+    from mesh_rdma._transports import TransportStatus, transports
+
+__all__ = [
+    "TRANSPORTS",
+    "BufferGone",
+    "Copy",
+    "Explanation",
+    "Exported",
+    "HandleRefused",
+    "InvalidTransfer",
+    "OutcomeUnknown",
+    "Peer",
+    "RDMAAction",
+    "RDMABuffer",
+    "RDMAError",
+    "RDMATimeout",
+    "Transport",
+    "TransportCapabilities",
+    "TransportPlugin",
+    "TransportStatus",
+    "TransportUnavailable",
+    "Watch",
+    "__version__",
+    "empty",
+    "explain",
+    "transports",
+]
+
+# Imported when they are first named: most of the time goes into the native half, and into dataclasses.
+_LATER = {
+    "BufferGone": "mesh_rdma._errors",
+    "Explanation": "mesh_rdma._explain",
+    "HandleRefused": "mesh_rdma._errors",
+    "InvalidTransfer": "mesh_rdma._errors",
+    "OutcomeUnknown": "mesh_rdma._errors",
+    "RDMAAction": "mesh_rdma._action",
+    "RDMABuffer": "mesh_rdma._buffer",
+    "RDMAError": "mesh_rdma._errors",
+    "RDMATimeout": "mesh_rdma._errors",
+    "TRANSPORTS": "mesh_rdma._contract",
+    "Copy": "mesh_rdma._contract",
+    "Exported": "mesh_rdma._contract",
+    "Peer": "mesh_rdma._contract",
+    "Transport": "mesh_rdma._contract",
+    "TransportPlugin": "mesh_rdma._contract",
+    "Watch": "mesh_rdma._contract",
+    "TransportCapabilities": "mesh_rdma._contract",
+    "TransportStatus": "mesh_rdma._transports",
+    "TransportUnavailable": "mesh_rdma._errors",
+    "empty": "mesh_rdma._pool",
+    "explain": "mesh_rdma._explain",
+    "transports": "mesh_rdma._transports",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("mesh-rdma")
+    elif name in _LATER:
+        import importlib
+
+        value = getattr(importlib.import_module(_LATER[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,329 @@
+//! Moving bytes between processes of one host by the kernel's cross-memory calls.
+
+use crate::error::{ErrorKind, TransferError};
+use crate::handle::RealmId;
+use crate::segments::{Segment, Segments};
+use crate::watch::Watch;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What one call moves at most: deadlines and cancellation are looked at in between.
+const STEP: u64 = 8 << 20;
+/// From this length on a second core is worth its waking.
+const SHARE: u64 = 8 << 20;
+/// More cores than this do not make memory faster.
+const LANES: usize = 4;
+/// What the kernel takes in one call.
+const IOV_MAX: usize = 1024;
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// From the other process.
+    Read,
+    /// To the other process.
+    Write,
+}
+
+/// Another process, as the kernel and its witness page name it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Other {
+    pub(crate) pid: u32,
+    pub(crate) witness: u64,
+    pub(crate) realm: RealmId,
+}
+
+impl Other {
+    /// Whether it is there, by truly reading its number from its memory.
+    pub(crate) fn check(&self) -> Result<(), TransferError> {
+        let mut nothing = [PLACE; 2];
+        let (ours, theirs) = nothing.split_at_mut(1);
+        self.call(Way::Read, ours, theirs, 0).map(|_| ())
+    }
+
+    /// Moves bytes between two windows of the same length, on several cores where that is faster.
+    ///
+    /// # Safety
+    /// `local` must be memory of this process, writable for [`Way::Read`], throughout the call.
+    pub(crate) unsafe fn carry(
+        &self,
+        way: Way,
+        local: (&Segments, u64),
+        remote: (&Segments, u64),
+        len: u64,
+        watch: &Watch,
+    ) -> Result<(), TransferError> {
+        if lanes(len) == 1 {
+            let mut at = 0;
+            while at < len {
+                watch.check()?;
+                let step = STEP.min(len - at);
+                self.step(way, local.0.window(local.1 + at, step), remote.0.window(remote.1 + at, step))?;
+                at += step;
+            }
+            return Ok(());
+        }
+        // Each lane takes the next piece, so that one whose core is taken away holds up nobody.
+        let next = AtomicU64::new(0);
+        in_lanes(len, || {
+            let at = next.fetch_add(STEP / 2, Ordering::Relaxed);
+            if at >= len {
+                return Ok(false);
+            }
+            watch.check()?;
+            let step = (STEP / 2).min(len - at);
+            self.step(way, local.0.window(local.1 + at, step), remote.0.window(remote.1 + at, step))?;
+            Ok(true)
+        })
+    }
+
+    /// Moves bytes between two lists of pieces that are equally long together.
+    pub(crate) fn step(
+        &self,
+        way: Way,
+        local: impl Iterator<Item = Segment>,
+        remote: impl Iterator<Item = Segment>,
+    ) -> Result<(), TransferError> {
+        let (mut local, mut remote) = (Pieces::new(local), Pieces::new(remote));
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        loop {
+            let (mine, want) = local.fill(&mut ours);
+            let (yours, have) = remote.fill(&mut theirs);
+            let len = want.min(have);
+            if len == 0 {
+                return Ok(());
+            }
+            shorten(&mut ours, mine, len);
+            shorten(&mut theirs, yours, len);
+            let moved = self.call(way, &mut ours, &mut theirs, len)?;
+            local.advance(moved);
+            remote.advance(moved);
+        }
+    }
+
+    /// One call of the kernel; both lists begin with a place for the witness. Returns how many bytes it has moved, at least one if there are any to be.
+    fn call(
+        &self,
+        way: Way,
+        ours: &mut [libc::iovec],
+        theirs: &mut [libc::iovec],
+        len: u64,
+    ) -> Result<u64, TransferError> {
+        // WIT-1: first of all. What is written to it are the bytes that it has.
+        let mut seen = if way == Way::Read { [0; 16] } else { self.realm };
+        let witness = seen.len() as u64;
+        ours[0] = iovec(seen.as_mut_ptr() as u64, witness);
+        theirs[0] = iovec(self.witness, witness);
+        let pid = self.pid.cast_signed();
+        // The kernel writes to it where the pointer says, which the compiler must not overlook.
+        std::hint::black_box(&mut seen);
+        // SAFETY: the local pieces are the caller's to vouch for, and the lists live throughout the call. The remote ones
+        // are checked by the kernel.
+        let moved = unsafe {
+            let (ours, count) = (ours.as_ptr(), ours.len() as libc::c_ulong);
+            let (theirs, their_count) = (theirs.as_ptr(), theirs.len() as libc::c_ulong);
+            match way {
+                Way::Read => libc::process_vm_readv(pid, ours, count, theirs, their_count, 0),
+                Way::Write => libc::process_vm_writev(pid, ours, count, theirs, their_count, 0),
+            }
+        };
+        let seen = std::hint::black_box(seen);
+        match u64::try_from(moved) {
+            Err(_) => Err(self.failed(&io::Error::last_os_error())),
+            Ok(moved) if moved < witness || seen != self.realm => Err(self.replaced()),
+            Ok(moved) if moved == witness && len > 0 => Err(self.unmapped()),
+            Ok(moved) => Ok(moved - witness),
+        }
+    }
+
+    fn failed(&self, error: &io::Error) -> TransferError {
+        match error.raw_os_error() {
+            Some(libc::ESRCH) => {
+                TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid))
+            }
+            Some(libc::EFAULT) => self.replaced(),
+            Some(libc::EPERM | libc::ENOSYS) => TransferError::transport(format!(
+                "the kernel forbids to access the memory of process {} ({error}): another user's, in a container, or \
+                 forbidden by Yama (kernel.yama.ptrace_scope) or seccomp",
+                self.pid
+            )),
+            _ => TransferError::transport(format!("cannot access the memory of process {}: {error}", self.pid)),
+        }
+    }
+
+    fn replaced(&self) -> TransferError {
+        TransferError::gone(format!(
+            "process {} is no longer the program that owned the buffer: that has ended, or was replaced",
+            self.pid
+        ))
+    }
+
+    fn unmapped(&self) -> TransferError {
+        TransferError::new(
+            ErrorKind::Invalid,
+            format!(
+                "memory of the transfer is not there: unmapped at process {} or in this one, or not writable",
+                self.pid
+            ),
+        )
+    }
+}
+
+/// For the witness, at the beginning of a list.
+const PLACE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+/// Pieces on both sides that are moved by one call: those of many copies together.
+pub(crate) struct Lists<'a> {
+    other: &'a Other,
+    way: Way,
+    ours: Vec<libc::iovec>,
+    theirs: Vec<libc::iovec>,
+    len: u64,
+}
+
+impl<'a> Lists<'a> {
+    pub(crate) fn new(other: &'a Other, way: Way, copies: usize) -> Self {
+        let list = || {
+            let mut list = Vec::with_capacity((1 + copies).min(IOV_MAX));
+            list.push(PLACE);
+            list
+        };
+        Self { other, way, ours: list(), theirs: list(), len: 0 }
+    }
+
+    /// One more copy, of `len` bytes from that place of each on. What does not fit is moved before.
+    pub(crate) fn add(
+        &mut self,
+        local: (&Segments, u64),
+        remote: (&Segments, u64),
+        len: u64,
+    ) -> Result<(), TransferError> {
+        let pieces = local.0.list().len().max(remote.0.list().len());
+        if self.ours.len().max(self.theirs.len()) + pieces > IOV_MAX {
+            self.flush()?;
+            if 1 + pieces > IOV_MAX {
+                return self.other.step(self.way, local.0.window(local.1, len), remote.0.window(remote.1, len));
+            }
+        }
+        self.ours.extend(local.0.window(local.1, len).map(|piece| iovec(piece.addr, piece.len)));
+        self.theirs.extend(remote.0.window(remote.1, len).map(|piece| iovec(piece.addr, piece.len)));
+        self.len += len;
+        Ok(())
+    }
+
+    /// Moves what was added.
+    pub(crate) fn flush(&mut self) -> Result<(), TransferError> {
+        if self.len > 0 {
+            let moved = self.other.call(self.way, &mut self.ours, &mut self.theirs, self.len)?;
+            if moved < self.len {
+                // The kernel ends at what is not there; what it says of the rest is the error.
+                let rest = |list: &[libc::iovec]| {
+                    let mut skip = moved;
+                    let pieces = list[1..].iter().map(move |piece| {
+                        let step = skip.min(piece.iov_len as u64);
+                        skip -= step;
+                        Segment { addr: piece.iov_base as u64 + step, len: piece.iov_len as u64 - step }
+                    });
+                    pieces.filter(|piece| piece.len > 0).collect::<Vec<_>>()
+                };
+                let (ours, theirs) = (rest(&self.ours), rest(&self.theirs));
+                self.other.step(self.way, ours.into_iter(), theirs.into_iter())?;
+            }
+        }
+        self.ours.truncate(1);
+        self.theirs.truncate(1);
+        self.len = 0;
+        Ok(())
+    }
+}
+
+/// How many threads so many bytes are worth just now.
+fn lanes(len: u64) -> usize {
+    if len < SHARE { 1 } else { (crate::cores::spare() + 1).min(LANES) }
+}
+
+/// Calls `turn` until it returns false, on several cores where so many bytes are moved sooner that way.
+pub(crate) fn in_lanes(len: u64, turn: impl Fn() -> Result<bool, TransferError> + Sync) -> Result<(), TransferError> {
+    let failed = AtomicBool::new(false);
+    let lane = || {
+        while !failed.load(Ordering::Relaxed) {
+            match turn() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    failed.store(true, Ordering::Relaxed);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let helpers: Vec<_> = (1..lanes(len))
+            .filter_map(|_| {
+                let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(64 * 1024);
+                // No thread to be had: this one does it all.
+                helper.spawn_scoped(scope, lane).ok()
+            })
+            .collect();
+        let mine = lane();
+        let theirs = helpers.into_iter().map(|helper| {
+            helper.join().unwrap_or_else(|_| Err(TransferError::transport("a copying thread has panicked")))
+        });
+        theirs.fold(mine, Result::and)
+    })
+}
+
+fn iovec(addr: u64, len: u64) -> libc::iovec {
+    libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize }
+}
+
+/// Pieces, of which a part has been moved.
+struct Pieces<I: Iterator<Item = Segment>> {
+    rest: I,
+    /// Taken from `rest`, not moved yet.
+    ahead: std::collections::VecDeque<Segment>,
+}
+
+impl<I: Iterator<Item = Segment>> Pieces<I> {
+    fn new(rest: I) -> Self {
+        Self { rest, ahead: std::collections::VecDeque::new() }
+    }
+
+    /// Writes what comes next into `list`, behind the place for the witness, as much as a call takes: how many pieces, and bytes.
+    fn fill(&mut self, list: &mut Vec<libc::iovec>) -> (usize, u64) {
+        let room = (IOV_MAX - 1).saturating_sub(self.ahead.len());
+        self.ahead.extend(self.rest.by_ref().take(room));
+        list.clear();
+        list.push(PLACE);
+        list.extend(self.ahead.iter().map(|segment| iovec(segment.addr, segment.len)));
+        (list.len() - 1, self.ahead.iter().map(|segment| segment.len).sum())
+    }
+
+    fn advance(&mut self, mut moved: u64) {
+        while moved > 0
+            && let Some(first) = self.ahead.front_mut()
+        {
+            let step = first.len.min(moved);
+            moved -= step;
+            first.addr += step;
+            first.len -= step;
+            if first.len == 0 {
+                self.ahead.pop_front();
+            }
+        }
+    }
+}
+
+/// Cuts a list, its place for the witness apart, to `len` bytes.
+fn shorten(list: &mut Vec<libc::iovec>, count: usize, len: u64) {
+    let mut left = len as usize;
+    for at in 1..=count {
+        list[at].iov_len = list[at].iov_len.min(left);
+        left -= list[at].iov_len;
+        if left == 0 {
+            list.truncate(at + 1);
+            return;
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! The page that an owner shares with those who read its memory: what is offered, and who is reading it just now.
+//!
+//! LSE-1: whoever moves bytes holds a lease, and an export that was closed keeps its memory until no lease names it. A
+//! reader writes the lease first and then looks whether the export is live; an owner closes the export first and then
+//! looks for leases. Both in one total order, so that at least one of them sees the other.
+//! LSE-4: a lease may name every export at once: who has it looks at each export that it moves bytes of. It is held
+//! for short copies only, as nothing that is closed meanwhile is let go.
+//! LSE-2: a lease names its holder by pid and start time in one word, so that those of the dead are found and taken back.
+//! LSE-3: the owner reads nothing here that it acts on but whether leases are there; it never follows what others write.
+
+use crate::error::TransferError;
+use crate::handle::{RealmId, Token};
+use crate::pool::Pooled;
+use crate::realm::{Realm, pid, started};
+use rustix::fs::{
+    MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create, open,
+};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::thread::futex;
+use std::ffi::c_void;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"MXCTRL\0\x02");
+/// How many operations of other processes may be under way at once.
+pub(crate) const LEASES: usize = 4096;
+/// How much memory may be offered at once; the file is as long as is used of it.
+pub(crate) const SLOTS: usize = 1 << 18;
+const HEAD: usize = 4096;
+const LEASES_AT: usize = HEAD;
+const ENTRIES_AT: usize = LEASES_AT + LEASES * size_of::<Lease>();
+const LEN: usize = ENTRIES_AT + SLOTS * size_of::<Entry>();
+
+const LIVE: u64 = 1;
+const CLOSING: u64 = 2;
+const WRITABLE: u64 = 1;
+/// The memory is one piece, and the entry itself says where.
+const ONE_PIECE: u64 = 2;
+/// It is in shared memory, and `pool` and `pieces` say where.
+const POOLED: u64 = 4;
+/// What a lease of all exports names: no export has generation 0.
+const EVERY: u64 = 1;
+/// How often an owner that waits for leases looks whether their holders are alive.
+const LOOK: Duration = Duration::from_millis(100);
+
+#[repr(C)]
+struct Head {
+    magic: AtomicU64,
+    realm: [AtomicU64; 2],
+    witness: AtomicU64,
+    pid: AtomicU64,
+    /// One more than the highest lease that was ever taken.
+    high: AtomicU64,
+    /// Changes whenever a lease of a closing export is given back.
+    drained: AtomicU32,
+    /// Not 0 while the owner waits for leases of closing exports.
+    draining: AtomicU32,
+}
+
+#[repr(C)]
+struct Lease {
+    /// Who has it: pid and start time. 0 if nobody.
+    holder: AtomicU64,
+    /// Slot and generation; 0 if none yet.
+    what: AtomicU64,
+}
+
+#[repr(C, align(64))]
+struct Entry {
+    /// Generation and state.
+    word: AtomicU64,
+    token: [AtomicU64; 2],
+    length: AtomicU64,
+    /// Where in the owner's memory its list of pieces is, or its one piece.
+    pieces_at: AtomicU64,
+    pieces: AtomicU64,
+    flags: AtomicU64,
+    /// The owner's descriptor of the arena that it is in, and the arena's number.
+    pool: AtomicU64,
+}
+
+/// What an entry says of an export, for who holds a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Offered {
+    pub(crate) token: Token,
+    pub(crate) length: u64,
+    pub(crate) pieces_at: u64,
+    pub(crate) pieces: u64,
+    pub(crate) writable: bool,
+    /// `pieces_at` is where the memory itself is, and not its list.
+    pub(crate) one_piece: bool,
+    /// Where it can be mapped.
+    pub(crate) pooled: Option<Pooled>,
+}
+
+/// A mapping of the page, the owner's own or a reader's.
+#[derive(Debug)]
+pub(crate) struct Control {
+    base: *mut c_void,
+    fd: Option<OwnedFd>,
+}
+
+// SAFETY: the page is only reached through atomics, and stays mapped until this is dropped.
+unsafe impl Send for Control {}
+// SAFETY: as above.
+unsafe impl Sync for Control {}
+
+impl Control {
+    /// A fresh page of this process.
+    pub(crate) fn create(realm: &Realm, witness: u64) -> Result<Self, TransferError> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = memfd_create("mesh-transfer", flags).map_err(TransferError::os("make shared memory"))?;
+        ftruncate(&fd, LEN as u64).map_err(TransferError::os("size shared memory"))?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(TransferError::os("seal shared memory"))?;
+        let mut made = Self::map(fd.as_fd())?;
+        let head = made.head();
+        for (word, half) in head.realm.iter().zip(halves(&realm.id)) {
+            word.store(half, Ordering::Relaxed);
+        }
+        head.witness.store(witness, Ordering::Relaxed);
+        head.pid.store(u64::from(realm.pid), Ordering::Relaxed);
+        head.magic.store(MAGIC, Ordering::Release);
+        made.fd = Some(fd);
+        Ok(made)
+    }
+
+    /// Another process's page, if that is what lies under this descriptor of it.
+    pub(crate) fn attach(owner: u32, fd: u32, realm: &RealmId) -> Result<Self, TransferError> {
+        let path = format!("/proc/{owner}/fd/{fd}");
+        let gone = || TransferError::gone(format!("process {owner} does not offer this memory any more"));
+        // Looked at before it is opened: to open a device may have effects.
+        match std::fs::read_link(&path) {
+            Ok(name) if name.as_os_str().to_string_lossy().starts_with("/memfd:mesh-transfer") => {}
+            Ok(_) => return Err(gone()),
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Err(denied(owner)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(gone()),
+            Err(error) => return Err(TransferError::transport(format!("cannot look at {path}: {error}"))),
+        }
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let fd = open(&path, flags, Mode::empty()).map_err(|errno| match errno {
+            Errno::NOENT | Errno::SRCH => gone(),
+            Errno::ACCESS | Errno::PERM => denied(owner),
+            errno => TransferError::os("open the memory that its owner shares")(errno),
+        })?;
+        // Sealed by its owner: it cannot become shorter below a mapping. Nothing but such a file has seals at all.
+        let sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let size = fstat(&fd).map_err(TransferError::os("look at shared memory"))?.st_size;
+        if !sealed || u64::try_from(size) != Ok(LEN as u64) {
+            return Err(gone());
+        }
+        let made = Self::map(fd.as_fd())?;
+        let head = made.head();
+        let named: [u64; 2] = std::array::from_fn(|i| head.realm[i].load(Ordering::Relaxed));
+        let same_pid = head.pid.load(Ordering::Relaxed) == u64::from(owner);
+        if head.magic.load(Ordering::Acquire) != MAGIC || named != halves(realm) || !same_pid {
+            return Err(gone());
+        }
+        Ok(made)
+    }
+
+    fn map(fd: impl AsFd) -> Result<Self, TransferError> {
+        // SAFETY: a fresh shared mapping at an address of the kernel's choosing; nothing else refers to it.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), LEN, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
+                .map_err(TransferError::os("map shared memory"))?
+        };
+        Ok(Self { base, fd: None })
+    }
+
+    /// The number of the owner's descriptor.
+    pub(crate) fn descriptor(&self) -> u32 {
+        self.fd.as_ref().map_or(0, |fd| fd.as_raw_fd().unsigned_abs())
+    }
+
+    pub(crate) fn witness(&self) -> u64 {
+        self.head().witness.load(Ordering::Relaxed)
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: the mapping begins with it, is page-aligned, and is only used atomically.
+        unsafe { &*self.base.cast::<Head>() }
+    }
+
+    fn leases(&self) -> &[Lease] {
+        // SAFETY: inside the mapping and aligned; atomics only.
+        unsafe { std::slice::from_raw_parts(self.base.byte_add(LEASES_AT).cast::<Lease>(), LEASES) }
+    }
+
+    fn entries(&self) -> &[Entry] {
+        // SAFETY: inside the mapping and aligned; atomics only.
+        unsafe { std::slice::from_raw_parts(self.base.byte_add(ENTRIES_AT).cast::<Entry>(), SLOTS) }
+    }
+
+    fn entry(&self, slot: u32) -> Result<&Entry, TransferError> {
+        self.entries().get(slot as usize).ok_or_else(|| TransferError::gone("no such memory is offered"))
+    }
+
+    // The owner's side.
+
+    /// Has the slot offer this from now on.
+    pub(crate) fn open(&self, slot: u32, generation: u32, offered: &Offered) -> Result<(), TransferError> {
+        let entry = self.entry(slot)?;
+        for (word, half) in entry.token.iter().zip(halves(&offered.token)) {
+            word.store(half, Ordering::Relaxed);
+        }
+        entry.length.store(offered.length, Ordering::Relaxed);
+        entry.pieces_at.store(offered.pieces_at, Ordering::Relaxed);
+        let pieces = offered.pooled.map_or(offered.pieces, |pooled| pooled.offset);
+        entry.pieces.store(pieces, Ordering::Relaxed);
+        let pool = offered.pooled.map_or(0, |pooled| u64::from(pooled.fd) << 32 | u64::from(pooled.id));
+        entry.pool.store(pool, Ordering::Relaxed);
+        let is_pooled = offered.pooled.is_some();
+        let flags = [(offered.writable, WRITABLE), (offered.one_piece, ONE_PIECE), (is_pooled, POOLED)];
+        let flags = flags.into_iter().filter_map(|(is_so, flag)| is_so.then_some(flag)).sum();
+        entry.flags.store(flags, Ordering::Relaxed);
+        entry.word.store(pack(generation, LIVE), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// No lease begins from now on. Returns whether there is none under way either.
+    pub(crate) fn close(&self, slot: u32, generation: u32) -> bool {
+        if let Ok(entry) = self.entry(slot) {
+            entry.word.store(pack(generation, CLOSING), Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+        !self.is_leased(slot, generation)
+    }
+
+    /// Whether a lease names this export.
+    pub(crate) fn is_leased(&self, slot: u32, generation: u32) -> bool {
+        let name = name(slot, generation);
+        self.used().iter().any(|lease| {
+            let what = lease.what.load(Ordering::SeqCst);
+            (what == name || what == EVERY) && lease.holder.load(Ordering::SeqCst) != 0
+        })
+    }
+
+    /// Says whether this owner waits for leases. To be set before it looks for them.
+    pub(crate) fn set_draining(&self, is_so: bool) {
+        self.head().draining.store(u32::from(is_so), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Has whoever waits for leases look again.
+    pub(crate) fn look_again(&self) {
+        self.head().drained.fetch_add(1, Ordering::SeqCst);
+        // Nobody waiting is no error.
+        let _ = futex::wake(&self.head().drained, futex::Flags::empty(), i32::MAX.unsigned_abs());
+    }
+
+    fn used(&self) -> &[Lease] {
+        let high = usize::try_from(self.head().high.load(Ordering::SeqCst)).unwrap_or(LEASES);
+        &self.leases()[..high.min(LEASES)]
+    }
+
+    /// How often leases of closing exports were given back, to be taken before looking for leases.
+    pub(crate) fn drained(&self) -> u32 {
+        self.head().drained.load(Ordering::SeqCst)
+    }
+
+    /// Waits until another is given back, or until it is time to look for the dead.
+    pub(crate) fn await_drain(&self, seen: u32) {
+        let limit = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) };
+        // Woken, changed before, or late: all end the wait.
+        let _ = futex::wait(&self.head().drained, futex::Flags::empty(), seen, Some(&limit));
+    }
+
+    /// Takes back the leases of processes that have ended (LSE-2).
+    pub(crate) fn bury(&self) -> usize {
+        self.used().iter().filter(|lease| Self::bury_one(lease)).count()
+    }
+
+    fn bury_one(lease: &Lease) -> bool {
+        let holder = lease.holder.load(Ordering::SeqCst);
+        if holder == 0 || is_alive(holder) {
+            return false;
+        }
+        let me = identity(pid(), started(pid()).unwrap_or(0));
+        // Only one of those who look takes it back.
+        if lease.holder.compare_exchange(holder, me, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return false;
+        }
+        lease.what.store(0, Ordering::SeqCst);
+        lease.holder.store(0, Ordering::SeqCst);
+        true
+    }
+
+    // The readers' side.
+
+    /// Leases an export, which keeps its memory until the lease is dropped.
+    pub(crate) fn lease(&self, me: u64, slot: u32, generation: u32) -> Result<(Leased<'_>, Offered), TransferError> {
+        let leased = self.take(me, name(slot, generation))?;
+        let offered = leased.offered(slot, generation)?;
+        Ok((leased, offered))
+    }
+
+    /// Leases all exports (LSE-4).
+    pub(crate) fn lease_every(&self, me: u64) -> Result<Leased<'_>, TransferError> {
+        self.take(me, EVERY)
+    }
+
+    fn take(&self, me: u64, what: u64) -> Result<Leased<'_>, TransferError> {
+        let lease = self.claim(me).or_else(|| {
+            self.bury();
+            self.claim(me)
+        });
+        let Some(lease) = lease else {
+            return Err(TransferError::transport(format!(
+                "all {LEASES} places for operations on the owner's memory are taken"
+            )));
+        };
+        lease.what.store(what, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        Ok(Leased { control: self, lease })
+    }
+
+    fn claim(&self, me: u64) -> Option<&Lease> {
+        let index = self.leases().iter().position(|lease| {
+            lease.holder.load(Ordering::Relaxed) == 0
+                && lease.holder.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        })?;
+        self.head().high.fetch_max(index as u64 + 1, Ordering::SeqCst);
+        Some(&self.leases()[index])
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length; no reference outlives `self`.
+        let _ = unsafe { munmap(self.base, LEN) };
+    }
+}
+
+/// A lease under way.
+pub(crate) struct Leased<'a> {
+    control: &'a Control,
+    lease: &'a Lease,
+}
+
+impl Leased<'_> {
+    /// What is offered there, if it is live. The owner changes it only where no lease names it. The lease must.
+    pub(crate) fn offered(&self, slot: u32, generation: u32) -> Result<Offered, TransferError> {
+        let entry = self.control.entry(slot)?;
+        // LSE-1: after the lease was written.
+        if entry.word.load(Ordering::SeqCst) != pack(generation, LIVE) {
+            return Err(TransferError::gone("the buffer was dropped by its owner"));
+        }
+        let halves: [u64; 2] = std::array::from_fn(|i| entry.token[i].load(Ordering::Relaxed));
+        let mut token = [0; 16];
+        token[..8].copy_from_slice(&halves[0].to_le_bytes());
+        token[8..].copy_from_slice(&halves[1].to_le_bytes());
+        let flags = entry.flags.load(Ordering::Relaxed);
+        let (pieces, pool) = (entry.pieces.load(Ordering::Relaxed), entry.pool.load(Ordering::Relaxed));
+        let is_pooled = flags & POOLED != 0;
+        Ok(Offered {
+            token,
+            length: entry.length.load(Ordering::Relaxed),
+            pieces_at: entry.pieces_at.load(Ordering::Relaxed),
+            pieces: if is_pooled { 1 } else { pieces },
+            writable: flags & WRITABLE != 0,
+            one_piece: flags & ONE_PIECE != 0,
+            pooled: is_pooled.then_some(Pooled { fd: (pool >> 32) as u32, id: pool as u32, offset: pieces }),
+        })
+    }
+}
+
+impl Drop for Leased<'_> {
+    fn drop(&mut self) {
+        self.lease.what.store(0, Ordering::SeqCst);
+        self.lease.holder.store(0, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.control.head().draining.load(Ordering::SeqCst) != 0 {
+            self.control.look_again();
+        }
+    }
+}
+
+/// A process in one word.
+pub(crate) fn identity(pid: u32, started: u64) -> u64 {
+    u64::from(pid) << 32 | (started & 0xffff_ffff)
+}
+
+fn is_alive(identity: u64) -> bool {
+    let holder = (identity >> 32) as u32;
+    started(holder).is_some_and(|started| started & 0xffff_ffff == identity & 0xffff_ffff)
+}
+
+fn name(slot: u32, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(slot)
+}
+
+fn pack(generation: u32, state: u64) -> u64 {
+    u64::from(generation) << 32 | state
+}
+
+fn halves(id: &[u8; 16]) -> [u64; 2] {
+    let half = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| id[at + i]));
+    [half(0), half(8)]
+}
+
+fn denied(owner: u32) -> TransferError {
+    TransferError::transport(format!(
+        "the kernel does not let this process look into process {owner}: another user's, in a container, or forbidden by \
+         Yama (kernel.yama.ptrace_scope)"
+    ))
+}

@@ -1,0 +1,423 @@
+//! All of it together: what this process offers, and what it does to the memory of others.
+
+use crate::choice::{Choice, Distance, Need, Ours, choose};
+use crate::completion::{Operation, Outcome};
+use crate::error::{ErrorKind, TransferError};
+use crate::exports::{Export, Exports, Keep};
+use crate::handle::{Handle, MAX_SECTIONS, RealmId, Section};
+use crate::realm::Realm;
+use crate::segments::Segments;
+use crate::transports::shm::Shm;
+use crate::transports::tcp::Tcp;
+use crate::transports::{Capabilities, Op, Ops, Peer, Transport};
+use crate::watch::Watch;
+use crate::workers::Workers;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What is shorter is done by the thread that asks, where the transport does not wait for anybody.
+pub const QUICK: u64 = 256 * 1024;
+/// The same for so many operations.
+const QUICK_OPS: usize = 64;
+/// What all transports together may say in a handle.
+const SAID: usize = 3072;
+/// How long a transport that has failed for an owner is passed over, if there is another.
+const DISTRUST: Duration = Duration::from_secs(5);
+/// Owners that are remembered; beyond that the unused ones are forgotten.
+const OWNERS: usize = 1024;
+
+/// A transport, as it stands in this process.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    /// Its name.
+    pub name: String,
+    /// What it can do.
+    pub capabilities: Capabilities,
+    /// Why it does not work here; none if it does.
+    pub broken: Option<String>,
+}
+
+/// Offers memory, and transfers.
+#[derive(Debug)]
+pub struct Engine {
+    realm: Realm,
+    exports: Arc<Exports>,
+    transports: Vec<Arc<dyn Transport>>,
+    /// Why a transport does not work in this process; asked once.
+    standing: Vec<Standing>,
+    routes: Mutex<HashMap<RealmId, HashMap<String, Route>>>,
+    workers: Workers,
+}
+
+/// What is known of one owner by one transport.
+#[derive(Clone, Debug)]
+enum Route {
+    Open(Arc<dyn Peer>),
+    Failed(Instant, String),
+}
+
+impl Engine {
+    /// The engine of this process, with these transports besides its own.
+    pub fn new(others: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
+        let realm = Realm::draw()?;
+        let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(Shm::new(&realm)), Arc::new(Tcp::new(&realm))];
+        transports.extend(others);
+        Self::with(realm, transports)
+    }
+
+    pub(crate) fn with(realm: Realm, transports: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
+        let standing = transports
+            .iter()
+            .map(|each| Standing {
+                name: each.name().to_owned(),
+                capabilities: each.capabilities(),
+                broken: each.probe().err().map(|error| error.message),
+            })
+            .collect();
+        let exports = Arc::new(Exports::new(&realm)?);
+        let (routes, workers) = (Mutex::default(), Workers::default());
+        Ok(Arc::new(Self { realm, exports, transports, standing, routes, workers }))
+    }
+
+    /// This process.
+    pub fn realm(&self) -> &Realm {
+        &self.realm
+    }
+
+    /// What this process offers.
+    pub fn exports(&self) -> &Arc<Exports> {
+        &self.exports
+    }
+
+    /// The transports, and whether they work here.
+    pub fn transports(&self) -> &[Standing] {
+        &self.standing
+    }
+
+    /// Offers memory: what keeps it offered, and what others reach it by.
+    ///
+    /// # Safety
+    /// As for [`Exports::open`].
+    pub unsafe fn export(
+        self: &Arc<Self>,
+        segments: Segments,
+        writable: bool,
+        keep: Keep,
+    ) -> Result<(Arc<Export>, Handle), TransferError> {
+        self.realm.check_fork()?;
+        // SAFETY: as the caller vouches.
+        let export = unsafe { self.exports.open(segments, writable, keep)? };
+        let mut sections = Vec::new();
+        let mut reasons = Vec::new();
+        let mut room = SAID;
+        for (transport, standing) in self.transports.iter().zip(&self.standing) {
+            let offered = match &standing.broken {
+                Some(why) => Err(TransferError::transport(why.clone())),
+                None => transport.offer(&self.exports, &export),
+            };
+            match offered {
+                Ok(data) if data.len() <= room && sections.len() < MAX_SECTIONS => {
+                    room -= data.len();
+                    sections.push(Section { name: transport.name().to_owned(), data });
+                }
+                Ok(_) => reasons.push(format!("{}: a handle has no room for it", transport.name())),
+                Err(error) => reasons.push(format!("{}: {error}", transport.name())),
+            }
+        }
+        if sections.is_empty() {
+            self.close(&export, true);
+            return Err(TransferError::new(
+                ErrorKind::NoTransport,
+                format!("no transport can offer memory of this process: {}", reasons.join("; ")),
+            ));
+        }
+        let length = export.segments.len();
+        let handle = Handle {
+            realm: self.realm.id,
+            boot: self.realm.boot,
+            pid: self.realm.pid,
+            host: self.realm.host.clone(),
+            token: export.token,
+            slot: export.slot,
+            generation: export.generation,
+            length,
+            start: 0,
+            len: length,
+            writable,
+            sections,
+        };
+        Ok((export, handle))
+    }
+
+    /// Offers it no longer, by no transport. To do so again has no effect. `wait` until none can reach it any longer; else that
+    /// is soon. The memory is kept until then (EXP-1).
+    pub fn close(self: &Arc<Self>, export: &Arc<Export>, wait: bool) {
+        if !self.exports.close(export) || !self.transports.iter().any(|transport| transport.holds_memory()) {
+            return;
+        }
+        let (engine, export) = (Arc::clone(self), Arc::clone(export));
+        let withdraw = move || engine.transports.iter().for_each(|transport| transport.withdraw(&export));
+        if wait {
+            withdraw();
+        } else {
+            // Where no thread can be had it stays in the transport's hands until the process ends.
+            let _ = self.workers.run(withdraw);
+        }
+    }
+
+    /// Offers nothing any longer, as the process ends.
+    pub fn close_all(self: &Arc<Self>) {
+        for export in self.exports.live() {
+            self.close(&export, true);
+        }
+    }
+
+    /// What would be tried for a handle now, in which order, and why not the rest.
+    pub fn explain(&self, handle: &Handle, need: Need, forced: Option<&str>) -> Choice {
+        let distance = if handle.realm == self.realm.id {
+            Distance::Process
+        } else if handle.boot == self.realm.boot {
+            Distance::Host
+        } else {
+            Distance::Elsewhere
+        };
+        let routes = self.routes();
+        let routes = routes.get(&handle.realm);
+        let ours: Vec<Ours> = self
+            .standing
+            .iter()
+            .map(|standing| Ours {
+                name: standing.name.clone(),
+                capabilities: standing.capabilities,
+                broken: standing.broken.clone().or_else(|| {
+                    match routes.and_then(|routes| routes.get(&standing.name)) {
+                        Some(Route::Failed(since, why)) if since.elapsed() < DISTRUST => Some(why.clone()),
+                        _ => None,
+                    }
+                }),
+            })
+            .collect();
+        let theirs: Vec<&str> = handle.sections.iter().map(|section| section.name.as_str()).collect();
+        choose(&ours, &theirs, distance, need, forced)
+    }
+
+    /// Starts operations. What is short and waits for nobody is done when this returns.
+    ///
+    /// # Safety
+    /// The local memory of all operations must be this process's, and writable where it is written to, for as long as
+    /// `asked` lives.
+    pub unsafe fn submit(
+        self: &Arc<Self>,
+        asked: impl Ops + 'static,
+        timeout: Option<Duration>,
+        forced: Option<&str>,
+    ) -> Arc<Operation> {
+        let operation = Operation::new(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
+        if self.is_quick(asked.ops(), forced) {
+            // SAFETY: as the caller vouches.
+            let outcome = unsafe { self.run(asked.ops(), &operation.watch, forced) };
+            drop(asked);
+            operation.finish(outcome);
+            return operation;
+        }
+        let (engine, at_work) = (Arc::clone(self), Unfinished(Arc::clone(&operation)));
+        let forced = forced.map(str::to_owned);
+        let started = self.workers.run(move || {
+            // SAFETY: as the caller vouches.
+            let outcome = unsafe { engine.run(asked.ops(), &at_work.0.watch, forced.as_deref()) };
+            // OPR-1: whoever is told may do with the memory as they like.
+            drop(asked);
+            at_work.0.finish(outcome);
+        });
+        if let Err(error) = started {
+            operation.finish(Err(error));
+        }
+        operation
+    }
+
+    fn is_quick(&self, ops: &[Op], forced: Option<&str>) -> bool {
+        let mut bytes = 0;
+        let is_short = ops.len() <= QUICK_OPS
+            && ops.iter().all(|op| {
+                bytes += op.work.span().1;
+                bytes <= QUICK && !op.work.is_atomic()
+            });
+        if !is_short {
+            return false;
+        }
+        let routes = self.routes();
+        let mut last = None;
+        ops.iter().all(|op| {
+            if last == Some(op.handle.realm) {
+                return true;
+            }
+            last = Some(op.handle.realm);
+            let is_quick = |(name, route): (&String, &Route)| match route {
+                Route::Open(peer) => peer.is_quick() && forced.is_none_or(|forced| forced == name),
+                Route::Failed(..) => false,
+            };
+            // An owner that was never reached by it is reached by another thread: that may take a while.
+            routes.get(&op.handle.realm).is_some_and(|routes| routes.iter().any(is_quick))
+        })
+    }
+
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run(&self, ops: &[Op], watch: &Watch, forced: Option<&str>) -> Outcome {
+        self.realm.check_fork()?;
+        watch.check()?;
+        let mut found = vec![0; ops.len()];
+        let Some(first) = ops.first() else { return Ok(found) };
+        let same = |a: &Op, b: &Op| a.handle.realm == b.handle.realm && a.work.is_atomic() == b.work.is_atomic();
+        // One owner and one kind, as nearly always; else by owner, and what needs atomics by itself.
+        if ops.iter().all(|op| same(first, op)) {
+            // SAFETY: as the caller vouches.
+            unsafe { self.run_group(ops, &mut found, watch, forced)? };
+            return Ok(found);
+        }
+        let mut order: Vec<usize> = (0..ops.len()).collect();
+        order.sort_by_key(|&at| (ops[at].handle.realm, ops[at].work.is_atomic()));
+        let sorted: Vec<Op> = order.iter().map(|&at| ops[at].clone()).collect();
+        let mut order = order.into_iter();
+        for group in sorted.chunk_by(same) {
+            let mut theirs = vec![0; group.len()];
+            // SAFETY: as the caller vouches.
+            unsafe { self.run_group(group, &mut theirs, watch, forced)? };
+            for (at, value) in order.by_ref().take(group.len()).zip(theirs) {
+                found[at] = value;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Operations on one owner, by the first transport that does them.
+    ///
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_group(
+        &self,
+        ops: &[Op],
+        found: &mut [u64],
+        watch: &Watch,
+        forced: Option<&str>,
+    ) -> Result<(), TransferError> {
+        let Some(first) = ops.first() else { return Ok(()) };
+        let handle = Arc::clone(&first.handle);
+        let atomics = first.work.is_atomic();
+        let quick = if atomics { None } else { self.open_quick(&handle, forced) };
+        let mut has_failed = false;
+        if let Some((name, peer)) = quick {
+            // SAFETY: as the caller vouches.
+            match unsafe { peer.run(ops, found, watch) } {
+                Err(error) if error.kind == ErrorKind::Transport => {
+                    self.distrust(&handle, &name, &error);
+                    has_failed = true;
+                }
+                done => return self.note_end(&handle, peer.as_ref(), done),
+            }
+        }
+        let need = Need { copies: !atomics, atomics };
+        // Asked again after each failure, which may have shown that more than one does not work.
+        loop {
+            let mut choice = self.explain(&handle, need, forced);
+            if choice.candidates.is_empty() && !has_failed && self.trust_again(&handle) {
+                choice = self.explain(&handle, need, forced);
+            }
+            let Some(name) = choice.candidates.first() else {
+                let passed: Vec<_> = choice.passed.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
+                return Err(TransferError::new(
+                    ErrorKind::NoTransport,
+                    format!("no transport reaches the buffer's owner, {}: {}", handle.owner(), passed.join("; ")),
+                ));
+            };
+            let peer = self.reach(&handle, name, watch);
+            let done = match &peer {
+                // SAFETY: as the caller vouches.
+                Ok(peer) => unsafe { peer.run(ops, found, watch) },
+                Err(error) => Err(error.clone()),
+            };
+            match (done, peer) {
+                (Err(error), _) if error.kind == ErrorKind::Transport => {
+                    watch.check()?;
+                    self.distrust(&handle, name, &error);
+                    has_failed = true;
+                }
+                (done, Ok(peer)) => return self.note_end(&handle, peer.as_ref(), done),
+                (done, Err(_)) => return done,
+            }
+        }
+    }
+
+    /// A transport that was chosen before and leaves the owner's processor alone: none is better.
+    fn open_quick(&self, handle: &Handle, forced: Option<&str>) -> Option<(String, Arc<dyn Peer>)> {
+        let routes = self.routes();
+        routes.get(&handle.realm)?.iter().find_map(|(name, route)| match route {
+            Route::Open(peer) if peer.is_quick() && forced.is_none_or(|forced| forced == name) => {
+                handle.section(name).map(|_| (name.clone(), Arc::clone(peer)))
+            }
+            _ => None,
+        })
+    }
+
+    fn reach(&self, handle: &Handle, name: &str, watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
+        if let Some(Route::Open(peer)) = self.routes().get(&handle.realm).and_then(|routes| routes.get(name)) {
+            return Ok(Arc::clone(peer));
+        }
+        let transport = self.transports.iter().find(|transport| transport.name() == name);
+        let (Some(transport), Some(section)) = (transport, handle.section(name)) else {
+            return Err(TransferError::transport(format!("the transport {name} is not there")));
+        };
+        let peer = transport.connect(handle, section, watch)?;
+        self.note(handle, name, Route::Open(Arc::clone(&peer)));
+        Ok(peer)
+    }
+
+    /// Forgets an owner that has ended, with all that it holds open here.
+    fn note_end(&self, handle: &Handle, peer: &dyn Peer, done: Result<(), TransferError>) -> Result<(), TransferError> {
+        if matches!(&done, Err(error) if error.kind == ErrorKind::Gone) && !peer.is_alive() {
+            self.routes().remove(&handle.realm);
+        }
+        done
+    }
+
+    /// Where all others are out of the question, one that has failed lately is better than none.
+    fn trust_again(&self, handle: &Handle) -> bool {
+        let mut routes = self.routes();
+        let Some(routes) = routes.get_mut(&handle.realm) else { return false };
+        let before = routes.len();
+        routes.retain(|_, route| matches!(route, Route::Open(_)));
+        routes.len() < before
+    }
+
+    /// How many owners are known.
+    pub fn owners(&self) -> usize {
+        self.routes().len()
+    }
+
+    fn distrust(&self, handle: &Handle, name: &str, error: &TransferError) {
+        self.note(handle, name, Route::Failed(Instant::now(), error.message.clone()));
+    }
+
+    fn note(&self, handle: &Handle, name: &str, route: Route) {
+        let mut routes = self.routes();
+        if routes.len() >= OWNERS && !routes.contains_key(&handle.realm) {
+            // Those that are in use are held by who uses them, and found again.
+            routes.clear();
+        }
+        routes.entry(handle.realm).or_default().insert(name.to_owned(), route);
+    }
+
+    fn routes(&self) -> MutexGuard<'_, HashMap<RealmId, HashMap<String, Route>>> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has whoever waits hear of it if the thread that works on it panics.
+struct Unfinished(Arc<Operation>);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.finish(Err(TransferError::transport("the thread that transferred has panicked; please report it")));
+    }
+}

@@ -1,0 +1,102 @@
+//! What can go wrong with a transfer, and what follows from it.
+
+use std::fmt;
+
+/// What an error means for whoever asked for the transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// A wrong argument: out of bounds, not aligned, not writable, not a handle.
+    Invalid,
+    /// The memory is no longer offered: dropped, or its owner has ended or been restarted.
+    Gone,
+    /// The owner does not recognise the handle.
+    Refused,
+    /// The deadline has passed.
+    TimedOut,
+    /// The caller gave the transfer up.
+    Cancelled,
+    /// This transport cannot do it now; another one, or the same one later, may.
+    Transport,
+    /// The connection ended after an atomic operation was sent: nobody knows whether it was carried out.
+    Unknown,
+    /// No transport that both ends have can do it.
+    NoTransport,
+    /// A copy in a forked child, which transfers nothing.
+    Forked,
+}
+
+impl ErrorKind {
+    /// All kinds, for tables over them.
+    pub const ALL: [Self; 9] = [
+        Self::Invalid,
+        Self::Gone,
+        Self::Refused,
+        Self::TimedOut,
+        Self::Cancelled,
+        Self::Transport,
+        Self::Unknown,
+        Self::NoTransport,
+        Self::Forked,
+    ];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::Gone => "gone",
+            Self::Refused => "refused",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+            Self::Transport => "transport",
+            Self::Unknown => "unknown",
+            Self::NoTransport => "no_transport",
+            Self::Forked => "forked",
+        }
+    }
+}
+
+/// A transfer that did not happen, or not as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct TransferError {
+    /// What follows from it.
+    pub kind: ErrorKind,
+    /// What happened to whom, and what to do about it.
+    pub message: String,
+}
+
+impl TransferError {
+    /// An error of this kind.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, message)
+    }
+
+    pub(crate) fn gone(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Gone, message)
+    }
+
+    pub(crate) fn transport(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Transport, message)
+    }
+
+    /// A system call that failed, as a failure of the transport.
+    pub(crate) fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
+        move |errno| Self::transport(format!("cannot {what}: {errno}"))
+    }
+}
+
+/// A number of bytes as people read it.
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            1 => f.write_str("1 byte"),
+            n => write!(f, "{n} bytes"),
+        }
+    }
+}

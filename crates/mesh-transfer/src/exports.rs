@@ -1,0 +1,241 @@
+//! What this process offers.
+//!
+//! EXP-1: the memory of an export is kept from `open` until it is closed *and* nobody is at work on it: neither this
+//! process's own threads, which hold the `Export`, nor others, which hold leases (LSE-1).
+
+use crate::control::{Control, Offered, SLOTS};
+use crate::error::{ErrorKind, TransferError};
+use crate::handle::{RealmId, Token, is_same};
+use crate::pool::{Block, Pool};
+use crate::realm::{Realm, random};
+use crate::segments::Segments;
+use crate::witness::Witness;
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Whatever has to live as long as the memory is used. Dropped on any thread.
+pub type Keep = Box<dyn Any + Send + Sync>;
+
+/// Memory that this process offers.
+pub struct Export {
+    /// Its place in the table.
+    pub slot: u32,
+    /// How often the place was used.
+    pub generation: u32,
+    /// What must be shown for each operation.
+    pub token: Token,
+    /// Where it lies in this process.
+    pub segments: Segments,
+    /// Whether others may write to it.
+    pub writable: bool,
+    _keep: Keep,
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Export({}:{}, {} bytes)", self.slot, self.generation, self.segments.len())
+    }
+}
+
+/// The table of exports of a process.
+#[derive(Debug)]
+pub struct Exports {
+    realm: Realm,
+    control: Arc<Control>,
+    _witness: Witness,
+    table: Arc<Mutex<Table>>,
+    /// Memory that others can map.
+    pool: Arc<Pool>,
+    /// Closed, but still leased.
+    draining: Arc<Mutex<Draining>>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    live: HashMap<u32, Arc<Export>>,
+    /// Places to be used again, with the generation that comes next; the longest unused first.
+    free: VecDeque<(u32, u32)>,
+    fresh: u32,
+}
+
+impl Table {
+    /// Has the place used again; one whose generations are used up is not.
+    fn recycle(&mut self, export: &Export) {
+        if let Some(next) = export.generation.checked_add(1) {
+            self.free.push_back((export.slot, next));
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Draining {
+    exports: Vec<Arc<Export>>,
+    is_watched: bool,
+}
+
+impl Exports {
+    pub(crate) fn new(realm: &Realm) -> Result<Self, TransferError> {
+        let witness = Witness::raise(&realm.id, realm.pid)?;
+        let control = Arc::new(Control::create(realm, witness.addr())?);
+        Ok(Self {
+            realm: realm.clone(),
+            control,
+            _witness: witness,
+            table: Arc::default(),
+            pool: Arc::default(),
+            draining: Arc::default(),
+        })
+    }
+
+    /// The number of the descriptor under which readers find the control page.
+    pub(crate) fn descriptor(&self) -> u32 {
+        self.control.descriptor()
+    }
+
+    /// Memory that others of this host can map, whatever is in it.
+    pub fn allocate(&self, len: u64) -> Result<Block, TransferError> {
+        self.realm.check_fork()?;
+        self.pool.allocate(len)
+    }
+
+    /// In how many pieces of shared memory that is.
+    pub fn arenas(&self) -> usize {
+        self.pool.arenas()
+    }
+
+    /// Offers memory.
+    ///
+    /// # Safety
+    /// The segments must be this process's memory, readable (and writable, if so said) for as long as `keep` lives. That
+    /// others write to it meanwhile must be no surprise to whoever uses it here.
+    pub unsafe fn open(&self, segments: Segments, writable: bool, keep: Keep) -> Result<Arc<Export>, TransferError> {
+        self.realm.check_fork()?;
+        let token = random()?;
+        let mut table = self.table();
+        let (slot, generation) = match table.free.pop_front() {
+            Some(found) => found,
+            None if (table.fresh as usize) < SLOTS => {
+                table.fresh += 1;
+                (table.fresh - 1, 1)
+            }
+            None => {
+                return Err(TransferError::invalid(format!(
+                    "this process offers {SLOTS} buffers already; drop those that nobody needs, or offer larger ones"
+                )));
+            }
+        };
+        let export = Arc::new(Export { slot, generation, token, segments, writable, _keep: keep });
+        let list = export.segments.list();
+        let offered = Offered {
+            token,
+            length: export.segments.len(),
+            pieces_at: if let [one] = list { one.addr } else { list.as_ptr() as u64 },
+            pieces: list.len() as u64,
+            writable,
+            one_piece: list.len() == 1,
+            pooled: if let [one] = list { self.pool.find(one.addr, one.len) } else { None },
+        };
+        self.control.open(slot, generation, &offered)?;
+        table.live.insert(slot, Arc::clone(&export));
+        Ok(export)
+    }
+
+    /// What a peer has named, if it is there and the peer may use it.
+    pub fn find(&self, slot: u32, generation: u32, token: &Token) -> Result<Arc<Export>, TransferError> {
+        let gone = || TransferError::gone("the buffer was dropped by its owner");
+        let export = self.table().live.get(&slot).cloned().ok_or_else(gone)?;
+        if export.generation != generation {
+            return Err(gone());
+        }
+        if !is_same(&export.token, token) {
+            return Err(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle"));
+        }
+        Ok(export)
+    }
+
+    /// All that are offered.
+    pub fn live(&self) -> Vec<Arc<Export>> {
+        self.table().live.values().cloned().collect()
+    }
+
+    /// Offers it no longer. The memory is let go as soon as nobody is at work on it (EXP-1). Does not wait.
+    /// Returns whether it was offered until now.
+    pub fn close(&self, export: &Arc<Export>) -> bool {
+        // In a forked copy the page is still the parent's.
+        if self.realm.check_fork().is_err() {
+            return false;
+        }
+        {
+            let mut table = self.table();
+            // Closed before: the place may be another's by now.
+            if table.live.get(&export.slot).is_none_or(|live| live.generation != export.generation) {
+                return false;
+            }
+            table.live.remove(&export.slot);
+        }
+        if self.control.close(export.slot, export.generation) {
+            self.table().recycle(export);
+            return true;
+        }
+        let mut draining = self.draining();
+        draining.exports.push(Arc::clone(export));
+        // Whoever looks for leases from now on does so after this.
+        self.control.set_draining(true);
+        self.control.look_again();
+        if !draining.is_watched {
+            let control = Arc::clone(&self.control);
+            let (list, table) = (Arc::clone(&self.draining), Arc::clone(&self.table));
+            let watcher = std::thread::Builder::new().name("mesh-drain".to_owned()).stack_size(64 * 1024);
+            // Without a thread the memory is kept until the next close; it is never freed too early.
+            draining.is_watched = watcher.spawn(move || drain(&control, &list, &table)).is_ok();
+        }
+        true
+    }
+
+    /// How many are offered, and how many closed ones are still being read by others.
+    pub fn counts(&self) -> (usize, usize) {
+        let live = self.table().live.len();
+        (live, self.draining().exports.len())
+    }
+
+    /// The incarnation that they belong to.
+    pub fn realm(&self) -> &RealmId {
+        &self.realm.id
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn draining(&self) -> MutexGuard<'_, Draining> {
+        self.draining.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Lets go of closed exports as their leases end; ends with the last.
+fn drain(control: &Control, list: &Mutex<Draining>, table: &Mutex<Table>) {
+    loop {
+        let seen = control.drained();
+        let (done, is_last) = {
+            let mut draining = list.lock().unwrap_or_else(PoisonError::into_inner);
+            let (leased, done): (Vec<_>, Vec<_>) = std::mem::take(&mut draining.exports)
+                .into_iter()
+                .partition(|export| control.is_leased(export.slot, export.generation));
+            draining.exports = leased;
+            draining.is_watched = !draining.exports.is_empty();
+            control.set_draining(draining.is_watched);
+            (done, draining.exports.is_empty())
+        };
+        for export in &done {
+            table.lock().unwrap_or_else(PoisonError::into_inner).recycle(export);
+        }
+        drop(done);
+        if is_last {
+            return;
+        }
+        control.await_drain(seen);
+        control.bury();
+    }
+}

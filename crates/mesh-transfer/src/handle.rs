@@ -1,0 +1,217 @@
+//! What travels instead of the memory: a few hundred bytes that say whose it is, which, and by which transports.
+//!
+//! HDL-1: bytes that `encode` would not write are refused, whoever they are from. A handle has no addresses, so that a
+//! forged one names at most what does not exist.
+
+use crate::error::TransferError;
+
+const MAGIC: [u8; 4] = *b"MXH\x01";
+/// Longer ones are refused unread.
+pub const MAX_HANDLE: usize = 4096;
+/// The most transports that a handle may name.
+pub(crate) const MAX_SECTIONS: usize = 16;
+const MAX_NAME: usize = 64;
+const MAX_HOST: usize = 64;
+const WRITABLE: u8 = 1;
+
+/// A random number that stands for one incarnation of one process.
+pub type RealmId = [u8; 16];
+/// A random number that must be shown for each operation.
+pub type Token = [u8; 16];
+
+/// One transport by which the memory may be reached, with what that transport needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// The transport's name.
+    pub name: String,
+    /// Read by the transport of that name only.
+    pub data: Vec<u8>,
+}
+
+/// Names memory of a process. Whoever has one may use the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handle {
+    /// The incarnation of the owner.
+    pub realm: RealmId,
+    /// The owner's machine since its last boot.
+    pub boot: [u8; 16],
+    /// The owner, for people.
+    pub pid: u32,
+    /// The owner's machine, for people.
+    pub host: String,
+    /// Shown for each operation.
+    pub token: Token,
+    /// The place in the owner's table of exports.
+    pub slot: u32,
+    /// How often the place was used; never 0.
+    pub generation: u32,
+    /// The length of the whole export.
+    pub length: u64,
+    /// Where in the export this buffer begins.
+    pub start: u64,
+    /// The length of this buffer.
+    pub len: u64,
+    /// Whether it may be written to.
+    pub writable: bool,
+    /// The transports by which the owner can be reached, in its order.
+    pub sections: Vec<Section>,
+}
+
+impl Handle {
+    /// The same memory, narrowed to `len` bytes from `start` on, both counted inside this buffer.
+    pub fn slice(&self, start: u64, len: u64) -> Result<Self, TransferError> {
+        self.check(start, len)?;
+        Ok(Self { start: self.start + start, len, ..self.clone() })
+    }
+
+    /// Whether `len` bytes at `offset` lie inside this buffer.
+    pub fn check(&self, offset: u64, len: u64) -> Result<(), TransferError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(TransferError::invalid(format!(
+                "offset {offset} and length {len} must lie inside the buffer, which has {}",
+                crate::error::Bytes(self.len)
+            ))),
+        }
+    }
+
+    /// What that transport needs to know.
+    pub fn section(&self, name: &str) -> Option<&[u8]> {
+        self.sections.iter().find(|section| section.name == name).map(|section| section.data.as_slice())
+    }
+
+    /// The owner in words, for errors.
+    pub fn owner(&self) -> String {
+        format!("pid {} on host {}", self.pid, self.host)
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(256);
+        out.extend_from_slice(&MAGIC);
+        out.push(if self.writable { WRITABLE } else { 0 });
+        out.extend_from_slice(&self.realm);
+        out.extend_from_slice(&self.boot);
+        out.extend_from_slice(&self.pid.to_le_bytes());
+        out.extend_from_slice(&self.token);
+        out.extend_from_slice(&self.slot.to_le_bytes());
+        out.extend_from_slice(&self.generation.to_le_bytes());
+        for number in [self.length, self.start, self.len] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        let host = cut(&self.host).as_bytes();
+        out.push(host.len() as u8);
+        out.extend_from_slice(host);
+        out.push(self.sections.len() as u8);
+        for section in &self.sections {
+            out.push(section.name.len() as u8);
+            out.extend_from_slice(section.name.as_bytes());
+            out.extend_from_slice(&(section.data.len() as u16).to_le_bytes());
+            out.extend_from_slice(&section.data);
+        }
+        out
+    }
+
+    /// From bytes that anybody may have written.
+    pub fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
+        if bytes.len() > MAX_HANDLE {
+            return Err(bad(format!("it has {} bytes, and none has more than {MAX_HANDLE}", bytes.len())));
+        }
+        let mut rest = Reader(bytes);
+        if rest.array::<4>()? != MAGIC {
+            return Err(bad("it does not begin as handles of this version do"));
+        }
+        let [flags] = rest.array()?;
+        if flags & !WRITABLE != 0 {
+            return Err(bad(format!("unknown flags {flags:#x}")));
+        }
+        let handle = Self {
+            writable: flags & WRITABLE != 0,
+            realm: rest.array()?,
+            boot: rest.array()?,
+            pid: u32::from_le_bytes(rest.array()?),
+            token: rest.array()?,
+            slot: u32::from_le_bytes(rest.array()?),
+            generation: u32::from_le_bytes(rest.array()?),
+            length: u64::from_le_bytes(rest.array()?),
+            start: u64::from_le_bytes(rest.array()?),
+            len: u64::from_le_bytes(rest.array()?),
+            host: rest.text(MAX_HOST)?,
+            sections: rest.sections()?,
+        };
+        if !rest.0.is_empty() {
+            return Err(bad(format!("{} bytes follow its end", rest.0.len())));
+        }
+        if handle.generation == 0 {
+            return Err(bad("generation 0 is never used"));
+        }
+        match handle.start.checked_add(handle.len) {
+            Some(end) if end <= handle.length => Ok(handle),
+            _ => Err(bad("its window does not lie inside the memory")),
+        }
+    }
+}
+
+/// Compares in the same time wherever the first difference is, so that nobody guesses a token byte by byte.
+pub(crate) fn is_same(a: &Token, b: &Token) -> bool {
+    std::hint::black_box(a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b))) == 0
+}
+
+/// Whether a transport may be called so.
+pub fn is_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_';
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(plain)
+}
+
+fn bad(why: impl std::fmt::Display) -> TransferError {
+    TransferError::invalid(format!("these bytes are no handle of a buffer: {why}"))
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], TransferError> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or_else(|| bad("it is cut off"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], TransferError> {
+        self.take(N)?.try_into().map_err(|_| bad("it is cut off"))
+    }
+
+    fn text(&mut self, limit: usize) -> Result<String, TransferError> {
+        let [len] = self.array()?;
+        if usize::from(len) > limit {
+            return Err(bad("a name in it is too long"));
+        }
+        let text = std::str::from_utf8(self.take(usize::from(len))?).map_err(|_| bad("a name in it is no text"))?;
+        Ok(text.to_owned())
+    }
+
+    fn sections(&mut self) -> Result<Vec<Section>, TransferError> {
+        let [count] = self.array()?;
+        if usize::from(count) > MAX_SECTIONS {
+            return Err(bad("it names too many transports"));
+        }
+        let mut found: Vec<Section> = Vec::with_capacity(usize::from(count));
+        for _ in 0..count {
+            let name = self.text(MAX_NAME)?;
+            if !is_name(&name) || found.iter().any(|other| other.name == name) {
+                return Err(bad("it names a transport twice, or by no name"));
+            }
+            let len = u16::from_le_bytes(self.array()?);
+            found.push(Section { name, data: self.take(usize::from(len))?.to_vec() });
+        }
+        Ok(found)
+    }
+}
+
+/// A host's name, no longer than fits.
+fn cut(name: &str) -> &str {
+    let mut end = name.len().min(MAX_HOST);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    &name[..end]
+}

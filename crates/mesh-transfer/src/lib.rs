@@ -1,0 +1,37 @@
+//! One-sided transfers: a process offers memory, and others read and write it without asking its program.
+//!
+//! Knows no Python. An [`Engine`] is one process's part: [`Engine::export`] offers memory and gives a [`Handle`], a few
+//! hundred bytes that may be sent anywhere; [`Engine::submit`] does an [`Op`] on the memory that a handle names.
+
+mod choice;
+mod cma;
+mod completion;
+mod control;
+mod copy;
+mod cores;
+mod engine;
+mod error;
+mod exports;
+mod handle;
+mod pool;
+mod realm;
+mod segments;
+mod transports;
+mod watch;
+mod witness;
+mod workers;
+
+#[cfg(test)]
+mod tests;
+
+pub use choice::{Choice, Distance, Need, Ours, choose};
+pub use completion::{Operation, Outcome};
+pub use engine::{Engine, QUICK, Standing};
+pub use error::{ErrorKind, TransferError};
+pub use exports::{Export, Exports, Keep};
+pub use handle::{Handle, MAX_HANDLE, RealmId, Section, Token, is_name};
+pub use pool::Block;
+pub use realm::Realm;
+pub use segments::{MAX_SEGMENTS, Segment, Segments};
+pub use transports::{Capabilities, Op, Ops, Peer, Transport, Work};
+pub use watch::Watch;

@@ -1,0 +1,185 @@
+//! Memory as a list of pieces: one for what is contiguous, several for strided arrays.
+
+use crate::error::TransferError;
+use std::sync::Arc;
+
+/// The most pieces that one array may have.
+pub const MAX_SEGMENTS: usize = 1 << 20;
+
+/// One contiguous piece of a process's memory. An address is only a number here: it may be another process's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it begins.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// Pieces of memory in the order of their bytes. None is empty, and none continues the one before. Cheap to clone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Segments(Repr);
+
+/// One piece, as nearly always, needs no memory of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Repr {
+    Few(Option<Segment>),
+    Many(Arc<Many>),
+}
+
+impl Default for Repr {
+    fn default() -> Self {
+        Self::Few(None)
+    }
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Many {
+    list: Vec<Segment>,
+    /// Where each piece ends, counted from the first byte of all.
+    ends: Vec<u64>,
+}
+
+impl Many {
+    fn push(&mut self, segment: Segment) -> Result<(), TransferError> {
+        if segment.len == 0 {
+            return Ok(());
+        }
+        let end = self.ends.last().copied().unwrap_or(0).checked_add(segment.len).ok_or_else(too_large)?;
+        segment.addr.checked_add(segment.len).ok_or_else(too_large)?;
+        if let (Some(last), Some(last_end)) = (self.list.last_mut(), self.ends.last_mut())
+            && last.addr + last.len == segment.addr
+        {
+            last.len += segment.len;
+            *last_end = end;
+            return Ok(());
+        }
+        self.list.push(segment);
+        self.ends.push(end);
+        Ok(())
+    }
+}
+
+impl From<Many> for Segments {
+    fn from(many: Many) -> Self {
+        match many.list[..] {
+            [] => Self::default(),
+            [one] => Self(Repr::Few(Some(one))),
+            _ => Self(Repr::Many(Arc::new(many))),
+        }
+    }
+}
+
+impl Segments {
+    /// One contiguous piece.
+    pub fn one(addr: u64, len: u64) -> Self {
+        let fits = len > 0 && addr.checked_add(len).is_some();
+        Self(Repr::Few(fits.then_some(Segment { addr, len })))
+    }
+
+    /// These pieces, of which neighbours become one.
+    pub fn new(list: impl IntoIterator<Item = Segment>) -> Result<Self, TransferError> {
+        let mut made = Many::default();
+        for segment in list {
+            made.push(segment)?;
+        }
+        Ok(made.into())
+    }
+
+    /// The elements of an array: `shape` and `strides` (in bytes) as the buffer protocol has them, in row-major order.
+    pub fn strided(addr: u64, shape: &[u64], strides: &[i64], item: u64) -> Result<Self, TransferError> {
+        if shape.len() != strides.len() {
+            return Err(TransferError::invalid("an array must have as many strides as dimensions"));
+        }
+        if item == 0 || shape.contains(&0) {
+            return Ok(Self::default());
+        }
+        // The innermost dimensions that lie side by side are one run.
+        let (mut run, mut outer) = (item, shape.len());
+        while outer > 0 && (shape[outer - 1] == 1 || i64::try_from(run).is_ok_and(|run| strides[outer - 1] == run)) {
+            run = run.checked_mul(shape[outer - 1]).ok_or_else(too_large)?;
+            outer -= 1;
+        }
+        let count = shape[..outer].iter().try_fold(1_u64, |all, n| all.checked_mul(*n)).ok_or_else(too_large)?;
+        if count > MAX_SEGMENTS as u64 {
+            return Err(TransferError::invalid(format!(
+                "an array of {count} separate pieces cannot be transferred; the limit is {MAX_SEGMENTS}. \
+                 Make a contiguous copy of it."
+            )));
+        }
+        let mut made = Many::default();
+        let mut index = vec![0_u64; outer];
+        for _ in 0..count {
+            let offset = index.iter().zip(strides).fold(0_i64, |sum, (i, stride)| {
+                sum.wrapping_add(stride.wrapping_mul(i64::try_from(*i).unwrap_or(i64::MAX)))
+            });
+            made.push(Segment { addr: addr.wrapping_add_signed(offset), len: run })?;
+            for dim in (0..outer).rev() {
+                index[dim] += 1;
+                if index[dim] < shape[dim] {
+                    break;
+                }
+                index[dim] = 0;
+            }
+        }
+        Ok(made.into())
+    }
+
+    /// All bytes together.
+    pub fn len(&self) -> u64 {
+        match &self.0 {
+            Repr::Few(piece) => piece.map_or(0, |piece| piece.len),
+            Repr::Many(many) => many.ends.last().copied().unwrap_or(0),
+        }
+    }
+
+    /// Whether there is not a byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The pieces.
+    pub fn list(&self) -> &[Segment] {
+        match &self.0 {
+            Repr::Few(piece) => piece.as_slice(),
+            Repr::Many(many) => &many.list,
+        }
+    }
+
+    /// The pieces that hold the bytes from `start` on, `len` of them. Must lie inside.
+    pub fn window(&self, start: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
+        debug_assert!(start.checked_add(len).is_some_and(|end| end <= self.len()), "a window lies inside");
+        let (list, before) = match &self.0 {
+            Repr::Few(piece) => (piece.as_slice(), 0),
+            Repr::Many(many) => {
+                let first = many.ends.partition_point(|end| *end <= start);
+                (&many.list[first..], if first == 0 { 0 } else { many.ends[first - 1] })
+            }
+        };
+        let mut left = len;
+        let mut skip = start - before;
+        list.iter().map_while(move |segment| {
+            if left == 0 {
+                return None;
+            }
+            let len = (segment.len - skip).min(left);
+            let piece = Segment { addr: segment.addr + skip, len };
+            left -= len;
+            skip = 0;
+            Some(piece)
+        })
+    }
+
+    /// A window as segments of its own.
+    pub fn cut(&self, start: u64, len: u64) -> Self {
+        let mut made = Many::default();
+        for segment in self.window(start, len) {
+            // Part of a list that was added up before.
+            let _ = made.push(segment);
+        }
+        made.into()
+    }
+}
+
+fn too_large() -> TransferError {
+    TransferError::invalid("the memory must end inside the address space; this array's shape and strides do not")
+}

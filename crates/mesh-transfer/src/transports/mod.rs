@@ -1,0 +1,168 @@
+//! Ways to reach another process's memory, behind one trait.
+
+pub(crate) mod shm;
+pub(crate) mod tcp;
+
+use crate::error::TransferError;
+use crate::exports::{Export, Exports};
+use crate::handle::Handle;
+use crate::segments::Segments;
+use crate::watch::Watch;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// What a transport can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Reads and writes.
+    pub copies: bool,
+    /// `fetch_add` and `compare_and_swap`.
+    pub atomics: bool,
+    /// Reaches processes of other hosts.
+    pub remote: bool,
+    /// Costs the owner's processor nothing.
+    pub one_sided: bool,
+}
+
+/// One thing to be done to the memory of another process.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Copy from there.
+    Read {
+        /// To here.
+        local: Segments,
+        /// From here on, inside the buffer.
+        offset: u64,
+    },
+    /// Copy to there.
+    Write {
+        /// From here.
+        local: Segments,
+        /// To here, inside the buffer.
+        offset: u64,
+    },
+    /// Add, and return what was there.
+    FetchAdd {
+        /// Where the 8 bytes are, inside the buffer.
+        offset: u64,
+        /// What to add, wrapping around.
+        value: u64,
+    },
+    /// Replace what is expected, and return what was there.
+    CompareAndSwap {
+        /// Where the 8 bytes are, inside the buffer.
+        offset: u64,
+        /// Only if they are this.
+        expected: u64,
+        /// What they become.
+        desired: u64,
+    },
+}
+
+impl Work {
+    /// Where in the buffer it is done, and to how many bytes.
+    pub fn span(&self) -> (u64, u64) {
+        match self {
+            Self::Read { local, offset } | Self::Write { local, offset } => (*offset, local.len()),
+            Self::FetchAdd { offset, .. } | Self::CompareAndSwap { offset, .. } => (*offset, 8),
+        }
+    }
+
+    /// Whether it must be one step for everybody who looks.
+    pub fn is_atomic(&self) -> bool {
+        matches!(self, Self::FetchAdd { .. } | Self::CompareAndSwap { .. })
+    }
+
+    /// Whether the memory there is changed.
+    pub fn writes(&self) -> bool {
+        !matches!(self, Self::Read { .. })
+    }
+}
+
+/// One thing to be done, and to which buffer.
+#[derive(Clone, Debug)]
+pub struct Op {
+    /// The buffer.
+    pub handle: Arc<Handle>,
+    /// What to do.
+    pub work: Work,
+}
+
+impl Op {
+    /// An operation that lies inside its buffer, is aligned and allowed.
+    pub fn new(handle: &Arc<Handle>, work: Work) -> Result<Self, TransferError> {
+        let (offset, len) = work.span();
+        handle.check(offset, len)?;
+        if work.is_atomic() && !(handle.start + offset).is_multiple_of(8) {
+            return Err(TransferError::invalid(format!(
+                "an atomic operation must be at a multiple of 8 bytes from the beginning of the owner's memory, got {}",
+                handle.start + offset
+            )));
+        }
+        if work.writes() && !handle.writable {
+            return Err(TransferError::invalid("the buffer is read-only: its owner made it of read-only memory"));
+        }
+        Ok(Self { handle: Arc::clone(handle), work })
+    }
+}
+
+/// Operations that are submitted together, with all that keeps their local memory where it is.
+pub trait Ops: Send + Sync {
+    /// The same ones whenever it is called.
+    fn ops(&self) -> &[Op];
+}
+
+impl<T: Send + Sync> Ops for (Vec<Op>, T) {
+    fn ops(&self) -> &[Op] {
+        &self.0
+    }
+}
+
+impl<T: Send + Sync> Ops for ([Op; 1], T) {
+    fn ops(&self) -> &[Op] {
+        &self.0
+    }
+}
+
+/// A way to reach other processes' memory.
+pub trait Transport: Send + Sync + Debug {
+    /// What users select it by.
+    fn name(&self) -> &str;
+
+    /// What it can do where it works.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Whether it can work in this process: tried, not guessed.
+    fn probe(&self) -> Result<(), TransferError>;
+
+    /// What others need to know to reach this export. The first call may start what serves them.
+    fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError>;
+
+    /// Whether it has to be told of exports that are closed: it has been given their memory, and does not ask
+    /// [`Exports::find`] for it.
+    fn holds_memory(&self) -> bool {
+        false
+    }
+
+    /// The export was closed: when this returns nobody reaches its memory by this transport. Blocks.
+    fn withdraw(&self, _export: &Export) {}
+
+    /// Reaches the owner of a handle. Blocks; an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport) has others tried.
+    fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError>;
+}
+
+/// A process whose memory can be reached by one transport.
+pub trait Peer: Send + Sync + Debug {
+    /// Does all of it, in any order, and blocks meanwhile; `found` has a place for each operation, which atomic ones fill. After an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport) the whole
+    /// may be tried again, also by another transport.
+    ///
+    /// # Safety
+    /// The local memory of all operations must be this process's, and writable where it is written to, throughout.
+    unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError>;
+
+    /// Whether the owner is there, as far as can be told without waiting.
+    fn is_alive(&self) -> bool;
+
+    /// Whether a short operation is sooner done than handed to another thread.
+    fn is_quick(&self) -> bool;
+}

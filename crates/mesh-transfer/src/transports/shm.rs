@@ -1,0 +1,365 @@
+//! Memory of other processes of this host, read and written without the owner's doing: by cross-memory calls, or, where the
+//! owner has it of its pool, through a mapping.
+//!
+//! MAP-1: a mapping outlives its owner, so that after a copy through it the owner is seen to be there: by its witness.
+
+use super::{Capabilities, Op, Peer, Transport, Work};
+use crate::cma::{Lists, Other, Way, in_lanes};
+use crate::control::{Control, Offered, identity};
+use crate::copy::copy;
+use crate::error::{ErrorKind, TransferError};
+use crate::exports::{Export, Exports};
+use crate::handle::{Handle, is_same};
+use crate::pool::{Mapping, Pooled};
+use crate::realm::{Realm, namespace};
+use crate::segments::{MAX_SEGMENTS, Segment, Segments};
+use crate::watch::Watch;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+pub(crate) const NAME: &str = "shm";
+/// Copies that go under one lease together, at most, and about how many bytes.
+const GROUP: usize = 1000;
+const TOGETHER: u64 = 4 << 20;
+/// What is moved in one call.
+const SHORT: u64 = 1 << 20;
+/// Arenas of a peer that are mapped at once.
+const ARENAS: usize = 64;
+/// How long an arena that could not be mapped is reached by the kernel's calls instead.
+const AGAIN: Duration = Duration::from_secs(5);
+/// From here on a copy is shared among cores by itself.
+const LARGE: u64 = 8 << 20;
+/// Exports of a peer whose pieces are remembered.
+const KNOWN: usize = 1 << 16;
+
+/// The transport, in this process.
+#[derive(Debug)]
+pub(crate) struct Shm {
+    realm: Realm,
+    namespace: u64,
+}
+
+impl Shm {
+    pub(crate) fn new(realm: &Realm) -> Self {
+        Self { realm: realm.clone(), namespace: namespace("pid") }
+    }
+}
+
+impl Transport for Shm {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { copies: true, atomics: false, remote: false, one_sided: true }
+    }
+
+    fn probe(&self) -> Result<(), TransferError> {
+        if self.namespace == 0 {
+            return Err(TransferError::transport("cannot read /proc/self/ns/pid. Mount /proc in the container."));
+        }
+        // By the same call that transfers use; a sandbox may forbid it.
+        let witness = crate::witness::Witness::raise(&self.realm.id, self.realm.pid)?;
+        Other { pid: self.realm.pid, witness: witness.addr(), realm: self.realm.id }.check()
+    }
+
+    fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
+        let mut section = exports.descriptor().to_le_bytes().to_vec();
+        section.extend_from_slice(&self.namespace.to_le_bytes());
+        Ok(section)
+    }
+
+    fn connect(&self, handle: &Handle, section: &[u8], _watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
+        let (Some(fd), Some(there), 12) = (number::<4>(section, 0), number::<8>(section, 4), section.len()) else {
+            return Err(TransferError::invalid("the handle's part for the transport shm is damaged"));
+        };
+        if there != self.namespace {
+            return Err(TransferError::transport("its owner is in another pid namespace, such as another container"));
+        }
+        let fd = u32::try_from(fd).unwrap_or(u32::MAX);
+        let control = Control::attach(handle.pid, fd, &handle.realm)?;
+        let other = Other { pid: handle.pid, witness: control.witness(), realm: handle.realm };
+        other.check()?;
+        let me = identity(self.realm.pid, self.realm.started);
+        Ok(Arc::new(ShmPeer { control, other, me, known: Mutex::default(), mapped: Mutex::default() }))
+    }
+}
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
+    let mut padded = [0; 8];
+    padded[..N].copy_from_slice(bytes.get(at..at + N)?);
+    Some(u64::from_le_bytes(padded))
+}
+
+#[derive(Debug)]
+struct ShmPeer {
+    control: Control,
+    other: Other,
+    me: u64,
+    /// Where the bytes of exports lie in the owner, by slot and generation.
+    known: Mutex<HashMap<(u32, u32), Arc<Known>>>,
+    /// Arenas of the owner that are mapped here, by descriptor and number; or when that failed.
+    mapped: Mutex<HashMap<(u32, u32), Mapped>>,
+}
+
+type Mapped = Result<Arc<Mapping>, Instant>;
+
+/// Where memory of an export is.
+enum Place {
+    /// In the owner's address space.
+    There(Segments),
+    /// Mapped here, from this place on.
+    Here(Arc<Mapping>, u64),
+}
+
+#[derive(Debug)]
+struct Known {
+    offered: Offered,
+    segments: Segments,
+}
+
+impl ShmPeer {
+    /// Where the memory of the operation's export is, after all that the owner would check. Under a lease of it.
+    fn place(&self, op: &Op, offered: Offered) -> Result<Place, TransferError> {
+        let Handle { slot, generation, token, start, .. } = *op.handle;
+        if !is_same(&offered.token, &token) {
+            return Err(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle"));
+        }
+        let (offset, len) = op.work.span();
+        let end = start.checked_add(offset).and_then(|at| at.checked_add(len));
+        if end.is_none_or(|end| end > offered.length) {
+            return Err(TransferError::new(ErrorKind::Refused, "the handle names more than the owner offers"));
+        }
+        if op.work.writes() && !offered.writable {
+            return Err(TransferError::new(ErrorKind::Refused, "the owner offers this memory for reading only"));
+        }
+        if let Some(pooled) = offered.pooled
+            && let Some(map) = self.mapping(pooled)
+        {
+            map.at(pooled.offset, offered.length).ok_or_else(damaged)?;
+            return Ok(Place::Here(map, pooled.offset));
+        }
+        if offered.one_piece {
+            let one = Segments::one(offered.pieces_at, offered.length);
+            return if one.len() == offered.length { Ok(Place::There(one)) } else { Err(damaged()) };
+        }
+        Ok(Place::There(self.known(slot, generation, offered)?.segments.clone()))
+    }
+
+    /// The arena, mapped; none if that cannot be done now: the kernel's calls reach the memory as well.
+    fn mapping(&self, pooled: Pooled) -> Option<Arc<Mapping>> {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        match mapped.get(&(pooled.fd, pooled.id)) {
+            Some(Ok(map)) => return Some(Arc::clone(map)),
+            Some(Err(since)) if since.elapsed() < AGAIN => return None,
+            _ => {}
+        }
+        let made = Mapping::attach(self.other.pid, pooled).map(Arc::new);
+        // Another arena under the same descriptor: that one is gone.
+        mapped.retain(|(fd, _), _| *fd != pooled.fd);
+        if mapped.len() >= ARENAS {
+            mapped.clear();
+        }
+        let made = made.map_err(|_| Instant::now());
+        mapped.insert((pooled.fd, pooled.id), made.clone());
+        made.ok()
+    }
+
+    /// Copies between memory of this process and an arena.
+    ///
+    /// # Safety
+    /// As for [`Peer::run`]. The window of the arena must lie inside of it.
+    unsafe fn copy(
+        way: Way,
+        local: (&Segments, u64),
+        (map, at): (&Mapping, u64),
+        len: u64,
+        is_one_of_many: bool,
+    ) -> Result<(), TransferError> {
+        let mut place = map.at(at, len).ok_or_else(damaged)?;
+        for piece in local.0.window(local.1, len) {
+            let (here, len) = (piece.addr as *mut u8, piece.len as usize);
+            // SAFETY: as the caller vouches, and inside the mapping, as was just checked.
+            unsafe {
+                match way {
+                    Way::Read => copy(place, here, len, is_one_of_many),
+                    Way::Write => copy(here, place, len, is_one_of_many),
+                }
+            }
+            place = place.wrapping_add(len);
+        }
+        Ok(())
+    }
+
+    /// Copies much between memory of this process and an arena.
+    ///
+    /// # Safety
+    /// As for [`Self::copy`].
+    unsafe fn copy_large(
+        way: Way,
+        local: &Segments,
+        (map, from): (&Mapping, u64),
+        len: u64,
+        watch: &Watch,
+    ) -> Result<(), TransferError> {
+        let next = AtomicU64::new(0);
+        in_lanes(len, || {
+            let at = next.fetch_add(TOGETHER, Ordering::Relaxed);
+            if at >= len {
+                return Ok(false);
+            }
+            watch.check()?;
+            // SAFETY: as the caller vouches.
+            unsafe { Self::copy(way, (local, at), (map, from + at), TOGETHER.min(len - at), false)? };
+            Ok(true)
+        })
+    }
+
+    /// Where the bytes are, asked of the owner's memory the first time. Under a lease.
+    fn known(&self, slot: u32, generation: u32, offered: Offered) -> Result<Arc<Known>, TransferError> {
+        let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().get(&(slot, generation))
+            && known.offered == offered
+        {
+            return Ok(Arc::clone(known));
+        }
+        let count = usize::try_from(offered.pieces).ok().filter(|n| *n <= MAX_SEGMENTS).ok_or_else(damaged)?;
+        let mut list = vec![Segment { addr: 0, len: 0 }; count];
+        let bytes = (count * size_of::<Segment>()) as u64;
+        let here = Segments::one(list.as_mut_ptr() as u64, bytes);
+        let there = Segments::new([Segment { addr: offered.pieces_at, len: bytes }]).map_err(|_| damaged())?;
+        self.other.step(Way::Read, here.window(0, bytes), there.window(0, bytes))?;
+        let segments = Segments::new(std::hint::black_box(list)).map_err(|_| damaged())?;
+        if segments.len() != offered.length {
+            return Err(damaged());
+        }
+        let known = Arc::new(Known { offered, segments });
+        let mut all = lock();
+        if all.len() >= KNOWN {
+            all.clear();
+        }
+        all.insert((slot, generation), Arc::clone(&known));
+        Ok(known)
+    }
+
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_one(&self, op: &Op, watch: &Watch) -> Result<(), TransferError> {
+        let (way, local) = copy_of(&op.work)?;
+        let (lease, offered) = self.control.lease(self.me, op.handle.slot, op.handle.generation)?;
+        let (offset, len) = op.work.span();
+        let start = op.handle.start + offset;
+        let done = match self.place(op, offered)? {
+            Place::Here(map, at) => {
+                // SAFETY: as the caller vouches.
+                let copied = unsafe { Self::copy_large(way, local, (&map, at + start), len, watch) };
+                // MAP-1
+                copied.and_then(|()| self.other.check())
+            }
+            Place::There(there) if len <= SHORT => {
+                let mut lists = Lists::new(&self.other, way, 1);
+                lists.add((local, 0), (&there, start), len).and_then(|()| lists.flush())
+            }
+            // SAFETY: as the caller vouches; that it is inside the owner's memory was just checked, under the lease.
+            Place::There(there) => unsafe { self.other.carry(way, (local, 0), (&there, start), len, watch) },
+        };
+        drop(lease);
+        done
+    }
+
+    /// Copies of one direction that are not large, in as few calls as they need.
+    ///
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_many(&self, way: Way, ops: &[Op], watch: &Watch) -> Result<(), TransferError> {
+        let left = Mutex::new(ops);
+        let bytes: u64 = ops.iter().map(|op| op.work.span().1).sum();
+        in_lanes(bytes, || {
+            let group = {
+                let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut bytes = 0;
+                let fits = |op: &&Op| {
+                    let has_room = bytes < TOGETHER;
+                    bytes += op.work.span().1;
+                    has_room
+                };
+                let count = left.iter().take(GROUP).take_while(fits).count();
+                let (group, rest) = left.split_at(count);
+                *left = rest;
+                group
+            };
+            watch.check()?;
+            // SAFETY: as the caller vouches.
+            unsafe { self.run_group(way, group, bytes >= LARGE)? };
+            Ok(!group.is_empty())
+        })
+    }
+
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_group(&self, way: Way, ops: &[Op], is_much: bool) -> Result<(), TransferError> {
+        // LSE-4
+        let lease = self.control.lease_every(self.me)?;
+        let mut lists = Lists::new(&self.other, way, ops.len());
+        let mut is_mapped = false;
+        for op in ops {
+            let (_, local) = copy_of(&op.work)?;
+            let (offset, len) = op.work.span();
+            let start = op.handle.start + offset;
+            match self.place(op, lease.offered(op.handle.slot, op.handle.generation)?)? {
+                Place::Here(map, at) => {
+                    // SAFETY: as the caller vouches.
+                    unsafe { Self::copy(way, (local, 0), (&map, at + start), len, is_much)? };
+                    is_mapped = true;
+                }
+                Place::There(there) => lists.add((local, 0), (&there, start), len)?,
+            }
+        }
+        lists.flush()?;
+        // MAP-1
+        if is_mapped { self.other.check() } else { Ok(()) }
+    }
+}
+
+fn damaged() -> TransferError {
+    TransferError::gone("the owner's table of buffers is damaged")
+}
+
+fn copy_of(work: &Work) -> Result<(Way, &Segments), TransferError> {
+    match work {
+        Work::Read { local, .. } => Ok((Way::Read, local)),
+        Work::Write { local, .. } => Ok((Way::Write, local)),
+        _ => Err(TransferError::transport("shared memory has no atomic operations; the owner carries them out")),
+    }
+}
+
+impl Peer for ShmPeer {
+    unsafe fn run(&self, ops: &[Op], _found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+        let mut rest = ops;
+        while let Some(first) = rest.first() {
+            watch.check()?;
+            let (way, _) = copy_of(&first.work)?;
+            let joins = |op: &&Op| op.work.span().1 < LARGE && copy_of(&op.work).is_ok_and(|(other, _)| other == way);
+            let count = rest.iter().take_while(joins).count();
+            let (group, after) = rest.split_at(count.max(1));
+            match group {
+                // SAFETY: as the caller vouches.
+                [one] => unsafe { self.run_one(one, watch)? },
+                // SAFETY: as above.
+                many => unsafe { self.run_many(way, many, watch)? },
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn is_alive(&self) -> bool {
+        self.other.check().is_ok()
+    }
+
+    fn is_quick(&self) -> bool {
+        true
+    }
+}

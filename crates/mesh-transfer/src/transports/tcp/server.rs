@@ -1,0 +1,268 @@
+//! The owner's end: threads that read and write the exports for those who ask, and never enter the interpreter.
+
+use super::stream::{Incoming, bytes, iovec, is_late, send};
+use super::wire::{HELLO, MAGIC, PROOF, REQUEST, RESPONSE, Request, Response, Side, Verb, prove, proves};
+use crate::error::{ErrorKind, TransferError};
+use crate::exports::{Export, Exports};
+use crate::handle::Token;
+use crate::realm::random;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Connections that are served at once.
+const CONNECTIONS: usize = 256;
+/// Connections that have not proved who they are.
+const STRANGERS: usize = 16;
+/// How long a stranger may take for each of its two messages.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long a peer may take no bytes of an answer that it has asked for, or send none of a write that it has begun.
+const STALLED: Duration = Duration::from_secs(60);
+/// Answers that go out together.
+const TOGETHER: usize = 64;
+/// How long to wait with the next connection where there is no descriptor for it.
+const BREATH: libc::c_int = 50;
+
+/// Who serves this process's exports. Ends with the process.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) port: u16,
+    pub(super) door: Token,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    strangers: Mutex<usize>,
+    /// Told when a stranger is one no longer.
+    fewer: Condvar,
+    served: AtomicUsize,
+}
+
+impl Places {
+    /// Waits until there is a place for a stranger: whoever has one has it for a short time only.
+    fn wait(&self) {
+        let count = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = self.fewer.wait_while(count, |count| *count >= STRANGERS);
+        *wait.unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    fn one_fewer(&self) {
+        *self.strangers.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.fewer.notify_one();
+    }
+}
+
+/// A place that is given back when this is dropped.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(count: &'a AtomicUsize, limit: usize) -> Option<Self> {
+        let place = Self(count);
+        // Given back at once if there was none.
+        (count.fetch_add(1, Ordering::SeqCst) < limit).then_some(place)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Server {
+    pub(super) fn start(exports: &Arc<Exports>, door: Token) -> Result<Self, TransferError> {
+        let failed = |error: io::Error| TransferError::transport(format!("cannot listen on 127.0.0.1: {error}"));
+        // TCP-3
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+        let port = listener.local_addr().map_err(failed)?.port();
+        let (exports, places) = (Arc::clone(exports), Arc::new(Places::default()));
+        let thread = std::thread::Builder::new().name("mesh-serve".to_owned()).stack_size(128 * 1024);
+        thread.spawn(move || listen(&listener, &exports, door, &places)).map_err(failed)?;
+        Ok(Self { port, door })
+    }
+}
+
+fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, places: &Arc<Places>) {
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(_) => {
+                // Out of descriptors, most likely. Who connects waits meanwhile, for as long as it likes.
+                // SAFETY: waits for nothing but time.
+                unsafe { libc::poll(std::ptr::null_mut(), 0, BREATH) };
+                continue;
+            }
+        };
+        places.wait();
+        let (exports, places, counted) = (Arc::clone(exports), Arc::clone(places), Arc::clone(places));
+        let thread = std::thread::Builder::new().name("mesh-serve".to_owned()).stack_size(256 * 1024);
+        // Without a thread, the connection ends, and its other end says so.
+        let served = thread.spawn(move || {
+            let stream = Arc::new(stream);
+            let greeted = greet(&stream, &exports, &door);
+            places.one_fewer();
+            if let Ok(incoming) = greeted {
+                // However it ends, the other end sees that it has.
+                let _ = serve(stream, incoming, &exports, &places);
+            }
+        });
+        if served.is_err() {
+            counted.one_fewer();
+        }
+    }
+}
+
+fn serve(stream: Arc<TcpStream>, incoming: Incoming, exports: &Exports, places: &Places) -> io::Result<()> {
+    let full = || io::Error::from(io::ErrorKind::ConnectionRefused);
+    let _served = Place::take(&places.served, CONNECTIONS).ok_or_else(full)?;
+    stream.set_write_timeout(Some(STALLED))?;
+    Session { stream, incoming, exports, answers: Vec::new(), kept: Vec::new() }.run()
+}
+
+/// TCP-1. A dribble of single bytes buys no time: each message has to be there as a whole within the limit.
+fn greet(stream: &Arc<TcpStream>, exports: &Exports, door: &Token) -> io::Result<Incoming> {
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(HANDSHAKE))?;
+    let mut incoming = Incoming::new(Arc::clone(stream));
+    let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
+    let mut hello = [0; HELLO];
+    whole(stream, &mut incoming, &mut hello)?;
+    let client = std::array::from_fn(|i| hello[4 + i]);
+    if hello[..4] != MAGIC || hello[20..] != *exports.realm() {
+        return Err(refused());
+    }
+    let server = random().map_err(|_| refused())?;
+    let proof = prove(door, Side::Server, exports.realm(), &client, &server);
+    // SAFETY: both are of this frame.
+    unsafe { send(stream, &mut [bytes(&server), bytes(&proof)], &is_late)? };
+    let mut theirs = [0; PROOF];
+    whole(stream, &mut incoming, &mut theirs)?;
+    if proves(door, Side::Client, exports.realm(), &client, &server, &theirs) { Ok(incoming) } else { Err(refused()) }
+}
+
+fn whole(stream: &TcpStream, incoming: &mut Incoming, into: &mut [u8]) -> io::Result<()> {
+    let end = std::time::Instant::now() + HANDSHAKE;
+    for byte in into.chunks_mut(1) {
+        if !incoming.has(1) {
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            // Zero would mean for ever.
+            stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        incoming.exactly(byte, &is_late)?;
+    }
+    Ok(())
+}
+
+/// A connection whose other end has proved who it is.
+struct Session<'a> {
+    stream: Arc<TcpStream>,
+    incoming: Incoming,
+    exports: &'a Exports,
+    /// Not sent yet: the head of each, and what follows it.
+    answers: Vec<([u8; RESPONSE], Vec<libc::iovec>)>,
+    /// EXP-1: what they are read from.
+    kept: Vec<Arc<Export>>,
+}
+
+impl Session<'_> {
+    fn run(&mut self) -> io::Result<()> {
+        loop {
+            if !self.incoming.has(REQUEST) || self.answers.len() >= TOGETHER {
+                self.flush()?;
+            }
+            if !self.incoming.has(1) {
+                // Between requests it may be silent for as long as it likes.
+                self.stream.set_read_timeout(None)?;
+                let mut first = [0; REQUEST];
+                self.incoming.exactly(&mut first[..1], &is_late)?;
+                self.stream.set_read_timeout(Some(STALLED))?;
+                self.incoming.exactly(&mut first[1..], &is_late)?;
+                self.answer(&first)?;
+            } else {
+                let mut next = [0; REQUEST];
+                self.incoming.exactly(&mut next, &is_late)?;
+                self.answer(&next)?;
+            }
+        }
+    }
+
+    fn answer(&mut self, bytes: &[u8; REQUEST]) -> io::Result<()> {
+        let request = Request::decode(bytes).ok_or(io::ErrorKind::InvalidData)?;
+        // TCP-2
+        let found = self.exports.find(request.slot, request.generation, &request.token);
+        let found = found.and_then(|export| within(&export, &request).map(|()| export));
+        let mut response = Response { refused: None, found: 0 };
+        let mut payload = Vec::new();
+        match (found, request.verb) {
+            (Err(error), verb) => {
+                if verb == Verb::Write {
+                    self.incoming.skip(request.len, &is_late)?;
+                }
+                response.refused = Some(error.kind);
+            }
+            (Ok(export), Verb::Read) => {
+                payload = export.segments.window(request.offset, request.len).map(iovec).collect();
+                self.kept.push(export);
+            }
+            (Ok(export), Verb::Write) => {
+                // SAFETY: the export's memory, kept by it; writable, as was checked.
+                unsafe { self.incoming.pieces(export.segments.window(request.offset, request.len), &is_late)? };
+            }
+            (Ok(export), Verb::FetchAdd | Verb::CompareAndSwap) => match atomic(&export, &request) {
+                Some(found) => response.found = found,
+                None => response.refused = Some(ErrorKind::Invalid),
+            },
+        }
+        self.answers.push((response.encode(), payload));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.answers.is_empty() {
+            return Ok(());
+        }
+        let mut list: Vec<libc::iovec> = Vec::with_capacity(2 * self.answers.len());
+        for (head, payload) in &self.answers {
+            list.push(bytes(head));
+            list.extend_from_slice(payload);
+        }
+        // SAFETY: the heads are in `answers`, the rest is memory of the exports in `kept`.
+        let sent = unsafe { send(&self.stream, &mut list, &is_late) };
+        self.answers.clear();
+        self.kept.clear();
+        sent
+    }
+}
+
+fn within(export: &Export, request: &Request) -> Result<(), TransferError> {
+    let end = request.offset.checked_add(request.len);
+    if end.is_none_or(|end| end > export.segments.len()) {
+        return Err(TransferError::new(ErrorKind::Refused, "out of bounds"));
+    }
+    if request.verb != Verb::Read && !export.writable {
+        return Err(TransferError::new(ErrorKind::Refused, "read-only"));
+    }
+    Ok(())
+}
+
+/// ATM-1: all atomic operations on an export, of whatever process and transport, are carried out here: by instructions of
+/// the owner's processor on the owner's memory. So they are atomic towards each other, and towards the owner's own.
+fn atomic(export: &Export, request: &Request) -> Option<u64> {
+    let mut window = export.segments.window(request.offset, 8);
+    let word = window.next().filter(|piece| piece.len == 8 && piece.addr.is_multiple_of(8))?;
+    // SAFETY: aligned, inside the export's memory, which is kept by it, and writable, as was checked.
+    let word = unsafe { AtomicU64::from_ptr(word.addr as *mut u64) };
+    Some(match request.verb {
+        Verb::CompareAndSwap => {
+            match word.compare_exchange(request.first, request.second, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(found) | Err(found) => found,
+            }
+        }
+        _ => word.fetch_add(request.first, Ordering::SeqCst),
+    })
+}

@@ -1,0 +1,69 @@
+//! What ends an operation early: its deadline, or that its caller gives it up.
+
+use crate::error::{ErrorKind, TransferError};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Seen by whoever works on an operation.
+#[derive(Clone, Debug, Default)]
+pub struct Watch(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    deadline: Option<Instant>,
+    given_up: AtomicBool,
+    /// Connections whose end interrupts who waits on them.
+    streams: Mutex<Vec<Arc<TcpStream>>>,
+}
+
+impl Watch {
+    /// Ends at `deadline`, if there is one.
+    pub fn new(deadline: Option<Instant>) -> Self {
+        Self(Arc::new(Shared { deadline, ..Shared::default() }))
+    }
+
+    /// Has whoever works on it stop soon.
+    pub fn give_up(&self) {
+        self.0.given_up.store(true, Ordering::SeqCst);
+        for stream in self.streams().iter() {
+            // It may have ended by itself.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// An error once the operation is to end.
+    pub fn check(&self) -> Result<(), TransferError> {
+        if self.0.given_up.load(Ordering::SeqCst) {
+            return Err(TransferError::new(ErrorKind::Cancelled, "the transfer was cancelled by its caller"));
+        }
+        match self.0.deadline {
+            Some(deadline) if Instant::now() >= deadline => Err(TransferError::new(
+                ErrorKind::TimedOut,
+                "the transfer did not finish within its deadline; what it was to write may be written in part",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// How long there is to the deadline; none for ever.
+    pub fn left(&self) -> Option<Duration> {
+        self.0.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Has the connection end if the operation is given up.
+    pub(crate) fn add(&self, stream: &Arc<TcpStream>) -> Result<(), TransferError> {
+        self.streams().push(Arc::clone(stream));
+        // Given up meanwhile, perhaps before it was in the list.
+        self.check()
+    }
+
+    pub(crate) fn remove(&self, stream: &Arc<TcpStream>) {
+        self.streams().retain(|other| !Arc::ptr_eq(other, stream));
+    }
+
+    fn streams(&self) -> std::sync::MutexGuard<'_, Vec<Arc<TcpStream>>> {
+        self.0.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

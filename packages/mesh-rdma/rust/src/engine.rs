@@ -1,0 +1,190 @@
+//! A process's part in transfers.
+
+use crate::action::PyAction;
+use crate::door::{leave, raise, timeout as limit};
+use crate::handle::PyHandle;
+use crate::memory::{PyBlock, PyMemory};
+use crate::operation::PyOperation;
+use crate::transport::PyTransport;
+use mesh_transfer::{Engine, Export, Need, Op, Work};
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// Offers memory, and transfers.
+#[pyclass(name = "Engine", module = "mesh_rdma._native", frozen)]
+pub(crate) struct PyEngine(Arc<Engine>);
+
+/// What keeps memory offered. To drop it is to close it.
+#[pyclass(name = "Export", module = "mesh_rdma._native", frozen)]
+pub(crate) struct PyExport {
+    engine: Arc<Engine>,
+    export: Arc<Export>,
+}
+
+impl Drop for PyExport {
+    fn drop(&mut self) {
+        self.engine.close(&self.export, false);
+    }
+}
+
+#[pymethods]
+impl PyExport {
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.engine.close(&self.export, true));
+    }
+}
+
+type Standing = (String, bool, bool, bool, bool, Option<String>);
+type Candidates = (Vec<String>, Vec<(String, String)>);
+
+#[pymethods]
+impl PyEngine {
+    /// With these transports besides the native ones.
+    #[new]
+    fn new(py: Python<'_>, others: Vec<Py<PyAny>>) -> PyResult<Self> {
+        let others = others.into_iter().map(|each| PyTransport::of(py, each)).collect::<PyResult<_>>()?;
+        Ok(Self(leave(py, || Engine::new(others))?))
+    }
+
+    /// Name, the four capabilities, and why it does not work here.
+    fn transports(&self) -> Vec<Standing> {
+        let standing = self.0.transports().iter();
+        standing
+            .map(|each| {
+                let can = each.capabilities;
+                (each.name.clone(), can.copies, can.atomics, can.remote, can.one_sided, each.broken.clone())
+            })
+            .collect()
+    }
+
+    fn export(&self, py: Python<'_>, memory: &PyMemory) -> PyResult<(PyExport, PyHandle)> {
+        let (segments, keep) = (memory.segments.clone(), Box::new(memory.keep.clone_ref(py)));
+        // SAFETY: the memory of the object that `keep` refers to, which an exported buffer keeps in its place; for arrays
+        // that say themselves where they are, their users are told not to move it.
+        let made = leave(py, || unsafe { self.0.export(segments, memory.writable, keep) })?;
+        let (export, handle) = made;
+        Ok((PyExport { engine: Arc::clone(&self.0), export }, PyHandle(Arc::new(handle))))
+    }
+
+    /// Memory that other processes of this host can map.
+    fn empty(&self, py: Python<'_>, nbytes: u64) -> PyResult<PyBlock> {
+        Ok(PyBlock(leave(py, || self.0.exports().allocate(nbytes))?))
+    }
+
+    /// In how many pieces of shared memory that is.
+    fn arenas(&self) -> usize {
+        self.0.exports().arenas()
+    }
+
+    /// How many exports there are, and how many closed ones are still being read.
+    fn counts(&self) -> (usize, usize) {
+        self.0.exports().counts()
+    }
+
+    /// How many owners are known, and how they are reached.
+    fn owners(&self) -> usize {
+        self.0.owners()
+    }
+
+    /// Offer nothing any longer.
+    fn close_all(&self, py: Python<'_>) {
+        py.detach(|| self.0.close_all());
+    }
+
+    fn realm(&self) -> [u8; 16] {
+        self.0.realm().id
+    }
+
+    /// The transports that would be tried, and the others with the reason.
+    #[pyo3(signature = (handle, atomics=false, forced=None))]
+    fn explain(&self, handle: &PyHandle, atomics: bool, forced: Option<&str>) -> Candidates {
+        let choice = self.0.explain(&handle.0, Need { copies: !atomics, atomics }, forced);
+        (choice.candidates, choice.passed)
+    }
+
+    /// Fill memory of this process. None if that is done already, and well, else the operation.
+    #[pyo3(signature = (handle, memory, offset, timeout, forced=None))]
+    fn read(
+        &self,
+        py: Python<'_>,
+        handle: &PyHandle,
+        memory: &PyMemory,
+        offset: u64,
+        timeout: Option<f64>,
+        forced: Option<&str>,
+    ) -> PyResult<Option<PyOperation>> {
+        let work = Work::Read { local: memory.segments.clone(), offset };
+        self.copy(py, handle, work, memory, timeout, forced)
+    }
+
+    /// Copy memory of this process to the owner's; as `read`.
+    #[pyo3(signature = (handle, memory, offset, timeout, forced=None))]
+    fn write(
+        &self,
+        py: Python<'_>,
+        handle: &PyHandle,
+        memory: &PyMemory,
+        offset: u64,
+        timeout: Option<f64>,
+        forced: Option<&str>,
+    ) -> PyResult<Option<PyOperation>> {
+        let work = Work::Write { local: memory.segments.clone(), offset };
+        self.copy(py, handle, work, memory, timeout, forced)
+    }
+
+    /// Many operations together, as they are listed now.
+    #[pyo3(signature = (action, timeout, forced=None))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        action: &PyAction,
+        timeout: Option<f64>,
+        forced: Option<&str>,
+    ) -> PyResult<PyOperation> {
+        let (listed, timeout) = (action.listed(), limit(timeout)?);
+        let asked = listed.clone();
+        // SAFETY: as for `copy`; the list keeps the objects of all of them.
+        let operation = py.detach(|| unsafe { self.0.submit(asked, timeout, forced) });
+        Ok(PyOperation::new(operation, Some(listed)))
+    }
+
+    /// One atomic operation: add the one number, or replace the first by the second.
+    #[pyo3(signature = (handle, numbers, offset, timeout, forced=None))]
+    fn atomic(
+        &self,
+        py: Python<'_>,
+        handle: &PyHandle,
+        numbers: (u64, Option<u64>),
+        offset: u64,
+        timeout: Option<f64>,
+        forced: Option<&str>,
+    ) -> PyResult<PyOperation> {
+        let work = match numbers {
+            (value, None) => Work::FetchAdd { offset, value },
+            (expected, Some(desired)) => Work::CompareAndSwap { offset, expected, desired },
+        };
+        let op = Op::new(&handle.0, work).map_err(|error| raise(py, &error))?;
+        let timeout = limit(timeout)?;
+        // SAFETY: without memory of this process.
+        let operation = py.detach(|| unsafe { self.0.submit(([op], ()), timeout, forced) });
+        Ok(PyOperation::new(operation, None))
+    }
+}
+
+impl PyEngine {
+    fn copy(
+        &self,
+        py: Python<'_>,
+        handle: &PyHandle,
+        work: Work,
+        memory: &PyMemory,
+        timeout: Option<f64>,
+        forced: Option<&str>,
+    ) -> PyResult<Option<PyOperation>> {
+        let op = Op::new(&handle.0, work).map_err(|error| raise(py, &error))?;
+        let (keep, timeout) = (memory.keep.clone_ref(py), limit(timeout)?);
+        // SAFETY: the memory of the object that `keep` refers to; that it is writable for a read, Python has checked.
+        let operation = py.detach(|| unsafe { self.0.submit(([op], keep), timeout, forced) });
+        Ok(if operation.has_succeeded() { None } else { Some(PyOperation::new(operation, None)) })
+    }
+}

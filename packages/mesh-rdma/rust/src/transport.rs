@@ -1,0 +1,275 @@
+//! Transports that are written in Python, as the engine knows them.
+//!
+//! They are called on the engine's threads, by `_outside.py`, which turns exceptions into the engine's kinds of errors.
+
+use crate::door::raise;
+use mesh_transfer::{
+    Capabilities, ErrorKind, Export, Exports, Handle, Op, Peer, Segment, Segments, TransferError, Transport, Watch,
+    Work,
+};
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// One piece of memory, for a transport to read from or write to.
+#[pyclass(name = "Window", module = "mesh_rdma._native", frozen)]
+pub(crate) struct PyWindow {
+    addr: u64,
+    len: u64,
+    readonly: bool,
+    /// How many views there are.
+    views: Arc<AtomicUsize>,
+    is_closed: Arc<AtomicBool>,
+    /// What keeps memory that is offered.
+    _export: Option<Arc<Export>>,
+}
+
+#[pymethods]
+impl PyWindow {
+    /// # Safety
+    /// Called by the interpreter with a valid `view`.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let window = slf.get();
+        if window.is_closed.load(Ordering::SeqCst) {
+            return Err(PyBufferError::new_err("the transfer that this memory belongs to is over"));
+        }
+        let at = window.addr as *mut c_void;
+        let len = isize::try_from(window.len).map_err(|_| PyBufferError::new_err("the memory is too long"))?;
+        // SAFETY: `view` is valid; the memory is there as long as the export that the window keeps, or while the transfer
+        // goes on, and it is an error of the transport if a view is left then, see `Windows`.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), at, len, c_int::from(window.readonly), flags) };
+        if filled == -1 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        window.views.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// # Safety
+    /// Called by the interpreter, once for each view.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.views.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What ends a transfer early.
+#[pyclass(name = "Watch", module = "mesh_rdma._native", frozen)]
+pub(crate) struct PyWatch(Watch);
+
+#[pymethods]
+impl PyWatch {
+    /// Raise if it is over.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.check().map_err(|error| raise(py, &error))
+    }
+
+    /// Seconds to its deadline; none for ever.
+    #[getter]
+    fn left(&self) -> Option<f64> {
+        self.0.left().map(|left| left.as_secs_f64())
+    }
+}
+
+/// Windows of one transfer, which are closed with it.
+#[derive(Default)]
+struct Windows {
+    views: Arc<AtomicUsize>,
+    is_closed: Arc<AtomicBool>,
+}
+
+impl Windows {
+    fn list<'py>(
+        &self,
+        py: Python<'py>,
+        pieces: impl Iterator<Item = Segment>,
+        readonly: bool,
+        export: Option<&Arc<Export>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for Segment { addr, len } in pieces {
+            let (views, is_closed) = (Arc::clone(&self.views), Arc::clone(&self.is_closed));
+            let _export = export.cloned();
+            list.append(Py::new(py, PyWindow { addr, len, readonly, views, is_closed, _export })?)?;
+        }
+        Ok(list)
+    }
+
+    /// How many views are left.
+    fn close(&self) -> usize {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.views.load(Ordering::SeqCst)
+    }
+}
+
+/// What `_outside.py` answers: a kind of error and a message, or none and the result.
+type Answer = (Option<String>, Py<PyAny>);
+
+fn answer(py: Python<'_>, answer: PyResult<Bound<'_, PyAny>>) -> Result<Py<PyAny>, TransferError> {
+    let broken = |error: PyErr| TransferError::new(ErrorKind::Transport, format!("the transport is broken: {error}"));
+    let (kind, value): Answer = answer.and_then(|answer| answer.extract()).map_err(broken)?;
+    match kind {
+        None => Ok(value),
+        Some(word) => {
+            let kind = ErrorKind::ALL.into_iter().find(|kind| kind.word() == word).unwrap_or(ErrorKind::Transport);
+            Err(TransferError::new(kind, value.bind(py).to_string()))
+        }
+    }
+}
+
+/// The one door to the interpreter; closed while that ends.
+fn attach<R>(body: impl FnOnce(Python<'_>) -> Result<R, TransferError>) -> Result<R, TransferError> {
+    let ended = || Err(TransferError::new(ErrorKind::Transport, "the interpreter of this process is ending"));
+    Python::try_attach(body).unwrap_or_else(ended)
+}
+
+/// A transport of another package.
+pub(crate) struct PyTransport {
+    name: String,
+    capabilities: Capabilities,
+    broken: Option<String>,
+    object: Py<PyAny>,
+}
+
+impl fmt::Debug for PyTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PyTransport({})", self.name)
+    }
+}
+
+impl PyTransport {
+    pub(crate) fn of(py: Python<'_>, object: Py<PyAny>) -> PyResult<Arc<dyn Transport>> {
+        let told = object.bind(py);
+        let (copies, atomics, remote, one_sided) = told.getattr("capabilities")?.extract()?;
+        Ok(Arc::new(Self {
+            name: told.getattr("name")?.extract()?,
+            capabilities: Capabilities { copies, atomics, remote, one_sided },
+            broken: told.getattr("reason")?.extract()?,
+            object,
+        }))
+    }
+}
+
+fn key(slot: u32, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(slot)
+}
+
+impl Transport for PyTransport {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn probe(&self) -> Result<(), TransferError> {
+        self.broken.clone().map_or(Ok(()), |why| Err(TransferError::new(ErrorKind::Transport, why)))
+    }
+
+    fn offer(&self, _exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
+        attach(|py| {
+            let pieces = export.segments.list().iter().copied();
+            // They keep the memory: what the transport does with a view that it has kept hurts nobody else.
+            let windows = Windows::default().list(py, pieces, !export.writable, Some(export));
+            let asked = windows.and_then(|windows| {
+                let told = (key(export.slot, export.generation), windows, export.writable);
+                self.object.bind(py).call_method1("offer", told)
+            });
+            let said = answer(py, asked)?;
+            said.extract(py)
+                .map_err(|_| TransferError::new(ErrorKind::Transport, "it offers something else than bytes"))
+        })
+    }
+
+    fn holds_memory(&self) -> bool {
+        true
+    }
+
+    fn withdraw(&self, export: &Export) {
+        // Where the interpreter is ending, so is the transport.
+        let _ = attach(|py| {
+            let asked = self.object.bind(py).call_method1("withdraw", (key(export.slot, export.generation),));
+            answer(py, asked).map(drop)
+        });
+    }
+
+    fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
+        attach(|py| {
+            let told = (PyBytes::new(py, section), handle.owner(), PyWatch(watch.clone()));
+            let object = answer(py, self.object.bind(py).call_method1("reach", told))?;
+            Ok(Arc::new(PyPeer { name: self.name.clone(), object }) as Arc<dyn Peer>)
+        })
+    }
+}
+
+/// An owner that is reached by it.
+struct PyPeer {
+    name: String,
+    object: Py<PyAny>,
+}
+
+impl fmt::Debug for PyPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PyPeer({})", self.name)
+    }
+}
+
+impl PyPeer {
+    /// What is asked of the transport: whether it is a write, the section of the handle, where in the export, the memory here.
+    fn told<'py>(&self, py: Python<'py>, ops: &[Op], windows: &Windows) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for op in ops {
+            let (local, is_write): (&Segments, bool) = match &op.work {
+                Work::Read { local, .. } => (local, false),
+                Work::Write { local, .. } => (local, true),
+                _ => continue,
+            };
+            let section = PyBytes::new(py, op.handle.section(&self.name).unwrap_or_default());
+            let start = op.handle.start + op.work.span().0;
+            let memory = windows.list(py, local.list().iter().copied(), is_write, None)?;
+            list.append((is_write, section, start, memory))?;
+        }
+        Ok(list)
+    }
+}
+
+impl Peer for PyPeer {
+    unsafe fn run(&self, ops: &[Op], _found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+        if ops.iter().any(|op| op.work.is_atomic()) {
+            return Err(TransferError::new(ErrorKind::Transport, "it has no atomic operations"));
+        }
+        let windows = Windows::default();
+        let done = attach(|py| {
+            let asked = self
+                .told(py, ops, &windows)
+                .and_then(|told| self.object.bind(py).call_method1("run", (told, PyWatch(watch.clone()))));
+            answer(py, asked).map(drop)
+        });
+        match windows.close() {
+            0 => done,
+            left => Err(TransferError::new(
+                ErrorKind::Invalid,
+                format!(
+                    "the transport {} has kept {left} views of the memory of a transfer that is over: a defect of it. \
+                     Choose another with transport=, and report it to its author.",
+                    self.name
+                ),
+            )),
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        attach(|py| answer(py, self.object.bind(py).call_method0("alive")))
+            .is_ok_and(|alive| Python::try_attach(|py| alive.is_truthy(py).unwrap_or(false)).unwrap_or(false))
+    }
+
+    fn is_quick(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,187 @@
+"""Memory that other processes read and write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mesh_core import Future
+from mesh_rdma._errors import InvalidTransfer
+from mesh_rdma._futures import done, first, nothing, of_operation
+from mesh_rdma._here import engine
+from mesh_rdma._memory import memory_of, writable_memory_of
+from mesh_rdma._native import Export, Handle
+
+WORD = 1 << 64
+"""What atomic operations wrap around at."""
+
+
+class RDMABuffer:
+    """Memory of a process, which every process that has the buffer reads and writes, without the owner's Python.
+
+    Pickled it is a few hundred bytes; send it to an actor, through a queue, or in a file. Whoever has it may use the memory.
+
+    >>> from mesh_rdma import RDMABuffer
+    >>> data = bytearray(b"0123456789")
+    >>> buffer = RDMABuffer(data)
+    >>> part = bytearray(3)
+    >>> buffer.read_into(part, offset=2).get(timeout=30)
+    >>> bytes(part)
+    b'234'
+    >>> buffer[8:].write_from(b"XY").get(timeout=30)
+    >>> data
+    bytearray(b'01234567XY')
+
+    The memory is offered until :meth:`drop`, or until the owner's object and its slices are garbage: keep one. From then on
+    buffers elsewhere raise :class:`BufferGone`. The memory itself is kept until nobody is reading or writing it.
+
+    Args:
+        data: a bytes-like object, an array of numpy or of another library with ``__array_interface__``, or a torch tensor on
+            a CPU; contiguous or strided. Read-only memory can only be read. A tensor must not be resized meanwhile.
+    """
+
+    __slots__ = ("__weakref__", "_export", "_handle")
+
+    _handle: Handle
+    _export: Export | None
+
+    def __init__(self, data: Any) -> None:
+        self._export, self._handle = engine().export(memory_of(data))
+
+    @classmethod
+    def _make(cls, handle: Handle, export: Export | None) -> RDMABuffer:
+        made = cls.__new__(cls)
+        made._handle, made._export = handle, export  # noqa: SLF001 - of this class
+        return made
+
+    def size(self) -> int:
+        """Return the number of bytes."""
+        return self._handle.nbytes
+
+    @property
+    def writable(self) -> bool:
+        """Whether it may be written to."""
+        return self._handle.writable
+
+    @property
+    def owner(self) -> str:
+        """The process that has the memory, such as ``"pid 4242 on host b7"``."""
+        return f"pid {self._handle.pid} on host {self._handle.host}"
+
+    @property
+    def backend(self) -> str | None:
+        """The transport that reads and writes would take now; ``None`` if there is none. :func:`explain` says why."""
+        candidates, _ = engine().explain(self._handle)
+        return candidates[0] if candidates else None
+
+    def __getitem__(self, part: slice) -> RDMABuffer:
+        """Return a buffer of some of the bytes, ``buffer[start:stop]``. Whoever has it may use the whole memory all the same."""
+        if not isinstance(part, slice):
+            raise TypeError(
+                f"a buffer is sliced, as in buffer[0:8], and not indexed, got {type(part).__name__}"
+            )
+        start, stop, step = part.indices(self._handle.nbytes)
+        if step != 1:
+            raise InvalidTransfer(f"the step of a slice of a buffer must be 1, got {step}")
+        return RDMABuffer._make(self._handle.slice(start, max(stop - start, 0)), self._export)
+
+    def read_into(
+        self, dst: Any, *, offset: int = 0, timeout: float | None = 60, transport: str | None = None
+    ) -> Future[None]:
+        """Fill ``dst`` with the bytes from ``offset`` on.
+
+        Until the future is done ``dst`` must be left alone. A wrong argument is raised here, everything else by the future.
+
+        Args:
+            dst: writable memory of this process, of any kind that :class:`RDMABuffer` takes. Its length says how much is read.
+            offset: where in the buffer to begin.
+            timeout: seconds after which it fails with :class:`RDMATimeout`; ``None`` for none.
+            transport: the name of the only one to be tried.
+        """
+        memory = writable_memory_of(dst)
+        operation = engine().read(self._handle, memory, place(offset), timeout, transport)
+        return done(None) if operation is None else of_operation(operation, "read_into", nothing, self)
+
+    def write_from(
+        self, src: Any, *, offset: int = 0, timeout: float | None = 60, transport: str | None = None
+    ) -> Future[None]:
+        """Copy all of ``src`` into the buffer, from ``offset`` on; otherwise as :meth:`read_into`.
+
+        When the future is done, the bytes are in the owner's memory.
+        """
+        memory = memory_of(src)
+        operation = engine().write(self._handle, memory, place(offset), timeout, transport)
+        return done(None) if operation is None else of_operation(operation, "write_from", nothing, self)
+
+    def fetch_add(
+        self, value: int, *, offset: int = 0, timeout: float | None = 60, transport: str | None = None
+    ) -> Future[int]:
+        """Add ``value`` to the 8 bytes at ``offset``, and return what they were, as a number without sign.
+
+        They are an integer in the byte order of the machine, which wraps around, at a multiple of 8 from an address that is one.
+        Atomic operations are atomic towards each other, whoever asks for them, and towards atomic instructions of the owner.
+
+        >>> from mesh_rdma import RDMABuffer
+        >>> counter = RDMABuffer(bytearray(8))
+        >>> counter.fetch_add(5).get(timeout=30), counter.fetch_add(-1).get(timeout=30)
+        (0, 5)
+        """
+        operation = engine().atomic(self._handle, (value % WORD, None), place(offset), timeout, transport)
+        return of_operation(operation, "fetch_add", first, self)
+
+    def compare_and_swap(
+        self,
+        expected: int,
+        desired: int,
+        *,
+        offset: int = 0,
+        timeout: float | None = 60,
+        transport: str | None = None,
+    ) -> Future[int]:
+        """Replace the 8 bytes at ``offset`` by ``desired`` if they are ``expected``; return what they were.
+
+        It has succeeded if that is ``expected``. Otherwise as :meth:`fetch_add`.
+
+        >>> from mesh_rdma import RDMABuffer
+        >>> lock = RDMABuffer(bytearray(8))
+        >>> lock.compare_and_swap(0, 7).get(timeout=30), lock.compare_and_swap(0, 8).get(timeout=30)
+        (0, 7)
+        """
+        numbers = (expected % WORD, desired % WORD)
+        operation = engine().atomic(self._handle, numbers, place(offset), timeout, transport)
+        return of_operation(operation, "compare_and_swap", first, self)
+
+    def drop(self) -> None:
+        """Offer the memory no longer; at its owner only. Its slices go with it.
+
+        Returns at once. Transfers that are under way end as they would have, and keep the memory until then; all others
+        raise :class:`BufferGone`. To drop it again has no effect.
+        """
+        if self._export is None:
+            raise InvalidTransfer(
+                f"only its owner can drop a buffer, {self.owner}; here, just forget it. Have the owner call drop()."
+            )
+        self._export.close()
+
+    def __reduce__(self) -> Any:
+        return _of_bytes, (self._handle.encode(),)
+
+    def __repr__(self) -> str:
+        return f"<RDMABuffer: {self.size()} bytes of {self.owner}>"
+
+
+def _of_bytes(data: bytes) -> RDMABuffer:
+    return RDMABuffer._make(Handle.decode(data), None)
+
+
+def handle_of(buffer: RDMABuffer) -> Handle:
+    """Return what the engine knows a buffer by."""
+    if not isinstance(buffer, RDMABuffer):
+        raise InvalidTransfer(f"the remote memory must be an RDMABuffer, got {type(buffer).__name__}")
+    return buffer._handle  # noqa: SLF001 - for the other modules of this package
+
+
+def place(offset: int) -> int:
+    """Return an offset that is one."""
+    if offset < 0:
+        raise InvalidTransfer(f"offset must not be negative, got {offset}")
+    return offset

@@ -1,0 +1,135 @@
+"""What a transport of another package does, and the kind of plugin that makes it known."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from mesh_core.plugins import Plugin, PluginKind
+
+
+@dataclass(frozen=True)
+class TransportCapabilities:
+    """What a transport can do."""
+
+    copies: bool
+    """Reads and writes."""
+    atomics: bool
+    """``fetch_add`` and ``compare_and_swap``."""
+    remote: bool
+    """Reaches processes of other hosts."""
+    one_sided: bool
+    """Costs the owner's processor nothing."""
+
+
+class Watch(Protocol):
+    """What ends a transfer early."""
+
+    def check(self) -> None:
+        """Raise if the transfer is over: given up by its caller, or late. Ask between pieces, and pass the error on."""
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to the deadline; ``None`` if there is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """Memory of this process that is offered."""
+
+    key: int
+    """Which; no other of this process has ever had it."""
+    memory: tuple[memoryview, ...]
+    """Its pieces, in the order of their bytes; read-only where others must not write."""
+    writable: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The length of all pieces together."""
+        return sum(piece.nbytes for piece in self.memory)
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """One read or write."""
+
+    write: bool
+    """To the owner; else from it."""
+    section: bytes
+    """What :meth:`Transport.offer` has returned there for this memory. The handle that it was in may be forged."""
+    offset: int
+    """Where to begin, counted from the first byte that was offered. The owner checks it."""
+    memory: tuple[memoryview, ...]
+    """The memory here, in pieces; read-only for a write."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much is to be copied."""
+        return sum(piece.nbytes for piece in self.memory)
+
+
+class Peer(ABC):
+    """An owner that is reached. Used by several threads at once; closed when it is garbage."""
+
+    @abstractmethod
+    def run(self, copies: Sequence[Copy], watch: Watch) -> None:
+        """Do all of it, in any order, and block meanwhile. No view of the memory may be left when this returns or raises.
+
+        Raise :class:`BufferGone` if the memory is no longer offered or its owner has ended, :class:`HandleRefused` if the owner
+        refuses, and anything else for what may work by another transport, which is tried then with all of it from the beginning.
+        """
+
+    def alive(self) -> bool:
+        """Whether the owner is there, as far as can be told without waiting."""
+        return True
+
+
+class Transport(ABC):
+    """A way to reach memory of other processes: one object per process, used by several threads at once.
+
+    Subclass it, return it from the ``create`` of a :class:`TransportPlugin`, and subclass
+    :class:`mesh_rdma.testing.TransportConformance`, which says what else holds.
+    """
+
+    @abstractmethod
+    def offer(self, export: Exported) -> bytes:
+        """Return what others need to reach this memory: it travels in each handle, some hundred bytes at most.
+
+        Raise an error to not offer it; others may.
+        """
+
+    @abstractmethod
+    def withdraw(self, export: Exported) -> None:
+        """Have nobody reach the memory any longer, from the return on. Called once for each export that was offered."""
+
+    @abstractmethod
+    def reach(self, section: bytes, owner: str, watch: Watch) -> Peer:
+        """Return the owner whose ``offer`` has returned ``section``; ``owner`` is for messages. Errors as in :meth:`Peer.run`."""
+
+
+@dataclass(frozen=True)
+class NativeTransport:
+    """A transport that mesh-rdma's engine has itself."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportPlugin(Plugin[TransportCapabilities]):
+    """A transport; ``create`` is called once in each process that transfers. Its probe says what it can do there."""
+
+    create: Callable[[], Transport | NativeTransport]
+
+
+TRANSPORTS: Final = PluginKind(
+    word="transport",
+    group="mesh.transports",
+    hook="mesh_register_transports",
+    descriptor=TransportPlugin,
+    api_version=1,
+    capabilities=TransportCapabilities,
+    owner="mesh-rdma",
+)
+"""The kind of plugin that transports are."""

@@ -1,0 +1,62 @@
+"""What transfers raise."""
+
+from __future__ import annotations
+
+from mesh_core import MeshError
+
+
+class RDMAError(MeshError):
+    """Base of what transfers raise.
+
+    >>> from mesh_rdma import RDMABuffer, RDMAError
+    >>> buffer = RDMABuffer(bytearray(8))
+    >>> buffer.drop()
+    >>> try:
+    ...     buffer.read_into(bytearray(8)).get(timeout=30)
+    ... except RDMAError as error:
+    ...     print(type(error).__name__, "-", error)
+    BufferGone - the buffer was dropped by its owner
+    """
+
+
+class InvalidTransfer(RDMAError, ValueError):
+    """A wrong argument: out of bounds, not aligned, read-only, memory that cannot be transferred, or no handle."""
+
+
+class BufferGone(RDMAError, ConnectionError):
+    """The memory is no longer offered: dropped, or its owner has ended or was restarted."""
+
+
+class HandleRefused(RDMAError, PermissionError):
+    """The owner does not recognise the handle, or it names more than the owner offers."""
+
+
+class RDMATimeout(RDMAError, TimeoutError):
+    """The transfer did not finish within its ``timeout``. What it was to write may be written in part."""
+
+
+class TransportUnavailable(RDMAError, ConnectionError):
+    """No transport that both ends have reaches the owner; the message says why for each."""
+
+
+class OutcomeUnknown(RDMAError, ConnectionError):
+    """The connection ended after an atomic operation was sent: nobody knows whether it was carried out."""
+
+
+KINDS: dict[str, type[RDMAError]] = {
+    "invalid": InvalidTransfer,
+    "gone": BufferGone,
+    "refused": HandleRefused,
+    "timed_out": RDMATimeout,
+    "cancelled": RDMAError,
+    "transport": TransportUnavailable,
+    "unknown": OutcomeUnknown,
+    "no_transport": TransportUnavailable,
+    "forked": RDMAError,
+}
+"""By the engine's words."""
+
+
+def of_native(kind: str, message: str) -> RDMAError:
+    """Make the exception for an error of the engine."""
+    return KINDS.get(kind, RDMAError)(message)

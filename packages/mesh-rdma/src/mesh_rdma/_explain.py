@@ -1,0 +1,36 @@
+"""Why a transport is used, and another not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mesh_rdma._buffer import RDMABuffer, handle_of
+from mesh_rdma._here import engine
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which transports would be tried for a buffer, in which order, and why not the others."""
+
+    candidates: tuple[str, ...]
+    """Those that would be tried: the first is used, the next if that fails."""
+    passed: dict[str, str]
+    """The others, with the reason."""
+
+    def __str__(self) -> str:
+        chosen = ", then ".join(self.candidates) or "no transport"
+        return "; ".join([chosen, *(f"not {name}: {reason}" for name, reason in self.passed.items())])
+
+
+def explain(buffer: RDMABuffer, *, atomics: bool = False, transport: str | None = None) -> Explanation:
+    """Say which transport reads and writes of a buffer take now, or its atomic operations, and why.
+
+    >>> from mesh_rdma import RDMABuffer, explain
+    >>> buffer = RDMABuffer(bytearray(8))
+    >>> print(explain(buffer))
+    shm, then tcp
+    >>> print(explain(buffer, atomics=True))
+    tcp; not shm: it has no atomic operations
+    """
+    candidates, passed = engine().explain(handle_of(buffer), atomics, transport)
+    return Explanation(tuple(candidates), dict(passed))

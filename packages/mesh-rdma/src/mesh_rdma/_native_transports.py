@@ -1,0 +1,39 @@
+"""The transports of the engine, as plugins: so that they are listed with all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from mesh_core.plugins import ProbeResult, hookimpl
+from mesh_rdma._contract import NativeTransport, TransportCapabilities, TransportPlugin
+
+REMEDY = (
+    "mount /proc and allow process_vm_readv and process_vm_writev (in Docker: --cap-add=SYS_PTRACE or another seccomp "
+    "profile), and the loopback interface"
+)
+
+
+def _probe(name: str) -> ProbeResult[TransportCapabilities]:
+    from mesh_rdma._transports import transports
+
+    (found,) = (each for each in transports() if each.name == name)
+    if found.reason is None:
+        return ProbeResult.yes(found.capabilities)
+    return ProbeResult.no(found.reason, remedy=REMEDY)
+
+
+def _plugin(name: str, summary: str) -> TransportPlugin:
+    create, probe = partial(NativeTransport, name), partial(_probe, name)
+    return TransportPlugin(name=name, api_version=1, create=create, probe=probe, summary=summary)
+
+
+SHM = _plugin("shm", "memory of processes of one host, by the kernel's calls or mapped")
+TCP = _plugin("tcp", "a native thread of the owner, over the loopback interface")
+
+
+@hookimpl
+def mesh_register_transports() -> Iterable[TransportPlugin]:
+    """Both."""
+    yield SHM
+    yield TCP

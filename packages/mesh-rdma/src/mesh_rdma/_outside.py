@@ -1,0 +1,125 @@
+"""Transports of other packages, as the engine calls them: on its threads, with plain values, and without exceptions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mesh_rdma._errors import KINDS, RDMAError
+
+if TYPE_CHECKING:
+    from mesh_rdma._contract import Exported, Peer, Transport, TransportPlugin
+    from mesh_rdma._native import Watch
+
+_OWN = "mesh-rdma"
+_GROUP = "mesh.transports"
+_PASSED_ON = ("gone", "refused", "timed_out", "invalid", "unknown")
+"""Kinds of errors that end a transfer, rather than have another transport try it."""
+
+
+def installed() -> list[Outside]:
+    """Return the transports that other packages offer here."""
+    from importlib.metadata import entry_points
+
+    # Without any, nothing of what finds plugins is imported.
+    others = [each for each in entry_points(group=_GROUP) if each.dist is None or each.dist.name != _OWN]
+    if not others:
+        return []
+    from mesh_core.plugins import PluginManager
+    from mesh_rdma._contract import TRANSPORTS
+
+    manager = PluginManager()
+    own = {each.name for each in manager.entries(TRANSPORTS) if each.distribution == _OWN}
+    return [Outside(each, manager.probe(each)) for each in manager.all(TRANSPORTS) if each.name not in own]
+
+
+def _answer(work: Callable[[], Any]) -> tuple[str | None, Any]:
+    """Return a kind of error and its message, or none and the result."""
+    try:
+        return None, work()
+    except RDMAError as error:
+        kind = next((kind for kind in _PASSED_ON if KINDS[kind] is type(error)), "transport")
+        return kind, str(error)
+    except Exception as error:  # noqa: BLE001 - of code that is not ours; another transport may do it
+        return "transport", f"{type(error).__name__}: {error}"
+
+
+class Outside:
+    """One such transport."""
+
+    def __init__(self, plugin: TransportPlugin, able: Any) -> None:
+        self.name = plugin.name
+        self.reason: str | None = None
+        self.capabilities = (False, False, False, False)
+        self._plugin = plugin
+        self._lock = threading.Lock()
+        self._made: Transport | None = None
+        self._exported: dict[int, Exported] = {}
+        if not able:
+            self.reason = f"{able.reason} ({able.remedy})"
+        else:
+            can = able.capabilities
+            self.capabilities = (can.copies, False, can.remote, can.one_sided)
+            if can.atomics:
+                self.reason = "it declares atomic operations, which version 1 of the contract does not have"
+
+    def _transport(self) -> Transport:
+        from mesh_rdma._contract import Transport
+
+        with self._lock:
+            if self._made is None:
+                made = self._plugin.create()
+                if not isinstance(made, Transport):
+                    raise TypeError(
+                        f"create() of the transport {self.name} gave {type(made).__name__}, no Transport"
+                    )
+                self._made = made
+            return self._made
+
+    def offer(self, key: int, windows: list[Any], writable: bool) -> tuple[str | None, Any]:
+        """Have the memory offered; the result is the section."""
+        from mesh_rdma._contract import Exported
+
+        def offer() -> bytes:
+            export = Exported(key, tuple(memoryview(window) for window in windows), writable)
+            section = bytes(self._transport().offer(export))
+            self._exported[key] = export
+            return section
+
+        return _answer(offer)
+
+    def withdraw(self, key: int) -> tuple[str | None, Any]:
+        """Have it offered no longer, if it was."""
+        export = self._exported.pop(key, None)
+        return _answer(lambda: None if export is None else self._transport().withdraw(export))
+
+    def reach(self, section: bytes, owner: str, watch: Watch) -> tuple[str | None, Any]:
+        """Reach the owner; the result has the methods `run` and `alive`."""
+        return _answer(lambda: _Reached(self._transport().reach(section, owner, watch)))
+
+
+class _Reached:
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def run(self, asked: list[tuple[bool, bytes, int, list[Any]]], watch: Watch) -> tuple[str | None, Any]:
+        from mesh_rdma._contract import Copy
+
+        def run() -> None:
+            views: list[memoryview] = []
+            copies: list[Copy] = []
+            for write, section, offset, windows in asked:
+                memory = tuple(memoryview(window) for window in windows)
+                views.extend(memory)
+                copies.append(Copy(write, section, offset, memory))
+            try:
+                self._peer.run(copies, watch)
+            finally:
+                for view in views:
+                    view.release()
+
+        return _answer(run)
+
+    def alive(self) -> tuple[str | None, Any]:
+        return _answer(self._peer.alive)

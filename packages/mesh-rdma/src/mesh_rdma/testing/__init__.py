@@ -1,0 +1,14 @@
+"""The conformance suite that an author of a transport subclasses, and pytest runs.
+
+>>> from mesh_core.plugins import PluginManager
+>>> from mesh_rdma import TRANSPORTS
+>>> from mesh_rdma.testing import TransportConformance
+>>> class TestShm(TransportConformance):
+...     plugin = PluginManager().get(TRANSPORTS, "shm")  # your descriptor
+...     distribution = "mesh-rdma"
+>>> TestShm().test_installed_under_its_name()
+"""
+
+from mesh_rdma.testing._suite import TransportConformance
+
+__all__ = ["TransportConformance"]
