@@ -221,7 +221,10 @@ def test_cancel_reaches_the_replica(workers: Any) -> None:
         assert heard.recv().get(WITHIN) == "begun"
         assert future.cancel()
         assert heard.recv().get(WITHIN) == "cancelled"
-        assert sorted(set(pool.map_unordered(workers.who, range(40)))) == [0, 1, 2, 3]
+        # Its turn comes back with the replica's answer, however many tasks the others do until then.
+        seen: set[int] = set()
+        while seen != {0, 1, 2, 3}:
+            seen |= set(pool.map_unordered(workers.who, range(40)))
 
 
 def test_cancelled_task_that_waits_never_runs(workers: Any, gate: Gate, tmp_path: Path) -> None:

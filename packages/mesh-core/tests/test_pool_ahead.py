@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,10 @@ def test_cancelled_task_that_lies_ready_never_runs(
         task, after = pool.submit(workers.note, 1), pool.submit(workers.note, 2)
         assert busy.ahead == 2
         assert task.cancel()
+        # The replica has to be told, by a thread of the pool, and says that it has not begun.
+        end = time.monotonic() + WITHIN
+        while busy.ahead == 2:
+            assert time.monotonic() < end
         gates[1].open()
         gates[0].open()
         assert after.get(WITHIN) == 2
