@@ -289,6 +289,16 @@ def test_items_of_a_taker_that_dies_before_it_has_looked_go_back() -> None:
 # Leases.
 
 
+def test_what_is_leased_stays_so_when_its_process_takes_anew() -> None:
+    """QUE-1: each call brings the queue to the process again, which has dropped it meanwhile."""
+    with Queue[int](name="leases") as queue, this_host().spawn_procs() as procs:
+        first = procs.spawn("user", User)
+        queue.put_many(range(4)).get(timeout=SOON)
+        assert [first.keep.call_one(queue, 1, SOON).get(timeout=SOON) for _ in range(3)] == [[0], [1], [2]]
+        stats = queue.stats().get(timeout=SOON)
+        assert (stats.leased, stats.ready) == (3, 1)
+
+
 def test_leased_items_are_over_once_they_are_acknowledged() -> None:
     with Queue[str]() as queue:
         queue.put_many("abc").get(timeout=SOON)

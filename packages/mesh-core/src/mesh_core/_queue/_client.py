@@ -23,6 +23,8 @@ from mesh_core._serialize import dumps
 from mesh_core.extensions import Extension
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mesh_core._future import Future
     from mesh_core._process import Process
     from mesh_core._queue._server import Wire
@@ -53,7 +55,7 @@ class Batch:
 class Client:
     """One queue's end in one process."""
 
-    def __init__(self, process: Process, server: Any, name: str) -> None:
+    def __init__(self, process: Process, server: Any, name: str, numbers: Iterator[int]) -> None:
         from mesh_core._hosts import this_proc
         from mesh_core.extensions import current_proc
 
@@ -61,7 +63,7 @@ class Client:
         self.name = name
         self.owner = process.runtime.me
         self._producer = str(current_proc())
-        self._numbers = itertools.count(1)
+        self._numbers = numbers
         self._lock = threading.Lock()
         self._batches: list[Batch] = []
         """Those that wait, but for the one that is under way."""
@@ -178,6 +180,8 @@ class Queues(Extension):
 
     def __init__(self) -> None:
         self.clients: weakref.WeakValueDictionary[tuple[int, int], Client] = weakref.WeakValueDictionary()
+        self.numbers = itertools.count(1)
+        """Of all takings of the process: what one end of a queue has leased outlives it."""
 
     def stop(self) -> None:
         until = time.monotonic() + _END_S
@@ -209,5 +213,5 @@ def client_of(process: Process, server: Any, name: str) -> Client:
     key = (server._procs_id, server._actor_id)
     client = queues.clients.get(key)
     if client is None:
-        client = queues.clients[key] = Client(process, server, name)
+        client = queues.clients[key] = Client(process, server, name, queues.numbers)
     return client
