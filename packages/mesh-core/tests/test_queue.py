@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
+from core_owners import suspend
 
 from mesh_core import (
     Actor,
@@ -71,6 +72,11 @@ class User(Actor):
         """Take, and look at nothing."""
         self.kept = [queue.take(n)]
         queue.stats().get(timeout=SOON)
+
+    @endpoint
+    def look(self) -> Any:
+        """Look at what was taken."""
+        return self.kept[0].get(timeout=SOON)
 
     @endpoint
     def die(self) -> None:
@@ -357,6 +363,26 @@ def test_items_that_were_looked_at_are_never_given_again_whoever_dies() -> None:
         with pytest.raises(SupervisionError):
             user.die.call_one().get(timeout=SOON)
         assert left(queue) == [2]
+
+
+def test_what_a_taker_has_said_before_its_end_counts() -> None:
+    quiet: Any = {"supervise": lambda failure: True}
+    with this_host().spawn_procs() as home, this_host().spawn_procs(**quiet) as procs:
+        queue = Queue[int](on=home)
+        user = procs.spawn("user", User, **quiet)
+        queue.put_many(range(2)).get(timeout=SOON)
+        user.begin.call_one(queue, 2).get(timeout=SOON)
+        suspend(home.pids[0])
+        # The queue has much to do before it comes to what the taker says.
+        asked = [queue.stats() for _ in range(2000)]
+        assert user.look.call_one().get(timeout=SOON) == [0, 1]
+        with pytest.raises(SupervisionError):
+            user.die.call_one().get(timeout=SOON)
+        os.kill(home.pids[0], signal.SIGCONT)
+        assert [each.get(timeout=SOON).leased for each in asked] == [2] * len(asked)
+        assert left(queue) == []
+        stats = queue.stats().get(timeout=SOON)
+        assert (stats.leased, stats.given_back) == (0, 0)
 
 
 def test_only_leased_items_are_acknowledged() -> None:

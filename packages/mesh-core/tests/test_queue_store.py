@@ -1,7 +1,8 @@
-"""The decisions of a queue, by random schedules: QUE-1..4."""
+"""The decisions of a queue, by random schedules: QUE-1..4, QUE-6."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +35,9 @@ class Schedule:
         self.refused = 0
         self.took_part: list[tuple[str, int]] = []
         self.numbers = 0
+        self.owners = list(OWNERS)
+        """Those that live; in the place of one that ends comes another."""
+        self.ranks = itertools.count(len(OWNERS))
 
     def entry(self, producer: str) -> Entry:
         self.made[producer] += 1
@@ -58,7 +62,7 @@ class Schedule:
 
     def take(self) -> None:
         self.numbers += 1
-        owner, lease = self.random.choice(OWNERS), self.random.choice([None, 1.0, 5.0])
+        owner, lease = self.random.choice(self.owners), self.random.choice([None, 1.0, 5.0])
         key = (owner, self.numbers)
         most = self.random.randint(1, 4)
 
@@ -122,7 +126,8 @@ class Schedule:
             self.leases[key] = self.now + 3.0
 
     def gone(self) -> None:
-        owner = self.random.choice(OWNERS)
+        place = self.random.randrange(len(self.owners))
+        owner, self.owners[place] = self.owners[place], (1, next(self.ranks), 0)
         for kept in (self.waiting, self.held, self.leases):
             for key in [key for key in kept if key[0] == owner]:
                 del kept[key]
@@ -221,3 +226,23 @@ def test_an_item_that_is_larger_than_the_limit_goes_into_an_empty_queue_alone() 
     store.take(Taker((1, 0, 0), 1, 5, None, lambda entries: got.extend(e.data for e in entries)), 0.0)
     store.confirm((1, 0, 0), 1, 0.0)
     assert (got, store.items, done) == (["large"], 1, [True])
+
+
+# QUE-6
+def test_a_taking_that_comes_after_its_taker_s_end_is_nobody_s() -> None:
+    store = Store(None, None)
+    given: dict[str, list[Any]] = {}
+
+    def take(owner: int, number: int, name: str) -> None:
+        def answer(entries: list[Entry]) -> None:
+            given[name] = [entry.data for entry in entries]
+
+        store.take(Taker(OWNERS[owner], number, 9, None, answer), 0.0)
+
+    take(0, 1, "waits")
+    store.gone(OWNERS[0], 0.0)
+    take(0, 2, "late")
+    store.put([Entry("a", 1, "producer", 0.0, None)], lambda done: None, 0.0)
+    assert (given, store.ready, store.takers) == ({}, 1, 0)
+    take(1, 1, "lives")
+    assert given == {"lives": ["a"]}

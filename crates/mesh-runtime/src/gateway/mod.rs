@@ -330,6 +330,14 @@ impl Runtime {
         lock(&self.known_afar).note(mesh, placement, ranks);
     }
 
+    /// The same for one rank, whose place says nothing of where the others of its mesh are.
+    pub(crate) fn note_one_afar(&self, addr: ProcAddr) {
+        if addr.mesh == 0 || addr.host == self.me.host {
+            return;
+        }
+        lock(&self.known_afar).note_one(addr);
+    }
+
     fn hosts_below(state: &State, host: HostNo) -> Vec<(HostNo, String)> {
         let mut below = state.topology.subtree(host);
         below.remove(host);

@@ -6,7 +6,7 @@ use crate::error::RuntimeError;
 use crate::link::Link;
 use mesh_proto::control::News;
 use mesh_proto::messages::Answer;
-use mesh_proto::{Frame, MeshId, Moved, Moves, Placement, ProcAddr, Seat, Target};
+use mesh_proto::{Frame, MeshId, Moved, Moves, ProcAddr, Seat, Target};
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -50,7 +50,7 @@ impl Runtime {
     /// Something is sent to these: if a host dies, so do those of them that are there.
     pub fn note_target(&self, target: &Target) {
         match target {
-            Target::One(addr) => self.note_afar(addr.mesh, &Placement::On(addr.host), addr.rank as usize + 1),
+            Target::One(addr) => self.note_one_afar(*addr),
             Target::Many(mesh, region, placement) => {
                 self.note_afar(*mesh, placement, region.as_slice().bounds().end);
             }

@@ -1,4 +1,7 @@
-"""The actor that a queue lives in: its store, the clock, and who of those that use it has ended."""
+"""The actor that a queue lives in: its store, the clock, and who of those that use it has ended.
+
+QSV-1: the end of a user counts after all that came from it before: a taker that said that items have come has them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._actor import Actor
+from mesh_core._context import context
 from mesh_core._endpoint import endpoint
 from mesh_core._errors import MeshError
 from mesh_core._queue._store import Entry, Owner, Store, Taker
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from mesh_core._ports import Port
     from mesh_core._procs import ProcMesh
     from mesh_core._refs import Ref
-    from mesh_core.extensions import Watch
+    from mesh_core.extensions import ProcEnd, Watch
 
 Wire = tuple[bytes, "list[Any]", Any, float, "list[Ref[Any]]"]
 """An item on its way in: its pickle, the buffers beside it, its version, when it was made, and the references in it."""
@@ -91,7 +95,20 @@ class QueueServer(Actor):
         from mesh_core.extensions import watch
 
         if owner != _CONTROLLER and owner not in self._watches:
-            self._watches[owner] = watch(user, lambda _end: self._gone(owner))
+            self._watches[owner] = watch(user, partial(self._ended, context().actor_instance.ref, owner))
+
+    def _ended(self, own: Any, owner: Owner, _end: ProcEnd) -> None:
+        # Ends are told beside the messages that wait here: this goes behind those (QSV-1).
+        try:
+            own.gone.broadcast(owner)
+        except MeshError:
+            # There is no room for it, or the queue is ending: out of turn is better than never.
+            self._gone(owner)
+
+    @endpoint
+    def gone(self, owner: Owner) -> None:
+        """Somebody who used the queue has ended."""
+        self._gone(owner)
 
     def _gone(self, owner: Owner) -> None:
         self._watches.pop(owner, None)

@@ -7,6 +7,7 @@ QUE-3: no item is added where that would exceed a limit; a limit counts what is 
 larger than the limit of bytes goes into an empty queue.
 QUE-4: takers are served in the order in which they came.
 QUE-5: an item that was leased as often as it may be is dropped when it would be given back.
+QUE-6: whoever has ended is given nothing: what it had is given back once, and a taking of it that comes later is nobody's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 
 Owner = tuple[int, int, int]
 """The process that puts or takes, by its address."""
+
+_ENDED_KEPT = 4096
+"""So many that have ended are kept in mind; what others sent has long arrived."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +96,7 @@ class Store:
         self._out: OrderedDict[tuple[Owner, int], Delivery] = OrderedDict()
         self._takers: OrderedDict[tuple[Owner, int], Taker] = OrderedDict()
         self._putters: deque[Putter] = deque()
+        self._ended: OrderedDict[Owner, None] = OrderedDict()
         self._expiries: list[tuple[float, int, tuple[Owner, int]]] = []
         self.items = 0
         """How many are ready or with takers."""
@@ -135,6 +140,8 @@ class Store:
 
     def take(self, taker: Taker, now: float) -> None:
         """Give items to the taker: now, or when there are some."""
+        if taker.owner in self._ended:
+            return
         self._takers[taker.owner, taker.number] = taker
         self.settle(now)
 
@@ -193,7 +200,10 @@ class Store:
         return True
 
     def gone(self, owner: Owner, now: float) -> None:
-        """A process has ended: what it had goes back."""
+        """A process has ended: what it had goes back, and it gets nothing more."""
+        self._ended[owner] = None
+        if len(self._ended) > _ENDED_KEPT:
+            self._ended.popitem(last=False)
         for key in [key for key in self._takers if key[0] == owner]:
             del self._takers[key]
         for key in [key for key in self._out if key[0] == owner]:
