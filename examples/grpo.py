@@ -7,6 +7,8 @@ queue are references. The trainer compares each answer with its group, and moves
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,10 +16,16 @@ from mesh_core import Actor, Pool, Queue, Ref, current_rank, endpoint, put, this
 
 Array = npt.NDArray[np.float64]
 
-PROMPTS, ANSWERS = 8, 8
-GROUP = 512
-ROUNDS = 20
-RATE = 2.0
+PROMPTS, ANSWERS, GROUP = 8, 8, 512
+ROUNDS, RATE = 20, 2.0
+
+
+class Group(NamedTuple):
+    """The answers to one prompt."""
+
+    prompt: int
+    answers: npt.NDArray[np.int64]
+    rewards: Array
 
 
 def softmax(logits: Array) -> Array:
@@ -30,7 +38,7 @@ def softmax(logits: Array) -> Array:
 class Generator(Actor):
     """Draws groups of answers."""
 
-    def __init__(self, groups: Queue[Ref[dict[str, Array]]]) -> None:
+    def __init__(self, groups: Queue[Ref[Group]]) -> None:
         self.groups = groups
         self.random = np.random.default_rng(current_rank().rank)
 
@@ -39,7 +47,7 @@ class Generator(Actor):
         """Answer a prompt; the weights have come as a reference."""
         answers = self.random.choice(ANSWERS, size=GROUP, p=softmax(weights[prompt]))
         rewards = (answers == prompt).astype(float)
-        self.groups.put(put({"prompt": np.array(prompt), "answers": answers, "rewards": rewards})).get()
+        self.groups.put(put(Group(prompt, answers, rewards))).get()
 
 
 class Trainer(Actor):
@@ -54,18 +62,18 @@ class Trainer(Actor):
         return put(self.weights)
 
     @endpoint
-    def train(self, groups: Queue[Ref[dict[str, Array]]], count: int) -> float:
+    def train(self, groups: Queue[Ref[Group]], count: int) -> float:
         """Take so many groups; return the mean reward."""
         total = 0.0
         for _ in range(count):
             group = groups.take().get().get()
-            rewards, answers = group["rewards"], group["answers"]
+            rewards = group.rewards
             total += float(rewards.mean())
             # Relative to the group: no other model says how good an answer was to be expected.
             advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-            row = self.weights[int(group["prompt"])]
+            row = self.weights[group.prompt]
             gradient = np.zeros(ANSWERS)
-            np.add.at(gradient, answers, advantages)
+            np.add.at(gradient, group.answers, advantages)
             row += RATE * (gradient - advantages.sum() * softmax(row)) / GROUP
         return total / count
 
@@ -73,7 +81,7 @@ class Trainer(Actor):
 def main() -> None:
     """Train for some rounds."""
     hosts = this_host()
-    with Queue[Ref[dict[str, Array]]](max_items=PROMPTS) as groups, hosts.spawn_procs({"gpus": 3}) as procs:
+    with Queue[Ref[Group]](max_items=PROMPTS) as groups, hosts.spawn_procs({"gpus": 3}) as procs:
         ranks = procs.flatten("ranks")
         generators = ranks.slice(ranks=slice(1, None)).spawn("generators", Generator, groups)
         trainer = ranks.slice(ranks=0).spawn("trainer", Trainer)
