@@ -335,7 +335,8 @@ def test_what_was_held_for_long_goes_back_when_it_is_dropped(idle: ProcMesh) -> 
     assert one.call.call_one(pages).get() >= 50 * MIB
     assert futures[49].get() == bytes(MIB)
     del futures
-    assert one.call.call_one(pages).get() < 2 * MIB
+    # At once, or, where its owner was not idle yet, as soon as it is.
+    until(lambda: one.call.call_one(pages).get() < 2 * MIB)
     # What is sent from now on arrives as ever.
     data = bytes(range(256)) * 4096
     assert [one.echo.call_one(data).get() for _ in range(3)] == [data] * 3
