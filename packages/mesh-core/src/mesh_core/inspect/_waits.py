@@ -56,6 +56,7 @@ class Circle:
     """Waits each of which is for the next one's waiter, and the last for the first's."""
 
     waits: tuple[Wait, ...]
+    """The longest first, and from there around."""
     is_stuck: bool
     """Whether it cannot end by itself: each of them handles nothing else meanwhile that could give the answer."""
 
@@ -118,9 +119,10 @@ def waits(timeout: float = 1.0) -> Waits:
     ...     port, receiver = Channel.open()
     ...     answer = procs.spawn("reader", Reader).read.call_one(port)
     ...     other = receiver.recv().get(timeout=30)
-    ...     (wait,) = [one for one in inspect.waits().waits if one.waiter == "reader"]
+    ...     while not (found := [one for one in inspect.waits().waits if one.waiter == "reader"]):
+    ...         pass  # it is about to wait
     ...     _ = other.send(5)
-    ...     wait.endpoint, wait.text, answer.get(timeout=30)
+    ...     found[0].endpoint, found[0].text, answer.get(timeout=30)
     ('read', 'for a value from a channel', 5)
     """
     process = _process.current()
@@ -219,6 +221,8 @@ class _Graph:
         found = []
         for circle in circles(graph):
             around = [edges[node, circle[(n + 1) % len(circle)]] for n, node in enumerate(circle)]
+            longest = max(range(len(around)), key=lambda n: around[n].seconds)
+            around = around[longest:] + around[:longest]
             settled = all(wait.seconds >= _SETTLED_S for wait in around)
             found.append(Circle(tuple(around), settled and all(self._is_stuck(node) for node in circle)))
         all_waits.sort(key=lambda wait: -wait.seconds)
