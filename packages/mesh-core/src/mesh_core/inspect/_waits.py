@@ -153,7 +153,8 @@ def waits(timeout: float = 1.0) -> Waits:
     silent += [
         f"host {host.name}, which is {host.state}" for host in tree.hosts.values() if host.state not in _WELL
     ]
-    return _Graph(process, names, answers).read(tuple(silent))
+    many = {mesh for mesh, (_, sizes) in tree.titles.items() if sizes}
+    return _Graph(process, names, many, answers).read(tuple(silent))
 
 
 _SETTLED_S = 0.1
@@ -163,11 +164,16 @@ _WELL = ("running", "suspect")
 
 class _Graph:
     def __init__(
-        self, process: _process.Process, names: dict[int, str], answers: Mapping[Addr, dict[str, Any]]
+        self,
+        process: _process.Process,
+        names: dict[int, str],
+        many: set[int],
+        answers: Mapping[Addr, dict[str, Any]],
     ) -> None:
         self._process = process
         self._names = names
         self._answers = answers
+        self._many = many
         self._actors: dict[Node, dict[str, Any]] = {
             (addr, actor["id"]): actor
             for addr, answer in answers.items()
@@ -181,7 +187,8 @@ class _Graph:
         if actor is not None:
             return name_of(actor)
         if number and known:
-            return f"{known}[{seat(self._process.runtime, *addr)[1]}]"
+            # It was not told of: it is silent, say, or has just been begun.
+            return f"{known}[{seat(self._process.runtime, *addr)[1]}]" if addr[0] in self._many else known
         return proc_name(self._process, addr, self._names)
 
     def _wait(self, addr: Addr, told: dict[str, Any]) -> tuple[Node, Wait, list[Node]]:
