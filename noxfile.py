@@ -51,6 +51,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 # A folder that no other run shares, so that an installer's cache cannot mistake an older build for this one.
 # MESH_WHEELS names a folder of finished wheels instead: several machines can then check one build.
 WHEELS = Path(os.environ.get("MESH_WHEELS") or ROOT / ".nox" / "wheels" / f"{time.time_ns()}-{os.getpid()}")
+# What computes with PyTorch is tried where that is installed.
+WITH_TORCH = [each for each in PACKAGES if each.name == "mesh-tensor"]
 PAGES = ["docs", "README.md", *(str(package.path / "README.md") for package in PACKAGES)]
 DAY = 24 * 60 * 60.0
 # Where somebody collects what has failed, to run it once more at the end, failed tests do not fail their session.
@@ -145,6 +147,7 @@ def integration(session: nox.Session) -> None:
     pytest(session, *SIDE_BY_SIDE, "--doctest-modules", "tests", "tools", "benchmarks/tests")
     folders = [str(package.tests) for package in PACKAGES]
     pytest(session, *SIDE_BY_SIDE, *repeated("beside"), *folders)
+    pytest(session, "--doctest-modules", "--pyargs", *[each.import_name for each in WITH_TORCH])
     run_pages(session, "-m", "needs", *PAGES)
 
 
@@ -175,7 +178,7 @@ def docs(session: nox.Session) -> None:
     # The theme's advice on what may follow it is for us, not for every build's output.
     session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
     run_pages(session, "-m", "not needs", *PAGES)
-    names = [package.import_name for package in PACKAGES]
+    names = [package.import_name for package in PACKAGES if package not in WITH_TORCH]
     pytest(session, "--doctest-modules", "--pyargs", *names)
 
 

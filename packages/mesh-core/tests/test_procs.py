@@ -27,6 +27,21 @@ def ask(procs: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Any]:
     return values
 
 
+def test_references_to_the_same_processes_are_equal() -> None:
+    with this_host().spawn_procs({"gpus": 2}) as procs, this_host().spawn_procs({"gpus": 2}) as others:
+        assert procs.slice(gpus=0) == procs.slice(gpus=0)
+        assert procs.slice(gpus=0) != procs.slice(gpus=1)
+        assert procs != others
+        assert procs != procs.rename(gpus="ranks")
+        assert procs != "procs"
+        (back,) = set(ask(procs.slice(gpus=0), same, procs))
+        assert {procs: "found"}[back] == "found"
+
+
+def same(procs: ProcMesh) -> ProcMesh:
+    return procs
+
+
 # Where they start.
 
 

@@ -1,9 +1,12 @@
 """The package as it is: its version, and that importing it brings in nothing else."""
 
+import importlib.util
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import mesh_tensor
 
@@ -29,5 +32,12 @@ def test_import_brings_in_nothing_but_itself():
     assert done.stdout.split() == ["mesh_tensor"]
 
 
-def test_offers_no_names_yet():
-    assert [name for name in vars(mesh_tensor) if not name.startswith("_")] == []
+def test_all_names_are_there_or_say_what_they_need():
+    assert sorted(mesh_tensor.__all__) == dir(mesh_tensor)
+    if importlib.util.find_spec("torch") is None:
+        with pytest.raises(ImportError, match="pip install torch"):
+            _ = mesh_tensor.activate
+    else:
+        assert all(getattr(mesh_tensor, name) is not None for name in mesh_tensor.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'tensors'"):
+        _ = mesh_tensor.tensors

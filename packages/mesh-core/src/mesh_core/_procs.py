@@ -81,6 +81,15 @@ class ProcMesh(Mesh):
         """What errors and listings call the mesh."""
         return self._name
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same processes, seen in the same shape; wherever the references have come from."""
+        if not isinstance(other, ProcMesh):
+            return NotImplemented
+        return self._procs_id == other._procs_id and self._view == other._view
+
+    def __hash__(self) -> int:
+        return hash((self._procs_id, self._view))
+
     def _with_region(self, region: Region) -> ProcMesh:
         return ProcMesh(
             self._process,

@@ -1,10 +1,85 @@
 """Distributed tensors: a tensor that looks local and runs on a mesh of processes.
 
-Planned: this release holds its version and nothing else.
+>>> import torch
+>>> from mesh_core import this_host
+>>> from mesh_tensor import activate, fetch
+>>> with this_host().spawn_procs({"gpus": 2}) as procs, activate(procs):
+...     x = torch.ones(3) * 2
+...     print(fetch(x).item(gpus=1))
+tensor([2., 2., 2.])
 """
 
-from importlib.metadata import version as _version
+from __future__ import annotations
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING, Any
 
-__version__ = _version("mesh-tensor")
+if TYPE_CHECKING:
+    from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
+    from mesh_tensor._errors import RanksDisagree, RemoteException
+    from mesh_tensor._tensor import MeshTensor
+    from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, usage
+
+__all__ = [
+    "MeshTensor",
+    "RanksDisagree",
+    "RemoteException",
+    "Usage",
+    "__version__",
+    "activate",
+    "all_gather",
+    "all_to_all",
+    "fetch",
+    "fetch_shard",
+    "manual_seed",
+    "rank_tensor",
+    "reduce",
+    "share",
+    "usage",
+]
+
+# Imported when they are first named: PyTorch takes a second.
+_LATER = {
+    "MeshTensor": "mesh_tensor._tensor",
+    "RanksDisagree": "mesh_tensor._errors",
+    "RemoteException": "mesh_tensor._errors",
+    "Usage": "mesh_tensor._view",
+    "activate": "mesh_tensor._view",
+    "all_gather": "mesh_tensor._collectives",
+    "all_to_all": "mesh_tensor._collectives",
+    "fetch": "mesh_tensor._view",
+    "fetch_shard": "mesh_tensor._view",
+    "manual_seed": "mesh_tensor._collectives",
+    "rank_tensor": "mesh_tensor._collectives",
+    "reduce": "mesh_tensor._collectives",
+    "share": "mesh_tensor._view",
+    "usage": "mesh_tensor._view",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("mesh-tensor")
+    elif name in _LATER:
+        import importlib
+
+        try:
+            module = importlib.import_module(_LATER[name])
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError(
+                "mesh-tensor computes with PyTorch, which is not installed here: install the build that fits the machine, "
+                "with `pip install torch` for example",
+                name="torch",
+            ) from error
+        value = getattr(module, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

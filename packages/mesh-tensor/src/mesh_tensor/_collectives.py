@@ -1,0 +1,150 @@
+"""What crosses the processes of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
+
+if TYPE_CHECKING:
+    from mesh_core import ProcMesh
+
+Op = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack"]
+_LINEAR = ("sum", "avg")
+
+
+def rank_tensor(procs: ProcMesh, dim: str) -> MeshTensor:
+    """Return a tensor that has on each process its coordinate in one dimension of the mesh.
+
+    >>> from mesh_core import this_host
+    >>> from mesh_tensor import fetch, rank_tensor
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+    ...     print(fetch(rank_tensor(procs, "gpus") * 10).values())
+    [tensor(0), tensor(10)]
+    """
+    issuer = issuer_of(procs)
+    result: MeshTensor = issuer.special(
+        "rank_tensor", ((), torch.int64), (), (issuer.stream.groups.places(dim),), dim
+    )
+    return result
+
+
+def manual_seed(seed: int, procs: ProcMesh, *, shared: bool = False) -> None:
+    """Have the random numbers of a mesh's processes begin anew: others on each, or, `shared`, the same on all."""
+    issuer = issuer_of(procs)
+    issuer.special("seed", None, (), (seed, None if shared else issuer.stream.groups.ranks()), seed, shared)
+
+
+def reduce(
+    tensor: torch.Tensor, dims: str | Sequence[str] | None = None, op: Op = "sum", *, scatter: bool = False
+) -> torch.Tensor:
+    """Make one tensor of those of all processes along dimensions of the mesh, by default all; each process gets it.
+
+    `scatter` leaves each process its own part of the first dimension. `op="stack"` puts the tensors beside each other, in a
+    new first dimension. Gradients flow through sums, averages and stacks.
+
+    >>> from mesh_core import this_host
+    >>> from mesh_tensor import fetch, rank_tensor, reduce
+    >>> with this_host().spawn_procs({"gpus": 4}) as procs:
+    ...     print(fetch(reduce(rank_tensor(procs, "gpus"), "gpus")).values())
+    [tensor(6), tensor(6), tensor(6), tensor(6)]
+    """
+    tensor = of_mesh(tensor)
+    along = _dims(tensor, dims)
+    if op == "stack":
+        if scatter:
+            raise ValueError("a stack cannot be scattered: each process would get its own tensor back")
+        return all_gather(tensor, dims)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        if op not in _LINEAR:
+            raise ValueError(f"no gradient flows through reduce(op={op!r}): detach() the tensor first")
+        result: torch.Tensor = _Reduce.apply(tensor, along, op, scatter)
+        return result
+    return _reduce(tensor, along, op, scatter)
+
+
+def all_gather(tensor: torch.Tensor, dims: str | Sequence[str] | None = None) -> torch.Tensor:
+    """Give each process the tensors of all along dimensions of the mesh, beside each other in a new first dimension."""
+    tensor = of_mesh(tensor)
+    along = _dims(tensor, dims)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        result: torch.Tensor = _Gather.apply(tensor, along)
+        return result
+    return _gather(tensor, along)
+
+
+def all_to_all(tensor: torch.Tensor, dims: str | Sequence[str] | None = None) -> torch.Tensor:
+    """Give each process the part of every tensor that is meant for it: the n-th of the first dimension is for coordinate n."""
+    tensor = of_mesh(tensor)
+    issuer = tensor.descriptor.stream.issuer
+    number, size = issuer.stream.groups.along(_dims(tensor, dims))
+    _check_parts(tensor, size)
+    result: torch.Tensor = issuer.special(
+        "all_to_all", (tuple(tensor.shape), tensor.dtype), (tensor.detach(),), (number,), number
+    )
+    return result
+
+
+def _reduce(tensor: MeshTensor, dims: tuple[str, ...], op: str, scatter: bool) -> torch.Tensor:
+    issuer = tensor.descriptor.stream.issuer
+    number, size = issuer.stream.groups.along(dims)
+    shape = tuple(tensor.shape)
+    if scatter:
+        _check_parts(tensor, size)
+        shape = (shape[0] // size, *shape[1:])
+    result: torch.Tensor = issuer.special(
+        "reduce_scatter" if scatter else "reduce", (shape, tensor.dtype), (tensor,), (op, number), op, number
+    )
+    return result
+
+
+def _gather(tensor: MeshTensor, dims: tuple[str, ...]) -> torch.Tensor:
+    issuer = tensor.descriptor.stream.issuer
+    number, size = issuer.stream.groups.along(dims)
+    result: torch.Tensor = issuer.special(
+        "all_gather", ((size, *tensor.shape), tensor.dtype), (tensor,), (number,), number
+    )
+    return result
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, dims: tuple[str, ...], op: str, scatter: bool) -> Any:
+        ctx.dims, ctx.op, ctx.scatter = dims, op, scatter
+        return _reduce(tensor, dims, op, scatter)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        if ctx.scatter:
+            whole = _gather(grad, ctx.dims).flatten(0, 1)
+            size = whole.shape[0] // grad.shape[0]
+            return (whole / size if ctx.op == "avg" else whole), None, None, None
+        return _reduce(grad, ctx.dims, ctx.op, False), None, None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, dims: tuple[str, ...]) -> Any:
+        ctx.dims = dims
+        return _gather(tensor, dims)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _reduce(grads[0], ctx.dims, "sum", True).squeeze(0), None
+
+
+def _dims(tensor: MeshTensor, dims: str | Sequence[str] | None) -> tuple[str, ...]:
+    if dims is None:
+        return tuple(tensor.procs.sizes)
+    return (dims,) if isinstance(dims, str) else tuple(dims)
+
+
+def _check_parts(tensor: torch.Tensor, size: int) -> None:
+    if not tensor.dim() or tensor.shape[0] % size:
+        raise ValueError(
+            f"the first dimension of {tuple(tensor.shape)} must have a multiple of {size} elements, a part for each process"
+        )

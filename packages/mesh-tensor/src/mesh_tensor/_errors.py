@@ -1,0 +1,42 @@
+"""What can go wrong."""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+from mesh_core import MeshError
+
+
+class RemoteException(MeshError):
+    """An operator has failed on a process of the mesh, and so have those that depend on it."""
+
+    def __init__(self, message: str, *, operator: str, point: Any, trace: str) -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.point = point
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return _again, (str(self), self.operator, self.point, self.trace)
+
+
+def _again(message: str, operator: str, point: Any, trace: str) -> RemoteException:
+    return RemoteException(message, operator=operator, point=point, trace=trace)
+
+
+class RanksDisagree(MeshError):
+    """The processes of a mesh have different values where there can be only one."""
+
+
+def line_of(place: tuple[Any, int] | None) -> str:
+    """Return where an instruction was issued, with the line itself."""
+    if place is None:
+        return "a line that is too long ago to be known"
+    code, instruction = place
+    number = next(
+        (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None),
+        code.co_firstlineno,
+    )
+    text = linecache.getline(code.co_filename, number).strip()
+    return f"{code.co_filename}:{number} in {code.co_qualname}" + (f": {text}" if text else "")

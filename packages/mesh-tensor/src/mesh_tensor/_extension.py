@@ -1,0 +1,368 @@
+"""What each process has for tensors: at a controller the streams to meshes, at a worker the tensors.
+
+Imported in every process of a job, and therefore without PyTorch until tensors are used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mesh_core import MeshError
+from mesh_core.extensions import Extension, Proc, find, register_reducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mesh_core import ProcMesh
+    from mesh_tensor._propagate import Issuer
+    from mesh_tensor._stream import Flusher
+
+IN_PLACE_SHAPE = 1
+LIST = 2
+SPECIAL = "mesh_tensor"
+"""In place of a namespace of PyTorch: one of our own functions."""
+
+
+class Failed:
+    """Stands where a tensor would be, had its operator not failed; whatever depends on it fails likewise."""
+
+    __slots__ = ("error", "instruction", "operator", "trace")
+
+    def __init__(self, instruction: int, operator: str, error: BaseException) -> None:
+        self.instruction = instruction
+        self.operator = operator
+        self.error = f"{type(error).__name__}: {error}"
+        self.trace = "".join(traceback.format_exception(error))
+
+
+LOST = "lost"
+"""In place of a tensor that was on a process which has been made again since."""
+
+
+ELSEWHERE = (
+    "a tensor of a mesh was sent to a process that is not in that mesh: fetch() it, and send its value"
+)
+GONE = "the tensor is not there: it was on a process of the mesh that has ended since, or was being computed when one did"
+
+
+class _Hole:
+    """Where in a template a tensor comes in."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> str:
+        return "HOLE"
+
+
+class _Number:
+    """Where in a template a number comes in."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> str:
+        return "NUMBER"
+
+
+HOLE = _Hole()
+NUMBER = _Number()
+
+
+class Template:
+    """An operator with the arguments that are always the same."""
+
+    __slots__ = ("args", "func", "kwargs", "mode", "name", "out", "plain", "refs", "written")
+
+    def __init__(self, what: tuple[Any, ...], bench: Bench) -> None:
+        (name, module), self.args, self.kwargs, self.refs, self.out, self.mode, self.written = what
+        self.name = ".".join(name)
+        if name[0] == SPECIAL:
+            from mesh_tensor._special import SPECIAL as FUNCTIONS
+
+            self.func: Callable[..., Any] = partial(FUNCTIONS[name[1]], bench)
+        else:
+            from mesh_tensor._operators import find
+
+            try:
+                self.func = find(name, module)
+            except (AttributeError, ImportError) as error:
+                self.func = partial(_unknown, f"{self.name}: {error}")
+        # Tensors alone, as most: no list of arguments is to be put together.
+        self.plain = not self.kwargs and all(each is HOLE for each in self.args) and not self.mode
+
+
+def _unknown(what: str, *_: Any, **__: Any) -> None:
+    """Stand for an operator that is not there."""
+    raise MeshError(
+        f"the operator is not known in this process ({what}): import the module that defines it there too, with bootstrap= of "
+        "spawn_procs for example"
+    )
+
+
+def _fill(what: Any, tensors: Any, numbers: Any) -> Any:
+    if what is HOLE:
+        return next(tensors)
+    if what is NUMBER:
+        return next(numbers)
+    kind = type(what)
+    if kind is list or kind is tuple:
+        return [_fill(each, tensors, numbers) for each in what]
+    return what
+
+
+class Bench:
+    """The tensors of one controller, and what it has taught. Its public methods are what a controller may say."""
+
+    def __init__(self, address: Any) -> None:
+        self.address = address
+        """This process's own."""
+        self.groups: dict[int, Any] = {}
+        self._store: Any = None
+        self.env: dict[int, Any] = {}
+        self.templates: dict[int, Template] = {}
+        self._done: dict[int, int] = {}
+        """Of each stream: so many instructions were carried out."""
+        self._moved = threading.Condition()
+        self.loose: Failed | None = None
+        """The first failure that no tensor stands for: of an operator without results."""
+
+    def run(self, stream: int, first: int, code: Any, scalars: list[Any], freed: list[int]) -> None:
+        """Carry out a batch."""
+        env, templates = self.env, self.templates
+        numbers = iter(scalars)
+        at, end, count = 0, len(code), first
+        code = code.tolist()
+        while at < end:
+            template = templates[code[at]]
+            refs = template.refs
+            out = code[at + 1]
+            first_ref = at + 2
+            at = first_ref + refs
+            try:
+                if template.plain and template.out == 1:
+                    if refs == 2:
+                        env[out] = template.func(env[code[first_ref]], env[code[first_ref + 1]])
+                    else:
+                        env[out] = template.func(*[env[ref] for ref in code[first_ref:at]])
+                else:
+                    self._general(template, out, code[first_ref:at], numbers)
+            except Exception as error:  # noqa: BLE001 - kept, for whoever asks
+                self._fail(template, out, code[first_ref:at], count, error)
+            count += 1
+        for ref in freed:
+            env.pop(ref, None)
+        with self._moved:
+            self._done[stream] = count
+            self._moved.notify_all()
+
+    def shard(self, stream: int, count: int, ref: int) -> Any:
+        """Wait until so many instructions of a stream were carried out, and return a tensor; on any thread."""
+        with self._moved:
+            if stream not in self._done:
+                raise MeshError(ELSEWHERE)
+            self._moved.wait_for(lambda: self._done[stream] >= count)
+        return self.env.get(ref, LOST)
+
+    def know(self, number: int, what: tuple[Any, ...]) -> None:
+        """Learn a template."""
+        self.templates[number] = Template(what, self)
+
+    def unlearn(self, numbers: list[int]) -> None:
+        """Forget templates."""
+        for number in numbers:
+            self.templates.pop(number, None)
+
+    def begin(self, stream: int, count: int, groups: list[int]) -> None:
+        """Hear of a stream, or begin anew with it, as processes were made again: its groups are over, so many instructions past."""
+        for number in groups:
+            self.groups.pop(number, None)
+        with self._moved:
+            self._done[stream] = count
+
+    def put(self, number: int, value: Any) -> None:
+        """Have this tensor; its memory is this process's own."""
+        self.env[number] = value.clone()
+
+    def get(self, number: int) -> Any:
+        """Return a tensor as it travels."""
+        return self._loose() or _sent(self.env.get(number, LOST))
+
+    def forms(self, numbers: list[int]) -> Any:
+        """Return the forms of tensors, and other values as they are."""
+        return self._loose() or _told([self.env.get(number, LOST) for number in numbers])
+
+    def usage(self) -> Any:
+        """Return how many tensors there are, and how much memory they use; views share it."""
+        import torch
+
+        tensors = [each for each in self.env.values() if isinstance(each, torch.Tensor)]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+        return "value", (len(tensors), sum(storages.values()))
+
+    def who(self) -> Any:
+        """Return which process this is."""
+        return "value", self.address
+
+    def serve(self) -> Any:
+        """Begin a place at which processes find each other."""
+        from mesh_tensor._groups import serve
+
+        self._store, where = serve()
+        return "value", where
+
+    def group(self, number: int, meeting: Any, members: Any) -> Any:
+        """Join others."""
+        from mesh_tensor._groups import join
+
+        self.groups[number] = join(self.address, number, meeting, members)
+        return "value", None
+
+    def _loose(self) -> Any:
+        loose, self.loose = self.loose, None
+        return None if loose is None else _sent(loose)
+
+    def _general(self, template: Template, out: int, refs: list[int], numbers: Any) -> None:
+        env = self.env
+        # Numbers are taken even where a tensor has failed.
+        tensors = [env.get(ref) for ref in refs]
+        supply = iter(tensors)
+        args = [_fill(each, supply, numbers) for each in template.args]
+        kwargs = {name: _fill(each, supply, numbers) for name, each in template.kwargs.items()}
+        if any(each is None or type(each) is Failed for each in tensors):
+            raise MeshError("a tensor is not there")
+        if template.mode == IN_PLACE_SHAPE:
+            args[0] = args[0].detach()
+            env[out] = template.func(*args, **kwargs)
+            return
+        result: Any = template.func(*args, **kwargs)
+        if not template.out:
+            return
+        if template.mode == LIST or type(result) is tuple:
+            at = out
+            for place, each in enumerate(result):
+                # As the controller counts: neither what was there before, nor what is not there.
+                if each is None or (place < len(template.written) and template.written[place]):
+                    continue
+                env[at] = each
+                at += 1
+        else:
+            env[out] = result
+
+    def _fail(self, template: Template, out: int, refs: list[int], count: int, error: Exception) -> None:
+        env = self.env
+        failed = next((env[ref] for ref in refs if type(env.get(ref)) is Failed), None)
+        if failed is None and any(ref not in env for ref in refs):
+            error = MeshError(GONE)
+        if failed is None:
+            failed = Failed(count, template.name, error)
+        for each in range(out, out + template.out):
+            env[each] = failed
+        if any(template.written):
+            # What it was to write is neither as before nor as it was to become.
+            env[refs[0]] = failed
+        elif not template.out and self.loose is None:
+            self.loose = failed
+
+
+class Tensors(Extension):
+    """Has the tensors of a process and works on them on a thread of its own; or has others do so."""
+
+    name = "mesh_tensor"
+
+    def start(self) -> None:
+        """Make room."""
+        self._benches: dict[Any, Bench] = {}
+        self._streams: dict[ProcMesh, Issuer] = {}
+        self._lock = threading.Lock()
+        self._flusher: Flusher | None = None
+        self.numbers = itertools.count(1)
+        self.templates = itertools.count(1)
+        self.groups = itertools.count(1)
+        self.keys = itertools.count(1)
+
+    def stop(self) -> None:
+        """End what was begun."""
+        if self._flusher is not None:
+            self._flusher.close()
+
+    @property
+    def flusher(self) -> Flusher:
+        """What sends instructions that wait."""
+        if self._flusher is None:
+            from mesh_tensor._stream import Flusher
+
+            self._flusher = Flusher()
+        return self._flusher
+
+    def issuer(self, procs: ProcMesh) -> Issuer:
+        """Return what issues operators for a mesh; the same one each time."""
+        from mesh_tensor._propagate import Issuer
+        from mesh_tensor._stream import Stream
+        from mesh_tensor._tensor import MeshTensor, sent
+
+        with self._lock:
+            found = self._streams.get(procs)
+            if found is None:
+                self.install_on(procs).get()
+                register_reducer(MeshTensor, sent)
+                found = self._streams[procs] = Issuer(Stream(self, procs, MeshTensor), MeshTensor)
+            return found
+
+    def bench(self, controller: Any) -> Bench | None:
+        """Return the tensors of a controller."""
+        return self._benches.get(controller)
+
+    def receive(self, message: tuple[Any, ...], sender: Proc) -> Any:
+        """Do what a controller says."""
+        import torch
+
+        kind, *rest = message
+        bench = self._benches.get(sender.address)
+        if bench is None:
+            bench = self._benches[sender.address] = Bench(self.proc.address)
+        with torch.no_grad():
+            return getattr(bench, kind)(*rest)
+
+
+def _told(values: list[Any]) -> Any:
+    """Forms of tensors, and other values as they are."""
+    import torch
+
+    from mesh_tensor._descriptors import form_of
+
+    for each in values:
+        if type(each) is Failed:
+            return _sent(each)
+    return "value", [
+        ("form", form_of(each)) if isinstance(each, torch.Tensor) else ("value", each) for each in values
+    ]
+
+
+def shard(controller: Any, stream: int, count: int, ref: int) -> Any:
+    """Return what this process has of a tensor that a message names."""
+    tensors = find(Tensors)
+    bench = None if tensors is None else tensors.bench(controller)
+    if bench is None:
+        raise MeshError(
+            "a tensor of a mesh was sent to a process that is not in that mesh: fetch() it, and send its value"
+        )
+    value = bench.shard(stream, count, ref)
+    if value is LOST:
+        raise MeshError(GONE)
+    if type(value) is Failed:
+        raise MeshError(
+            f"the tensor is not there, as {value.operator} has failed: {value.error}\n{value.trace}"
+        )
+    return value
+
+
+def _sent(value: Any) -> Any:
+    """As it travels: not with all of the memory that it is a view of."""
+    if value is LOST:
+        return ("failed", -1, "keeping it", GONE, "")
+    if type(value) is Failed:
+        return ("failed", value.instruction, value.operator, value.error, value.trace)
+    return ("value", value.detach().clone() if hasattr(value, "detach") else value)

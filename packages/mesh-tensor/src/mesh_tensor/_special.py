@@ -1,0 +1,78 @@
+"""What workers do besides PyTorch's operators: values of their place in the mesh, and collectives.
+
+A function here takes the bench, the tensors and then what is always the same of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import AllreduceOptions, ReduceOp
+
+if TYPE_CHECKING:
+    from mesh_tensor._extension import Bench
+
+OPS = {
+    "sum": ReduceOp.SUM,
+    "avg": ReduceOp.SUM,
+    "product": ReduceOp.PRODUCT,
+    "min": ReduceOp.MIN,
+    "max": ReduceOp.MAX,
+    "band": ReduceOp.BAND,
+    "bor": ReduceOp.BOR,
+    "bxor": ReduceOp.BXOR,
+}
+"""How a reduction by that name is done. `avg` divides afterwards, as not all backends have it."""
+
+
+def rank_tensor(bench: Bench, places: dict[Any, int]) -> torch.Tensor:
+    """Return this process's coordinate."""
+    return torch.tensor(places[bench.address])
+
+
+def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
+    """Return the same on all processes of the group: all their tensors in one."""
+    one = bench.groups[group]
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    options = AllreduceOptions()
+    options.reduceOp = OPS[op]
+    one.allreduce([result], options).wait()
+    if op == "avg":
+        size: int = one.size()
+        return result / size if result.is_floating_point() or result.is_complex() else result // size
+    return result
+
+
+def reduce_scatter(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
+    """Return this process's part, along the first dimension, of all tensors in one."""
+    one = bench.groups[group]
+    parts = reduce(bench, tensor, op, group).chunk(one.size())
+    mine: torch.Tensor = parts[one.rank()]
+    return mine.clone()
+
+
+def all_gather(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
+    """Return the tensors of all processes of the group, stacked in the order of their coordinates."""
+    one = bench.groups[group]
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(one.size())]
+    one.allgather([parts], [tensor.contiguous()]).wait()
+    return torch.stack(parts)
+
+
+def all_to_all(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
+    """Return the n-th part of each process's tensor, along the first dimension, where n is this one's coordinate."""
+    one = bench.groups[group]
+    result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    one.alltoall_base(result, tensor.contiguous(), [], []).wait()
+    return result
+
+
+def seed(bench: Bench, value: int, places: dict[Any, int] | None) -> None:
+    """Have random numbers begin anew: with others on each process, or, without places, with the same on all."""
+    torch.manual_seed(value if places is None else value * 1_000_003 + places[bench.address])
+
+
+SPECIAL = {
+    each.__name__: each for each in (rank_tensor, reduce, reduce_scatter, all_gather, all_to_all, seed)
+}

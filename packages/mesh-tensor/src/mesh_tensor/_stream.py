@@ -1,0 +1,278 @@
+"""Instructions to the processes of a mesh, in order.
+
+STM-2: with a process its tensors are gone, and everything else is as before: once it was made again, instructions go on.
+
+STM-1: what was issued on a stream is carried out in that order, and so is what is asked of it. Before a tensor of one stream
+is named on another, what waits in the first is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from array import array
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mesh_core import DeviceMeshError, MeshError, SupervisionError
+from mesh_core.extensions import ProcEnd, watch
+from mesh_tensor._descriptors import Descriptor, Form
+from mesh_tensor._errors import RanksDisagree, RemoteException, line_of
+from mesh_tensor._groups import Groups
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from mesh_core import Future, ProcMesh, ValueMesh
+    from mesh_tensor._extension import Tensors
+    from mesh_tensor._propagate import Issuer
+
+T = TypeVar("T")
+BATCH = 512
+"""Instructions that wait for company at most."""
+PLACES = 1 << 16
+"""Of so many instructions it is known which line has issued them."""
+_INNER = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
+_PAUSE = 0.0005
+"""A stream to which nothing was added for so long is sent."""
+
+
+class Ref:
+    """Names a tensor of the workers; the last to let go of it has it freed there."""
+
+    __slots__ = ("number", "stream")
+
+    def __init__(self, stream: Stream, number: int) -> None:
+        self.stream = stream
+        self.number = number
+
+    def __del__(self) -> None:
+        self.stream.freed.append(self.number)
+
+
+class Stream:
+    """What this process says to the processes of one mesh."""
+
+    def __init__(self, tensors: Tensors, procs: ProcMesh, cls: type) -> None:
+        self.procs = procs
+        self.lock = threading.RLock()
+        self.freed: list[int] = []
+        self.places: deque[tuple[Any, int]] = deque(maxlen=PLACES)
+        self.issued = 0
+        self.waiting = 0
+        self._code = array("q")
+        self._scalars: list[Any] = []
+        self.tensors = tensors
+        self._cls = cls
+        self._descriptors: dict[Form, Descriptor] = {}
+        self.issuer: Issuer
+        self.groups = Groups(self)
+        self._key = next(tensors.keys)
+        self.broken = False
+        """A process has ended: `check()` before anything is looked up that the workers may not know any longer."""
+        self._watch = watch(procs, self._ended)
+        self._tell("begin", self._key, 0, [])
+
+    def _ended(self, end: ProcEnd) -> None:
+        self.broken = True
+
+    def check(self) -> None:
+        """Raise what the mesh has lost, if it has; after its processes were made again begin anew with them (STM-2)."""
+        with self.lock, _disable_current_modes():
+            if not self.broken:
+                return
+            if self.procs.failed() or not self.procs.alive():
+                raise DeviceMeshError.of(self.procs)
+            self._watch = watch(self.procs, self._ended)
+            self.broken = False
+            self._code, self._scalars = array("q"), []
+            self.waiting = 0
+            self.tensors.install_on(self.procs).get()
+            self._tell("begin", self._key, self.issued, self.groups.clear())
+            self.issuer.clear()
+
+    def descriptor(self, form: Form) -> Descriptor:
+        """Return the one of that form."""
+        found = self._descriptors.get(form)
+        if found is None:
+            found = self._descriptors[form] = Descriptor(self, form, self._cls)
+        return found
+
+    def ref(self) -> Ref:
+        """Name a tensor that is to be made."""
+        return Ref(self, next(self.tensors.numbers))
+
+    def teach(self, *what: Any) -> int:
+        """Have the workers know a template, whose number this returns."""
+        with self.lock:
+            number: int = next(self.tensors.templates)
+            self.flush()
+            self._tell("know", number, what)
+            return number
+
+    def unlearn(self, templates: list[int]) -> None:
+        """Have the workers forget templates that are not used any longer."""
+        with self.lock:
+            self.flush()
+            self._tell("unlearn", templates)
+
+    def append(
+        self, template: int, out: int, tensors: list[Any], scalars: list[Any], frame: FrameType
+    ) -> None:
+        """Add an instruction, issued by that frame. To be called with the lock."""
+        if len(tensors) == 2:
+            first, second = tensors
+            self._code.extend((template, out, first.ref.number, second.ref.number))
+        else:
+            self._code.extend([template, out, *[each.ref.number for each in tensors]])
+        if scalars:
+            self._scalars.extend(scalars)
+        self.places.append((frame.f_code, frame.f_lasti))
+        self.waiting += 1
+        if self.waiting >= BATCH:
+            self.flush()
+        elif self.waiting == 1:
+            self.tensors.flusher.wake(self)
+
+    def flush(self) -> None:
+        """Send what waits."""
+        with self.lock:
+            if self.broken:
+                self.check()
+            freed, self.freed = self.freed, []
+            if not self._code and not freed:
+                return
+            code, scalars, first = self._code, self._scalars, self.issued
+            self._code, self._scalars = array("q"), []
+            self.issued += self.waiting
+            self.waiting = 0
+            self._tell("run", self._key, first, code, scalars, freed)
+
+    def put(self, value: torch.Tensor) -> Ref:
+        """Give the workers a tensor, the same to all."""
+        with self.lock, _disable_current_modes():
+            ref = self.ref()
+            self.flush()
+            self._tell("put", ref.number, value.detach())
+            return ref
+
+    def ask(self, *question: Any, of: ProcMesh | None = None) -> Future[ValueMesh[Any]]:
+        """Ask the processes something, or some of them, behind all that was issued."""
+        with self.lock, _disable_current_modes():
+            self.flush()
+            return self.tensors.call(self.procs if of is None else of, question)
+
+    def agreed(self, *question: Any) -> Any:
+        """Ask all processes, which have to agree, and return what they say."""
+        with _disable_current_modes():
+            answers = [(point, self.value(point, answer)) for point, answer in self.wait(self.ask(*question))]
+        (where, first), *rest = answers
+        for point, answer in rest:
+            if not _same(answer, first):
+                raise RanksDisagree(
+                    f"{where} has {_shown(first)}, {point} has {_shown(answer)}: there can be only one where Python goes "
+                    "on with it. Reduce the tensor over the mesh first, or fetch the value of one process with fetch_shard()."
+                )
+        return first
+
+    def wait(self, future: Future[T], timeout: float | None = None) -> T:
+        """Wait for answers; the death of a process that was to give one is told by its coordinates."""
+        try:
+            return future.get(timeout=timeout)
+        except SupervisionError as error:
+            if not self.procs.failed():
+                raise
+            raise DeviceMeshError.of(self.procs) from error
+
+    def reached(self) -> tuple[int, int]:
+        """Return this stream's key, and up to where it has been sent now, with all that waited."""
+        self.flush()
+        return self._key, self.issued
+
+    def value(self, point: Any, answer: Any) -> Any:
+        """Return what a process has answered, or raise what has failed there."""
+        kind, *rest = answer
+        if kind != "failed":
+            return rest[0]
+        instruction, operator, error, trace = rest
+        raise RemoteException(
+            f"{operator} failed at {point} of {self.procs}: {error}\n  issued at {line_of(self._place(instruction))}\n"
+            f"The traceback there:\n{trace}",
+            operator=operator,
+            point=point,
+            trace=trace,
+        )
+
+    def _place(self, instruction: int) -> tuple[Any, int] | None:
+        """Return where an instruction was issued, if it is not too long ago."""
+        behind = self.issued + self.waiting - instruction
+        return self.places[-behind] if 0 < behind <= len(self.places) else None
+
+    def _tell(self, *message: Any) -> None:
+        self.tensors.tell(self.procs, message)
+
+
+class Flusher:
+    """Sends what waits once nobody has added to it for a moment: a controller may issue and then do something else."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Stream] = deque()
+        self._woken = threading.Event()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def wake(self, stream: Stream) -> None:
+        """Something waits there."""
+        self._waiting.append(stream)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mesh-tensor-flush", daemon=True)
+            self._thread.start()
+        self._woken.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._woken.wait()
+            self._woken.clear()
+            while self._waiting:
+                stream = self._waiting.popleft()
+                seen = -1
+                while stream.waiting and seen != (seen := stream.issued + stream.waiting):
+                    if self._ended.wait(_PAUSE):
+                        return
+                # What is wrong with the mesh hears who asks it for something.
+                with suppress(MeshError):
+                    stream.flush()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._woken.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def caller() -> FrameType:
+    """Return the frame of the nearest code that is neither PyTorch's nor this package's."""
+    frame = sys._getframe(3)  # noqa: SLF001 - the frame of who calls PyTorch, at no cost
+    while frame.f_code.co_filename.startswith(_INNER) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _shown(what: Any) -> Any:
+    """As people see it."""
+    values = [value for _, value in what] if isinstance(what, list) else [what]
+    return values[0] if len(values) == 1 else values
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two answers are the same, also if both are not a number."""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b or (a != a and b != b))  # noqa: PLR0124 - of all values only NaN differs from itself

@@ -1,0 +1,95 @@
+"""The tensor that users hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mesh_core.extensions import current_proc, find, install
+from mesh_tensor._extension import Tensors, shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mesh_core import ProcMesh
+    from mesh_tensor._descriptors import Descriptor
+    from mesh_tensor._propagate import Issuer
+    from mesh_tensor._stream import Ref
+
+
+class MeshTensor(torch.Tensor):
+    """A tensor whose values are on the processes of a mesh."""
+
+    __slots__ = ("descriptor", "ref")
+    descriptor: Descriptor
+    ref: Ref
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Have the workers do it."""
+        first = args[0] if args else None
+        if type(first) is not cls:
+            first = first_of((*args, *(kwargs or {}).values()))
+            assert first is not None, "PyTorch calls this for tensors of this class only"
+        return first.descriptor.stream.issuer.issue(func, args, kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"MeshTensor({self.descriptor}, mesh={self.descriptor.stream.procs})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copy the values on the workers."""
+        if not self.is_leaf:
+            raise RuntimeError(
+                "only tensors that were not computed from others can be copied so: detach() it, or clone() it"
+            )
+        found = memo.get(id(self))
+        if found is None:
+            found = self.detach().clone().requires_grad_(self.requires_grad)
+            if getattr(self, "_is_param", False):
+                found._is_param = True  # noqa: SLF001 - how PyTorch tells parameters of such classes
+            memo[id(self)] = found
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse: the values are elsewhere."""
+        raise TypeError(
+            f"{self!r} cannot be pickled, as its values are on the mesh's processes: fetch() it and pickle that. In an argument of "
+            "an endpoint of that mesh it can be sent as it is."
+        )
+
+    @property
+    def procs(self) -> ProcMesh:
+        """The processes that have its values."""
+        return self.descriptor.stream.procs
+
+
+def first_of(values: Iterable[Any]) -> MeshTensor | None:
+    """Return the first tensor of a mesh among values, in lists too."""
+    for each in values:
+        if type(each) is MeshTensor:
+            return each
+        if isinstance(each, (list, tuple)) and (found := first_of(each)) is not None:
+            return found
+    return None
+
+
+def issuer_of(procs: ProcMesh) -> Issuer:
+    """Return what issues operators for a mesh."""
+    return (find(Tensors) or install(Tensors)).issuer(procs)
+
+
+def of_mesh(tensor: torch.Tensor) -> MeshTensor:
+    """Return it, if it is a tensor of a mesh."""
+    if not isinstance(tensor, MeshTensor):
+        raise TypeError(f"not a tensor of a mesh but {type(tensor).__name__}: its values are in this process")
+    return tensor
+
+
+def sent(tensor: MeshTensor) -> Any:
+    """Return how a message to actors of the mesh names a tensor: each process takes its own."""
+    stream = tensor.descriptor.stream
+    key, count = stream.reached()
+    return shard, (current_proc().address, key, count, tensor.ref.number)

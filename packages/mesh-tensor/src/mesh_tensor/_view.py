@@ -1,0 +1,117 @@
+"""The per-rank view: every process of a mesh computes its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from mesh_core import ValueMesh
+from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
+
+if TYPE_CHECKING:
+    from mesh_core import ProcMesh
+    from mesh_tensor._propagate import Issuer
+
+
+class _PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Has factories make their tensors on the mesh."""
+
+    def __init__(self, issuer: Issuer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._issuer = issuer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if MeshTensor in types:
+            return func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.lift_fresh.default:
+            # `torch.tensor`: made here, and meant for the mesh.
+            with _disable_current_modes():
+                return self._issuer.share(args[0])
+        if not _makes_tensors(func) or _has_tensor(args) or (kwargs and _has_tensor(kwargs.values())):
+            return func(*args, **(kwargs or {}))
+        return self._issuer.issue(func, args, kwargs)
+
+
+def _makes_tensors(func: Any) -> bool:
+    return any("Tensor" in str(each.type) for each in func._schema.returns)  # noqa: SLF001
+
+
+def _has_tensor(values: Iterable[Any]) -> bool:
+    return any(
+        isinstance(each, torch.Tensor) or (isinstance(each, (list, tuple)) and _has_tensor(each))
+        for each in values
+    )
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process of a mesh has of this process's tensors."""
+
+    tensors: int
+    nbytes: int
+    """Memory of tensors that share it, such as views, counts once."""
+
+
+def usage(procs: ProcMesh) -> ValueMesh[Usage]:
+    """Return what each process has of the tensors that this one has made there, when all that was issued is done."""
+    stream = issuer_of(procs).stream
+    with _disable_current_modes():
+        answers = stream.wait(stream.ask("usage"))
+        return ValueMesh.of(answers.extent, [Usage(*answer[1]) for _, answer in answers])
+
+
+@contextmanager
+def activate(procs: ProcMesh) -> Iterator[None]:
+    """Have tensors that are made within be on the processes of a mesh, one on each.
+
+    Factories (`torch.ones`, `torch.randn`, `nn.Linear`) make a tensor on every process; operators on such tensors run on every
+    process, within and outside of the block.
+
+    >>> import torch
+    >>> from mesh_core import this_host
+    >>> from mesh_tensor import activate, fetch
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs, activate(procs):
+    ...     y = torch.ones(2, 2) @ torch.full((2, 1), 3.0)
+    ...     print(fetch(y).item(gpus=1))
+    tensor([[6.],
+            [6.]])
+    """
+    issuer = issuer_of(procs)
+    issuer.stream.check()
+    with _PerRank(issuer):
+        yield
+
+
+def share(tensor: torch.Tensor, procs: ProcMesh) -> MeshTensor:
+    """Give all processes of a mesh the same tensor, and return what stands for it."""
+    if type(tensor) is MeshTensor:
+        raise TypeError(f"the tensor is on {tensor.procs} already")
+    with _disable_current_modes():
+        result: MeshTensor = issuer_of(procs).share(tensor)
+        return result
+
+
+def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[torch.Tensor]:
+    """Wait for a tensor, and return what each process has of it."""
+    tensor = of_mesh(tensor)
+    stream = tensor.descriptor.stream
+    with _disable_current_modes():
+        answers = stream.wait(stream.ask("get", tensor.ref.number), timeout)
+        return ValueMesh.of(answers.extent, [stream.value(point, answer) for point, answer in answers])
+
+
+def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -> torch.Tensor:
+    """Wait for a tensor, and return what one process has of it: that at these coordinates, or else the first."""
+    tensor = of_mesh(tensor)
+    stream = tensor.descriptor.stream
+    procs = stream.procs
+    chosen = procs.slice(**{dim: coords.get(dim, 0) for dim in procs.sizes} | coords)
+    with _disable_current_modes():
+        ((point, answer),) = stream.wait(stream.ask("get", tensor.ref.number, of=chosen), timeout)
+        value: torch.Tensor = stream.value(point, answer)
+        return value

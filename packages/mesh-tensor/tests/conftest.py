@@ -1,0 +1,23 @@
+"""Processes to compute on. All of it needs PyTorch, which the package's user brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mesh_core import ProcMesh, this_host
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    """Two processes, which no test ends."""
+    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="pair") as procs:
+        yield procs
+
+
+@pytest.fixture(scope="module")
+def grid() -> Iterator[ProcMesh]:
+    """Four processes in two dimensions."""
+    with this_host().spawn_procs({"data": 2, "model": 2}, preload=["torch"], name="grid") as procs:
+        yield procs
