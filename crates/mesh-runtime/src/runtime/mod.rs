@@ -77,6 +77,8 @@ const TOKEN_KNOCKS: u64 = TOKEN_SIGNAL + 2;
 const HOST_NAME: &str = "_MESH_HOST";
 /// Tells a nursery where its job's folder is.
 const SCRATCH: &str = "MESH_HOST_SCRATCH";
+/// The file in a job's folder with the newest list of revocations that the host was sent.
+const REVOKED: &str = "revoked.crl";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
 
@@ -260,6 +262,14 @@ impl Runtime {
     ) {
         let _ = self.name.set(name);
         let _ = self.home.set(Home { python, env, scratch });
+    }
+
+    /// Has the job's processes on this host find a list of revocations that its agent has been sent.
+    pub(crate) fn hand_on_revocations(&self, list: &[u8]) -> std::io::Result<()> {
+        let Some(scratch) = self.home.get().and_then(|home| home.scratch.as_ref()) else { return Ok(()) };
+        // Whole or not at all; it is signed, so that whoever reads it need not trust the file.
+        let part = scratch.join(".revoked");
+        std::fs::write(&part, list).and_then(|()| std::fs::rename(&part, scratch.join(REVOKED)))
     }
 
     /// Itself, for those who must not keep it.

@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 
+from mesh_core.extensions import Membership, membership
 from mesh_rdma._native import Engine
 from mesh_rdma._outside import installed
 
@@ -17,12 +18,19 @@ class _Here:
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._pid = 0
+        self._member: Membership | None = None
 
     def engine(self) -> Engine:
         engine = self._engine
-        if engine is not None:
-            # In a forked copy it refuses everything by itself, and says why.
-            return engine
+        if engine is None:
+            engine = self._make()
+        # In a forked copy it refuses everything by itself, and says why.
+        member = membership()
+        if member is not self._member and member is not None:
+            self._join(engine, member)
+        return engine
+
+    def _make(self) -> Engine:
         with self._lock:
             if self._engine is None:
                 self._engine = Engine(installed())
@@ -30,6 +38,18 @@ class _Here:
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)
             return self._engine
+
+    def _join(self, engine: Engine, member: Membership) -> None:
+        """Have it reach other hosts, and be reached by them."""
+        from datetime import timedelta
+        from ipaddress import ip_address
+
+        with self._lock:
+            if member is not self._member:
+                addresses = [ip_address(each) for each in member.addresses]
+                silence = timedelta(seconds=member.silence)
+                engine.join(member.credentials, member.revocations, addresses, silence)
+                self._member = member
 
     def _close(self) -> None:
         if self._engine is not None and self._pid == os.getpid():

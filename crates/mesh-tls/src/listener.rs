@@ -14,7 +14,7 @@ use super::error::Reason;
 use super::facts::PeerFacts;
 use super::identity::Identity;
 use super::stream::{Progress, TlsStream};
-use crate::reactor::timespec;
+use crate::timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
