@@ -15,6 +15,7 @@ mod backlog;
 pub(crate) mod copies;
 mod descriptors;
 mod early;
+mod folder;
 mod incoming;
 mod knocks;
 mod moving;
@@ -75,10 +76,6 @@ const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
 const TOKEN_KNOCKS: u64 = TOKEN_SIGNAL + 2;
 /// Tells a nursery what its host is called.
 const HOST_NAME: &str = "_MESH_HOST";
-/// Tells a nursery where its job's folder is.
-const SCRATCH: &str = "MESH_HOST_SCRATCH";
-/// The file in a job's folder with the newest list of revocations that the host was sent.
-const REVOKED: &str = "revoked.crl";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
 
@@ -264,14 +261,6 @@ impl Runtime {
         let _ = self.home.set(Home { python, env, scratch });
     }
 
-    /// Has the job's processes on this host find a list of revocations that its agent has been sent.
-    pub(crate) fn hand_on_revocations(&self, list: &[u8]) -> std::io::Result<()> {
-        let Some(scratch) = self.home.get().and_then(|home| home.scratch.as_ref()) else { return Ok(()) };
-        // Whole or not at all; it is signed, so that whoever reads it need not trust the file.
-        let part = scratch.join(".revoked");
-        std::fs::write(&part, list).and_then(|()| std::fs::rename(&part, scratch.join(REVOKED)))
-    }
-
     /// Itself, for those who must not keep it.
     pub(crate) fn weak(&self) -> Weak<Self> {
         Weak::clone(&self.this)
@@ -296,7 +285,7 @@ impl Runtime {
         let own = home.env.iter().filter(|(key, _)| nursery.env.iter().all(|(said, _)| said != key));
         let mut env: Vec<_> = own.cloned().chain(nursery.env.iter().cloned()).collect();
         env.push((HOST_NAME.into(), self.host_name().into()));
-        env.extend(home.scratch.iter().map(|scratch| (SCRATCH.into(), scratch.into())));
+        env.extend(home.scratch.iter().map(|scratch| (folder::SCRATCH.into(), scratch.into())));
         *nursery = NurserySpec { argv, env, plan: std::mem::take(&mut nursery.plan) };
     }
 

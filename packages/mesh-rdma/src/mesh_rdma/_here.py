@@ -21,14 +21,20 @@ class _Here:
         self._member: Membership | None = None
 
     def engine(self) -> Engine:
-        engine = self._engine
-        if engine is None:
-            engine = self._make()
         # In a forked copy it refuses everything by itself, and says why.
-        member = membership()
-        if member is not self._member and member is not None:
-            self._join(engine, member)
+        return self._engine or self._make()
+
+    def joined(self) -> Engine:
+        """Return the same, as a member of the job that this process belongs to by now."""
+        engine = self.engine()
+        self.look()
         return engine
+
+    def look(self) -> None:
+        """Have it join the job that this process belongs to by now, if it is there."""
+        engine, member = self._engine, membership()
+        if member is not self._member and member is not None and engine is not None:
+            self._join(engine, member)
 
     def _make(self) -> Engine:
         with self._lock:
@@ -37,7 +43,9 @@ class _Here:
                 self._pid = os.getpid()
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)
-            return self._engine
+            engine = self._engine
+        self.look()
+        return engine
 
     def _join(self, engine: Engine, member: Membership) -> None:
         """Have it reach other hosts, and be reached by them."""
@@ -58,3 +66,5 @@ class _Here:
 
 _HERE = _Here()
 engine = _HERE.engine
+joined = _HERE.joined
+look = _HERE.look

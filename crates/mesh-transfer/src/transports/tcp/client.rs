@@ -483,7 +483,7 @@ impl TcpPeer {
         let done = std::thread::scope(|scope| {
             let helpers: Vec<_> = (1..streams)
                 .filter_map(|_| {
-                    let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(128 * 1024);
+                    let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(256 * 1024);
                     helper.spawn_scoped(scope, one).ok()
                 })
                 .collect();

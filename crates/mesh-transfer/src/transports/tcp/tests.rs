@@ -6,7 +6,7 @@ use super::*;
 use crate::transports::{Op, Work};
 use mesh_tls::{Identity, Role, Store, TlsStream};
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{Ipv6Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
@@ -32,7 +32,7 @@ impl Drop for Folder {
 }
 
 fn membership(credentials: &Path, revocations: Option<PathBuf>) -> Membership {
-    let addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    let addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     Membership { credentials: credentials.into(), revocations, addresses, silence: Duration::from_secs(5) }
 }
 
@@ -143,6 +143,19 @@ fn members_on_other_hosts_read_and_write_memory_of_any_size() {
         assert_eq!(owner.run(&peer, desired).unwrap(), before + 5);
         owner.exports.close(&owner.export);
         assert_eq!(owner.read(&peer).unwrap_err().kind, ErrorKind::Gone);
+    }
+}
+
+#[test]
+fn each_of_its_addresses_leads_to_it() {
+    let job = Job::new();
+    let owner = Owner::new(&job.host("owner"), None, 8);
+    let user = user(Some(&membership(&job.host("user"), None)));
+    // One, where the machine has no IPv6.
+    for addr in owner.place.afar.clone().unwrap() {
+        let place = Place { afar: Ok(vec![addr]), ..owner.place.clone() };
+        let peer = user.connect(&owner.handle, &place.encode(), &Watch::new(Some(Instant::now() + LONG))).unwrap();
+        assert_eq!(owner.read(&peer).unwrap(), owner.data, "{addr}");
     }
 }
 
