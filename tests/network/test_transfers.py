@@ -110,16 +110,20 @@ def test_who_is_killed_in_the_middle_is_told_to_the_other_end(network, tmp_path)
 
 def test_a_cut_cable_is_told_to_both_ends(site):
     site.network.wire.limit(site.hosts[1], up=100 * MBIT)
+    site.network.wire.limit(site.hosts[2], up=100 * MBIT)
     job = site.job(0, program="memory.py")
     job.ask("offer", host=0, name="data", size=64 * MIB)
+    job.ask("offer", host=0, name="written", size=64 * MIB)
     reading = job.begin("act", host=1, work="read", name="data")
+    writing = job.begin("act", host=1, work="write", name="written")
     wait_until(lambda: job.ask("ask", host=1, work="begun"), "nothing is read")
+    wait_until(lambda: job.ask("ask", host=0, work="is_changed", name="written"), "nothing is written")
     job.ask("ask", host=0, work="forget", name="data")
     # Between the two alone: the controller hears of each what becomes of it.
     site.network.wire.partition([site.hosts[1]], [site.hosts[2]])
-    outcome = reading.result()
-    assert outcome["error"] == "TransportUnavailable", outcome
-    assert "it is down, or the network to it" in outcome["text"], outcome
+    for outcome in (reading.result(), writing.result()):
+        assert outcome["error"] == "TransportUnavailable", outcome
+        assert "it is down, or the network to it" in outcome["text"], outcome
     wait_until(lambda: job.ask("ask", host=0, work="is_freed", name="data"), "its memory is kept", 20)
     site.network.heal()
     assert job.end() == 0

@@ -44,6 +44,7 @@ class Memory:
     def __init__(self) -> None:
         self.kept: dict[str, tuple[Kept, RDMABuffer]] = {}
         self.freed: dict[str, threading.Event] = {}
+        self.first: dict[str, bytes] = {}
         self.copy = bytearray()
 
     def offer(self, name: str, size: int, seed: int) -> tuple[RDMABuffer, str]:
@@ -51,6 +52,7 @@ class Memory:
         self.freed[name] = threading.Event()
         weakref.finalize(data, self.freed[name].set)
         self.kept[name] = data, RDMABuffer(data)
+        self.first[name] = bytes(data[: 1 << 20])
         return self.kept[name][1], of(data)
 
     def look(self, name: str) -> str:
@@ -86,6 +88,9 @@ class Memory:
 
     def begun(self) -> bool:
         return any(self.copy[: 1 << 20])
+
+    def is_changed(self, name: str) -> bool:
+        return self.kept[name][0][: 1 << 20] != self.first[name]
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

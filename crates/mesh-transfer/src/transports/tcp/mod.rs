@@ -52,6 +52,8 @@ struct Served {
     here: Option<server::Server>,
     /// For other hosts, as which member, and since when.
     afar: Option<(Arc<Member>, Result<server::Afar, Why>, Instant)>,
+    /// The same of before, where handles still name it: this host had other addresses.
+    before: Vec<server::Afar>,
 }
 
 impl Tcp {
@@ -66,18 +68,19 @@ impl Tcp {
 
     /// Where other hosts reach this process; begins to listen there.
     fn listens(&self, served: &mut Served, exports: &Arc<Exports>) -> Result<Vec<SocketAddr>, Why> {
-        let Some(member) = self.member().clone() else {
-            served.afar = None;
-            return Err(Why::NoJob);
-        };
+        let Some(member) = self.member().clone() else { return Err(Why::NoJob) };
         let door = served.here.as_ref().map_or([0; 16], |server| server.door);
         let stands = match &served.afar {
             Some((of, open, since)) => Arc::ptr_eq(of, &member) && (open.is_ok() || since.elapsed() < AGAIN),
             None => false,
         };
         if !stands {
-            // First the old one ends.
-            served.afar = None;
+            match served.afar.take() {
+                Some((of, Ok(open), _)) if of.said.credentials == member.said.credentials => served.before.push(open),
+                // Of another job: members of that are let in no more.
+                Some((_, Ok(_), _)) => served.before.clear(),
+                _ => {}
+            }
             let open = if member.said.addresses.iter().all(IpAddr::is_loopback) {
                 Err(Why::Alone)
             } else {
@@ -132,7 +135,10 @@ impl Transport for Tcp {
     }
 
     fn join(&self, membership: &Membership) {
-        *self.member() = Some(Arc::new(Member::new(membership.clone())));
+        let mut member = self.member();
+        if member.as_ref().is_none_or(|member| member.said != *membership) {
+            *member = Some(Arc::new(Member::new(membership.clone())));
+        }
     }
 
     fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {

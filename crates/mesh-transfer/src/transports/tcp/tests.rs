@@ -192,6 +192,50 @@ fn pieces_of_memory_end_anywhere_in_records() {
     assert!(owner.read(&peer).unwrap() == gathered);
 }
 
+#[test]
+fn who_joins_again_is_reached_where_it_was_and_who_joins_another_job_is_not() {
+    let (job, other) = (Job::new(), Job::new());
+    // Nothing listens there but in this network; what is asked is whether it does.
+    let elsewhere = |dir: &Path, silence| Membership {
+        addresses: vec![own_address()],
+        silence: Duration::from_secs(silence),
+        ..membership(dir, None)
+    };
+    let realm = Realm::draw().unwrap();
+    let (exports, owner) = (Arc::new(Exports::new(&realm).unwrap()), Tcp::new(&realm));
+    let data = [7_u8; 8];
+    // SAFETY: `data` lives to the end of the test.
+    let export = unsafe { exports.open(segments(&data), true, Box::new(())) }.unwrap();
+    let listens = || Place::decode(&owner.offer(&exports, &export).unwrap()).unwrap().afar;
+    assert_eq!(listens(), Err(Why::NoJob));
+    let first = elsewhere(&job.host("owner"), 5);
+    owner.join(&first);
+    let place = listens();
+    if first.addresses[0].is_loopback() {
+        assert_eq!(place, Err(Why::Alone));
+        return;
+    }
+    let addr = place.clone().unwrap()[0];
+    owner.join(&first.clone());
+    assert_eq!(listens(), place);
+    owner.join(&Membership { silence: Duration::from_secs(9), ..first });
+    assert_ne!(listens(), place);
+    assert!(TcpStream::connect(addr).is_ok(), "handles that were given away lead nowhere");
+    owner.join(&elsewhere(&other.host("owner"), 5));
+    assert!(listens().is_ok());
+    assert!(TcpStream::connect(addr).is_err(), "members of the job that was left are let in");
+}
+
+/// This machine's address on the way to others; that of the loopback interface where it has none.
+fn own_address() -> IpAddr {
+    let asked = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    // Nothing is sent.
+    match asked.connect((Ipv4Addr::new(198, 51, 100, 1), 9)) {
+        Ok(()) => asked.local_addr().unwrap().ip(),
+        Err(_) => Ipv4Addr::LOCALHOST.into(),
+    }
+}
+
 /// TCP-4
 #[test]
 fn nobody_reaches_it_but_members_of_the_job() {
