@@ -95,7 +95,7 @@ def _left_by_agent(scratch: str) -> tuple[str, str] | None:
 
 def _made(process: Process, folder: str, listens: str) -> Membership:
     host = listens.rpartition("//")[2].rpartition(":")[0].strip("[]")
-    addresses = tuple(interfaces()) if host in ("", "0.0.0.0", "::") else (_number(host),)
+    addresses = _interfaces() if host in ("", "0.0.0.0", "::") else _numbers(host)
     if process.identity.mesh_id == 0 and _all_here(process):
         addresses = ("127.0.0.1",)
     scratch = process.identity.scratch
@@ -103,11 +103,22 @@ def _made(process: Process, folder: str, listens: str) -> Membership:
     return Membership(Path(folder), revocations, addresses, process.settings.heartbeat_timeout)
 
 
-def _number(host: str) -> str:
-    """A host's address, which its script may have given by name."""
+def _interfaces() -> tuple[str, ...]:
+    try:
+        return tuple(interfaces())
+    except OSError:
+        return ()
+
+
+def _numbers(host: str) -> tuple[str, ...]:
+    """A host's addresses, which its script may have given by name."""
     import socket
 
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return _interfaces()
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 def _all_here(process: Process) -> bool:
