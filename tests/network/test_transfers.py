@@ -161,7 +161,11 @@ def test_strangers_and_members_of_other_jobs_read_nothing(network, tmp_path):
                 pass
             assert len(heard) < 64, heard
     assert job.ask("ask", host=0, work="look", name="data") == offered["is"]
+    # Nor do many who say nothing keep members out, as one that has not been there before.
+    silent = [machines.hosts[2].connect((address, port)) for _ in range(100)]
     assert job.ask("act", host=CONTROLLER, work="read", name="data") == {"is": offered["is"]}
+    for stream in silent:
+        stream.close()
     assert theirs.end() == 0
     assert job.end() == 0
 
