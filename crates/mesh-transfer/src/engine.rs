@@ -98,6 +98,11 @@ impl Engine {
         standing.map(|(each, standing)| Standing { capabilities: each.capabilities(), ..standing.clone() }).collect()
     }
 
+    /// This is a forked copy of the process, which can use nothing of it: it lets go of what others wait for.
+    pub fn forked(&self) {
+        self.transports.iter().for_each(|transport| transport.forked());
+    }
+
     /// This process belongs to a job of several hosts from now on: what is exported later is offered to those, too.
     pub fn join(&self, membership: &Membership) {
         self.transports.iter().for_each(|transport| transport.join(membership));

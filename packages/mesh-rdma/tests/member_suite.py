@@ -5,6 +5,7 @@ the suite's other process.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh_rdma import RDMABuffer
+from mesh_rdma import BufferGone, RDMABuffer
 from mesh_rdma._here import engine
 from mesh_rdma._native_transports import TCP
 from mesh_rdma.testing import TransportConformance, _owner, _suite
@@ -41,6 +42,14 @@ class Owner(_owner.Owner):
     def offer(self, name: str, data: bytes, step: int = 1, readonly: bool = False) -> RDMABuffer:
         return from_elsewhere(super().offer(name, data, step, readonly))
 
+    def fork(self) -> int:
+        """Leave a copy behind that does nothing."""
+        child = os.fork()
+        if child == 0:
+            while True:
+                signal.pause()
+        return child
+
 
 class Process(_suite._Process):  # noqa: SLF001 - of the suite that is run
     """A process with such an owner."""
@@ -66,6 +75,23 @@ class TestTcp(TransportConformance):
     def teardown_class(cls) -> None:
         super().teardown_class()
         cls.patch.undo()
+
+    def test_a_forked_copy_keeps_nobody_waiting(self):
+        """TCP-5: its parent's end is seen all the same, by who was connected and by who was not."""
+        owner = Process()
+        known, fresh = owner.offer("known", b"known"), owner.offer("fresh", b"fresh")
+        assert self._read(known, 5) == b"known"
+        copy = owner.fork()
+        try:
+            assert self._read(known, 5) == b"known"
+            owner.process.kill()
+            owner.process.wait()
+            for buffer in (known, fresh):
+                with pytest.raises(BufferGone):
+                    self._read(buffer, 5, timeout=60)
+        finally:
+            os.kill(copy, signal.SIGKILL)
+            owner.end()
 
 
 if __name__ == "__main__":

@@ -142,6 +142,9 @@ pub trait Transport: Send + Sync + Debug {
     /// This process belongs to this job of several hosts from now on.
     fn join(&self, _membership: &Membership) {}
 
+    /// This is a forked copy of the process: who is connected to that must not be kept by it.
+    fn forked(&self) {}
+
     /// Why it cannot reach the owner of a handle, as far as that can be told without trying.
     fn why_not(&self, _handle: &Handle, _section: &[u8]) -> Option<String> {
         None

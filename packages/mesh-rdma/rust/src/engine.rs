@@ -60,6 +60,11 @@ impl PyEngine {
             .collect()
     }
 
+    /// In a forked copy: let go of what others wait for.
+    fn forked(&self) {
+        self.0.forked();
+    }
+
     /// This process belongs to a job of several hosts from now on.
     fn join(&self, credentials: PathBuf, revocations: Option<PathBuf>, addresses: Vec<IpAddr>, silence: Duration) {
         self.0.join(&Membership { credentials, revocations, addresses, silence });

@@ -3,6 +3,7 @@
 use super::super::{Op, Peer, Work};
 use super::afar::{Afar, is_silence};
 use super::member::Guard;
+use super::sockets::Sockets;
 use super::stream::{Wire, bytes, iovec, timespec};
 use super::wire::{MAGIC, PIECE, REQUEST, RESPONSE, Request, Response, Side, Verb, WELCOME, prove, proves};
 use crate::error::{ErrorKind, TransferError};
@@ -53,6 +54,7 @@ pub(super) struct TcpPeer {
     /// The owner as a process, where it can be seen: a forked copy of it may keep its connections open.
     process: Option<OwnedFd>,
     idle: Mutex<Vec<Connection>>,
+    sockets: Sockets,
 }
 
 #[derive(Debug)]
@@ -81,11 +83,11 @@ struct Piece {
 
 impl TcpPeer {
     /// `is_here` says that its number means the same process here.
-    pub(super) fn new(way: Way, realm: RealmId, door: Token, pid: u32, is_here: bool) -> Self {
+    pub(super) fn new(way: Way, (realm, door): (RealmId, Token), pid: u32, is_here: bool, sockets: &Sockets) -> Self {
         // Opened before the owner proves that it lives, so that this is no later process of the same number.
         let process = Pid::from_raw(pid.cast_signed()).filter(|_| is_here);
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Self { way, realm, door, pid, process, idle: Mutex::default() }
+        Self { way, realm, door, pid, process, idle: Mutex::default(), sockets: sockets.clone() }
     }
 
     /// Makes sure that it is there and who it says.
@@ -143,7 +145,7 @@ impl TcpPeer {
         let stream = TcpStream::connect_timeout(&addr, limit).map_err(|error| self.failed(&error))?;
         stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true)).map_err(|error| self.failed(&error))?;
         let stream = Arc::new(stream);
-        let mut connection = Connection { wire: Wire::plain(Arc::clone(&stream)), guard: None };
+        let mut connection = Connection { wire: Wire::plain(Arc::clone(&stream), &self.sockets), guard: None };
         watch.add(&stream)?;
         let greeted = self.prove(&mut connection, hello);
         watch.remove(&stream);
@@ -173,7 +175,7 @@ impl TcpPeer {
                     Err(reason) => TransferError::transport(format!("{addr} is not authenticated: {reason}")),
                 });
                 let proven = shaken.and_then(|(halves, guard)| {
-                    let wire = Wire::sealed(Arc::clone(&stream), halves);
+                    let wire = Wire::sealed(Arc::clone(&stream), halves, &self.sockets);
                     let mut connection = Connection { wire, guard: Some(guard) };
                     self.prove(&mut connection, hello).map(|()| connection)
                 });

@@ -5,12 +5,14 @@
 //! TCP-2: every request shows the token of its export and is checked against the owner's table.
 //! TCP-3: what leaves the loopback interface is encrypted: TLS 1.3, both ends with certificates of one job. An owner without
 //! these listens on the loopback interface only.
+//! TCP-4 is in `member.rs`, TCP-5 in `sockets.rs`.
 
 mod afar;
 mod client;
 mod member;
 mod section;
 mod server;
+mod sockets;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -27,6 +29,7 @@ use afar::Afar;
 use client::{TcpPeer, Way};
 use member::Member;
 use section::{Place, Why};
+use sockets::Sockets;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,6 +47,7 @@ pub(crate) struct Tcp {
     numbers: u64,
     served: Mutex<Served>,
     member: Mutex<Option<Arc<Member>>>,
+    sockets: Sockets,
 }
 
 /// What listens here.
@@ -59,7 +63,8 @@ struct Served {
 impl Tcp {
     pub(crate) fn new(realm: &Realm) -> Self {
         let (network, numbers) = (namespace("net"), namespace("pid"));
-        Self { realm: realm.clone(), network, numbers, served: Mutex::default(), member: Mutex::default() }
+        let (served, member, sockets) = (Mutex::default(), Mutex::default(), Sockets::default());
+        Self { realm: realm.clone(), network, numbers, served, member, sockets }
     }
 
     fn member(&self) -> MutexGuard<'_, Option<Arc<Member>>> {
@@ -84,7 +89,7 @@ impl Tcp {
             let open = if member.said.addresses.iter().all(IpAddr::is_loopback) {
                 Err(Why::Alone)
             } else {
-                server::Afar::open(exports, door, &member)
+                server::Afar::open(exports, door, &member, &self.sockets)
             };
             served.afar = Some((member, open, Instant::now()));
         }
@@ -146,12 +151,16 @@ impl Transport for Tcp {
         let (port, door) = match &mut served.here {
             Some(server) => (server.port, server.door),
             empty => {
-                let server = empty.insert(server::Server::start(exports, random()?)?);
+                let server = empty.insert(server::Server::start(exports, random()?, &self.sockets)?);
                 (server.port, server.door)
             }
         };
         let afar = self.listens(&mut served, exports);
         Ok(Place { port, network: self.network, numbers: self.numbers, door, afar }.encode())
+    }
+
+    fn forked(&self) {
+        self.sockets.let_go();
     }
 
     fn why_not(&self, handle: &Handle, section: &[u8]) -> Option<String> {
@@ -162,7 +171,7 @@ impl Transport for Tcp {
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
         let place = Place::decode(section)?;
         let reach = |way, is_here| {
-            let peer = TcpPeer::new(way, handle.realm, place.door, handle.pid, is_here);
+            let peer = TcpPeer::new(way, (handle.realm, place.door), handle.pid, is_here, &self.sockets);
             peer.greet(watch)?;
             Ok::<Arc<dyn Peer>, TransferError>(Arc::new(peer))
         };

@@ -2,6 +2,7 @@
 
 use super::member::{Guard, Member};
 use super::section::{MOST, Why};
+use super::sockets::{Listed, Sockets};
 use super::stream::{Patience, Wire, bytes, iovec};
 use super::wire::{HELLO, MAGIC, PROOF, REQUEST, RESPONSE, Request, Response, Side, Verb, prove, proves};
 use crate::error::{ErrorKind, TransferError};
@@ -11,6 +12,7 @@ use crate::realm::random;
 use mesh_tls::{Identity, Knock, Limits, Listener, PeerFacts, TlsStream};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -33,6 +35,7 @@ const BREATH: libc::c_int = 50;
 pub(super) struct Server {
     pub(super) port: u16,
     pub(super) door: Token,
+    _listed: Listed,
 }
 
 #[derive(Debug, Default)]
@@ -75,19 +78,20 @@ impl Drop for Place<'_> {
 }
 
 impl Server {
-    pub(super) fn start(exports: &Arc<Exports>, door: Token) -> Result<Self, TransferError> {
+    pub(super) fn start(exports: &Arc<Exports>, door: Token, sockets: &Sockets) -> Result<Self, TransferError> {
         let failed = |error: io::Error| TransferError::transport(format!("cannot listen on 127.0.0.1: {error}"));
         // TCP-3
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
-        let (exports, places) = (Arc::clone(exports), Arc::new(Places::default()));
+        let (exports, places, sockets) = (Arc::clone(exports), Arc::new(Places::default()), sockets.clone());
         let thread = std::thread::Builder::new().name("mesh-serve".to_owned()).stack_size(128 * 1024);
-        thread.spawn(move || listen(&listener, &exports, door, &places)).map_err(failed)?;
-        Ok(Self { port, door })
+        let listed = sockets.list([listener.as_raw_fd()]);
+        thread.spawn(move || listen(&listener, &exports, door, (&places, &sockets))).map_err(failed)?;
+        Ok(Self { port, door, _listed: listed })
     }
 }
 
-fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, places: &Arc<Places>) {
+fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, (places, sockets): (&Arc<Places>, &Sockets)) {
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -98,7 +102,7 @@ fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, places: &
                 continue;
             }
         };
-        let wire = Wire::plain(Arc::new(stream));
+        let wire = Wire::plain(Arc::new(stream), sockets);
         admit(wire, None, exports, door, places);
     }
 }
@@ -127,26 +131,34 @@ fn admit(wire: Wire, guard: Option<Guard>, exports: &Arc<Exports>, door: Token, 
 #[derive(Debug)]
 pub(super) struct Afar {
     pub(super) addrs: Vec<SocketAddr>,
+    /// Before the listener: what is dropped first.
+    _listed: Listed,
     _listener: Listener,
 }
 
 impl Afar {
-    pub(super) fn open(exports: &Arc<Exports>, door: Token, member: &Arc<Member>) -> Result<Self, Why> {
+    pub(super) fn open(
+        exports: &Arc<Exports>,
+        door: Token,
+        member: &Arc<Member>,
+        sockets: &Sockets,
+    ) -> Result<Self, Why> {
         let identity = member.identity().map_err(|_| Why::Credentials)?;
         // An address that cannot be had, such as one that is still looked for a double, keeps the others from nothing.
         let had = member.said.addresses.iter().filter(|ip| TcpListener::bind((**ip, 0)).is_ok());
         let wanted: Vec<SocketAddr> = had.map(|ip| SocketAddr::new(*ip, 0)).take(MOST).collect();
         let (exports, member, places) = (Arc::clone(exports), Arc::clone(member), Arc::new(Places::default()));
-        let checked = Arc::clone(&identity);
+        let (checked, all) = (Arc::clone(&identity), sockets.clone());
         // Bounds of its own for those who have not shown a certificate (TLS-3).
         let knocked = move |knock| {
             if let Knock::Joined { stream, peer, .. } = knock {
                 // Who is not let in sees the connection end.
-                let _ = join(stream, peer, (&checked, &member), &exports, door, &places);
+                let _ = join(stream, peer, (&checked, &member), &exports, door, (&places, &all));
             }
         };
         let listener = Listener::bind(&wanted, identity, Limits::default(), knocked).map_err(|_| Why::NoPort)?;
-        Ok(Self { addrs: listener.addrs().to_vec(), _listener: listener })
+        let _listed = sockets.list(listener.descriptors().iter().copied());
+        Ok(Self { addrs: listener.addrs().to_vec(), _listed, _listener: listener })
     }
 }
 
@@ -157,13 +169,13 @@ fn join(
     (identity, member): (&Arc<Identity>, &Member),
     exports: &Arc<Exports>,
     door: Token,
-    places: &Arc<Places>,
+    (places, sockets): (&Arc<Places>, &Sockets),
 ) -> io::Result<()> {
     let guard = Guard::new(identity, peer).map_err(io::Error::other)?;
     let socket = Arc::new(TcpStream::from(stream.as_fd().try_clone_to_owned()?));
     member.limit_silence(&*socket)?;
     let halves = stream.into_halves().map_err(|_| io::ErrorKind::NotConnected)?;
-    admit(Wire::sealed(socket, halves), Some(guard), exports, door, places);
+    admit(Wire::sealed(socket, halves, sockets), Some(guard), exports, door, places);
     Ok(())
 }
 

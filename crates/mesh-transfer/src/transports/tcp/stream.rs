@@ -1,6 +1,7 @@
 //! A connection, with the reads and writes that both ends need: into and out of lists of pieces. Sealed or not is all the same
 //! to its users, but that a sealed one does not block.
 
+use super::sockets::{Listed, Sockets};
 use crate::segments::Segment;
 use mesh_tls::{TlsReader, TlsWriter};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -70,6 +71,8 @@ pub(super) fn timespec(limit: Duration) -> Timespec {
 /// One connection. Reads give exactly as much as is asked for; what comes with it is kept for the next one.
 #[derive(Debug)]
 pub(super) struct Wire {
+    /// First: what is dropped first.
+    _listed: Listed,
     socket: Arc<TcpStream>,
     tls: Option<Box<(TlsReader, TlsWriter)>>,
     ahead: Box<[u8]>,
@@ -78,13 +81,15 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn plain(socket: Arc<TcpStream>) -> Self {
-        Self { socket, tls: None, ahead: vec![0; AHEAD].into(), at: 0, end: 0 }
+    pub(super) fn plain(socket: Arc<TcpStream>, sockets: &Sockets) -> Self {
+        let _listed = sockets.list([socket.as_raw_fd()]);
+        Self { _listed, socket, tls: None, ahead: vec![0; AHEAD].into(), at: 0, end: 0 }
     }
 
     /// `socket` is that of the halves, which does not block.
-    pub(super) fn sealed(socket: Arc<TcpStream>, halves: (TlsReader, TlsWriter)) -> Self {
-        Self { tls: Some(Box::new(halves)), ..Self::plain(socket) }
+    pub(super) fn sealed(socket: Arc<TcpStream>, halves: (TlsReader, TlsWriter), sockets: &Sockets) -> Self {
+        let _listed = sockets.list([socket.as_raw_fd(), halves.0.as_fd().as_raw_fd()]);
+        Self { _listed, tls: Some(Box::new(halves)), ..Self::plain(socket, sockets) }
     }
 
     pub(super) fn socket(&self) -> &Arc<TcpStream> {

@@ -59,7 +59,7 @@ impl Owner {
         // SAFETY: `data` lives as long as the owner, and moving a vector does not move what it holds.
         let export = unsafe { exports.open(segments(&data), true, Box::new(())) }.unwrap();
         let (door, member) = (random().unwrap(), Arc::new(Member::new(membership(credentials, revocations))));
-        let afar = server::Afar::open(&exports, door, &member).unwrap();
+        let afar = server::Afar::open(&exports, door, &member, &Sockets::default()).unwrap();
         let place = Place { port: 1, network: 0, numbers: 0, door, afar: Ok(afar.addrs.clone()) };
         let handle = Arc::new(Handle {
             realm: realm.id,
