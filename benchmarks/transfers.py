@@ -1,8 +1,9 @@
 """Figures of mesh-rdma, each beside what the machine itself takes for the same bytes, in the same run.
 
-    python benchmarks/transfers.py
+    python benchmarks/transfers.py [RAWTLS]
 
-Wants numpy, and release builds of mesh-core and mesh-rdma. Prints medians, and ratios of neighbours in time.
+Wants numpy, and release builds of mesh-core and mesh-rdma. Prints medians, and ratios of neighbours in time. RAWTLS is the program
+that cargo builds from `rawtls/`: one rustls stream, to which transfers between hosts are compared.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
 
 import numpy as np
 
+from mesh_core import Credentials
 from mesh_rdma import RDMAAction, RDMABuffer
+from mesh_rdma._here import engine
 
 LARGE = 256 << 20
 SMALL = 4096
@@ -31,8 +38,14 @@ IOV_MAX = 1024
 
 OWNER = """
 import pickle, socket, sys
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
 import numpy as np
 from mesh_rdma import RDMABuffer, empty
+from mesh_rdma._here import engine
+if sys.argv[2]:
+    engine().join(Path(sys.argv[1]), None, [ip_address(sys.argv[2])], timedelta(seconds=10))
 def mapped(size):
     memory = np.frombuffer(empty(size), np.uint8)
     memory[:] = 1
@@ -52,6 +65,26 @@ stream, _ = listener.accept()
 while stream.recv(1):
     stream.sendall(large)
 """
+
+
+def own_address() -> str:
+    """This machine's address on the way to others; none where it has no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            return ""
+        return str(asked.getsockname()[0])
+
+
+def from_elsewhere(buffer: RDMABuffer) -> RDMABuffer:
+    """The same buffer, as if its owner was in another network: its loopback interface is out of reach then."""
+    make, (handle,) = buffer.__reduce__()
+    changed = bytearray(handle)
+    network = changed.index(b"\x03tcp") + 4 + 2 + 2
+    changed[network] ^= 0xFF
+    made: RDMABuffer = make(bytes(changed))
+    return made
 
 
 class Piece(ctypes.Structure):
@@ -136,6 +169,32 @@ class Figures:
         self.note("shm read 256 MiB, beside one process_vm_readv", *beside(read, call))
         self.note("tcp read 256 MiB, beside one raw stream", *beside(read_tcp, raw))
 
+    def encrypted(self, rawtls: str | None) -> None:
+        """As between hosts, and beside the same without TLS; both over this machine's own address."""
+        plain, sealed = self.offered[0], from_elsewhere(self.offered[0])
+        target, source = self.target, self.source
+
+        def read(buffer: RDMABuffer) -> Callable[[], object]:
+            return lambda: buffer.read_into(target, transport="tcp").get(timeout=60)
+
+        def write(buffer: RDMABuffer) -> Callable[[], object]:
+            return lambda: buffer.write_from(source, transport="tcp").get(timeout=60)
+
+        self.note("tcp with TLS read 256 MiB, beside without", *beside(read(sealed), read(plain)))
+        self.note("tcp with TLS write 256 MiB, beside without", *beside(write(sealed), write(plain)))
+        if rawtls is not None:
+            one: list[float] = []
+            for _ in range(ROUNDS):
+                done = subprocess.run(
+                    [rawtls, "16", str(LARGE), "1"], capture_output=True, text=True, check=True
+                )
+                one.append(float(done.stdout))
+            ours = statistics.median(seconds(read(sealed)) for _ in range(ROUNDS))
+            self.note("tcp with TLS read 256 MiB, beside one rustls stream", ours, statistics.median(one))
+        small, copy = from_elsewhere(self.offered[1]), np.zeros(SMALL, np.uint8)
+        taken = seconds(lambda: small.read_into(copy, transport="tcp").get(timeout=60), 1000)
+        self.report["tcp with TLS read 4 KiB: us"] = taken * 1e6
+
     def small(self) -> None:
         buffer = self.offered[1]
         copy = np.zeros(SMALL, np.uint8)
@@ -194,16 +253,22 @@ class Figures:
 
 def main() -> None:
     code = OWNER.format(large=LARGE, small=SMALL, many=MANY, each=LARGE // MANY // 8 * 8)
-    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        figures = Figures(owner)
-        figures.large()
-        figures.small()
-        figures.many()
-        print(json.dumps(figures.report, indent=2))
-    finally:
-        owner.kill()
-        owner.wait()
+    address = own_address()
+    with tempfile.TemporaryDirectory() as folder:
+        job = str(Credentials.new(Path(folder) / "job").path)
+        owner = subprocess.Popen([sys.executable, "-c", code, job, address], stdout=subprocess.PIPE)
+        try:
+            figures = Figures(owner)
+            figures.large()
+            if address:
+                engine().join(Path(job), None, [ip_address(address)], timedelta(seconds=10))
+                figures.encrypted(sys.argv[1] if len(sys.argv) > 1 else None)
+            figures.small()
+            figures.many()
+            print(json.dumps(figures.report, indent=2))
+        finally:
+            owner.kill()
+            owner.wait()
 
 
 if __name__ == "__main__":

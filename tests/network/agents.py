@@ -202,13 +202,16 @@ class Site:
         workers: Sequence[int] | None = None,
         at: dict[int, str] | None = None,
         credentials: Path | None = None,
+        program: str = "job.py",
         **options: Any,
     ) -> Job:
         """Start a controller on a machine, which attaches to the agents; returns when its actors are there.
 
         `at` are other addresses of some of the agents.
         """
-        job = self.begin_job(number, workers=workers, at=at, credentials=credentials, **options)
+        job = self.begin_job(
+            number, workers=workers, at=at, credentials=credentials, program=program, **options
+        )
         job.wait(0)
         return job
 
@@ -219,6 +222,7 @@ class Site:
         workers: Sequence[int] | None = None,
         at: dict[int, str] | None = None,
         credentials: Path | None = None,
+        program: str = "job.py",
         **options: Any,
     ) -> Job:
         """Start a controller, and do not wait."""
@@ -226,7 +230,7 @@ class Site:
         addresses = [(at or {}).get(number, self.agents[number].address) for number in numbers]
         given = {"workers": addresses, "credentials": str(credentials or self.credentials.path), **options}
         process, log = self._start(
-            self.hosts[number], "job", [PROGRAMS / "job.py", json.dumps(given)], stdin=subprocess.PIPE
+            self.hosts[number], "job", [PROGRAMS / program, json.dumps(given)], stdin=subprocess.PIPE
         )
         return Job(process, log)
 

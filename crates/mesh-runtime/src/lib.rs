@@ -15,6 +15,7 @@ mod gateway;
 mod gauge;
 mod inbox;
 mod inspect;
+mod interfaces;
 mod journal;
 mod link;
 mod logs;
@@ -35,7 +36,6 @@ mod stdio;
 #[cfg(test)]
 mod tests;
 mod title;
-pub mod tls;
 mod unseen;
 mod usage;
 mod wait;
@@ -51,9 +51,11 @@ pub use gateway::{
 };
 pub use gauge::Gauge;
 pub use inbox::{Inbox, LoopWaker};
+pub use interfaces::interfaces;
 pub use journal::Entries;
 pub use logs::Logs;
 pub use marked::{Program, adopt_orphans, start_marked};
+pub use mesh_tls as tls;
 pub use message::Message;
 pub use meter::Meter;
 pub use namespaces::{ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare};

@@ -5,6 +5,7 @@ use crate::completion::{Operation, Outcome};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports, Keep};
 use crate::handle::{Handle, MAX_SECTIONS, RealmId, Section};
+use crate::membership::Membership;
 use crate::realm::Realm;
 use crate::segments::Segments;
 use crate::transports::shm::Shm;
@@ -91,8 +92,20 @@ impl Engine {
     }
 
     /// The transports, and whether they work here.
-    pub fn transports(&self) -> &[Standing] {
-        &self.standing
+    pub fn transports(&self) -> Vec<Standing> {
+        let standing = self.transports.iter().zip(&self.standing);
+        // What they can do changes as the process joins a job.
+        standing.map(|(each, standing)| Standing { capabilities: each.capabilities(), ..standing.clone() }).collect()
+    }
+
+    /// This is a forked copy of the process, which can use nothing of it: it lets go of what others wait for.
+    pub fn forked(&self) {
+        self.transports.iter().for_each(|transport| transport.forked());
+    }
+
+    /// This process belongs to a job of several hosts from now on: what is exported later is offered to those, too.
+    pub fn join(&self, membership: &Membership) {
+        self.transports.iter().for_each(|transport| transport.join(membership));
     }
 
     /// Offers memory: what keeps it offered, and what others reach it by.
@@ -185,17 +198,17 @@ impl Engine {
         let routes = self.routes();
         let routes = routes.get(&handle.realm);
         let ours: Vec<Ours> = self
-            .standing
-            .iter()
-            .map(|standing| Ours {
-                name: standing.name.clone(),
-                capabilities: standing.capabilities,
-                broken: standing.broken.clone().or_else(|| {
-                    match routes.and_then(|routes| routes.get(&standing.name)) {
-                        Some(Route::Failed(since, why)) if since.elapsed() < DISTRUST => Some(why.clone()),
-                        _ => None,
-                    }
-                }),
+            .transports()
+            .into_iter()
+            .zip(&self.transports)
+            .map(|(Standing { name, capabilities, broken }, transport)| {
+                let lately = || match routes.and_then(|routes| routes.get(&name)) {
+                    Some(Route::Failed(since, why)) if since.elapsed() < DISTRUST => Some(why.clone()),
+                    _ => None,
+                };
+                let never = || handle.section(&name).and_then(|section| transport.why_not(handle, section));
+                let broken = broken.or_else(lately).or_else(never);
+                Ours { name, capabilities, broken }
             })
             .collect();
         let theirs: Vec<&str> = handle.sections.iter().map(|section| section.name.as_str()).collect();

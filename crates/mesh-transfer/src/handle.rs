@@ -1,6 +1,6 @@
 //! What travels instead of the memory: a few hundred bytes that say whose it is, which, and by which transports.
 //!
-//! HDL-1: bytes that `encode` would not write are refused, whoever they are from. A handle has no addresses, so that a
+//! HDL-1: bytes that `encode` would not write are refused, whoever they are from. A handle has no addresses of memory, so that a
 //! forged one names at most what does not exist.
 
 use crate::error::TransferError;

@@ -292,7 +292,13 @@ impl Runtime {
             Kind::Revoked if self.me.is_agent() => {
                 if let (Some(identity), Some(Revoked { list })) = (self.gateway.identity.get(), Revoked::read(&frame)) {
                     match identity.adopt_revocations(&list) {
-                        Ok(true) => lock(&self.gateway.state).recheck_at = std::time::Duration::ZERO,
+                        Ok(true) => {
+                            lock(&self.gateway.state).recheck_at = std::time::Duration::ZERO;
+                            if let Err(error) = self.hand_on_revocations(&list) {
+                                let text = "a list of revocations was not handed on to this host's processes";
+                                self.gateway.tell(format!("{text}: {error}"));
+                            }
+                        }
                         Ok(false) => {}
                         Err(error) => self.gateway.tell(format!("a list of revocations was not taken: {error}")),
                     }

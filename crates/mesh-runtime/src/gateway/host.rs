@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// How long a host that offers itself waits until it dials again.
 const OFFER_AGAIN: Duration = Duration::from_millis(500);
 
+/// The file in a job's folder that says how the host belongs to the job: where it listens, and its credentials' folder.
+const MEMBERSHIP: &str = "membership";
+
 /// How a host does its part in jobs.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
@@ -259,6 +262,7 @@ impl Host {
         let part = (join.job, join.to);
         let scratch = self.scratch_of(part);
         std::fs::create_dir_all(&scratch)
+            .and_then(|()| self.leave_word(&scratch))
             .map_err(|error| RuntimeError::Address(format!("no folder can be made for the job: {error}")))?;
         let runtime = Runtime::host_agent(join.to, &self.options, scratch)?;
         let this = Arc::downgrade(self);
@@ -277,6 +281,15 @@ impl Host {
         runtime.begin_job(join, attachment, (&self.identity, &self.options.traits), Box::new(over), Box::new(log));
         (self.tell)(&format!("job {:016x} begins here, as its host {}", join.job, join.to));
         Ok(runtime)
+    }
+
+    /// Tells the job's processes on this host where it listens, and where the credentials are. None of it is secret.
+    fn leave_word(&self, scratch: &std::path::Path) -> io::Result<()> {
+        let mut word = self.addrs.first().map(ToString::to_string).unwrap_or_default().into_bytes();
+        word.push(b'\n');
+        let dir = std::path::absolute(self.identity.dir())?;
+        word.extend_from_slice(dir.as_os_str().as_encoded_bytes());
+        std::fs::write(scratch.join(MEMBERSHIP), word)
     }
 
     fn scratch_of(&self, (job, host): Part) -> std::path::PathBuf {

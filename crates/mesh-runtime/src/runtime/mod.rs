@@ -15,6 +15,7 @@ mod backlog;
 pub(crate) mod copies;
 mod descriptors;
 mod early;
+mod folder;
 mod incoming;
 mod knocks;
 mod moving;
@@ -75,8 +76,6 @@ const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
 const TOKEN_KNOCKS: u64 = TOKEN_SIGNAL + 2;
 /// Tells a nursery what its host is called.
 const HOST_NAME: &str = "_MESH_HOST";
-/// Tells a nursery where its job's folder is.
-const SCRATCH: &str = "MESH_HOST_SCRATCH";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
 
@@ -286,7 +285,7 @@ impl Runtime {
         let own = home.env.iter().filter(|(key, _)| nursery.env.iter().all(|(said, _)| said != key));
         let mut env: Vec<_> = own.cloned().chain(nursery.env.iter().cloned()).collect();
         env.push((HOST_NAME.into(), self.host_name().into()));
-        env.extend(home.scratch.iter().map(|scratch| (SCRATCH.into(), scratch.into())));
+        env.extend(home.scratch.iter().map(|scratch| (folder::SCRATCH.into(), scratch.into())));
         *nursery = NurserySpec { argv, env, plan: std::mem::take(&mut nursery.plan) };
     }
 

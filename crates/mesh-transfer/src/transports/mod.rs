@@ -6,6 +6,7 @@ pub(crate) mod tcp;
 use crate::error::TransferError;
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
+use crate::membership::Membership;
 use crate::segments::Segments;
 use crate::watch::Watch;
 use std::fmt::Debug;
@@ -137,6 +138,17 @@ pub trait Transport: Send + Sync + Debug {
 
     /// What others need to know to reach this export. The first call may start what serves them.
     fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError>;
+
+    /// This process belongs to this job of several hosts from now on.
+    fn join(&self, _membership: &Membership) {}
+
+    /// This is a forked copy of the process: who is connected to that must not be kept by it.
+    fn forked(&self) {}
+
+    /// Why it cannot reach the owner of a handle, as far as that can be told without trying.
+    fn why_not(&self, _handle: &Handle, _section: &[u8]) -> Option<String> {
+        None
+    }
 
     /// Whether it has to be told of exports that are closed: it has been given their memory, and does not ask
     /// [`Exports::find`] for it.

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(crate) const NAME: &str = "shm";
+const APART: &str = "its owner is in another pid namespace, such as another container";
 /// Copies that go under one lease together, at most, and about how many bytes.
 const GROUP: usize = 1000;
 const TOGETHER: u64 = 4 << 20;
@@ -71,12 +72,17 @@ impl Transport for Shm {
         Ok(section)
     }
 
+    fn why_not(&self, _handle: &Handle, section: &[u8]) -> Option<String> {
+        let there = number::<8>(section, 4)?;
+        (there != self.namespace).then(|| APART.to_owned())
+    }
+
     fn connect(&self, handle: &Handle, section: &[u8], _watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
         let (Some(fd), Some(there), 12) = (number::<4>(section, 0), number::<8>(section, 4), section.len()) else {
             return Err(TransferError::invalid("the handle's part for the transport shm is damaged"));
         };
         if there != self.namespace {
-            return Err(TransferError::transport("its owner is in another pid namespace, such as another container"));
+            return Err(TransferError::transport(APART));
         }
         let fd = u32::try_from(fd).unwrap_or(u32::MAX);
         let control = Control::attach(handle.pid, fd, &handle.realm)?;

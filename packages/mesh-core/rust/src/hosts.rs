@@ -91,6 +91,12 @@ pub(crate) fn be_host(runtime: &PyRuntime, name: String, python: Vec<OsString>, 
     runtime.shared().be_host(name, python, env, None);
 }
 
+/// This host's addresses, but for those that only mean something on it or on one link.
+#[pyfunction]
+pub(crate) fn interfaces(py: Python<'_>) -> PyResult<Vec<String>> {
+    Ok(outside(py, mesh_runtime::interfaces)?.iter().map(ToString::to_string).collect())
+}
+
 /// The other hosts: number, whether there is a connection, bytes under way.
 #[pyfunction]
 pub(crate) fn peers(runtime: &PyRuntime) -> Vec<(u32, bool, u64)> {

@@ -38,6 +38,7 @@ mod _native {
         m.add_function(wrap_pyfunction!(hosts::attach, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::attach_dialers, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::be_host, m)?)?;
+        m.add_function(wrap_pyfunction!(hosts::interfaces, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::displace_host, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::introductions, m)?)?;
         m.add_function(wrap_pyfunction!(hosts::place_host, m)?)?;

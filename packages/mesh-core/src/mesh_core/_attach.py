@@ -99,6 +99,8 @@ def attach_to_workers(
     be_host(
         process.runtime, process.identity.host, interpreter_command(None), sorted(process.environ.items())
     )
+    # What processes of this host that are spawned from now on prove who they are with.
+    process.credentials = (os.path.abspath(folder), listen or "")  # noqa: PTH100 - without links resolved
     if listen is None:
         patience = settings.heartbeat_timeout if timeout is None else timeout
         base, call = attach(

@@ -58,6 +58,7 @@ __all__ = [
     "guard_sigterm",
     "host_name",
     "incarnation",
+    "interfaces",
     "introductions",
     "jobs_of_host",
     "known_moves",
@@ -495,6 +496,7 @@ def attach_dialers(
     runtime: Runtime, address: str, count: int, credentials: str, window: float, fan_out: int
 ) -> tuple[int, Call]: ...
 def be_host(runtime: Runtime, name: str, python: Sequence[str], env: Sequence[tuple[str, str]]) -> None: ...
+def interfaces() -> list[str]: ...
 def displace_host(runtime: Runtime, host: int, why: str) -> None: ...
 def introductions(
     runtime: Runtime, hosts: Sequence[int]

@@ -120,6 +120,8 @@ class Process:
             weakref.WeakKeyDictionary()
         )
         self._stage: Stage | None = None
+        self.credentials: tuple[str, str] | None = None
+        """The folder with the job's credentials, and where the host listens, as far as that is not in ``identity.scratch``."""
         self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
         """The controller's pid, and what it runs; a worker is told of its own."""
         self.deadlines = False

@@ -266,6 +266,7 @@ class Recipe:
             "settings": process.settings.as_dict(),
             "bind": self._binding,
             "job": process.job,
+            "credentials": _credentials(process),
             "python": interpreter_command(python) if self._fresh and (python or not afar) else None,
             "interpreter": python,
             "extensions": self._extensions(extent, placement),
@@ -327,6 +328,15 @@ class Recipe:
                 lambda: f"the bootstrap of {name!r}",
             )
         return ready, self._extended or self._bootstrap is not None
+
+
+def _credentials(process: Process) -> list[object] | None:
+    """What the new processes that are on this host prove to other hosts with who they are."""
+    if process.credentials is None:
+        return None
+    from mesh_core.extensions._membership import told
+
+    return told(process)
 
 
 def _working_directory() -> str:

@@ -67,6 +67,8 @@ def run(
         version, runs = config["moves"]
         learn_moves(process.runtime, config["mesh_id"], version, [tuple(run) for run in runs])
     process.job = tuple(config["job"])
+    if config["credentials"] and config["credentials"][0] == host:
+        process.credentials = tuple(config["credentials"][1:])
     process.seeds = seeds
     process.python = config["interpreter"]
     process.env_changes = {**config["changes"], **config["own"]}

@@ -6,9 +6,12 @@ use crate::handle::PyHandle;
 use crate::memory::{PyBlock, PyMemory};
 use crate::operation::PyOperation;
 use crate::transport::PyTransport;
-use mesh_transfer::{Engine, Export, Need, Op, Work};
+use mesh_transfer::{Engine, Export, Membership, Need, Op, Work};
 use pyo3::prelude::*;
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Offers memory, and transfers.
 #[pyclass(name = "Engine", module = "mesh_rdma._native", frozen)]
@@ -48,13 +51,23 @@ impl PyEngine {
 
     /// Name, the four capabilities, and why it does not work here.
     fn transports(&self) -> Vec<Standing> {
-        let standing = self.0.transports().iter();
+        let standing = self.0.transports().into_iter();
         standing
             .map(|each| {
                 let can = each.capabilities;
-                (each.name.clone(), can.copies, can.atomics, can.remote, can.one_sided, each.broken.clone())
+                (each.name, can.copies, can.atomics, can.remote, can.one_sided, each.broken)
             })
             .collect()
+    }
+
+    /// In a forked copy: let go of what others wait for.
+    fn forked(&self) {
+        self.0.forked();
+    }
+
+    /// This process belongs to a job of several hosts from now on.
+    fn join(&self, credentials: PathBuf, revocations: Option<PathBuf>, addresses: Vec<IpAddr>, silence: Duration) {
+        self.0.join(&Membership { credentials, revocations, addresses, silence });
     }
 
     fn export(&self, py: Python<'_>, memory: &PyMemory) -> PyResult<(PyExport, PyHandle)> {

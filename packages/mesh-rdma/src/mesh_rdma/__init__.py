@@ -2,7 +2,7 @@
 
 >>> from mesh_rdma import RDMABuffer
 >>> weights = bytearray(b"some weights")
->>> buffer = RDMABuffer(weights)  # a few hundred bytes when pickled: send it to any process of this host
+>>> buffer = RDMABuffer(weights)  # a few hundred bytes when pickled: send it to any process of this host or job
 >>> copy = bytearray(buffer.size())
 >>> buffer.read_into(copy).get(timeout=30)
 >>> copy

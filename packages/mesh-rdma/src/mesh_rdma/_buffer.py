@@ -7,7 +7,7 @@ from typing import Any
 from mesh_core import Future
 from mesh_rdma._errors import InvalidTransfer
 from mesh_rdma._futures import done, first, nothing, of_operation
-from mesh_rdma._here import engine
+from mesh_rdma._here import engine, joined, look
 from mesh_rdma._memory import memory_of, writable_memory_of
 from mesh_rdma._native import Export, Handle
 
@@ -45,7 +45,7 @@ class RDMABuffer:
     _export: Export | None
 
     def __init__(self, data: Any) -> None:
-        self._export, self._handle = engine().export(memory_of(data))
+        self._export, self._handle = joined().export(memory_of(data))
 
     @classmethod
     def _make(cls, handle: Handle, export: Export | None) -> RDMABuffer:
@@ -70,7 +70,7 @@ class RDMABuffer:
     @property
     def backend(self) -> str | None:
         """The transport that reads and writes would take now; ``None`` if there is none. :func:`explain` says why."""
-        candidates, _ = engine().explain(self._handle)
+        candidates, _ = joined().explain(self._handle)
         return candidates[0] if candidates else None
 
     def __getitem__(self, part: slice) -> RDMABuffer:
@@ -170,7 +170,10 @@ class RDMABuffer:
 
 
 def _of_bytes(data: bytes) -> RDMABuffer:
-    return RDMABuffer._make(Handle.decode(data), None)
+    handle = Handle.decode(data)
+    # It may be from another host.
+    look()
+    return RDMABuffer._make(handle, None)
 
 
 def handle_of(buffer: RDMABuffer) -> Handle:

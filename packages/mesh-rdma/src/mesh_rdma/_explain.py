@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mesh_rdma._buffer import RDMABuffer, handle_of
-from mesh_rdma._here import engine
+from mesh_rdma._here import joined
 
 
 @dataclass(frozen=True)
@@ -32,5 +32,5 @@ def explain(buffer: RDMABuffer, *, atomics: bool = False, transport: str | None 
     >>> print(explain(buffer, atomics=True))
     tcp; not shm: it has no atomic operations
     """
-    candidates, passed = engine().explain(handle_of(buffer), atomics, transport)
+    candidates, passed = joined().explain(handle_of(buffer), atomics, transport)
     return Explanation(tuple(candidates), dict(passed))

@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 
+from mesh_core.extensions import Membership, membership
 from mesh_rdma._native import Engine
 from mesh_rdma._outside import installed
 
@@ -17,19 +18,47 @@ class _Here:
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._pid = 0
+        self._member: Membership | None = None
 
     def engine(self) -> Engine:
-        engine = self._engine
-        if engine is not None:
-            # In a forked copy it refuses everything by itself, and says why.
-            return engine
+        # In a forked copy it refuses everything by itself, and says why.
+        return self._engine or self._make()
+
+    def joined(self) -> Engine:
+        """Return the same, as a member of the job that this process belongs to by now."""
+        engine = self.engine()
+        self.look()
+        return engine
+
+    def look(self) -> None:
+        """Have it join the job that this process belongs to by now, if it is there."""
+        engine, member = self._engine, membership()
+        if member is not self._member and member is not None and engine is not None:
+            self._join(engine, member)
+
+    def _make(self) -> Engine:
         with self._lock:
             if self._engine is None:
                 self._engine = Engine(installed())
                 self._pid = os.getpid()
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)
-            return self._engine
+                os.register_at_fork(after_in_child=self._engine.forked)
+            engine = self._engine
+        self.look()
+        return engine
+
+    def _join(self, engine: Engine, member: Membership) -> None:
+        """Have it reach other hosts, and be reached by them."""
+        from datetime import timedelta
+        from ipaddress import ip_address
+
+        with self._lock:
+            if member is not self._member:
+                addresses = [ip_address(each) for each in member.addresses]
+                silence = timedelta(seconds=member.silence)
+                engine.join(member.credentials, member.revocations, addresses, silence)
+                self._member = member
 
     def _close(self) -> None:
         if self._engine is not None and self._pid == os.getpid():
@@ -38,3 +67,5 @@ class _Here:
 
 _HERE = _Here()
 engine = _HERE.engine
+joined = _HERE.joined
+look = _HERE.look

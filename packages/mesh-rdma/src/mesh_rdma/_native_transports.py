@@ -29,7 +29,7 @@ def _plugin(name: str, summary: str) -> TransportPlugin:
 
 
 SHM = _plugin("shm", "memory of processes of one host, by the kernel's calls or mapped")
-TCP = _plugin("tcp", "a native thread of the owner, over the loopback interface")
+TCP = _plugin("tcp", "a native thread of the owner; encrypted between hosts")
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mesh_rdma._contract import TransportCapabilities
-from mesh_rdma._here import engine
+from mesh_rdma._here import joined
 
 
 @dataclass(frozen=True)
@@ -32,5 +32,5 @@ def transports() -> list[TransportStatus]:
     """
     return [
         TransportStatus(name, TransportCapabilities(*capabilities), reason)
-        for name, *capabilities, reason in engine().transports()
+        for name, *capabilities, reason in joined().transports()
     ]

@@ -1,13 +1,16 @@
 //! The other end: asks an owner to read and write its memory.
 
 use super::super::{Op, Peer, Work};
-use super::stream::{Incoming, bytes, iovec, send};
+use super::afar::{Afar, is_silence};
+use super::member::Guard;
+use super::sockets::Sockets;
+use super::stream::{Wire, bytes, iovec, timespec};
 use super::wire::{MAGIC, PIECE, REQUEST, RESPONSE, Request, Response, Side, Verb, WELCOME, prove, proves};
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::{RealmId, Token};
 use crate::realm::random;
 use crate::watch::Watch;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::VecDeque;
 use std::io;
@@ -21,32 +24,52 @@ use std::time::{Duration, Instant};
 const WINDOW: usize = 16;
 /// From this length on, several connections share the work.
 const SEVERAL: u64 = 32 << 20;
+/// The same to another host, where it is the network that each of them waits for.
+const SEVERAL_AFAR: u64 = 4 << 20;
 /// More than this do not help.
 const STREAMS: usize = 4;
 /// Connections that are kept for later.
 const IDLE: usize = 4;
 /// How long to wait for a connection and the owner's proof.
-const CONNECT: Duration = Duration::from_secs(5);
-
+pub(super) const CONNECT: Duration = Duration::from_secs(5);
 /// How long a process may take to end once it has closed its connections.
 const DYING: Duration = Duration::from_millis(200);
+
+/// Where an owner is.
+#[derive(Debug)]
+pub(super) enum Way {
+    /// In the network of this process.
+    Here(SocketAddr),
+    /// On another host, or as good as that.
+    Afar(Afar),
+}
 
 /// An owner that is reached by TCP.
 #[derive(Debug)]
 pub(super) struct TcpPeer {
-    addr: SocketAddr,
+    way: Way,
     realm: RealmId,
     door: Token,
     pid: u32,
     /// The owner as a process, where it can be seen: a forked copy of it may keep its connections open.
     process: Option<OwnedFd>,
     idle: Mutex<Vec<Connection>>,
+    sockets: Sockets,
 }
 
 #[derive(Debug)]
 struct Connection {
-    stream: Arc<TcpStream>,
-    incoming: Incoming,
+    wire: Wire,
+    /// Of an owner on another host.
+    guard: Option<Guard>,
+}
+
+impl Connection {
+    /// TCP-4
+    fn check(&mut self) -> Result<(), TransferError> {
+        let Some(guard) = &mut self.guard else { return Ok(()) };
+        guard.check().map_err(|reason| TransferError::transport(format!("its owner may not stay connected: {reason}")))
+    }
 }
 
 /// Part of an operation, in one request.
@@ -60,11 +83,11 @@ struct Piece {
 
 impl TcpPeer {
     /// `is_here` says that its number means the same process here.
-    pub(super) fn new(addr: SocketAddr, realm: RealmId, door: Token, pid: u32, is_here: bool) -> Self {
+    pub(super) fn new(way: Way, (realm, door): (RealmId, Token), pid: u32, is_here: bool, sockets: &Sockets) -> Self {
         // Opened before the owner proves that it lives, so that this is no later process of the same number.
         let process = Pid::from_raw(pid.cast_signed()).filter(|_| is_here);
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Self { addr, realm, door, pid, process, idle: Mutex::default() }
+        Self { way, realm, door, pid, process, idle: Mutex::default(), sockets: sockets.clone() }
     }
 
     /// Makes sure that it is there and who it says.
@@ -77,10 +100,9 @@ impl TcpPeer {
     fn take(&self, watch: &Watch) -> Result<Connection, TransferError> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            match idle {
-                None => return self.dial(watch),
-                Some(connection) if connection.is_sound() => return Ok(connection),
-                Some(_) => {}
+            let Some(mut connection) = idle else { return self.dial(watch) };
+            if connection.wire.is_sound() && connection.check().is_ok() {
+                return Ok(connection);
             }
         }
     }
@@ -95,38 +117,94 @@ impl TcpPeer {
     fn dial(&self, watch: &Watch) -> Result<Connection, TransferError> {
         watch.check()?;
         let limit = watch.left().unwrap_or(CONNECT).clamp(Duration::from_millis(1), CONNECT);
-        let stream = TcpStream::connect_timeout(&self.addr, limit).map_err(|error| self.failed(&error))?;
+        let hello = Watch::new(Some(Instant::now() + limit));
+        let dialed = match &self.way {
+            Way::Here(addr) => self.dial_here(*addr, limit, watch, &hello),
+            Way::Afar(afar) => self.dial_afar(afar, watch, &hello),
+        };
+        dialed.or_else(|error| {
+            watch.check()?;
+            Err(match error.kind {
+                ErrorKind::TimedOut => TransferError::transport(format!(
+                    "process {} did not answer within {limit:?}: it may be stopped, or out of descriptors{}",
+                    self.pid,
+                    if matches!(self.way, Way::Afar(_)) { ", or a firewall is in between" } else { "" }
+                )),
+                _ => error,
+            })
+        })
+    }
+
+    fn dial_here(
+        &self,
+        addr: SocketAddr,
+        limit: Duration,
+        watch: &Watch,
+        hello: &Watch,
+    ) -> Result<Connection, TransferError> {
+        let stream = TcpStream::connect_timeout(&addr, limit).map_err(|error| self.failed(&error))?;
         stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true)).map_err(|error| self.failed(&error))?;
         let stream = Arc::new(stream);
-        let mut connection = Connection { incoming: Incoming::new(Arc::clone(&stream)), stream };
-        let hello = Watch::new(Some(Instant::now() + limit));
-        watch.add(&connection.stream)?;
-        let greeted = self.prove(&mut connection, &hello);
-        watch.remove(&connection.stream);
-        match greeted {
-            Ok(()) => Ok(connection),
-            Err(error) => {
-                watch.check()?;
-                Err(match error.kind {
-                    ErrorKind::TimedOut => TransferError::transport(format!(
-                        "process {} did not answer within {limit:?}: it may be stopped, or out of descriptors",
-                        self.pid
-                    )),
-                    _ => error,
-                })
+        let mut connection = Connection { wire: Wire::plain(Arc::clone(&stream), &self.sockets), guard: None };
+        watch.add(&stream)?;
+        let greeted = self.prove(&mut connection, hello);
+        watch.remove(&stream);
+        greeted.map(|()| connection)
+    }
+
+    /// All of its addresses at once: which of them lead to it from here nobody can tell.
+    fn dial_afar(&self, afar: &Afar, watch: &Watch, hello: &Watch) -> Result<Connection, TransferError> {
+        let identity = afar.identity()?;
+        let mut failed = Vec::new();
+        for addrs in afar.rounds() {
+            let mut dialing = afar.begin(addrs, watch, &mut failed)?;
+            loop {
+                let (addr, stream) = match dialing.next(hello, &mut failed) {
+                    Ok(Some(next)) => next,
+                    Ok(None) => break,
+                    // What the others have said tells more.
+                    Err(error) if error.kind == ErrorKind::TimedOut && !failed.is_empty() => {
+                        failed.extend(dialing.unanswered());
+                        return Err(afar.sum_up(self.pid, failed));
+                    }
+                    Err(error) => return Err(error),
+                };
+                let wait = |flags| self.wait(&stream, flags, hello);
+                let shaken = afar.shake(&stream, &identity, &wait).map_err(|error| match error {
+                    Ok(error) => self.failed(&error),
+                    Err(reason) => TransferError::transport(format!("{addr} is not authenticated: {reason}")),
+                });
+                let proven = shaken.and_then(|(halves, guard)| {
+                    let wire = Wire::sealed(Arc::clone(&stream), halves, &self.sockets);
+                    let mut connection = Connection { wire, guard: Some(guard) };
+                    self.prove(&mut connection, hello).map(|()| connection)
+                });
+                match proven {
+                    Ok(connection) => {
+                        afar.leads(addr);
+                        return Ok(connection);
+                    }
+                    Err(error) if matches!(error.kind, ErrorKind::TimedOut | ErrorKind::Cancelled) => {
+                        return Err(error);
+                    }
+                    Err(error) => failed.push((addr, error)),
+                }
             }
         }
+        Err(afar.sum_up(self.pid, failed))
     }
 
     /// TCP-1
     fn prove(&self, connection: &mut Connection, watch: &Watch) -> Result<(), TransferError> {
-        let wait = |flags| self.wait(&connection.stream, flags, watch);
+        let wire = &mut connection.wire;
+        let stream = Arc::clone(wire.socket());
+        let wait = |flags| self.wait(&stream, flags, watch);
         let client = random()?;
         // SAFETY: all three live in this frame or in `self`.
-        unsafe { send(&connection.stream, &mut [bytes(&MAGIC), bytes(&client), bytes(&self.realm)], &wait) }
+        unsafe { wire.send(&mut [bytes(&MAGIC), bytes(&client), bytes(&self.realm)], &wait) }
             .map_err(|error| self.failed(&error))?;
         let mut welcome = [0; WELCOME];
-        connection.incoming.exactly(&mut welcome, &wait).map_err(|error| self.failed(&error))?;
+        wire.exactly(&mut welcome, &wait).map_err(|error| self.failed(&error))?;
         let server = std::array::from_fn(|i| welcome[i]);
         let proof = std::array::from_fn(|i| welcome[16 + i]);
         if !proves(&self.door, Side::Server, &self.realm, &client, &server, &proof) {
@@ -134,16 +212,13 @@ impl TcpPeer {
         }
         let mine = prove(&self.door, Side::Client, &self.realm, &client, &server);
         // SAFETY: lives in this frame.
-        unsafe { send(&connection.stream, &mut [bytes(&mine)], &wait) }.map_err(|error| self.failed(&error))
+        unsafe { wire.send(&mut [bytes(&mine)], &wait) }.map_err(|error| self.failed(&error))
     }
 
     /// Waits for the socket, the owner's end, the deadline or the caller, whichever comes first.
     fn wait(&self, stream: &TcpStream, flags: PollFlags, watch: &Watch) -> io::Result<()> {
         watch.check().map_err(io::Error::other)?;
-        let limit = watch.left().map(|left| Timespec {
-            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
+        let limit = watch.left().map(timespec);
         let mut list = vec![PollFd::new(stream, flags)];
         if let Some(process) = &self.process {
             list.push(PollFd::new(process, PollFlags::IN));
@@ -161,14 +236,20 @@ impl TcpPeer {
         let end = Instant::now() + wait;
         let closes = |what: &dyn AsFd| {
             let left = end.saturating_duration_since(Instant::now());
-            let limit = Timespec { tv_sec: 0, tv_nsec: left.as_nanos().try_into().unwrap_or(0) };
-            poll(&mut [PollFd::new(&what.as_fd(), PollFlags::IN)], Some(&limit)).is_ok_and(|n| n > 0)
+            poll(&mut [PollFd::new(&what.as_fd(), PollFlags::IN)], Some(&timespec(left))).is_ok_and(|n| n > 0)
         };
         if let Some(process) = &self.process {
             return closes(process);
         }
+        let addr = match &self.way {
+            Way::Here(addr) => *addr,
+            Way::Afar(afar) => match afar.known() {
+                Some(addr) => addr,
+                None => return false,
+            },
+        };
         loop {
-            match TcpStream::connect_timeout(&self.addr, CONNECT) {
+            match TcpStream::connect_timeout(&addr, CONNECT) {
                 Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused,
                 // A server that lives waits for what a stranger says; one that ends has nobody to wait.
                 Ok(stream) if closes(&stream) && Instant::now() < end => {}
@@ -181,12 +262,23 @@ impl TcpPeer {
         TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid))
     }
 
+    /// What an error of a connection means; asks whether the owner lives where that is the question.
     fn failed(&self, error: &io::Error) -> TransferError {
         if let Some(said) = error.get_ref().and_then(|inner| inner.downcast_ref::<TransferError>()) {
             return said.clone();
         }
         match error.kind() {
             io::ErrorKind::ConnectionRefused => self.ended(),
+            _ if is_silence(error) => {
+                if let Way::Afar(afar) = &self.way {
+                    afar.fell_silent();
+                }
+                TransferError::transport(format!(
+                    "nothing more comes from the host of process {} ({error}): it is down, or the network to it, or the process is \
+                     stopped",
+                    self.pid
+                ))
+            }
             // A process that ends closes its connections a moment before it has ended.
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof
                 if self.has_ended(DYING) =>
@@ -207,10 +299,11 @@ impl TcpPeer {
         watch: &Watch,
     ) -> Result<(), TransferError> {
         let mut connection = self.take(watch)?;
-        watch.add(&connection.stream)?;
+        let stream = Arc::clone(connection.wire.socket());
+        watch.add(&stream)?;
         // SAFETY: as the caller vouches.
-        let done = unsafe { self.exchange(&mut connection, ops, next, found, watch) };
-        watch.remove(&connection.stream);
+        let done = unsafe { self.exchange(&mut connection, &stream, ops, next, found, watch) };
+        watch.remove(&stream);
         if done.is_ok() {
             self.put_back(connection);
         }
@@ -225,12 +318,12 @@ impl TcpPeer {
     unsafe fn exchange(
         &self,
         connection: &mut Connection,
+        stream: &TcpStream,
         ops: &[Op],
         next: &(dyn Fn() -> Option<Piece> + Sync),
         found: &Mutex<Vec<(usize, u64)>>,
         watch: &Watch,
     ) -> Result<(), TransferError> {
-        let Connection { stream, incoming } = connection;
         let wait = |flags| self.wait(stream, flags, watch);
         let failed = |error: io::Error| self.failed(&error);
         let mut asked: VecDeque<Piece> = VecDeque::new();
@@ -238,6 +331,8 @@ impl TcpPeer {
         let mut refused = None;
         let mut heads: Vec<[u8; REQUEST]> = Vec::with_capacity(WINDOW);
         loop {
+            connection.check()?;
+            let wire = &mut connection.wire;
             heads.clear();
             let mut is_held = false;
             while let Some(piece) = ahead
@@ -258,14 +353,14 @@ impl TcpPeer {
                     let mut list: Vec<_> = heads.iter().map(|head| bytes(head)).collect();
                     list.extend(local.window(piece.at, piece.len).map(iovec));
                     // SAFETY: the heads live in this frame, the rest is the caller's to vouch for.
-                    unsafe { send(stream, &mut list, &wait) }.map_err(failed)?;
+                    unsafe { wire.send(&mut list, &wait) }.map_err(failed)?;
                     heads.clear();
                 }
             }
             if !heads.is_empty() {
                 let mut list: Vec<_> = heads.iter().map(|head| bytes(head)).collect();
                 // SAFETY: the heads live in this frame.
-                unsafe { send(stream, &mut list, &wait) }.map_err(failed)?;
+                unsafe { wire.send(&mut list, &wait) }.map_err(failed)?;
             }
             // Half of the window at once, so that requests go out together.
             let rest = if ahead.is_some() && refused.is_none() && !is_held { WINDOW / 2 } else { 0 };
@@ -275,7 +370,7 @@ impl TcpPeer {
             while asked.len() > rest {
                 let Some(piece) = asked.pop_front() else { break };
                 let mut head = [0; RESPONSE];
-                incoming.exactly(&mut head, &wait).map_err(failed)?;
+                wire.exactly(&mut head, &wait).map_err(failed)?;
                 let response = Response::decode(&head)?;
                 if let Some(kind) = response.refused {
                     refused = Some(said(kind));
@@ -284,7 +379,7 @@ impl TcpPeer {
                 match &ops[piece.op].work {
                     // SAFETY: the caller's memory, writable.
                     Work::Read { local, .. } => unsafe {
-                        incoming.pieces(local.window(piece.at, piece.len), &wait).map_err(failed)?;
+                        wire.pieces(local.window(piece.at, piece.len), &wait).map_err(failed)?;
                     },
                     Work::Write { .. } => {}
                     _ => {
@@ -324,19 +419,38 @@ fn said(kind: ErrorKind) -> TransferError {
     TransferError::new(kind, message)
 }
 
-impl Connection {
-    /// Whether it is open, and nothing has come that nobody has asked for.
-    fn is_sound(&self) -> bool {
-        let mut byte = [0];
-        match self.stream.peek(&mut byte) {
-            Err(error) => error.kind() == io::ErrorKind::WouldBlock && !self.incoming.has(1),
-            Ok(_) => false,
+impl Peer for TcpPeer {
+    unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+        // SAFETY: as the caller vouches.
+        match unsafe { self.run_once(ops, found, watch) } {
+            // The network may have ended a connection whose owner lives: between hosts that is worth another one.
+            Err(error)
+                if error.kind == ErrorKind::Transport && matches!(&self.way, Way::Afar(afar) if afar.answers()) =>
+            {
+                self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                // SAFETY: as above.
+                unsafe { self.run_once(ops, found, watch) }
+            }
+            done => done,
         }
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.has_ended(Duration::ZERO)
+    }
+
+    fn is_quick(&self) -> bool {
+        false
     }
 }
 
-impl Peer for TcpPeer {
-    unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+impl TcpPeer {
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_once(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+        if let Way::Afar(afar) = &self.way {
+            afar.begins_again();
+        }
         let mut pieces = Vec::new();
         for (op, each) in ops.iter().enumerate() {
             let (_, len) = each.work.span();
@@ -347,7 +461,11 @@ impl Peer for TcpPeer {
             }
         }
         let total: u64 = pieces.iter().map(|piece| piece.len).sum();
-        let streams = if total < SEVERAL { 1 } else { (crate::cores::spare() / 2 + 1).min(STREAMS) };
+        let streams = match &self.way {
+            Way::Afar(_) => usize::try_from(total / SEVERAL_AFAR).unwrap_or(STREAMS).clamp(1, STREAMS),
+            Way::Here(_) if total < SEVERAL => 1,
+            Way::Here(_) => (crate::cores::spare() / 2 + 1).min(STREAMS),
+        };
         let values = Mutex::default();
         let (taken, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let next = || {
@@ -367,7 +485,7 @@ impl Peer for TcpPeer {
         let done = std::thread::scope(|scope| {
             let helpers: Vec<_> = (1..streams)
                 .filter_map(|_| {
-                    let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(128 * 1024);
+                    let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(256 * 1024);
                     helper.spawn_scoped(scope, one).ok()
                 })
                 .collect();
@@ -390,21 +508,22 @@ impl Peer for TcpPeer {
         }
     }
 
-    fn is_alive(&self) -> bool {
-        !self.has_ended(Duration::ZERO)
-    }
-
-    fn is_quick(&self) -> bool {
-        false
-    }
-}
-
-impl TcpPeer {
     /// What a lost connection means: the owner may have ended, and an atomic operation may have been carried out.
     fn after_a_loss(&self, error: TransferError, ops: &[Op], watch: &Watch) -> TransferError {
-        let error = match self.dial(watch) {
-            Err(why) if why.kind == ErrorKind::Gone => why,
-            _ => error,
+        let is_silent = matches!(&self.way, Way::Afar(afar) if afar.is_silent());
+        // Who is silent would not answer now either.
+        let again = if is_silent { Err(error.clone()) } else { self.dial(watch) };
+        let error = match again {
+            Ok(connection) => {
+                if let Way::Afar(afar) = &self.way {
+                    afar.answered();
+                }
+                self.put_back(connection);
+                error
+            }
+            // Why it cannot be made again is why it was lost.
+            Err(why) if matches!(why.kind, ErrorKind::Gone | ErrorKind::Transport) => why,
+            Err(_) => error,
         };
         if error.kind != ErrorKind::Gone && ops.iter().any(|op| op.work.is_atomic()) {
             return TransferError::new(

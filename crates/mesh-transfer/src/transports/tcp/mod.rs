@@ -3,37 +3,124 @@
 //! TCP-1: both ends prove that they know the owner's door key, which only its handles carry, before anything else is said;
 //! neither tells it. Who has not proved it has a bounded place, bounded bytes and bounded time.
 //! TCP-2: every request shows the token of its export and is checked against the owner's table.
-//! TCP-3: the bytes are not encrypted, so that the owner listens on the loopback interface only.
+//! TCP-3: what leaves the loopback interface is encrypted: TLS 1.3, both ends with certificates of one job. An owner without
+//! these listens on the loopback interface only.
+//! TCP-4 is in `member.rs`, TCP-5 in `sockets.rs`.
 
+mod afar;
 mod client;
+mod member;
+mod section;
 mod server;
+mod sockets;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use super::{Capabilities, Peer, Transport};
-use crate::error::TransferError;
+use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
+use crate::membership::Membership;
 use crate::realm::{Realm, namespace, random};
 use crate::watch::Watch;
+use afar::Afar;
+use client::{TcpPeer, Way};
+use member::Member;
+use section::{Place, Why};
+use sockets::Sockets;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 pub(crate) const NAME: &str = "tcp";
+/// When to try again to listen for other hosts where that has failed.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The transport, in this process.
 #[derive(Debug)]
 pub(crate) struct Tcp {
     realm: Realm,
-    namespace: u64,
+    network: u64,
     /// In which process numbers mean what they mean here.
     numbers: u64,
-    server: Mutex<Option<server::Server>>,
+    served: Mutex<Served>,
+    member: Mutex<Option<Arc<Member>>>,
+    sockets: Sockets,
+}
+
+/// What listens here.
+#[derive(Debug, Default)]
+struct Served {
+    here: Option<server::Server>,
+    /// For other hosts, as which member, and since when.
+    afar: Option<(Arc<Member>, Result<server::Afar, Why>, Instant)>,
+    /// The same of before, where handles still name it: this host had other addresses.
+    before: Vec<server::Afar>,
 }
 
 impl Tcp {
     pub(crate) fn new(realm: &Realm) -> Self {
-        Self { realm: realm.clone(), namespace: namespace("net"), numbers: namespace("pid"), server: Mutex::default() }
+        let (network, numbers) = (namespace("net"), namespace("pid"));
+        let (served, member, sockets) = (Mutex::default(), Mutex::default(), Sockets::default());
+        Self { realm: realm.clone(), network, numbers, served, member, sockets }
+    }
+
+    fn member(&self) -> MutexGuard<'_, Option<Arc<Member>>> {
+        self.member.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where other hosts reach this process; begins to listen there.
+    fn listens(&self, served: &mut Served, exports: &Arc<Exports>) -> Result<Vec<SocketAddr>, Why> {
+        let Some(member) = self.member().clone() else { return Err(Why::NoJob) };
+        let door = served.here.as_ref().map_or([0; 16], |server| server.door);
+        let stands = match &served.afar {
+            Some((of, open, since)) => Arc::ptr_eq(of, &member) && (open.is_ok() || since.elapsed() < AGAIN),
+            None => false,
+        };
+        if !stands {
+            match served.afar.take() {
+                Some((of, Ok(open), _)) if of.said.credentials == member.said.credentials => served.before.push(open),
+                // Of another job: members of that are let in no more.
+                Some((_, Ok(_), _)) => served.before.clear(),
+                _ => {}
+            }
+            let open = if member.said.addresses.iter().all(IpAddr::is_loopback) {
+                Err(Why::Alone)
+            } else {
+                server::Afar::open(exports, door, &member, &self.sockets)
+            };
+            served.afar = Some((member, open, Instant::now()));
+        }
+        match &served.afar {
+            Some((_, Ok(open), _)) => Ok(open.addrs.clone()),
+            Some((_, Err(why), _)) => Err(*why),
+            None => Err(Why::NoJob),
+        }
+    }
+
+    /// Whether the owner's loopback interface is this process's.
+    fn is_here(&self, handle: &Handle, place: &Place) -> bool {
+        handle.boot == self.realm.boot && place.network == self.network
+    }
+
+    /// The way to an owner that is not here.
+    fn way_afar(&self, place: &Place) -> Result<Way, TransferError> {
+        let elsewhere = "its owner is on another host or in another network namespace";
+        let addrs = place.afar.as_ref().map_err(|why| {
+            TransferError::transport(format!(
+                "{elsewhere}, and listens on its loopback interface only: it {}",
+                why.words()
+            ))
+        })?;
+        let Some(member) = self.member().clone() else {
+            return Err(TransferError::transport(format!(
+                "{elsewhere}, and this process belongs to no job of several hosts, so that nobody there lets it in"
+            )));
+        };
+        member.identity()?;
+        Ok(Way::Afar(Afar::new(addrs.clone(), member)))
     }
 }
 
@@ -43,7 +130,7 @@ impl Transport for Tcp {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { copies: true, atomics: true, remote: false, one_sided: false }
+        Capabilities { copies: true, atomics: true, remote: self.member().is_some(), one_sided: false }
     }
 
     fn probe(&self) -> Result<(), TransferError> {
@@ -52,35 +139,50 @@ impl Transport for Tcp {
             .map_err(|error| TransferError::transport(format!("cannot listen on 127.0.0.1: {error}")))
     }
 
+    fn join(&self, membership: &Membership) {
+        let mut member = self.member();
+        if member.as_ref().is_none_or(|member| member.said != *membership) {
+            *member = Some(Arc::new(Member::new(membership.clone())));
+        }
+    }
+
     fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
-        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        let server = match &mut *server {
-            Some(server) => server,
-            empty => empty.insert(server::Server::start(exports, random()?)?),
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        let (port, door) = match &mut served.here {
+            Some(server) => (server.port, server.door),
+            empty => {
+                let server = empty.insert(server::Server::start(exports, random()?, &self.sockets)?);
+                (server.port, server.door)
+            }
         };
-        let mut section = server.port.to_le_bytes().to_vec();
-        section.extend_from_slice(&self.namespace.to_le_bytes());
-        section.extend_from_slice(&self.numbers.to_le_bytes());
-        section.extend_from_slice(&server.door);
-        Ok(section)
+        let afar = self.listens(&mut served, exports);
+        Ok(Place { port, network: self.network, numbers: self.numbers, door, afar }.encode())
+    }
+
+    fn forked(&self) {
+        self.sockets.let_go();
+    }
+
+    fn why_not(&self, handle: &Handle, section: &[u8]) -> Option<String> {
+        let place = Place::decode(section).ok()?;
+        if self.is_here(handle, &place) { None } else { self.way_afar(&place).err().map(|error| error.message) }
     }
 
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
-        let damaged = || TransferError::invalid("the handle's part for the transport tcp is damaged");
-        let bytes: &[u8; 34] = section.try_into().map_err(|_| damaged())?;
-        let port = u16::from_le_bytes([bytes[0], bytes[1]]);
-        let there = u64::from_le_bytes(std::array::from_fn(|i| bytes[2 + i]));
-        let numbers = u64::from_le_bytes(std::array::from_fn(|i| bytes[10 + i]));
-        let door = std::array::from_fn(|i| bytes[18 + i]);
-        if handle.boot != self.realm.boot || there != self.namespace {
-            return Err(TransferError::transport(
-                "its owner is on another host or in another network namespace, and listens on its loopback interface \
-                 only: transfers over tcp are not encrypted",
-            ));
+        let place = Place::decode(section)?;
+        let reach = |way, is_here| {
+            let peer = TcpPeer::new(way, (handle.realm, place.door), handle.pid, is_here, &self.sockets);
+            peer.greet(watch)?;
+            Ok::<Arc<dyn Peer>, TransferError>(Arc::new(peer))
+        };
+        if !self.is_here(handle, &place) {
+            return reach(self.way_afar(&place)?, false);
         }
-        let addr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-        let peer = client::TcpPeer::new(addr, handle.realm, door, handle.pid, numbers == self.numbers);
-        peer.greet(watch)?;
-        Ok(Arc::new(peer))
+        let addr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), place.port);
+        match (reach(Way::Here(addr), place.numbers == self.numbers), self.way_afar(&place)) {
+            // Machines that were copied while they ran look like one: the owner may be on the other.
+            (Err(error), Ok(way)) if error.kind == ErrorKind::Gone => reach(way, false).map_err(|_| error),
+            (reached, _) => reached,
+        }
     }
 }

@@ -1,13 +1,18 @@
 //! The owner's end: threads that read and write the exports for those who ask, and never enter the interpreter.
 
-use super::stream::{Incoming, bytes, iovec, is_late, send};
+use super::member::{Guard, Member};
+use super::section::{MOST, Why};
+use super::sockets::{Listed, Sockets};
+use super::stream::{Patience, Wire, bytes, iovec};
 use super::wire::{HELLO, MAGIC, PROOF, REQUEST, RESPONSE, Request, Response, Side, Verb, prove, proves};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Token;
 use crate::realm::random;
+use mesh_tls::{Identity, Knock, Limits, Listener, PeerFacts, TlsStream};
 use std::io;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -30,6 +35,7 @@ const BREATH: libc::c_int = 50;
 pub(super) struct Server {
     pub(super) port: u16,
     pub(super) door: Token,
+    _listed: Listed,
 }
 
 #[derive(Debug, Default)]
@@ -72,19 +78,20 @@ impl Drop for Place<'_> {
 }
 
 impl Server {
-    pub(super) fn start(exports: &Arc<Exports>, door: Token) -> Result<Self, TransferError> {
+    pub(super) fn start(exports: &Arc<Exports>, door: Token, sockets: &Sockets) -> Result<Self, TransferError> {
         let failed = |error: io::Error| TransferError::transport(format!("cannot listen on 127.0.0.1: {error}"));
         // TCP-3
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
-        let (exports, places) = (Arc::clone(exports), Arc::new(Places::default()));
+        let (exports, places, sockets) = (Arc::clone(exports), Arc::new(Places::default()), sockets.clone());
         let thread = std::thread::Builder::new().name("mesh-serve".to_owned()).stack_size(128 * 1024);
-        thread.spawn(move || listen(&listener, &exports, door, &places)).map_err(failed)?;
-        Ok(Self { port, door })
+        let listed = sockets.list([listener.as_raw_fd()]);
+        thread.spawn(move || listen(&listener, &exports, door, (&places, &sockets))).map_err(failed)?;
+        Ok(Self { port, door, _listed: listed })
     }
 }
 
-fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, places: &Arc<Places>) {
+fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, (places, sockets): (&Arc<Places>, &Sockets)) {
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -95,40 +102,105 @@ fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, places: &
                 continue;
             }
         };
-        places.wait();
-        let (exports, places, counted) = (Arc::clone(exports), Arc::clone(places), Arc::clone(places));
-        let thread = std::thread::Builder::new().name("mesh-serve".to_owned()).stack_size(256 * 1024);
-        // Without a thread, the connection ends, and its other end says so.
-        let served = thread.spawn(move || {
-            let stream = Arc::new(stream);
-            let greeted = greet(&stream, &exports, &door);
-            places.one_fewer();
-            if let Ok(incoming) = greeted {
-                // However it ends, the other end sees that it has.
-                let _ = serve(stream, incoming, &exports, &places);
-            }
-        });
-        if served.is_err() {
-            counted.one_fewer();
-        }
+        let wire = Wire::plain(Arc::new(stream), sockets);
+        admit(wire, None, exports, door, places);
     }
 }
 
-fn serve(stream: Arc<TcpStream>, incoming: Incoming, exports: &Exports, places: &Places) -> io::Result<()> {
+/// Has a thread serve who has connected, as soon as there is a place for a stranger.
+fn admit(wire: Wire, guard: Option<Guard>, exports: &Arc<Exports>, door: Token, places: &Arc<Places>) {
+    places.wait();
+    let (exports, places, counted) = (Arc::clone(exports), Arc::clone(places), Arc::clone(places));
+    let thread = std::thread::Builder::new().name("mesh-serve".to_owned()).stack_size(256 * 1024);
+    // Without a thread, the connection ends, and its other end says so.
+    let served = thread.spawn(move || {
+        let mut wire = wire;
+        let greeted = greet(&mut wire, &exports, &door);
+        places.one_fewer();
+        if let Ok(patience) = greeted {
+            // However it ends, the other end sees that it has.
+            let _ = serve(wire, patience, guard, &exports, &places);
+        }
+    });
+    if served.is_err() {
+        counted.one_fewer();
+    }
+}
+
+/// Where processes of other hosts connect, as members of the job. Ends when it is dropped; who is connected stays so.
+#[derive(Debug)]
+pub(super) struct Afar {
+    pub(super) addrs: Vec<SocketAddr>,
+    /// Before the listener: what is dropped first.
+    _listed: Listed,
+    _listener: Listener,
+}
+
+impl Afar {
+    pub(super) fn open(
+        exports: &Arc<Exports>,
+        door: Token,
+        member: &Arc<Member>,
+        sockets: &Sockets,
+    ) -> Result<Self, Why> {
+        let identity = member.identity().map_err(|_| Why::Credentials)?;
+        // An address that cannot be had, such as one that is still looked for a double, keeps the others from nothing.
+        let had = member.said.addresses.iter().filter(|ip| TcpListener::bind((**ip, 0)).is_ok());
+        let wanted: Vec<SocketAddr> = had.map(|ip| SocketAddr::new(*ip, 0)).take(MOST).collect();
+        let (exports, member, places) = (Arc::clone(exports), Arc::clone(member), Arc::new(Places::default()));
+        let (checked, all) = (Arc::clone(&identity), sockets.clone());
+        // Bounds of its own for those who have not shown a certificate (TLS-3).
+        let knocked = move |knock| {
+            if let Knock::Joined { stream, peer, .. } = knock {
+                // Who is not let in sees the connection end.
+                let _ = join(stream, peer, (&checked, &member), &exports, door, (&places, &all));
+            }
+        };
+        let listener = Listener::bind(&wanted, identity, Limits::default(), knocked).map_err(|_| Why::NoPort)?;
+        let _listed = sockets.list(listener.descriptors().iter().copied());
+        Ok(Self { addrs: listener.addrs().to_vec(), _listed, _listener: listener })
+    }
+}
+
+/// TCP-4
+fn join(
+    stream: TlsStream,
+    peer: PeerFacts,
+    (identity, member): (&Arc<Identity>, &Member),
+    exports: &Arc<Exports>,
+    door: Token,
+    (places, sockets): (&Arc<Places>, &Sockets),
+) -> io::Result<()> {
+    let guard = Guard::new(identity, peer).map_err(io::Error::other)?;
+    let socket = Arc::new(TcpStream::from(stream.as_fd().try_clone_to_owned()?));
+    member.limit_silence(&*socket)?;
+    let halves = stream.into_halves().map_err(|_| io::ErrorKind::NotConnected)?;
+    admit(Wire::sealed(socket, halves, sockets), Some(guard), exports, door, places);
+    Ok(())
+}
+
+fn serve(
+    wire: Wire,
+    mut patience: Patience,
+    guard: Option<Guard>,
+    exports: &Exports,
+    places: &Places,
+) -> io::Result<()> {
     let full = || io::Error::from(io::ErrorKind::ConnectionRefused);
     let _served = Place::take(&places.served, CONNECTIONS).ok_or_else(full)?;
-    stream.set_write_timeout(Some(STALLED))?;
-    Session { stream, incoming, exports, answers: Vec::new(), kept: Vec::new() }.run()
+    patience.set_write(STALLED)?;
+    Session { wire, patience, guard, exports, answers: Vec::new(), kept: Vec::new() }.run()
 }
 
 /// TCP-1. A dribble of single bytes buys no time: each message has to be there as a whole within the limit.
-fn greet(stream: &Arc<TcpStream>, exports: &Exports, door: &Token) -> io::Result<Incoming> {
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(HANDSHAKE))?;
-    let mut incoming = Incoming::new(Arc::clone(stream));
+fn greet(wire: &mut Wire, exports: &Exports, door: &Token) -> io::Result<Patience> {
+    wire.socket().set_nodelay(true)?;
+    let mut patience = Patience::new(wire, HANDSHAKE)?;
+    // Of a handshake the last words may wait still.
+    wire.flush(&|flags| patience.wait(flags))?;
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let mut hello = [0; HELLO];
-    whole(stream, &mut incoming, &mut hello)?;
+    whole(wire, &mut patience, &mut hello)?;
     let client = std::array::from_fn(|i| hello[4 + i]);
     if hello[..4] != MAGIC || hello[20..] != *exports.realm() {
         return Err(refused());
@@ -136,32 +208,34 @@ fn greet(stream: &Arc<TcpStream>, exports: &Exports, door: &Token) -> io::Result
     let server = random().map_err(|_| refused())?;
     let proof = prove(door, Side::Server, exports.realm(), &client, &server);
     // SAFETY: both are of this frame.
-    unsafe { send(stream, &mut [bytes(&server), bytes(&proof)], &is_late)? };
+    unsafe { wire.send(&mut [bytes(&server), bytes(&proof)], &|flags| patience.wait(flags))? };
     let mut theirs = [0; PROOF];
-    whole(stream, &mut incoming, &mut theirs)?;
-    if proves(door, Side::Client, exports.realm(), &client, &server, &theirs) { Ok(incoming) } else { Err(refused()) }
+    whole(wire, &mut patience, &mut theirs)?;
+    if proves(door, Side::Client, exports.realm(), &client, &server, &theirs) { Ok(patience) } else { Err(refused()) }
 }
 
-fn whole(stream: &TcpStream, incoming: &mut Incoming, into: &mut [u8]) -> io::Result<()> {
+fn whole(wire: &mut Wire, patience: &mut Patience, into: &mut [u8]) -> io::Result<()> {
     let end = std::time::Instant::now() + HANDSHAKE;
     for byte in into.chunks_mut(1) {
-        if !incoming.has(1) {
+        if !wire.has(1) {
             let left = end.saturating_duration_since(std::time::Instant::now());
             // Zero would mean for ever.
-            stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+            patience.set_read(Some(left.max(Duration::from_millis(1))))?;
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
-        incoming.exactly(byte, &is_late)?;
+        wire.exactly(byte, &|flags| patience.wait(flags))?;
     }
     Ok(())
 }
 
 /// A connection whose other end has proved who it is.
 struct Session<'a> {
-    stream: Arc<TcpStream>,
-    incoming: Incoming,
+    wire: Wire,
+    patience: Patience,
+    /// Of a member on another host.
+    guard: Option<Guard>,
     exports: &'a Exports,
     /// Not sent yet: the head of each, and what follows it.
     answers: Vec<([u8; RESPONSE], Vec<libc::iovec>)>,
@@ -172,22 +246,23 @@ struct Session<'a> {
 impl Session<'_> {
     fn run(&mut self) -> io::Result<()> {
         loop {
-            if !self.incoming.has(REQUEST) || self.answers.len() >= TOGETHER {
+            if !self.wire.has(REQUEST) || self.answers.len() >= TOGETHER {
                 self.flush()?;
             }
-            if !self.incoming.has(1) {
+            let mut next = [0; REQUEST];
+            if !self.wire.has(1) {
                 // Between requests it may be silent for as long as it likes.
-                self.stream.set_read_timeout(None)?;
-                let mut first = [0; REQUEST];
-                self.incoming.exactly(&mut first[..1], &is_late)?;
-                self.stream.set_read_timeout(Some(STALLED))?;
-                self.incoming.exactly(&mut first[1..], &is_late)?;
-                self.answer(&first)?;
+                self.patience.set_read(None)?;
+                self.wire.exactly(&mut next[..1], &|flags| self.patience.wait(flags))?;
+                self.patience.set_read(Some(STALLED))?;
+                self.wire.exactly(&mut next[1..], &|flags| self.patience.wait(flags))?;
             } else {
-                let mut next = [0; REQUEST];
-                self.incoming.exactly(&mut next, &is_late)?;
-                self.answer(&next)?;
+                self.wire.exactly(&mut next, &|flags| self.patience.wait(flags))?;
             }
+            if let Some(guard) = &mut self.guard {
+                guard.check().map_err(io::Error::other)?;
+            }
+            self.answer(&next)?;
         }
     }
 
@@ -201,7 +276,7 @@ impl Session<'_> {
         match (found, request.verb) {
             (Err(error), verb) => {
                 if verb == Verb::Write {
-                    self.incoming.skip(request.len, &is_late)?;
+                    self.wire.skip(request.len, &|flags| self.patience.wait(flags))?;
                 }
                 response.refused = Some(error.kind);
             }
@@ -211,7 +286,10 @@ impl Session<'_> {
             }
             (Ok(export), Verb::Write) => {
                 // SAFETY: the export's memory, kept by it; writable, as was checked.
-                unsafe { self.incoming.pieces(export.segments.window(request.offset, request.len), &is_late)? };
+                unsafe {
+                    let pieces = export.segments.window(request.offset, request.len);
+                    self.wire.pieces(pieces, &|flags| self.patience.wait(flags))?;
+                };
             }
             (Ok(export), Verb::FetchAdd | Verb::CompareAndSwap) => match atomic(&export, &request) {
                 Some(found) => response.found = found,
@@ -232,7 +310,7 @@ impl Session<'_> {
             list.extend_from_slice(payload);
         }
         // SAFETY: the heads are in `answers`, the rest is memory of the exports in `kept`.
-        let sent = unsafe { send(&self.stream, &mut list, &is_late) };
+        let sent = unsafe { self.wire.send(&mut list, &|flags| self.patience.wait(flags)) };
         self.answers.clear();
         self.kept.clear();
         sent

@@ -1,11 +1,15 @@
-//! A connection, with the reads and writes that both ends need: into and out of lists of pieces.
+//! A connection, with the reads and writes that both ends need: into and out of lists of pieces. Sealed or not is all the same
+//! to its users, but that a sealed one does not block.
 
+use super::sockets::{Listed, Sockets};
 use crate::segments::Segment;
-use rustix::event::PollFlags;
-use std::io::{self, ErrorKind};
+use mesh_tls::{TlsReader, TlsWriter};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, ErrorKind, IoSlice};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 const AHEAD: usize = 16 * 1024;
 /// Pieces in one call.
@@ -19,18 +23,77 @@ pub(super) fn is_late(_: PollFlags) -> io::Result<()> {
     Err(ErrorKind::TimedOut.into())
 }
 
-/// Reads exactly as much as is asked for. What comes with it is kept for the next read.
+/// How long the other end may take, of sockets that block and of those that do not.
+pub(super) struct Patience {
+    socket: Arc<TcpStream>,
+    blocks: bool,
+    read: Option<Duration>,
+    write: Duration,
+}
+
+impl Patience {
+    pub(super) fn new(wire: &Wire, write: Duration) -> io::Result<Self> {
+        let (socket, blocks) = (Arc::clone(&wire.socket), wire.tls.is_none());
+        socket.set_write_timeout(Some(write))?;
+        Ok(Self { socket, blocks, read: None, write })
+    }
+
+    /// For each read from now on; none for ever.
+    pub(super) fn set_read(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        self.read = limit;
+        if self.blocks { self.socket.set_read_timeout(limit) } else { Ok(()) }
+    }
+
+    /// The same for writes.
+    pub(super) fn set_write(&mut self, limit: Duration) -> io::Result<()> {
+        self.write = limit;
+        self.socket.set_write_timeout(Some(limit))
+    }
+
+    pub(super) fn wait(&self, flags: PollFlags) -> io::Result<()> {
+        if self.blocks {
+            return is_late(flags);
+        }
+        let limit = if flags == PollFlags::OUT { Some(self.write) } else { self.read };
+        let limit = limit.map(timespec);
+        match poll(&mut [PollFd::new(&*self.socket, flags)], limit.as_ref()) {
+            Ok(0) => Err(ErrorKind::TimedOut.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+pub(super) fn timespec(limit: Duration) -> Timespec {
+    Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() }
+}
+
+/// One connection. Reads give exactly as much as is asked for; what comes with it is kept for the next one.
 #[derive(Debug)]
-pub(super) struct Incoming {
-    stream: Arc<TcpStream>,
+pub(super) struct Wire {
+    /// First: what is dropped first.
+    _listed: Listed,
+    socket: Arc<TcpStream>,
+    tls: Option<Box<(TlsReader, TlsWriter)>>,
     ahead: Box<[u8]>,
     at: usize,
     end: usize,
 }
 
-impl Incoming {
-    pub(super) fn new(stream: Arc<TcpStream>) -> Self {
-        Self { stream, ahead: vec![0; AHEAD].into(), at: 0, end: 0 }
+impl Wire {
+    pub(super) fn plain(socket: Arc<TcpStream>, sockets: &Sockets) -> Self {
+        let _listed = sockets.list([socket.as_raw_fd()]);
+        Self { _listed, socket, tls: None, ahead: vec![0; AHEAD].into(), at: 0, end: 0 }
+    }
+
+    /// `socket` is that of the halves, which does not block.
+    pub(super) fn sealed(socket: Arc<TcpStream>, halves: (TlsReader, TlsWriter), sockets: &Sockets) -> Self {
+        let _listed = sockets.list([socket.as_raw_fd(), halves.0.as_fd().as_raw_fd()]);
+        Self { _listed, tls: Some(Box::new(halves)), ..Self::plain(socket, sockets) }
+    }
+
+    pub(super) fn socket(&self) -> &Arc<TcpStream> {
+        &self.socket
     }
 
     /// Whether so many bytes are here already.
@@ -38,21 +101,42 @@ impl Incoming {
         self.end - self.at >= len
     }
 
+    /// Whether it is open, and nothing has come that nobody has asked for; of a socket that does not block.
+    pub(super) fn is_sound(&self) -> bool {
+        match self.socket.peek(&mut [0]) {
+            Err(error) => error.kind() == ErrorKind::WouldBlock && !self.has(1),
+            Ok(_) => false,
+        }
+    }
+
+    /// Reads what there is, at least a byte.
+    fn look_ahead(&mut self, wait: Wait<'_>) -> io::Result<()> {
+        (self.at, self.end) = (0, 0);
+        let read = match &mut self.tls {
+            Some(halves) => loop {
+                match halves.0.read(&mut self.ahead) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => wait(PollFlags::IN)?,
+                    read => break read?,
+                }
+            },
+            None => retry(wait, PollFlags::IN, || {
+                // SAFETY: into a buffer of this length.
+                unsafe { libc::recv(self.socket.as_raw_fd(), self.ahead.as_mut_ptr().cast(), AHEAD, 0) }
+            })?,
+        };
+        if read == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        self.end = read;
+        Ok(())
+    }
+
     /// Fills `into`, or says that the connection has ended.
     pub(super) fn exactly(&mut self, into: &mut [u8], wait: Wait<'_>) -> io::Result<()> {
         let mut filled = 0;
         while filled < into.len() {
             if self.at == self.end {
-                self.at = 0;
-                self.end = 0;
-                let read = retry(wait, PollFlags::IN, || {
-                    // SAFETY: into a buffer of this length.
-                    unsafe { libc::recv(self.stream.as_raw_fd(), self.ahead.as_mut_ptr().cast(), AHEAD, 0) }
-                })?;
-                if read == 0 {
-                    return Err(ErrorKind::UnexpectedEof.into());
-                }
-                self.end = read;
+                self.look_ahead(wait)?;
             }
             let step = (into.len() - filled).min(self.end - self.at);
             into[filled..filled + step].copy_from_slice(&self.ahead[self.at..self.at + step]);
@@ -92,9 +176,33 @@ impl Incoming {
     unsafe fn fill(&mut self, list: &mut Vec<libc::iovec>, wait: Wait<'_>) -> io::Result<()> {
         let mut rest = &mut list[..];
         while !rest.is_empty() {
+            if let Some(halves) = &mut self.tls {
+                let wanted = rest.iter().map(|piece| piece.iov_len).sum();
+                // Nothing is ahead, or it would have been taken first.
+                (self.at, self.end) = (0, 0);
+                let (ahead, end) = (&mut self.ahead, &mut self.end);
+                let read = halves.0.read_with(wanted, |mut bytes| {
+                    while let (Some(piece), false) = (rest.first(), bytes.is_empty()) {
+                        let step = piece.iov_len.min(bytes.len());
+                        // SAFETY: as the caller vouches; the source is the connection's own.
+                        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), piece.iov_base.cast(), step) };
+                        bytes = &bytes[step..];
+                        rest = advance(std::mem::take(&mut rest), step);
+                    }
+                    // The end of the last record, which is shorter than there is room.
+                    ahead[*end..*end + bytes.len()].copy_from_slice(bytes);
+                    *end += bytes.len();
+                });
+                match read {
+                    Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => wait(PollFlags::IN)?,
+                    read => drop(read?),
+                }
+                continue;
+            }
             // SAFETY: as the caller vouches; the list lives throughout the call.
             let read = retry(wait, PollFlags::IN, || unsafe {
-                libc::readv(self.stream.as_raw_fd(), rest.as_ptr(), i32::try_from(rest.len()).unwrap_or(i32::MAX))
+                libc::readv(self.socket.as_raw_fd(), rest.as_ptr(), i32::try_from(rest.len()).unwrap_or(i32::MAX))
             })?;
             if read == 0 {
                 return Err(ErrorKind::UnexpectedEof.into());
@@ -115,26 +223,52 @@ impl Incoming {
         }
         Ok(())
     }
-}
 
-/// Sends these pieces of memory.
-///
-/// # Safety
-/// They must be readable memory of this process.
-pub(super) unsafe fn send(stream: &TcpStream, list: &mut [libc::iovec], wait: Wait<'_>) -> io::Result<()> {
-    let mut rest = advance(list, 0);
-    while !rest.is_empty() {
-        // SAFETY: a header of plain numbers and pointers, for which zeros are valid.
-        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        header.msg_iov = rest.as_mut_ptr();
-        header.msg_iovlen = rest.len().min(BATCH) as _;
-        // SAFETY: as the caller vouches; header and list live throughout the call.
-        let sent = retry(wait, PollFlags::OUT, || unsafe {
-            libc::sendmsg(stream.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
-        })?;
-        rest = advance(rest, sent);
+    /// Sends these pieces of memory.
+    ///
+    /// # Safety
+    /// They must be readable memory of this process.
+    pub(super) unsafe fn send(&mut self, list: &mut [libc::iovec], wait: Wait<'_>) -> io::Result<()> {
+        let mut rest = advance(list, 0);
+        if let Some(halves) = &mut self.tls {
+            let pieces = rest.iter().filter(|piece| piece.iov_len > 0);
+            // SAFETY: as the caller vouches; each byte is read once, when it is sealed.
+            let slice = |piece: &libc::iovec| unsafe {
+                IoSlice::new(std::slice::from_raw_parts(piece.iov_base.cast(), piece.iov_len))
+            };
+            let mut slices: Vec<IoSlice<'_>> = pieces.map(slice).collect();
+            let mut rest = &mut slices[..];
+            while !rest.is_empty() {
+                match halves.1.write(rest) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => wait(PollFlags::OUT)?,
+                    taken => IoSlice::advance_slices(&mut rest, taken?),
+                }
+            }
+            return self.flush(wait);
+        }
+        while !rest.is_empty() {
+            // SAFETY: a header of plain numbers and pointers, for which zeros are valid.
+            let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+            header.msg_iov = rest.as_mut_ptr();
+            header.msg_iovlen = rest.len().min(BATCH) as _;
+            // SAFETY: as the caller vouches; header and list live throughout the call.
+            let sent = retry(wait, PollFlags::OUT, || unsafe {
+                libc::sendmsg(self.socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
+            })?;
+            rest = advance(rest, sent);
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Sends what is sealed and was not sent yet.
+    pub(super) fn flush(&mut self, wait: Wait<'_>) -> io::Result<()> {
+        while let Some(halves) = &mut self.tls
+            && !halves.1.flush()?
+        {
+            wait(PollFlags::OUT)?;
+        }
+        Ok(())
+    }
 }
 
 /// The list without its first `moved` bytes, and without empty pieces at its head.

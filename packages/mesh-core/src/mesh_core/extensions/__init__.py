@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mesh_core._serialize._registered import Registration, register_handler, register_reducer
     from mesh_core.extensions._here import Proc, current_proc
     from mesh_core.extensions._install import find, install, uninstall
+    from mesh_core.extensions._membership import Membership, membership
     from mesh_core.extensions._told import ActorEnd, ProcEnd, Raised, Spawning
     from mesh_core.extensions._watching import Watch, watch
 
@@ -34,6 +35,7 @@ __all__ = [
     "NOT_CARRIED",
     "ActorEnd",
     "Extension",
+    "Membership",
     "Proc",
     "ProcEnd",
     "Raised",
@@ -45,6 +47,7 @@ __all__ = [
     "find",
     "install",
     "loads",
+    "membership",
     "register_handler",
     "register_reducer",
     "uninstall",
@@ -54,6 +57,7 @@ __all__ = [
 # Every worker imports this package, and few use more of it than the base class.
 _LATER = {
     "ActorEnd": "mesh_core.extensions._told",
+    "Membership": "mesh_core.extensions._membership",
     "Proc": "mesh_core.extensions._here",
     "ProcEnd": "mesh_core.extensions._told",
     "Raised": "mesh_core.extensions._told",
@@ -63,6 +67,7 @@ _LATER = {
     "current_proc": "mesh_core.extensions._here",
     "dumps": "mesh_core._serialize",
     "loads": "mesh_core._serialize",
+    "membership": "mesh_core.extensions._membership",
     "find": "mesh_core.extensions._install",
     "install": "mesh_core.extensions._install",
     "register_handler": "mesh_core._serialize._registered",

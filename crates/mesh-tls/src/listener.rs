@@ -14,7 +14,7 @@ use super::error::Reason;
 use super::facts::PeerFacts;
 use super::identity::Identity;
 use super::stream::{Progress, TlsStream};
-use crate::reactor::timespec;
+use crate::timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, ipp
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -137,6 +137,7 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     addrs: Vec<SocketAddr>,
+    descriptors: Vec<RawFd>,
     stop: Arc<OwnedFd>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -164,6 +165,7 @@ impl Listener {
         }
         let failed = |error: std::io::Error| ListenError::Io { addr: first, error };
         let os = |errno: Errno| failed(errno.into());
+        let descriptors = sockets.iter().map(std::os::fd::AsRawFd::as_raw_fd).collect();
         let bound = sockets.iter().map(local).collect::<Result<Vec<_>, _>>().map_err(os)?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os)?);
         let set = epoll::create(CreateFlags::CLOEXEC).map_err(os)?;
@@ -192,13 +194,19 @@ impl Listener {
         // It ends with the other, which has the only sender.
         let telling = thread("mesh-knock").spawn(move || knocked.iter().for_each(&mut tell)).map_err(failed)?;
         let listening = thread("mesh-listen").spawn(move || door.run()).map_err(failed)?;
-        Ok(Self { addrs: bound, stop, threads: Mutex::new(vec![listening, telling]) })
+        Ok(Self { addrs: bound, descriptors, stop, threads: Mutex::new(vec![listening, telling]) })
     }
 
     /// Where it listens: with the port that the system has chosen, if it was left to it.
     #[must_use]
     pub fn addrs(&self) -> &[SocketAddr] {
         &self.addrs
+    }
+
+    /// The numbers of its sockets, which are its own until it is closed: for forked copies of the process, which have them too.
+    #[must_use]
+    pub fn descriptors(&self) -> &[RawFd] {
+        &self.descriptors
     }
 
     /// Stops listening; handshakes under way are broken off. Nothing is told after that.

@@ -43,6 +43,17 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     read_open(File::open(path).map_err(CredentialError::io("read", path))?, path)
 }
 
+/// Reads a list of revocations as it is signed, which nobody need trust the file for.
+pub(crate) fn read_list(path: &Path) -> Result<Vec<u8>, CredentialError> {
+    let file = File::open(path).map_err(CredentialError::io("read", path))?;
+    let mut list = Vec::new();
+    let n = file.take(MOST).read_to_end(&mut list).map_err(CredentialError::io("read", path))?;
+    if n as u64 >= MOST {
+        return Err(CredentialError::Broken { path: path.into(), why: "it is far too long".to_owned() });
+    }
+    Ok(list)
+}
+
 /// Reads what says whom to believe, which nobody else may have put there.
 pub(crate) fn read_trusted(path: &Path) -> Result<String, CredentialError> {
     let file = File::open(path).map_err(CredentialError::io("read", path))?;

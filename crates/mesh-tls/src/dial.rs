@@ -155,7 +155,7 @@ fn wait(fd: BorrowedFd<'_>, flags: PollFlags, until: Instant) -> Result<bool, Er
         if left.is_zero() {
             return Ok(false);
         }
-        let timeout = crate::reactor::timespec(left);
+        let timeout = crate::timespec(left);
         match poll(&mut [PollFd::from_borrowed_fd(fd, flags)], Some(&timeout)) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(true),
@@ -278,7 +278,7 @@ fn wait_any(fds: &[OwnedFd], until: Instant) -> Result<Option<usize>, Errno> {
             return Ok(None);
         }
         let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::OUT)).collect();
-        match poll(&mut polled, Some(&crate::reactor::timespec(left))) {
+        match poll(&mut polled, Some(&crate::timespec(left))) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(polled.iter().position(|fd| !fd.revents().is_empty())),
             Err(errno) => return Err(errno),

@@ -126,7 +126,7 @@ fn pair(job: &Job) -> (TlsStream, TlsStream) {
 }
 
 fn wait(stream: &TlsStream, flags: rustix::event::PollFlags) {
-    let timeout = crate::reactor::timespec(LONG);
+    let timeout = crate::timespec(LONG);
     let n = rustix::event::poll(&mut [rustix::event::PollFd::from_borrowed_fd(stream.as_fd(), flags)], Some(&timeout));
     assert_ne!(n, Ok(0), "nothing came");
 }

@@ -1,5 +1,5 @@
 //! Figures, beside those of rustls's own blocking stream in the same run:
-//! `cargo test --release -p mesh-runtime tls::tests::speed -- --ignored --nocapture --test-threads 1`.
+//! `cargo test --release -p mesh-tls tests::speed -- --ignored --nocapture --test-threads 1`.
 
 use super::*;
 use std::io::{ErrorKind, IoSlice, Read, Write};

@@ -1,7 +1,7 @@
 //! What goes through a connection, and how it ends.
 
 use super::*;
-use crate::tls::record::MOST_RECORD;
+use crate::record::MOST_RECORD;
 use rustls::ContentType;
 use std::io::{ErrorKind, IoSlice};
 

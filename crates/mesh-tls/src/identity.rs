@@ -12,8 +12,11 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, ServerConfig};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime};
+
+/// How often an identity that looks for changes by itself does so.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A member's own certificate and key, and what it takes to check those of others.
 #[derive(Debug)]
@@ -21,6 +24,15 @@ pub struct Identity {
     dir: PathBuf,
     role: Role,
     loaded: RwLock<Arc<Loaded>>,
+    lookout: Option<Lookout>,
+}
+
+/// Of an identity that nobody else keeps up to date.
+#[derive(Debug)]
+struct Lookout {
+    /// Where newer lists of revocations appear, as DER; the folder's own counts besides.
+    list: Option<PathBuf>,
+    last: Mutex<(Instant, Option<Stamp>)>,
 }
 
 /// One state of the files, ready for use.
@@ -215,7 +227,50 @@ impl Identity {
 
     fn open(dir: &Path, role: Role, check: bool) -> Result<Arc<Self>, CredentialError> {
         let loaded = Loaded::read(dir, role, check)?;
-        Ok(Arc::new(Self { dir: dir.into(), role, loaded: RwLock::new(Arc::new(loaded)) }))
+        Ok(Arc::new(Self { dir: dir.into(), role, loaded: RwLock::new(Arc::new(loaded)), lookout: None }))
+    }
+
+    /// Reads a folder as [`Identity::load`] does, and looks for changes by itself from then on: at the beginning of a handshake,
+    /// and when it is told to [`Identity::look`]. `list` is where newer lists of revocations appear, if anywhere.
+    ///
+    /// # Errors
+    /// As [`Identity::load`].
+    pub fn load_watching(dir: &Path, list: Option<&Path>) -> Result<Arc<Self>, CredentialError> {
+        let role = if dir.join("controller.pem").exists() { Role::Controller } else { Role::Host };
+        let loaded = Loaded::read(dir, role, true)?;
+        let lookout = Lookout { list: list.map(Path::to_owned), last: Mutex::new((Instant::now(), None)) };
+        let made = Self { dir: dir.into(), role, loaded: RwLock::new(Arc::new(loaded)), lookout: Some(lookout) };
+        made.look_at_list();
+        Ok(Arc::new(made))
+    }
+
+    /// Takes up what has changed in the files, if it looks for that by itself and has not done so within a second. What cannot
+    /// be used changes nothing: the next look tries again.
+    pub fn look(&self) {
+        let Some(lookout) = &self.lookout else { return };
+        {
+            let mut last = lookout.last.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.0.elapsed() < LOOK {
+                return;
+            }
+            last.0 = Instant::now();
+        }
+        // What is in use stays in use until it has run out, which whoever is dialed then says.
+        let _ = self.reload_if_changed();
+        self.look_at_list();
+    }
+
+    fn look_at_list(&self) {
+        let Some(Lookout { list: Some(path), last }) = &self.lookout else { return };
+        let found = files::stamp(path);
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        // A list that is not this authority's is as good as none.
+        if found.is_some()
+            && found != last.1
+            && files::read_list(path).is_ok_and(|der| self.adopt_revocations(&der).is_ok())
+        {
+            last.1 = found;
+        }
     }
 
     /// Reads an identity that others will refuse.
@@ -317,6 +372,7 @@ impl Identity {
     }
 
     pub(crate) fn client(&self, expect: Option<Role>) -> Result<(Arc<ClientConfig>, ServerName<'static>), Reason> {
+        self.look();
         let loaded = self.loaded();
         let name = ServerName::try_from(expectation(expect, &loaded.own.job))
             .map_err(|error| Reason::BadCertificate(error.to_string()))?;
@@ -324,6 +380,7 @@ impl Identity {
     }
 
     pub(crate) fn server(&self) -> Arc<ServerConfig> {
+        self.look();
         Arc::clone(&self.loaded().server)
     }
 }

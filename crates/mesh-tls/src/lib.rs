@@ -34,3 +34,11 @@ pub use listener::{Knock, Limits, ListenError, Listener};
 pub use record::Truncated;
 pub use store::{Entry, Store, certificates_in};
 pub use stream::{MOST_HANDSHAKE, Progress, TlsStream};
+
+/// A duration as the kernel takes it.
+pub(crate) fn timespec(limit: std::time::Duration) -> rustix::event::Timespec {
+    rustix::event::Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    }
+}

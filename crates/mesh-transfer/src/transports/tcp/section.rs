@@ -1,0 +1,167 @@
+//! What a handle says of the TCP transport: where its owner listens.
+//!
+//! An address in a forged handle leads to whoever is there, who cannot prove the door key (TCP-1): nothing is read from it.
+
+use crate::error::TransferError;
+use crate::handle::Token;
+use std::net::{IpAddr, SocketAddr};
+
+/// More addresses of one host are left out.
+pub(super) const MOST: usize = 8;
+
+/// Where an owner can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// On the loopback interface.
+    pub(super) port: u16,
+    /// The network that its loopback interface is in.
+    pub(super) network: u64,
+    /// In which process numbers mean what they mean there.
+    pub(super) numbers: u64,
+    pub(super) door: Token,
+    /// From other hosts, or why not.
+    pub(super) afar: Result<Vec<SocketAddr>, Why>,
+}
+
+/// Why an owner is not reached from other hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// It has no credentials.
+    NoJob,
+    /// Its host has no other address.
+    Alone,
+    /// No port could be had.
+    NoPort,
+    /// It cannot use its credentials.
+    Credentials,
+}
+
+impl Why {
+    const ALL: [Self; 4] = [Self::NoJob, Self::Alone, Self::NoPort, Self::Credentials];
+
+    /// In words, of the owner.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::NoJob => {
+                "belongs to no job of several hosts, without whose credentials nothing is encrypted, or did not when it made the \
+                 buffer. Attach hosts first"
+            }
+            Self::Alone => "has no address but that of the loopback interface",
+            Self::NoPort => "could not listen on an address of its host",
+            Self::Credentials => "could not use its job's credentials. `mesh credentials show` there says why",
+        }
+    }
+}
+
+fn damaged() -> TransferError {
+    TransferError::invalid("the handle's part for the transport tcp is damaged")
+}
+
+impl Place {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = self.port.to_le_bytes().to_vec();
+        out.extend_from_slice(&self.network.to_le_bytes());
+        out.extend_from_slice(&self.numbers.to_le_bytes());
+        out.extend_from_slice(&self.door);
+        match &self.afar {
+            Err(why) => out.extend_from_slice(&[0, *why as u8]),
+            Ok(addrs) => {
+                out.push(addrs.len().min(MOST) as u8);
+                for addr in addrs.iter().take(MOST) {
+                    match addr.ip() {
+                        IpAddr::V4(ip) => {
+                            out.push(4);
+                            out.extend_from_slice(&ip.octets());
+                        }
+                        IpAddr::V6(ip) => {
+                            out.push(6);
+                            out.extend_from_slice(&ip.octets());
+                        }
+                    }
+                    out.extend_from_slice(&addr.port().to_le_bytes());
+                }
+            }
+        }
+        out
+    }
+
+    /// Of bytes that anybody may have written.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
+        let mut rest = Rest(bytes);
+        let (port, network, numbers) = (rest.array()?, rest.array()?, rest.array()?);
+        let (door, [count]) = (rest.array()?, rest.array()?);
+        let afar = if count == 0 {
+            let [why] = rest.array()?;
+            Err(*Why::ALL.get(usize::from(why)).ok_or_else(damaged)?)
+        } else if usize::from(count) <= MOST {
+            Ok((0..count).map(|_| rest.address()).collect::<Result<_, _>>()?)
+        } else {
+            return Err(damaged());
+        };
+        if !rest.0.is_empty() {
+            return Err(damaged());
+        }
+        Ok(Self {
+            port: u16::from_le_bytes(port),
+            network: u64::from_le_bytes(network),
+            numbers: u64::from_le_bytes(numbers),
+            door,
+            afar,
+        })
+    }
+}
+
+struct Rest<'a>(&'a [u8]);
+
+impl Rest<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], TransferError> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or_else(damaged)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn address(&mut self) -> Result<SocketAddr, TransferError> {
+        let ip = match self.array()? {
+            [4] => IpAddr::from(self.array::<4>()?),
+            [6] => IpAddr::from(self.array::<16>()?),
+            _ => return Err(damaged()),
+        };
+        Ok(SocketAddr::new(ip, u16::from_le_bytes(self.array()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn place(afar: Result<Vec<SocketAddr>, Why>) -> Place {
+        Place { port: 4711, network: 1 << 40, numbers: 7, door: [9; 16], afar }
+    }
+
+    #[test]
+    fn what_is_said_is_read() {
+        let both: Vec<SocketAddr> = vec!["10.77.0.2:40001".parse().unwrap(), "[fd77::2]:9".parse().unwrap()];
+        for afar in Why::ALL.into_iter().map(Err).chain([Ok(both.clone())]) {
+            let said = place(afar);
+            let bytes = said.encode();
+            assert_eq!(Place::decode(&bytes).unwrap(), said);
+            for cut in 0..bytes.len() {
+                assert!(Place::decode(&bytes[..cut]).is_err(), "{cut} of {} bytes", bytes.len());
+            }
+            assert!(Place::decode(&[bytes, vec![0]].concat()).is_err());
+        }
+        let many = vec![both[0]; 20];
+        assert_eq!(Place::decode(&place(Ok(many)).encode()).unwrap().afar.unwrap().len(), MOST);
+    }
+
+    proptest! {
+        /// HDL-1
+        #[test]
+        fn what_nobody_would_say_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            if let Ok(read) = Place::decode(&bytes) {
+                prop_assert_eq!(read.encode(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The sockets of this process, for forked copies of it to let go of.
+//!
+//! TCP-5: a forked copy keeps no socket of its parent open, so that the end of the parent is seen by who is connected to it.
+//! Their numbers stay taken, as the copy's memory still has their owners.
+
+use rustix::fs::{Mode, OFlags, open};
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// All of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sockets(Arc<Mutex<Vec<Weak<Entry>>>>);
+
+#[derive(Debug)]
+struct Entry(Vec<AtomicI32>);
+
+/// Sockets that are in the list until this is dropped, which must be before they are closed.
+#[derive(Debug)]
+pub(super) struct Listed(Arc<Entry>);
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        // A copy that is made from now on has them open, and nobody reads from what it inherits.
+        self.0.0.iter().for_each(|fd| fd.store(-1, Ordering::SeqCst));
+    }
+}
+
+impl Sockets {
+    pub(super) fn list(&self, fds: impl IntoIterator<Item = RawFd>) -> Listed {
+        let entry = Arc::new(Entry(fds.into_iter().map(AtomicI32::new).collect()));
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|one| one.strong_count() > 0);
+        all.push(Arc::downgrade(&entry));
+        Listed(entry)
+    }
+
+    /// In a forked copy: puts nothing in their place.
+    pub(super) fn let_go(&self) {
+        // Held by a thread that is not there in the copy: then it keeps them.
+        let Ok(all) = self.0.try_lock() else { return };
+        let Ok(nothing) = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else { return };
+        for entry in all.iter().filter_map(Weak::upgrade) {
+            for fd in entry.0.iter().map(|fd| fd.load(Ordering::SeqCst)).filter(|fd| *fd >= 0) {
+                // SAFETY: a number that one of the engine's sockets has, whose owners' threads are not there in the copy.
+                unsafe { libc::dup3(nothing.as_raw_fd(), fd, libc::O_CLOEXEC) };
+            }
+        }
+    }
+}
