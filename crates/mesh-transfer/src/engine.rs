@@ -7,6 +7,7 @@ use crate::exports::{Export, Exports, Keep};
 use crate::handle::{Handle, MAX_SECTIONS, RealmId, Section};
 use crate::realm::Realm;
 use crate::segments::Segments;
+use crate::transports::ibverbs::Ibverbs;
 use crate::transports::shm::Shm;
 use crate::transports::tcp::Tcp;
 use crate::transports::{Capabilities, Op, Ops, Peer, Transport};
@@ -62,6 +63,7 @@ impl Engine {
     pub fn new(others: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
         let realm = Realm::draw()?;
         let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(Shm::new(&realm)), Arc::new(Tcp::new(&realm))];
+        transports.push(Arc::new(Ibverbs::new(&realm)));
         transports.extend(others);
         Self::with(realm, transports)
     }
@@ -173,6 +175,13 @@ impl Engine {
         }
     }
 
+    /// To be called in forked copies of the process, at once.
+    pub fn forked(&self) {
+        for transport in &self.transports {
+            transport.forked();
+        }
+    }
+
     /// What would be tried for a handle now, in which order, and why not the rest.
     pub fn explain(&self, handle: &Handle, need: Need, forced: Option<&str>) -> Choice {
         let distance = if handle.realm == self.realm.id {
@@ -187,9 +196,14 @@ impl Engine {
         let ours: Vec<Ours> = self
             .standing
             .iter()
-            .map(|standing| Ours {
+            .zip(&self.transports)
+            .map(|(standing, transport)| Ours {
                 name: standing.name.clone(),
-                capabilities: standing.capabilities,
+                capabilities: Capabilities {
+                    atomics: standing.capabilities.atomics
+                        || (need.atomics && forced == Some(standing.name.as_str()) && transport.atomics_by_name()),
+                    ..standing.capabilities
+                },
                 broken: standing.broken.clone().or_else(|| {
                     match routes.and_then(|routes| routes.get(&standing.name)) {
                         Some(Route::Failed(since, why)) if since.elapsed() < DISTRUST => Some(why.clone()),

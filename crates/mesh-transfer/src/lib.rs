@@ -15,6 +15,7 @@ mod exports;
 mod handle;
 mod pool;
 mod realm;
+mod registry;
 mod segments;
 mod transports;
 mod watch;

@@ -91,6 +91,11 @@ impl PyEngine {
         py.detach(|| self.0.close_all());
     }
 
+    /// In a forked copy of the process: let go of what belongs to its parent.
+    fn forked(&self) {
+        self.0.forked();
+    }
+
     fn realm(&self) -> [u8; 16] {
         self.0.realm().id
     }

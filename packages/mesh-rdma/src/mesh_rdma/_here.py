@@ -29,6 +29,7 @@ class _Here:
                 self._pid = os.getpid()
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)
+                os.register_at_fork(after_in_child=self._engine.forked)
             return self._engine
 
     def _close(self) -> None:
