@@ -34,8 +34,10 @@ def transports() -> list[TransportStatus]:
     ['shm', 'tcp']
     """
     return [
-        TransportStatus(name, TransportCapabilities(*capabilities, pieces=name not in _ONE_PIECE), reason)
-        for name, *capabilities, reason in engine().transports()
+        TransportStatus(
+            name, TransportCapabilities(copies, atomics, remote, one_sided, name not in _ONE_PIECE), reason
+        )
+        for name, copies, atomics, remote, one_sided, reason in engine().transports()
     ]
 
 

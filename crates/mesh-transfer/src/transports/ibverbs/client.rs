@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 
 /// From this length on, all rails share the work.
 const STRIPE: u64 = 4 << 20;
+/// Bytes that are under way on one pair of rails, at most: so much that the network is busy, and so little that a transfer ends soon after it is
+/// given up, and that a slow pair keeps nothing from a fast one.
+const UNDER_WAY: u64 = 8 << 20;
+const UNDER_WAY_EACH: u64 = 2 << 20;
 /// Links of one pair of rails that are kept for later.
 const IDLE: usize = 4;
 /// How long a pair of rails that does not work is passed over.
@@ -97,6 +101,8 @@ struct Job<'a> {
     pieces: Vec<Piece>,
     taken: AtomicUsize,
     has_failed: AtomicBool,
+    /// Bytes under way in each lane, at most.
+    under_way: u64,
 }
 
 impl Job<'_> {
@@ -386,8 +392,10 @@ impl VerbsPeer {
         }
         let longest = pairs.iter().map(|pair| u64::from(self.rails[pair.ours].longest)).min().unwrap_or(CHUNK);
         let pieces = pieces(ops, CHUNK.min(longest.max(1)));
-        let job = Job { ops, targets, pieces, taken: AtomicUsize::new(0), has_failed: AtomicBool::new(false) };
         let lanes = if total < STRIPE { &pairs[..1] } else { &pairs[..] };
+        let under_way = if lanes.len() == 1 { UNDER_WAY } else { UNDER_WAY_EACH };
+        let (taken, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let job = Job { ops, targets, pieces, taken, has_failed, under_way };
         let lane = |pair: &Pair| {
             // SAFETY: as the caller vouches: all of them have ended when this returns.
             let done = unsafe { self.run_lane(pair, &job, watch) };
@@ -430,7 +438,7 @@ impl VerbsPeer {
         let (ops, targets) = (job.ops, job.targets);
         let mut maker = Maker { ops, targets, known: &known, rail: pair.theirs, most, ready: VecDeque::new() };
         // SAFETY: as the caller vouches. When `settle` has ended a link that has failed, nothing is under way.
-        let done = unsafe { exchange(&mut link, &mut || maker.next(|| job.next()), watch) };
+        let done = unsafe { exchange(&mut link, &mut || maker.next(|| job.next()), job.under_way, watch) };
         self.settle(pair, link, done, job.ops, watch)
     }
 
@@ -477,7 +485,7 @@ impl VerbsPeer {
         }
         let posted = link.next();
         // SAFETY: the memory is the link's own.
-        let done = unsafe { exchange(&mut link, &mut || Ok(requests.pop_front()), watch) };
+        let done = unsafe { exchange(&mut link, &mut || Ok(requests.pop_front()), UNDER_WAY, watch) };
         if done.is_ok() {
             for ((each, at), found) in ops.iter().zip(places).zip(found) {
                 let from = link.stage.at(at);
@@ -546,34 +554,50 @@ fn told(fate: Fate) -> Option<TransferError> {
 unsafe fn exchange(
     link: &mut Link,
     next: &mut dyn FnMut() -> Result<Option<Request>, TransferError>,
+    most: u64,
     watch: &Watch,
 ) -> Result<(), Failure> {
     let _watched = Watched::new(watch, &link.stream)?;
     let depth = u64::from(link.depth);
-    // Completions cost: one for some requests, and for the last.
+    // Completions cost: one for some requests, and for the last of those that are given together.
     let every = (depth / 4).max(1);
-    let mut operations = vec![0; link.depth as usize];
+    // Of each request under way: its operation, and its bytes.
+    let mut posted = vec![(0, 0); link.depth as usize];
+    let (mut under_way, mut done) = (0, link.next());
     let mut batch = Batch::new();
     let mut ahead = next()?;
     loop {
-        while ahead.is_some() && link.room() > 0 {
-            batch.clear();
-            while !batch.is_full()
-                && batch.len() < link.room()
-                && let Some(request) = ahead.take()
-            {
-                ahead = next()?;
-                let id = link.next() + batch.len() as u64;
-                operations[(id % depth) as usize] = request.op;
-                batch.push(id, request, ahead.is_none() || (id + 1).is_multiple_of(every));
-            }
+        // A device may be done with what it is given before it returns, so that nobody ever waits.
+        watch.check().map_err(Failure::Over)?;
+        batch.clear();
+        while under_way < most
+            && !batch.is_full()
+            && batch.len() < link.room()
+            && let Some(request) = ahead.take()
+        {
+            ahead = next()?;
+            let id = link.next() + batch.len() as u64;
+            let bytes = request.bytes();
+            under_way += bytes;
+            posted[(id % depth) as usize] = (request.op, bytes);
+            let is_last = ahead.is_none() || under_way >= most;
+            batch.push(id, request, is_last || (id + 1).is_multiple_of(every));
+        }
+        if batch.len() > 0 {
             // SAFETY: as the caller vouches; the batch lives throughout the call.
             unsafe { link.post(batch.linked(), batch.len() as u64)? };
+            if ahead.is_some() && under_way < most && link.room() > 0 {
+                continue;
+            }
         }
         if link.is_idle() {
             return Ok(());
         }
-        link.wait(watch, |id| operations[(id % depth) as usize])?;
+        link.wait(watch, |id| posted[(id % depth) as usize].0)?;
+        while done < link.completed() {
+            under_way -= posted[(done % depth) as usize].1;
+            done += 1;
+        }
     }
 }
 

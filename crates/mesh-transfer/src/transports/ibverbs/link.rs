@@ -209,6 +209,11 @@ impl Link {
         self.posted
     }
 
+    /// How many have completed: all before that number.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.posted == self.completed
     }

@@ -153,6 +153,12 @@ pub(super) struct Request {
     pub(super) numbers: (u64, u64),
 }
 
+impl Request {
+    pub(super) fn bytes(&self) -> u64 {
+        self.list.iter().map(|sge| u64::from(sge.len)).sum()
+    }
+}
+
 /// Makes requests of pieces: one or more of each, as many as its local memory is scattered.
 pub(super) struct Maker<'a> {
     pub(super) ops: &'a [Op],
