@@ -279,6 +279,8 @@ mod tests {
         fails: AtomicBool,
         /// Fails for more than so many bytes.
         limit: AtomicU64,
+        /// Let go of while the device is told of something.
+        meanwhile: Mutex<Option<Hold<Region>>>,
     }
 
     #[derive(Debug)]
@@ -303,6 +305,8 @@ mod tests {
                 return Err(TransferError::transport("no"));
             }
             self.made.lock().unwrap().push((start, len, writable));
+            let released = self.meanwhile.lock().unwrap().take();
+            drop(released);
             Ok(Region { start, len, forgotten: Arc::clone(&self.forgotten) })
         }
     }
@@ -375,6 +379,18 @@ mod tests {
         assert_eq!(registry.made()[2], (0, PAGE, true));
         let held = registry.hold(PAGE, 2 * PAGE, true).unwrap();
         assert!(std::ptr::eq(held.region(), second.region()));
+    }
+
+    /// REG-1
+    #[test]
+    fn what_was_let_go_while_the_device_was_told_of_it_is_not_shared() {
+        let registry = registry();
+        let first = registry.hold(0, 2 * PAGE, true).unwrap();
+        *registry.registrar.meanwhile.lock().unwrap() = Some(first);
+        let second = registry.hold(PAGE, 2 * PAGE, true).unwrap();
+        assert_eq!(second.region().len, 3 * PAGE);
+        let again = registry.hold(0, PAGE, true).unwrap();
+        assert!(!std::ptr::eq(again.region(), second.region()));
     }
 
     #[test]

@@ -25,9 +25,10 @@ const DEPTH: c_int = 64;
 const PIECES: c_int = 16;
 /// Reads and atomic operations of one queue pair that are under way in the network.
 const READS: c_int = 16;
-/// About 0.07 s until a packet is sent again, and how often.
+/// About 0.07 s until a packet is sent again.
 const TIMEOUT: u8 = 14;
-const RETRIES: u8 = 7;
+/// How often that is done. Not the 7 that the field has room for: Soft-RoCE takes that for ever.
+const RETRIES: u8 = 6;
 const HOPS: u8 = 64;
 
 /// A device that is open.
