@@ -257,6 +257,7 @@ def test_atomic_operations_by_name(shared, in_threads):
 
 
 def test_a_thousand_registrations_leave_nothing(shared):
+    assert read(shared.offer("data", b"x")) == b"x"
     before = resources("mr")
     buffers = shared.offer_many(1000, 4096)
     # On each of the two devices.
