@@ -31,7 +31,10 @@ from mesh_rdma import (
 from mesh_rdma._native_transports import IBVERBS
 from mesh_rdma.testing import TransportConformance
 
-pytestmark = pytest.mark.skipif("SOFT_ROCE" not in os.environ, reason="there are no RDMA devices")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("SOFT_ROCE" not in os.environ, reason="there are no RDMA devices"),
+]
 
 NAME = "ibverbs"
 MIB = 1 << 20
