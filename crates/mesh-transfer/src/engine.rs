@@ -8,6 +8,7 @@ use crate::handle::{Handle, MAX_SECTIONS, RealmId, Section};
 use crate::membership::Membership;
 use crate::realm::Realm;
 use crate::segments::Segments;
+use crate::transports::ibverbs::Ibverbs;
 use crate::transports::shm::Shm;
 use crate::transports::tcp::Tcp;
 use crate::transports::{Capabilities, Op, Ops, Peer, Transport};
@@ -63,6 +64,7 @@ impl Engine {
     pub fn new(others: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
         let realm = Realm::draw()?;
         let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(Shm::new(&realm)), Arc::new(Tcp::new(&realm))];
+        transports.push(Arc::new(Ibverbs::new(&realm)));
         transports.extend(others);
         Self::with(realm, transports)
     }
@@ -201,13 +203,14 @@ impl Engine {
             .transports()
             .into_iter()
             .zip(&self.transports)
-            .map(|(Standing { name, capabilities, broken }, transport)| {
+            .map(|(Standing { name, mut capabilities, broken }, transport)| {
                 let lately = || match routes.and_then(|routes| routes.get(&name)) {
                     Some(Route::Failed(since, why)) if since.elapsed() < DISTRUST => Some(why.clone()),
                     _ => None,
                 };
                 let never = || handle.section(&name).and_then(|section| transport.why_not(handle, section));
                 let broken = broken.or_else(lately).or_else(never);
+                capabilities.atomics |= need.atomics && forced == Some(name.as_str()) && transport.atomics_by_name();
                 Ours { name, capabilities, broken }
             })
             .collect();

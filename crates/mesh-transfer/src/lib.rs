@@ -16,6 +16,7 @@ mod handle;
 mod membership;
 mod pool;
 mod realm;
+mod registry;
 mod segments;
 mod transports;
 mod watch;

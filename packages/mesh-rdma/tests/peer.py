@@ -90,6 +90,20 @@ class Peer:
             said = lines.read()
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
 
+    def leave_a_fork(self) -> int:
+        """Fork a child that lives until the test closes the pipe of the orders."""
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(write, b"!")
+            while os.read(0, 1):
+                pass
+            os._exit(0)
+        os.read(read, 1)
+        os.close(read)
+        os.close(write)
+        return pid
+
 
 def answer(value: Any) -> None:
     data = pickle.dumps(value)

@@ -1,5 +1,6 @@
 //! Ways to reach another process's memory, behind one trait.
 
+pub(crate) mod ibverbs;
 pub(crate) mod shm;
 pub(crate) mod tcp;
 
@@ -132,6 +133,12 @@ pub trait Transport: Send + Sync + Debug {
 
     /// What it can do where it works.
     fn capabilities(&self) -> Capabilities;
+
+    /// Whether it carries out atomic operations where it is asked for by name. They are atomic towards each other, and not towards
+    /// those of other transports, so that nothing else chooses it for them (ATM-1).
+    fn atomics_by_name(&self) -> bool {
+        false
+    }
 
     /// Whether it can work in this process: tried, not guessed.
     fn probe(&self) -> Result<(), TransferError>;

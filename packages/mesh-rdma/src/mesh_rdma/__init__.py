@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from mesh_rdma._explain import Explanation, explain
     from mesh_rdma._pool import empty
-    from mesh_rdma._transports import TransportStatus, transports
+    from mesh_rdma._transports import TransportStatus, get_rdma_backend, is_ibverbs_available, transports
 
 __all__ = [
     "TRANSPORTS",
@@ -63,6 +63,8 @@ __all__ = [
     "__version__",
     "empty",
     "explain",
+    "get_rdma_backend",
+    "is_ibverbs_available",
     "transports",
 ]
 
@@ -89,6 +91,8 @@ _LATER = {
     "TransportUnavailable": "mesh_rdma._errors",
     "empty": "mesh_rdma._pool",
     "explain": "mesh_rdma._explain",
+    "get_rdma_backend": "mesh_rdma._transports",
+    "is_ibverbs_available": "mesh_rdma._transports",
     "transports": "mesh_rdma._transports",
 }
 

@@ -22,6 +22,8 @@ class TransportCapabilities:
     """Reaches processes of other hosts."""
     one_sided: bool
     """Costs the owner's processor nothing."""
+    pieces: bool = True
+    """Offers memory in several pieces, such as that of strided arrays. Those that transfer may have theirs in pieces in any case."""
 
 
 class Watch(Protocol):

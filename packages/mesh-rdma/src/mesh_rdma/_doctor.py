@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from mesh_core.plugins import Check, DoctorCheck, Finding, hookimpl
 
 
 def _check() -> Iterable[Finding]:
-    from mesh_rdma._native_transports import REMEDY
+    from mesh_rdma._native_transports import REMEDIES, REMEDY
     from mesh_rdma._transports import transports
 
     for each in transports():
@@ -22,8 +23,17 @@ def _check() -> Iterable[Finding]:
             }
             does = ", ".join(word for word, is_so in words.items() if is_so)
             yield Finding(status="ok", detail=f"{each.name}: {does}")
+        elif each.name == "ibverbs" and not _has_rdma_devices():
+            # As on most machines: nothing is amiss.
+            yield Finding(status="ok", detail=f"{each.name}: not used, as {each.reason}")
         else:
-            yield Finding(status="warn", detail=f"{each.name}: {each.reason}", remedy=REMEDY)
+            remedy = REMEDIES.get(each.name, REMEDY)
+            yield Finding(status="warn", detail=f"{each.name}: {each.reason}", remedy=remedy)
+
+
+def _has_rdma_devices() -> bool:
+    folder = Path("/sys/class/infiniband")
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _create() -> Check:

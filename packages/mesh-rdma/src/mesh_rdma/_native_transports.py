@@ -12,6 +12,13 @@ REMEDY = (
     "mount /proc and allow process_vm_readv and process_vm_writev (in Docker: --cap-add=SYS_PTRACE or another seccomp "
     "profile), and the loopback interface"
 )
+REMEDIES = {
+    "ibverbs": (
+        "install the driver of the adapter (in Debian and Ubuntu the packages rdma-core, ibverbs-providers and libibverbs1), give its "
+        "port a cable and an address, and let this user, or container, use /dev/infiniband and lock memory (ulimit -l)"
+    )
+}
+"""Of those for which it is another one."""
 
 
 def _probe(name: str) -> ProbeResult[TransportCapabilities]:
@@ -20,7 +27,7 @@ def _probe(name: str) -> ProbeResult[TransportCapabilities]:
     (found,) = (each for each in transports() if each.name == name)
     if found.reason is None:
         return ProbeResult.yes(found.capabilities)
-    return ProbeResult.no(found.reason, remedy=REMEDY)
+    return ProbeResult.no(found.reason, remedy=REMEDIES.get(name, REMEDY))
 
 
 def _plugin(name: str, summary: str) -> TransportPlugin:
@@ -30,10 +37,12 @@ def _plugin(name: str, summary: str) -> TransportPlugin:
 
 SHM = _plugin("shm", "memory of processes of one host, by the kernel's calls or mapped")
 TCP = _plugin("tcp", "a native thread of the owner; encrypted between hosts")
+IBVERBS = _plugin("ibverbs", "RDMA devices of both ends, over InfiniBand or RoCE")
 
 
 @hookimpl
 def mesh_register_transports() -> Iterable[TransportPlugin]:
-    """Both."""
+    """All of them."""
     yield SHM
     yield TCP
+    yield IBVERBS

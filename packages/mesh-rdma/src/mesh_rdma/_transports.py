@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from mesh_rdma._contract import TransportCapabilities
 from mesh_rdma._here import joined
 
+_ONE_PIECE = frozenset({"ibverbs"})
+"""Native ones that offer memory in one piece only."""
+
 
 @dataclass(frozen=True)
 class TransportStatus:
@@ -31,6 +34,33 @@ def transports() -> list[TransportStatus]:
     ['shm', 'tcp']
     """
     return [
-        TransportStatus(name, TransportCapabilities(*capabilities), reason)
-        for name, *capabilities, reason in joined().transports()
+        TransportStatus(
+            name, TransportCapabilities(copies, atomics, remote, one_sided, name not in _ONE_PIECE), reason
+        )
+        for name, copies, atomics, remote, one_sided, reason in joined().transports()
     ]
+
+
+def is_ibverbs_available() -> bool:
+    """Return whether this process can transfer by RDMA devices, over InfiniBand or RoCE. :func:`transports` says why not.
+
+    >>> from mesh_rdma import is_ibverbs_available
+    >>> is_ibverbs_available() in {True, False}
+    True
+    """
+    return any(each.name == "ibverbs" and each.available for each in transports())
+
+
+def get_rdma_backend() -> str:
+    """Return the best transport between hosts that this process has: ``"ibverbs"``, else another one, else ``"none"``.
+
+    What a buffer takes depends on both ends: :attr:`RDMABuffer.backend` says it.
+
+    >>> from mesh_rdma import get_rdma_backend, transports
+    >>> get_rdma_backend() in {"none", *(each.name for each in transports())}
+    True
+    """
+    reach = [each for each in transports() if each.available and each.capabilities.remote]
+    # Those that leave the owner's processor alone first, as in the choice of an owner.
+    reach.sort(key=lambda each: not each.capabilities.one_sided)
+    return reach[0].name if reach else "none"

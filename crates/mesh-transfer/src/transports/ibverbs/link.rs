@@ -1,0 +1,376 @@
+//! A queue pair of this process, with the connection to the owner that made it: this is also how the owner's end is learnt of.
+//!
+//! OPR-1: where requests are left when it is given up, the queue pair is stopped and ended first, so that the device touches
+//! the caller's memory no more.
+
+use super::device::{Queue, Rail, Region, There};
+use super::sys::{Completion, SendRequest, access, status};
+use super::wire::{
+    self, ANSWER, Connect, End, Fate, MAGIC, READY, Side, Talk, WELCOME, decode_answer, encode_question,
+};
+use crate::error::{ErrorKind, TransferError};
+use crate::handle::{RealmId, Token};
+use crate::realm::random;
+use crate::watch::Watch;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long to wait for a connection, and for each answer of the owner.
+const CONNECTING: Duration = Duration::from_secs(5);
+/// How long completions are looked for before a thread sleeps until there is one.
+const LOOK: Duration = Duration::from_micros(20);
+/// How long to wait for a queue pair that was stopped.
+const STOPPING: Duration = Duration::from_secs(1);
+/// Memory of its own, for what is too short to have memory registered for it.
+pub(super) const STAGE: usize = 64 * 1024;
+/// Questions that are asked ahead of their answers.
+const AHEAD: usize = 64;
+
+/// The owner's door.
+#[derive(Clone, Debug)]
+pub(super) struct Door {
+    pub(super) addr: SocketAddr,
+    pub(super) key: Token,
+    pub(super) realm: RealmId,
+    /// The owner, for people.
+    pub(super) owner: String,
+}
+
+/// Why there is no link.
+#[derive(Debug)]
+pub(super) enum Shut {
+    /// Nobody listens where the owner did.
+    Nobody,
+    /// Somebody listens, who is not the owner: that has ended.
+    Another,
+    /// It broke off in the middle, as it does where the owner is about to end.
+    BrokeOff(io::Error),
+    Failed(TransferError),
+}
+
+/// What a request has come to.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The owner's device has refused it.
+    Refused(usize),
+    /// The queue pair, the device or the owner no longer works.
+    Lost(String),
+    /// The transfer is over: given up, or late.
+    Over(TransferError),
+}
+
+impl From<TransferError> for Failure {
+    fn from(error: TransferError) -> Self {
+        match error.kind {
+            ErrorKind::TimedOut | ErrorKind::Cancelled => Self::Over(error),
+            _ => Self::Lost(error.message),
+        }
+    }
+}
+
+/// In this order it ends.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) queue: Queue,
+    pub(super) stage: Stage,
+    pub(super) stream: Arc<TcpStream>,
+    /// Requests that were posted, and those that have completed.
+    posted: u64,
+    completed: u64,
+    pub(super) depth: u32,
+}
+
+/// Memory that the device always knows.
+#[derive(Debug)]
+pub(super) struct Stage {
+    region: Region,
+    memory: Box<[u64]>,
+}
+
+impl Stage {
+    fn new(rail: &Rail) -> Result<Self, TransferError> {
+        let memory = vec![0_u64; STAGE / 8].into_boxed_slice();
+        let region = rail.device.register(memory.as_ptr() as u64, STAGE as u64, access::LOCAL_WRITE)?;
+        Ok(Self { region, memory })
+    }
+
+    pub(super) fn key(&self) -> u32 {
+        self.region.lkey
+    }
+
+    /// Its first byte. The device writes there too, while requests are under way.
+    pub(super) fn at(&mut self, offset: usize) -> *mut u8 {
+        self.memory.as_mut_ptr().cast::<u8>().wrapping_add(offset)
+    }
+}
+
+impl Link {
+    /// Connects a queue pair of `rail` with one of the owner's, on its rail of that number.
+    pub(super) fn make(
+        door: &Door,
+        rail: &Rail,
+        (number, theirs): (u8, &wire::Rail),
+        watch: &Watch,
+    ) -> Result<Self, Shut> {
+        watch.check().map_err(Shut::Failed)?;
+        let limit = watch.left().unwrap_or(CONNECTING).clamp(Duration::from_millis(1), CONNECTING);
+        let stream = TcpStream::connect_timeout(&door.addr, limit).map_err(|error| match error.kind() {
+            io::ErrorKind::ConnectionRefused => Shut::Nobody,
+            _ => Shut::Failed(TransferError::transport(format!("cannot connect to {}: {error}", door.addr))),
+        })?;
+        set_up(&stream).map_err(Shut::BrokeOff)?;
+        let stream = Arc::new(stream);
+        let until = Instant::now() + limit;
+        let added = watch.add(&stream).map_err(Shut::Failed);
+        let made = added.and_then(|()| Self::greet(door, rail, (number, theirs), &stream, until));
+        watch.remove(&stream);
+        // What breaks a connection off is often that the transfer was given up.
+        made.map_err(|shut| match watch.check() {
+            Ok(()) => shut,
+            Err(error) => Shut::Failed(error),
+        })
+    }
+
+    fn greet(
+        door: &Door,
+        rail: &Rail,
+        (number, theirs): (u8, &wire::Rail),
+        stream: &Arc<TcpStream>,
+        until: Instant,
+    ) -> Result<Self, Shut> {
+        // VRB-1
+        let client = random().map_err(Shut::Failed)?;
+        say(stream, &[MAGIC.as_slice(), &client, &door.realm].concat())?;
+        let welcome: [u8; WELCOME] = hear(stream, until, door)?;
+        let server = std::array::from_fn(|at| welcome[at]);
+        let talk = Talk { door: door.key, realm: door.realm, client, server };
+        if !talk.proves(Side::Server, &std::array::from_fn(|at| welcome[16 + at])) {
+            return Err(Shut::Another);
+        }
+        let limits = rail.device.limits;
+        let queue = Queue::make(&rail.device, limits.depth).map_err(Shut::Failed)?;
+        let stage = Stage::new(rail).map_err(Shut::Failed)?;
+        queue.bind(rail, false).map_err(Shut::Failed)?;
+        let first = first_packet().map_err(Shut::Failed)?;
+        let end = End { number: queue.number(), first, mtu: rail.mtu, reads: limits.asks };
+        let connect = Connect { rail: number, gid: rail.port.gid, lid: rail.port.lid, end }.encode(&talk);
+        say(stream, &[talk.prove(Side::Client).as_slice(), &connect].concat())?;
+        let answer: [u8; ANSWER] = hear(stream, until, door)?;
+        let strange = || Shut::Failed(TransferError::transport("the owner answers in another protocol"));
+        let refused = || {
+            let owner = &door.owner;
+            Shut::Failed(TransferError::transport(format!("the owner, {owner}, cannot make another queue pair")))
+        };
+        let end = decode_answer(&talk, &answer).ok_or_else(strange)?.ok_or_else(refused)?;
+        let there = There { gid: theirs.gid, lid: theirs.lid, end: End { reads: 1, ..end } };
+        queue.receive(rail, &there).and_then(|()| queue.send(first, end.reads.max(1))).map_err(Shut::Failed)?;
+        say(stream, &[READY])?;
+        Ok(Self { queue, stage, stream: Arc::clone(stream), depth: limits.depth, posted: 0, completed: 0 })
+    }
+
+    /// Whether the owner has kept it, and has said nothing that it was not asked for.
+    pub(super) fn is_sound(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut [PollFd::new(&*self.stream, PollFlags::IN)], Some(&now)), Ok(0))
+    }
+
+    /// What the owner says of exports, in order.
+    pub(super) fn ask(&self, exports: &[(u32, u32, Token)], watch: &Watch) -> Result<Vec<Fate>, Failure> {
+        let limit = watch.left().unwrap_or(CONNECTING).min(CONNECTING);
+        let mut fates = Vec::with_capacity(exports.len());
+        for some in exports.chunks(AHEAD) {
+            let questions: Vec<u8> =
+                some.iter().flat_map(|(slot, generation, token)| encode_question(*slot, *generation, token)).collect();
+            let asked = (&*self.stream).write_all(&questions);
+            let mut said = vec![0; some.len()];
+            let heard = asked.and_then(|()| fill(&self.stream, &mut said, Instant::now() + limit));
+            if let Err(error) = heard {
+                watch.check().map_err(Failure::Over)?;
+                return Err(Failure::Lost(format!("the owner does not say what became of the buffer: {error}")));
+            }
+            for byte in said {
+                fates
+                    .push(Fate::of(byte).ok_or_else(|| Failure::Lost("the owner answers in another protocol".into()))?);
+            }
+        }
+        Ok(fates)
+    }
+
+    /// How many more requests it takes.
+    pub(super) fn room(&self) -> usize {
+        (u64::from(self.depth) - (self.posted - self.completed)) as usize
+    }
+
+    /// The number of the next request.
+    pub(super) fn next(&self) -> u64 {
+        self.posted
+    }
+
+    /// How many have completed: all before that number.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.posted == self.completed
+    }
+
+    /// Posts requests that are linked, numbered from [`Self::next`] on.
+    ///
+    /// # Safety
+    /// As for [`Queue::post`]; if this fails, [`Self::stop`] has to be called while the memory is still there.
+    pub(super) unsafe fn post(&mut self, first: *mut SendRequest, count: u64) -> Result<(), Failure> {
+        // Counted even where only some of them were taken.
+        self.posted += count;
+        // SAFETY: as the caller vouches.
+        unsafe { self.queue.post(first) }.map_err(Failure::from)
+    }
+
+    /// Waits for completions, and for whatever makes waiting useless; calls `failed` to learn which operation a request was of.
+    pub(super) fn wait(&mut self, watch: &Watch, operation: impl Fn(u64) -> usize) -> Result<(), Failure> {
+        let mut list = [Completion::default(); 16];
+        let mut until = Some(Instant::now() + LOOK);
+        loop {
+            let mut count = self.queue.poll(&mut list)?;
+            if count == 0 && until.is_some_and(|until| Instant::now() < until) {
+                std::hint::spin_loop();
+                continue;
+            }
+            if count == 0 {
+                until = None;
+                self.queue.arm()?;
+                // One that came before it was armed gives no notice.
+                count = self.queue.poll(&mut list)?;
+            }
+            if count > 0 {
+                return self.complete(&list[..count], operation);
+            }
+            if self.sleep(watch)? {
+                // What has completed counts all the same.
+                let count = self.queue.poll(&mut list)?;
+                if count == 0 {
+                    return Err(Failure::Lost("the owner has closed the connection of the queue pair".to_owned()));
+                }
+                return self.complete(&list[..count], operation);
+            }
+        }
+    }
+
+    fn complete(&mut self, list: &[Completion], operation: impl Fn(u64) -> usize) -> Result<(), Failure> {
+        for each in list {
+            match each.status {
+                status::SUCCESS => self.completed = each.id + 1,
+                status::REMOTE_ACCESS | status::REMOTE_INVALID | status::REMOTE_OPERATION => {
+                    return Err(Failure::Refused(operation(each.id)));
+                }
+                other => return Err(Failure::Lost(status::word(other))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until there is something to look at; whether the connection has ended.
+    fn sleep(&mut self, watch: &Watch) -> Result<bool, Failure> {
+        watch.check().map_err(Failure::Over)?;
+        let limit = watch.left().map(timespec);
+        let ready = {
+            let mut list = [PollFd::new(&self.queue, PollFlags::IN), PollFd::new(&*self.stream, PollFlags::IN)];
+            match poll(&mut list, limit.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(TransferError::os("wait for completions")(errno).into()),
+            }
+            [!list[0].revents().is_empty(), !list[1].revents().is_empty()]
+        };
+        watch.check().map_err(Failure::Over)?;
+        if ready[0] {
+            self.queue.hear();
+        }
+        Ok(ready[1])
+    }
+
+    /// OPR-1: has nothing more happen, and waits until nothing does. What follows is the end of the link.
+    pub(super) fn stop(&mut self) {
+        if self.is_idle() || self.queue.fail().is_err() {
+            return;
+        }
+        let until = Instant::now() + STOPPING;
+        let mut list = [Completion::default(); 16];
+        // Each request that was taken completes as failed. The last of those that were not is not waited for for ever:
+        // to destroy the queue pair, which comes next, is what the device must obey in any case.
+        let mut last = None;
+        while last != Some(self.posted - 1) && Instant::now() < until {
+            match self.queue.poll(&mut list) {
+                Ok(0) => {
+                    if self.queue.arm().is_err() {
+                        return;
+                    }
+                    let left = timespec(until.saturating_duration_since(Instant::now()).min(Duration::from_millis(10)));
+                    let _ = poll(&mut [PollFd::new(&self.queue, PollFlags::IN)], Some(&left));
+                    self.queue.hear();
+                }
+                Ok(count) => last = Some(list[count - 1].id),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
+}
+
+/// A number of 24 bits that nobody guesses.
+pub(super) fn first_packet() -> Result<u32, TransferError> {
+    let drawn = random()?;
+    Ok(u32::from_le_bytes([drawn[0], drawn[1], drawn[2], 0]))
+}
+
+/// The host at the other end may go without a word.
+pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(CONNECTING))?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
+    Ok(sockopt::set_tcp_keepcnt(stream, 3)?)
+}
+
+fn say(stream: &TcpStream, bytes: &[u8]) -> Result<(), Shut> {
+    let mut stream = stream;
+    stream.write_all(bytes).map_err(Shut::BrokeOff)
+}
+
+fn hear<const N: usize>(stream: &TcpStream, until: Instant, door: &Door) -> Result<[u8; N], Shut> {
+    let mut bytes = [0; N];
+    match fill(stream, &mut bytes, until) {
+        Ok(()) => Ok(bytes),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(Shut::Failed(TransferError::transport(format!(
+            "the owner, {}, does not answer: it may be stopped, or out of descriptors",
+            door.owner
+        )))),
+        Err(error) => Err(Shut::BrokeOff(error)),
+    }
+}
+
+/// Fills `into` in time, however the bytes dribble in.
+pub(super) fn fill(stream: &TcpStream, into: &mut [u8], until: Instant) -> io::Result<()> {
+    let (mut stream, mut filled) = (stream, 0);
+    while filled < into.len() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match stream.read(&mut into[filled..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => filled += count,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! Memory reached by the RDMA devices of both ends, over InfiniBand or RoCE: one-sided reads and writes, of which the owner's
+//! processor knows nothing.
+//!
+//! VRB-2: each export is known to the owner's devices by itself, with exactly its bytes, so that its keys open nothing else.
+//! ATM-1 holds: atomic operations go to the owner's processor by another transport, unless this one is asked for by name. Those that a device
+//! carries out are atomic towards each other, and not towards those of processors.
+
+mod client;
+mod device;
+mod link;
+mod offers;
+mod requests;
+mod scan;
+mod server;
+mod sys;
+mod wire;
+
+use super::{Capabilities, Peer, Transport};
+use crate::error::TransferError;
+use crate::exports::{Export, Exports};
+use crate::handle::Handle;
+use crate::realm::Realm;
+use crate::segments::Segment;
+use crate::watch::Watch;
+use device::{Rail, Region};
+use offers::Offers;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use wire::Section;
+
+pub(crate) const NAME: &str = "ibverbs";
+
+/// The transport, in this process.
+#[derive(Debug)]
+pub(crate) struct Ibverbs {
+    realm: Realm,
+    devices: PathBuf,
+    /// Opened when it is first needed, and only where the kernel has devices.
+    rails: OnceLock<Result<Arc<[Rail]>, TransferError>>,
+    server: Mutex<Option<server::Server>>,
+    offers: Arc<Offers>,
+}
+
+impl Ibverbs {
+    pub(crate) fn new(realm: &Realm) -> Self {
+        Self {
+            realm: realm.clone(),
+            devices: PathBuf::from(scan::DEVICES),
+            rails: OnceLock::new(),
+            server: Mutex::default(),
+            offers: Arc::default(),
+        }
+    }
+
+    fn rails(&self) -> Result<&Arc<[Rail]>, TransferError> {
+        self.rails.get_or_init(|| self.open()).as_ref().map_err(Clone::clone)
+    }
+
+    fn open(&self) -> Result<Arc<[Rail]>, TransferError> {
+        if !scan::has_devices(&self.devices) {
+            return Err(TransferError::transport(
+                "the kernel has no RDMA device: either there is no adapter, or its driver is not loaded",
+            ));
+        }
+        let (ports, passed) = scan::ports(&self.devices);
+        if ports.is_empty() {
+            return Err(TransferError::transport(format!(
+                "no port of an RDMA device can be used: {}",
+                passed.join("; ")
+            )));
+        }
+        let library = Arc::new(sys::Library::open()?);
+        Ok(Rail::open_all(&library, ports)?.into())
+    }
+
+    fn server(&self, exports: &Arc<Exports>) -> Result<MutexGuard<'_, Option<server::Server>>, TransferError> {
+        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        if server.is_none() {
+            let rails = self.rails()?;
+            // Where the devices are is where those are that may know of it.
+            let mut addresses: Vec<IpAddr> = rails.iter().filter_map(rail_address).collect();
+            addresses.extend(first_address());
+            *server = Some(server::Server::start(exports, Arc::clone(rails), &addresses)?);
+        }
+        Ok(server)
+    }
+}
+
+fn rail_address(rail: &Rail) -> Option<IpAddr> {
+    if rail.port.link == scan::Link::Ethernet { scan::address(&rail.port.gid) } else { None }
+}
+
+/// This host's first address that others may reach.
+fn first_address() -> Option<IpAddr> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: fills in a list, which is freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return None;
+    }
+    let mut found: Vec<IpAddr> = Vec::new();
+    let mut each = list;
+    while !each.is_null() {
+        // SAFETY: of the list; its addresses are null, or of the family that they say.
+        let (next, address) = unsafe {
+            let entry = &*each;
+            let address = match entry.ifa_addr.as_ref().map(|address| libc::c_int::from(address.sa_family)) {
+                Some(libc::AF_INET) => {
+                    let address = &*entry.ifa_addr.cast::<libc::sockaddr_in>();
+                    Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr))))
+                }
+                Some(libc::AF_INET6) => {
+                    let address = &*entry.ifa_addr.cast::<libc::sockaddr_in6>();
+                    Some(IpAddr::from(address.sin6_addr.s6_addr))
+                }
+                _ => None,
+            };
+            (entry.ifa_next, address)
+        };
+        let is_global = |address: &IpAddr| match address {
+            IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
+            IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
+        };
+        found.extend(address.filter(is_global));
+        each = next;
+    }
+    // SAFETY: given by `getifaddrs`, and freed once.
+    unsafe { libc::freeifaddrs(list) };
+    found.sort_by_key(IpAddr::is_ipv6);
+    found.first().copied()
+}
+
+impl Transport for Ibverbs {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { copies: true, atomics: false, remote: true, one_sided: true }
+    }
+
+    fn atomics_by_name(&self) -> bool {
+        self.rails().is_ok_and(|rails| rails.iter().all(|rail| rail.device.limits.atomics))
+    }
+
+    fn probe(&self) -> Result<(), TransferError> {
+        self.rails().map(|_| ())
+    }
+
+    fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
+        let rails = self.rails()?;
+        let (address, length) = match export.segments.list() {
+            [] => (0, 0),
+            [one] => (one.addr, one.len),
+            _ => return Err(TransferError::transport("only memory in one piece is offered")),
+        };
+        // VRB-2
+        let mut regions: Vec<Arc<Region>> = Vec::new();
+        let mut keys = Vec::new();
+        for rail in rails.iter() {
+            let known = regions.iter().find(|region| region.is_of(&rail.device)).cloned();
+            let region = match known {
+                _ if length == 0 => {
+                    keys.push(0);
+                    continue;
+                }
+                Some(region) => region,
+                None => Arc::new(rail.device.register(address, length, rail.device.rights(export.writable))?),
+            };
+            keys.push(region.rkey);
+            regions.push(region);
+        }
+        let (door, key) = match &*self.server(exports)? {
+            Some(server) => (server.addr, server.key),
+            None => return Err(TransferError::transport("nobody listens for queue pairs")),
+        };
+        let places: Vec<_> = rails.iter().map(|rail| (rail.port.rate, rail.port.node)).collect();
+        let section = Section {
+            writable: export.writable,
+            nearest: scan::nearest(&places, scan::node_of(address)),
+            door,
+            key,
+            address,
+            length,
+            slot: export.slot,
+            generation: export.generation,
+            rails: rails
+                .iter()
+                .zip(keys)
+                .map(|(rail, key)| wire::Rail {
+                    gid: rail.port.gid,
+                    lid: rail.port.lid,
+                    link: rail.port.link,
+                    mtu: rail.mtu,
+                    rate: rail.port.rate,
+                    key,
+                })
+                .collect(),
+        };
+        let memory = Segment { addr: address, len: length };
+        self.offers.insert((export.slot, export.generation), memory, export.writable, regions);
+        Ok(section.encode())
+    }
+
+    fn holds_memory(&self) -> bool {
+        !self.offers.is_empty()
+    }
+
+    fn withdraw(&self, export: &Export) {
+        self.offers.remove((export.slot, export.generation));
+    }
+
+    fn forked(&self) {
+        if let Ok(server) = self.server.try_lock()
+            && let Some(server) = &*server
+        {
+            server.forked();
+        }
+    }
+
+    fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
+        let section = Section::decode(section)?;
+        let rails = self.rails()?;
+        let is_here = handle.boot == self.realm.boot;
+        let peer = client::VerbsPeer::new(handle, section, (rails, &self.offers), is_here)?;
+        peer.greet(watch)?;
+        Ok(Arc::new(peer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::segments::Segments;
+
+    fn transport(devices: PathBuf) -> (Ibverbs, Realm) {
+        let realm = Realm::draw().unwrap();
+        (Ibverbs { devices, ..Ibverbs::new(&realm) }, realm)
+    }
+
+    #[test]
+    fn a_machine_without_devices_says_so_and_offers_nothing() {
+        let (transport, realm) = transport(PathBuf::from("/nonexistent"));
+        let why = transport.probe().unwrap_err();
+        assert_eq!(why.kind, ErrorKind::Transport);
+        assert!(why.message.contains("no RDMA device"), "{why}");
+        assert!(!transport.atomics_by_name());
+        let exports = Arc::new(Exports::new(&realm).unwrap());
+        let data = [0_u8; 8];
+        // SAFETY: `data` lives to the end of the test.
+        let export = unsafe { exports.open(Segments::one(data.as_ptr() as u64, 8), false, Box::new(())) }.unwrap();
+        assert_eq!(transport.offer(&exports, &export).unwrap_err(), why);
+        assert!(!transport.holds_memory());
+    }
+
+    #[test]
+    fn devices_without_a_port_to_use_are_named() {
+        let unique = u128::from_le_bytes(crate::realm::random().unwrap());
+        let folder = std::env::temp_dir().join(format!("mesh-verbs-{unique:x}"));
+        std::fs::create_dir_all(folder.join("odd0")).unwrap();
+        let why = transport(folder.clone()).0.probe().unwrap_err();
+        std::fs::remove_dir_all(folder).unwrap();
+        assert!(why.message.contains("odd0 is no adapter of InfiniBand or RoCE"), "{why}");
+    }
+}

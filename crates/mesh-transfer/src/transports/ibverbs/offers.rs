@@ -1,0 +1,156 @@
+//! What this process has offered by its devices, and may therefore keep known to them for its own transfers too.
+
+use super::device::{Local, Region};
+use crate::registry::{Hold, Registrar, Registry};
+use crate::segments::Segment;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Offers that begin before some place and are looked at whether they reach beyond it.
+const LOOK: usize = 8;
+
+/// The exports, by their place in the table of those and by their address.
+#[derive(Debug)]
+pub(super) struct Offers<L: Registrar = Local, T = Region>(Mutex<Table<L, T>>);
+
+#[derive(Debug)]
+struct Table<L: Registrar, T> {
+    by_place: HashMap<Place, Arc<Offer<L, T>>>,
+    by_address: BTreeMap<(u64, Place), Arc<Offer<L, T>>>,
+}
+
+/// Slot and generation.
+pub(super) type Place = (u32, u32);
+
+#[derive(Debug)]
+struct Offer<L: Registrar, T> {
+    memory: Segment,
+    writable: bool,
+    /// None once it is withdrawn.
+    known: Mutex<Option<Known<L, T>>>,
+}
+
+#[derive(Debug)]
+struct Known<L: Registrar, T> {
+    /// VRB-2: what others reach it by.
+    _regions: Vec<Arc<T>>,
+    /// What this process's own transfers reach it by, of each device that had any.
+    local: Vec<Held<L>>,
+}
+
+type Held<L> = (Arc<Registry<L>>, Hold<<L as Registrar>::Region>);
+
+impl<L: Registrar, T> Default for Offers<L, T> {
+    fn default() -> Self {
+        Self(Mutex::new(Table { by_place: HashMap::new(), by_address: BTreeMap::new() }))
+    }
+}
+
+impl<L: Registrar, T> Offers<L, T> {
+    fn lock(&self) -> MutexGuard<'_, Table<L, T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().by_place.is_empty()
+    }
+
+    pub(super) fn insert(&self, place: Place, memory: Segment, writable: bool, regions: Vec<Arc<T>>) {
+        let known = Known { _regions: regions, local: Vec::new() };
+        let offer = Arc::new(Offer { memory, writable, known: Mutex::new(Some(known)) });
+        let mut table = self.lock();
+        table.by_address.insert((memory.addr, place), Arc::clone(&offer));
+        table.by_place.insert(place, offer);
+    }
+
+    /// When this returns no device knows it any more, but for transfers of this process that are under way.
+    pub(super) fn remove(&self, place: Place) {
+        let offer = {
+            let mut table = self.lock();
+            let offer = table.by_place.remove(&place);
+            if let Some(offer) = &offer {
+                table.by_address.remove(&(offer.memory.addr, place));
+            }
+            offer
+        };
+        if let Some(offer) = offer {
+            // Who is about to add to it ends first, and who comes later finds that it is over.
+            let known = offer.known.lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop(known);
+        }
+    }
+
+    /// If these bytes are offered, has the device know all of what is offered there, as long as it is.
+    pub(super) fn keep(&self, memory: &Arc<Registry<L>>, span: Segment, writable: bool) {
+        let end = span.addr + span.len;
+        let reaches =
+            |offer: &&Arc<Offer<L, T>>| offer.memory.addr + offer.memory.len >= end && (offer.writable || !writable);
+        let found = {
+            let table = self.lock();
+            let before = table.by_address.range(..=(span.addr, (u32::MAX, u32::MAX))).rev().take(LOOK);
+            before.map(|(_, offer)| offer).find(reaches).cloned()
+        };
+        let Some(offer) = found else { return };
+        let mut known = offer.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &mut *known
+            && !known.local.iter().any(|(other, _)| Arc::ptr_eq(other, memory))
+            // If that is too much, the transfer has its own part known, or says why not.
+            && let Ok(hold) = memory.hold(offer.memory.addr, offer.memory.len, offer.writable)
+        {
+            known.local.push((Arc::clone(memory), hold));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::TransferError;
+
+    #[derive(Debug)]
+    struct Any;
+
+    impl Registrar for Any {
+        type Region = (u64, u64);
+
+        fn register(&self, start: u64, len: u64, _writable: bool) -> Result<(u64, u64), TransferError> {
+            Ok((start, len))
+        }
+    }
+
+    fn at(addr: u64, len: u64) -> Segment {
+        Segment { addr, len }
+    }
+
+    #[test]
+    fn what_is_offered_stays_known_until_it_is_withdrawn() {
+        let (offers, memory) = (Offers::<Any, ()>::default(), Arc::new(Registry::new(Any, 4096)));
+        offers.insert((1, 1), at(0x10000, 0x4000), true, Vec::new());
+        offers.keep(&memory, at(0x11000, 0x100), true);
+        offers.keep(&memory, at(0x12000, 0x100), false);
+        assert_eq!(memory.len(), 1);
+        let part = memory.hold(0x11000, 0x100, true).unwrap();
+        assert_eq!(*part.region(), (0x10000, 0x4000));
+        drop(part);
+        assert_eq!(memory.len(), 1);
+        offers.remove((1, 1));
+        assert!(offers.is_empty());
+        assert_eq!(memory.len(), 0);
+        offers.keep(&memory, at(0x11000, 0x100), true);
+        assert_eq!(memory.len(), 0);
+    }
+
+    #[test]
+    fn only_what_is_offered_as_a_whole_is_kept() {
+        let (offers, memory) = (Offers::<Any, ()>::default(), Arc::new(Registry::new(Any, 4096)));
+        offers.insert((1, 1), at(0x10000, 0x1000), false, Vec::new());
+        offers.insert((2, 1), at(0x10800, 0x100), true, Vec::new());
+        for (span, writable) in [(at(0xf000, 0x100), false), (at(0x10000, 0x1001), false), (at(0x10000, 8), true)] {
+            offers.keep(&memory, span, writable);
+            assert_eq!(memory.len(), 0, "{span:?}");
+        }
+        // Another one begins between its own beginning and there.
+        offers.keep(&memory, at(0x10c00, 8), false);
+        assert_eq!(memory.len(), 1);
+    }
+}
