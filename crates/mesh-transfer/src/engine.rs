@@ -171,6 +171,7 @@ impl Engine {
         for export in self.exports.live() {
             self.close(&export, true);
         }
+        self.transports.iter().for_each(|transport| transport.end());
     }
 
     /// What would be tried for a handle now, in which order, and why not the rest.

@@ -3,7 +3,7 @@
 use super::super::{Op, Peer, Work};
 use super::stream::{Incoming, bytes, iovec, send};
 use super::wire::{MAGIC, PIECE, REQUEST, RESPONSE, Request, Response, Side, Verb, WELCOME, prove, proves};
-use crate::error::{ErrorKind, TransferError};
+use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{RealmId, Token};
 use crate::realm::random;
 use crate::watch::Watch;
@@ -193,7 +193,10 @@ impl TcpPeer {
             {
                 self.ended()
             }
-            _ => TransferError::transport(format!("the connection to process {} failed: {error}", self.pid)),
+            _ => {
+                let advice = advice(error.raw_os_error());
+                TransferError::transport(format!("the connection to process {} failed: {error}{advice}", self.pid))
+            }
         }
     }
 
