@@ -80,6 +80,37 @@ print("ends now", flush=True)
 """
 
 
+VANISHES = """
+import json, logging
+from mesh_rdma import explain
+from mesh_rdma.testing._ends import Process, forged
+from mesh_rdma.testing._hostile import cut_out
+
+lines = []
+class Lines(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+logging.getLogger("mesh_rdma").addHandler(Lines())
+logging.getLogger("mesh_rdma").setLevel("INFO")
+
+owner = Process()
+try:
+    # As of an owner whose memory the kernel does not let others look into.
+    buffer = forged(owner.offer("a", b"here" * 5000), lambda handle: cut_out(handle, "shm"))
+    before = str(explain(buffer))
+    found = []
+    for _ in range(4):
+        copy = bytearray(20000)
+        buffer.read_into(copy, timeout=30).get(timeout=60)
+        found.append(copy == b"here" * 5000)
+    buffer.write_from(b"gone", timeout=30).get(timeout=60)
+    found.append(owner.look("a")[:8] == b"gonehere")
+    print(json.dumps([before, found, str(explain(buffer)), [line.replace(buffer.owner, "it") for line in lines]]))
+finally:
+    owner.end()
+"""
+
+
 class TestTransports(KindConformance):
     kind = TRANSPORTS
 
@@ -98,6 +129,7 @@ class TestTcp(TransportConformance):
 
 @pytest.mark.slow
 @pytest.mark.once
+@pytest.mark.timeout(180)  # a GiB, on a machine that has other work
 class TestShmStress(TransportStress):
     plugin = SHM
     distribution = "mesh-rdma"
@@ -105,6 +137,7 @@ class TestShmStress(TransportStress):
 
 @pytest.mark.slow
 @pytest.mark.once
+@pytest.mark.timeout(180)  # a GiB, on a machine that has other work
 class TestTcpStress(TransportStress):
     plugin = TCP
     distribution = "mesh-rdma"
@@ -221,3 +254,15 @@ def test_the_interpreter_may_end_under_a_transfer(site):
     """What is under way in Python is given up, and has ended before the interpreter does."""
     done = run(site, "good", "-c", ENDS_UNDER_A_TRANSFER)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends now\n", "")
+
+
+@pytest.mark.slow
+def test_another_takes_over_in_the_middle_of_a_transfer_when_a_device_goes_away(site):
+    """The user notices nothing but the delay, and the log has a line for each choice."""
+    done = run(site, "vanishing", "-c", VANISHES)
+    assert done.returncode == 0, done.stderr
+    before, found, after, lines = json.loads(done.stdout)
+    shm = "not shm: the owner does not offer it"
+    gone = "not unix: OSError: [Errno 19] the device is gone"
+    assert (before, found, after) == (f"unix, then tcp; {shm}", [True] * 5, f"tcp; {shm}; {gone}")
+    assert lines == [f"memory of it is reached by {said}" for said in (before, after)]

@@ -1,5 +1,6 @@
 """A transport as another package would have it: a thread of the owner answers over a Unix socket. Installed by the tests."""
 
+import errno
 import os
 import secrets
 import select
@@ -188,8 +189,34 @@ class HoardingTransport(UnixTransport):
         return HoardingPeer(section[24:])
 
 
+class VanishingPeer(Connected):
+    """Its device goes away: in the middle of the second transfer."""
+
+    transfers = 0
+
+    def run(self, copies, watch):
+        VanishingPeer.transfers += 1
+        if VanishingPeer.transfers == 1:
+            return super().run(copies, watch)
+        for piece in copies[0].memory:
+            if not copies[0].write:
+                piece[: piece.nbytes // 2] = b"?" * (piece.nbytes // 2)
+        raise OSError(errno.ENODEV, "the device is gone")
+
+
+class VanishingTransport(UnixTransport):
+    def reach(self, section, owner, watch):
+        if VanishingPeer.transfers > 1:
+            raise OSError(errno.ENODEV, "the device is gone")
+        return VanishingPeer(section[24:])
+
+
 def probe():
-    return ProbeResult.yes(TransportCapabilities(copies=True, atomics=False, remote=False, one_sided=False))
+    # What vanishes is to be better than tcp.
+    one_sided = KIND == "vanishing"
+    return ProbeResult.yes(
+        TransportCapabilities(copies=True, atomics=False, remote=False, one_sided=one_sided)
+    )
 
 
 def probe_without():
@@ -203,6 +230,7 @@ def create_wrong():
 KINDS = {
     "good": UnixTransport,
     "hoarding": HoardingTransport,
+    "vanishing": VanishingTransport,
     "wrong": create_wrong,
 }
 KIND = os.environ.get("MESH_TEST_UNIX", "good")

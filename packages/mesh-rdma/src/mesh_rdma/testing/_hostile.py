@@ -27,6 +27,13 @@ def _section(data: bytes, name: str) -> tuple[int, int]:
     raise AssertionError(f"the handle does not name the transport {name}")
 
 
+def cut_out(handle: bytearray, name: str) -> None:
+    """Have a handle no longer name that transport."""
+    start, end = _section(bytes(handle), name)
+    handle[_HOST + 1 + handle[_HOST]] -= 1
+    del handle[start - 3 - len(name) : end]
+
+
 class Hostile(Ends):
     """Part of the suite: the owner, or the device, believes no handle."""
 
