@@ -156,6 +156,8 @@ def integration(session: nox.Session) -> None:
 def plugins(session: nox.Session, plugin: Package) -> None:
     """A complete outside plugin, installed as its users would, with its own tests."""
     install(session, plugin, groups=["test"], requirements=plugin.test_requirements)
+    if plugin.optional_requirements:
+        session.install("--no-deps", *plugin.optional_requirements)
     pytest(session, str(plugin.tests))
     run_pages(session, str(plugin.path / "README.md"))
 

@@ -75,6 +75,14 @@ class Package:
         return [*group, *extra]
 
     @property
+    def optional_requirements(self) -> list[str]:
+        """What the tests use where it is there, installed by itself: the group `without-dependencies`.
+
+        For what asks for more than it needs.
+        """
+        return list(self.metadata.get("dependency-groups", {}).get("without-dependencies", ()))
+
+    @property
     def pythons(self) -> list[str]:
         """The minor versions of Python named by the classifiers, oldest first."""
         classifiers: list[str] = self.metadata["project"].get("classifiers", [])

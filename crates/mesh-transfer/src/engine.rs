@@ -15,7 +15,7 @@ use crate::transports::{Capabilities, Op, Ops, Peer, Transport};
 use crate::watch::Watch;
 use crate::workers::Workers;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What is shorter is done by the thread that asks, where the transport does not wait for anybody.
@@ -50,6 +50,23 @@ pub struct Engine {
     standing: Vec<Standing>,
     routes: Mutex<HashMap<RealmId, HashMap<String, Route>>>,
     workers: Workers,
+    told: Told,
+}
+
+/// Called with what was chosen for an owner's memory.
+type Listener = Box<dyn Fn(&Handle, &Choice) + Send + Sync>;
+
+/// Who is told what is chosen: the first for each owner, and each other one from then on.
+#[derive(Default)]
+struct Told {
+    listener: OnceLock<Listener>,
+    last: Mutex<HashMap<RealmId, String>>,
+}
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Told")
+    }
 }
 
 /// What is known of one owner by one transport.
@@ -79,8 +96,29 @@ impl Engine {
             })
             .collect();
         let exports = Arc::new(Exports::new(&realm)?);
-        let (routes, workers) = (Mutex::default(), Workers::default());
-        Ok(Arc::new(Self { realm, exports, transports, standing, routes, workers }))
+        let (routes, workers, told) = (Mutex::default(), Workers::default(), Told::default());
+        Ok(Arc::new(Self { realm, exports, transports, standing, routes, workers, told }))
+    }
+
+    /// Calls `listener` with the transports for an owner's reads and writes, once the first was used, and whenever another one is;
+    /// on the thread that transfers. Only the first listener is called.
+    pub fn on_choice(&self, listener: impl Fn(&Handle, &Choice) + Send + Sync + 'static) {
+        let _ = self.told.listener.set(Box::new(listener));
+    }
+
+    fn tell(&self, handle: &Handle, name: &str, need: Need, forced: Option<&str>) {
+        let Some(listener) = self.told.listener.get().filter(|_| forced.is_none() && need.copies) else { return };
+        {
+            let mut last = self.told.last.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.get(&handle.realm).is_some_and(|last| last == name) {
+                return;
+            }
+            if last.len() >= OWNERS {
+                last.clear();
+            }
+            last.insert(handle.realm, name.to_owned());
+        }
+        listener(handle, &self.explain(handle, need, None));
     }
 
     /// This process.
@@ -186,6 +224,7 @@ impl Engine {
         for export in self.exports.live() {
             self.close(&export, true);
         }
+        self.transports.iter().for_each(|transport| transport.end());
     }
 
     /// What would be tried for a handle now, in which order, and why not the rest.
@@ -321,6 +360,7 @@ impl Engine {
         let Some(first) = ops.first() else { return Ok(()) };
         let handle = Arc::clone(&first.handle);
         let atomics = first.work.is_atomic();
+        let need = Need { copies: !atomics, atomics };
         let quick = if atomics { None } else { self.open_quick(&handle, forced) };
         let mut has_failed = false;
         if let Some((name, peer)) = quick {
@@ -330,10 +370,14 @@ impl Engine {
                     self.distrust(&handle, &name, &error);
                     has_failed = true;
                 }
-                done => return self.note_end(&handle, peer.as_ref(), done),
+                done => {
+                    if done.is_ok() {
+                        self.tell(&handle, &name, need, forced);
+                    }
+                    return self.note_end(&handle, peer.as_ref(), done);
+                }
             }
         }
-        let need = Need { copies: !atomics, atomics };
         // Asked again after each failure, which may have shown that more than one does not work.
         loop {
             let mut choice = self.explain(&handle, need, forced);
@@ -359,7 +403,12 @@ impl Engine {
                     self.distrust(&handle, name, &error);
                     has_failed = true;
                 }
-                (done, Ok(peer)) => return self.note_end(&handle, peer.as_ref(), done),
+                (done, Ok(peer)) => {
+                    if done.is_ok() {
+                        self.tell(&handle, name, need, forced);
+                    }
+                    return self.note_end(&handle, peer.as_ref(), done);
+                }
                 (done, Err(_)) => return done,
             }
         }

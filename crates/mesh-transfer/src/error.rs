@@ -85,7 +85,17 @@ impl TransferError {
 
     /// A system call that failed, as a failure of the transport.
     pub(crate) fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
-        move |errno| Self::transport(format!("cannot {what}: {errno}"))
+        move |errno| Self::transport(format!("cannot {what}: {errno}{}", advice(Some(errno.raw_os_error()))))
+    }
+}
+
+/// What to do where the system has no more of something to give; nothing for other errors.
+pub(crate) fn advice(code: Option<i32>) -> &'static str {
+    match code {
+        Some(libc::EMFILE) => ". Raise the limit of open files of this process (ulimit -n), or close some.",
+        Some(libc::ENFILE) => ". Raise the limit of open files of this machine (sysctl fs.file-max).",
+        Some(libc::ENOMEM) => ". Free memory, or raise what this process may have (ulimit -v, ulimit -l, its cgroup).",
+        _ => "",
     }
 }
 

@@ -13,7 +13,7 @@ import pytest
 from mesh_core.testing import KindConformance
 from mesh_rdma import TRANSPORTS
 from mesh_rdma._native_transports import SHM, TCP
-from mesh_rdma.testing import TransportConformance
+from mesh_rdma.testing import TransportConformance, TransportStress
 
 SUITE = """
 from mesh_rdma.testing import TransportConformance
@@ -24,6 +24,32 @@ class TestUnix(TransportConformance):
     plugin = UNIX
     distribution = "mesh-unix"
 """
+
+CARELESS_SUITE = """
+from careless_transports import SUITES
+
+globals().update(SUITES)
+"""
+
+FOUND = {
+    "believing": ["nothing_outside_of_the_memory_is_reached"],
+    "forgetting": ["dropped_memory_is_gone", "a_reader_that_is_killed_under_transfers"],
+    "clinging": ["a_reader_that_is_killed_under_transfers"],
+    "guessable": ["the_transports_own_part_of_a_handle"],
+    "lingering": ["memory_of_a_transfer_that_is_late"],
+    "patient": ["memory_of_a_transfer_that_was_cancelled"],
+    "deaf": ["an_owner_that_is_killed_under_transfers"],
+    "hasty": ["what_is_done_comes_before_what_is_asked_for_then"],
+    "mixing": ["many_threads"],
+    "rounding": ["random_sizes_offsets_and_alignments"],
+    "spilling": ["random_sizes_offsets_and_alignments"],
+    "named": ["another_program_of_the_same_number"],
+    "brittle": ["an_owner_without_descriptors"],
+    "leaking": ["descriptors_do_not_pile_up", "a_reader_without_descriptors"],
+}
+"""The transports of careless_transports.py, each with the tests of the suite that find it out."""
+
+CARELESS = sorted(FOUND)
 
 READS_HERE = """
 import json
@@ -38,6 +64,51 @@ except RDMAError as error:
 (found,) = (each for each in transports() if each.name == "unix")
 chosen = explain(buffer)
 print(json.dumps([said, copy.decode(), found.reason, chosen.candidates, chosen.passed.get("unix")]))
+"""
+
+
+ENDS_UNDER_A_TRANSFER = """
+import atexit, signal
+from mesh_rdma.testing._ends import Process
+owner = Process()
+atexit.register(owner.end)  # called after what mesh_rdma does at the end
+buffer = owner.offer("a", b"x")
+copy = bytearray(1)
+buffer.read_into(copy, transport="unix", timeout=20).get(timeout=30)
+owner.process.send_signal(signal.SIGSTOP)
+read = buffer.read_into(copy, transport="unix", timeout=None)
+print("ends now", flush=True)
+"""
+
+
+VANISHES = """
+import json, logging
+from mesh_rdma import explain
+from mesh_rdma.testing._ends import Process, forged
+from mesh_rdma.testing._hostile import cut_out
+
+lines = []
+class Lines(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+logging.getLogger("mesh_rdma").addHandler(Lines())
+logging.getLogger("mesh_rdma").setLevel("INFO")
+
+owner = Process()
+try:
+    # As of an owner whose memory the kernel does not let others look into.
+    buffer = forged(owner.offer("a", b"here" * 5000), lambda handle: cut_out(handle, "shm"))
+    before = str(explain(buffer))
+    found = []
+    for _ in range(4):
+        copy = bytearray(20000)
+        buffer.read_into(copy, timeout=30).get(timeout=60)
+        found.append(copy == b"here" * 5000)
+    buffer.write_from(b"gone", timeout=30).get(timeout=60)
+    found.append(owner.look("a")[:8] == b"gonehere")
+    print(json.dumps([before, found, str(explain(buffer)), [line.replace(buffer.owner, "it") for line in lines]]))
+finally:
+    owner.end()
 """
 
 
@@ -57,27 +128,49 @@ class TestTcp(TransportConformance):
     distribution = "mesh-rdma"
 
 
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.timeout(180)  # a GiB, on a machine that has other work
+class TestShmStress(TransportStress):
+    plugin = SHM
+    distribution = "mesh-rdma"
+
+
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.timeout(180)  # a GiB, on a machine that has other work
+class TestTcpStress(TransportStress):
+    plugin = TCP
+    distribution = "mesh-rdma"
+
+
 @pytest.fixture
 def site(tmp_path):
     """A folder in which the package mesh-unix is installed."""
-    shutil.copy(Path(__file__).with_name("unix_transport.py"), tmp_path)
-    info = tmp_path / "mesh_unix-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mesh-unix\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[mesh.transports]\nunix = unix_transport\n")
+    install(tmp_path, "unix = unix_transport")
     (tmp_path / "test_unix.py").write_text(SUITE)
     return tmp_path
 
 
-def run(site, kind, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(site), "MESH_TEST_UNIX": kind}
+def install(folder, *entries):
+    for module in ("unix_transport.py", "careless_transports.py"):
+        shutil.copy(Path(__file__).with_name(module), folder)
+    info = folder / "mesh_unix-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mesh-unix\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join(["[mesh.transports]", *entries, ""]))
+
+
+def run(site, kind, *arguments, careless=""):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(site),
+        "MESH_TEST_UNIX": kind,
+        "MESH_TEST_CARELESS": careless,
+    }
     return subprocess.run(
         [sys.executable, *arguments], cwd=site, env=environment, capture_output=True, text=True, timeout=100
     )
-
-
-def failed(output):
-    return set(re.findall(r"^FAILED \S+::(\w+)", output, re.MULTILINE))
 
 
 @pytest.mark.slow
@@ -87,13 +180,23 @@ def test_a_transport_of_another_package_passes(site):
 
 
 @pytest.mark.slow
-def test_a_careless_one_fails(site):
-    done = run(site, "careless", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_unix.py")
-    # What is read-only is in the end kept so by its memory.
-    assert failed(done.stdout) == {
-        "test_dropped_memory_is_gone",
-        "test_nothing_outside_of_the_memory_is_reached",
-    }, done.stdout
+@pytest.mark.parametrize("names", [CARELESS[::2], CARELESS[1::2]], ids=["even", "odd"])
+def test_each_careless_one_is_found_out(tmp_path, names):
+    install(tmp_path, *(f"{name} = careless_transports" for name in names))
+    (tmp_path / "test_careless.py").write_text(CARELESS_SUITE)
+    wanted = {f"test_careless.py::Test{name.title()}::test_{test}" for name in names for test in FOUND[name]}
+    done = run(
+        tmp_path,
+        "good",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *sorted(wanted),
+        careless=",".join(names),
+    )
+    assert set(re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)) == wanted, done.stdout
 
 
 @pytest.mark.slow
@@ -147,3 +250,23 @@ def test_what_is_installed_is_listed_with_what_it_can_do(site):
     assert done.returncode == 0, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)["plugins"] if each["kind"] == "transport"}
     assert set(found) == {"shm", "tcp", "ibverbs", "unix"}
+
+
+@pytest.mark.python
+@pytest.mark.slow
+def test_the_interpreter_may_end_under_a_transfer(site):
+    """What is under way in Python is given up, and has ended before the interpreter does."""
+    done = run(site, "good", "-c", ENDS_UNDER_A_TRANSFER)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends now\n", "")
+
+
+@pytest.mark.slow
+def test_another_takes_over_in_the_middle_of_a_transfer_when_a_device_goes_away(site):
+    """The user notices nothing but the delay, and the log has a line for each choice."""
+    done = run(site, "vanishing", "-c", VANISHES)
+    assert done.returncode == 0, done.stderr
+    before, found, after, lines = json.loads(done.stdout)
+    shm = "not shm: the owner does not offer it"
+    gone = "not unix: OSError: [Errno 19] the device is gone"
+    assert (before, found, after) == (f"unix, then tcp; {shm}", [True] * 5, f"tcp; {shm}; {gone}")
+    assert lines == [f"memory of it is reached by {said}" for said in (before, after)]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,11 @@ def test_brings_in_neither_numpy_nor_torch():
     done = subprocess.run(
         [sys.executable, "-c", LIST_FOREIGN_MODULES], capture_output=True, text=True, check=True, timeout=30
     )
-    assert done.stdout.split() == ["mesh_core", "mesh_rdma"]
+    found = set(done.stdout.split())
+    assert {"numpy", "torch"}.isdisjoint(found)
+    # Transports of other packages are loaded with the first buffer, by what finds plugins.
+    if all(each.dist.name == "mesh-rdma" for each in entry_points(group="mesh.transports")):
+        assert found == {"mesh_core", "mesh_rdma"}
 
 
 def test_every_name_is_there_and_documented():

@@ -1,7 +1,9 @@
 """A transport as another package would have it: a thread of the owner answers over a Unix socket. Installed by the tests."""
 
+import errno
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -12,7 +14,6 @@ from mesh_rdma import (
     BufferGone,
     HandleRefused,
     Peer,
-    RDMATimeout,
     Transport,
     TransportCapabilities,
     TransportPlugin,
@@ -22,18 +23,33 @@ ASK = struct.Struct("<?16sQQQ")  # write, secret, key, offset, length
 OK, GONE, REFUSED = b"\0", b"\1", b"\2"
 
 
-def take(stream, length):
+def take(stream, length, watch=None):
     data = bytearray(length)
-    fill(stream, memoryview(data))
+    fill(stream, memoryview(data), watch)
     return bytes(data)
 
 
-def fill(stream, view):
+def fill(stream, view, watch=None):
     while view.nbytes:
-        count = stream.recv_into(view)
+        count = until(watch, stream.recv_into, view)
         if count == 0:
             raise ConnectionResetError("the other end has closed the connection")
         view = view[count:]
+
+
+def push(stream, view, watch):
+    view = memoryview(view)
+    while view.nbytes:
+        view = view[until(watch, stream.send, view) :]
+
+
+def until(watch, work, view):
+    """Do it as soon as that can be done; several times a second look whether anybody still wants it."""
+    while True:
+        try:
+            return work(view)
+        except TimeoutError:
+            watch.check()
 
 
 class Server:
@@ -42,8 +58,7 @@ class Server:
     checks_bounds = True
 
     def __init__(self):
-        self.secret = secrets.token_bytes(16)
-        self.exports = {}
+        self.exports = {}  # by key, each with a secret of its own
         self.lock = threading.Lock()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.name = b"\0mesh-unix-" + secrets.token_hex(8).encode()
@@ -53,7 +68,11 @@ class Server:
 
     def listen(self):
         while True:
-            stream, _ = self.socket.accept()
+            try:
+                stream, _ = self.socket.accept()
+            except OSError:  # no descriptor left: who connects waits
+                select.select([], [], [], 0.05)
+                continue
             threading.Thread(target=self.serve, args=(stream,), daemon=True).start()
 
     def serve(self, stream):
@@ -63,27 +82,32 @@ class Server:
                 data = take(stream, length) if write and length <= 1 << 30 else b""
                 # One at a time: what is withdrawn is not in use.
                 with self.lock:
-                    answer, payload = self.work(write, secret, self.exports.get(key), (offset, length), data)
+                    answer, payload = self.work(write, secret, key, (offset, length), data)
                 stream.sendall(answer + payload)
 
-    def work(self, write, secret, export, window, data):
+    def work(self, write, secret, key, window, data):
         offset, length = window
-        if not secrets.compare_digest(secret, self.secret):
-            return REFUSED, b""
+        export, expected = self.exports.get(key, (None, b""))
         if export is None:
             return GONE, b""
+        if not secrets.compare_digest(secret, expected):
+            return REFUSED, b""
         if self.checks_bounds and (offset + length > export.nbytes or (write and not export.writable)):
             return REFUSED, b""
-        # Slow, and short: through a copy of all of it.
+        parts = window_of(export.memory, offset, length)
         if write:
-            at = 0
-            for piece in export.memory:
-                for here in range(piece.nbytes):
-                    if offset <= at < offset + length:
-                        piece[here] = data[at - offset]
-                    at += 1
+            for part in parts:
+                part[:], data = data[: part.nbytes], data[part.nbytes :]
             return OK, b""
-        return OK, b"".join(export.memory)[offset : offset + length].ljust(length, b"?")
+        return OK, b"".join(parts).ljust(length, b"?")
+
+
+def window_of(memory, start, length):
+    """The pieces of memory that have these bytes."""
+    for piece in memory:
+        part = piece[start : start + length]
+        yield part
+        start, length = max(start - piece.nbytes, 0), length - part.nbytes
 
 
 class Connected(Peer):
@@ -92,32 +116,32 @@ class Connected(Peer):
     def __init__(self, name):
         self.name = name
 
+    def connected(self):
+        return closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+
     def run(self, copies, watch):
-        with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as stream:
-            stream.settimeout(watch.left)
+        with self.connected() as stream:
+            stream.settimeout(0.1)
             try:
                 stream.connect(self.name)
                 for copy in copies:
                     watch.check()
-                    self.one(stream, copy)
-            except TimeoutError:
-                raise RDMATimeout("the owner did not answer in time") from None
+                    self.one(stream, copy, watch)
             except ConnectionError as error:
                 raise BufferGone(f"the owner has ended ({error})") from None
 
-    def one(self, stream, copy):
+    def one(self, stream, copy, watch):
         secret, key = copy.section[:16], int.from_bytes(copy.section[16:24], "little")
-        stream.sendall(ASK.pack(copy.write, secret, key, copy.offset, copy.nbytes))
-        if copy.write:
-            stream.sendall(b"".join(copy.memory))
-        answer = take(stream, 1)
+        push(stream, ASK.pack(copy.write, secret, key, copy.offset, copy.nbytes), watch)
+        for piece in copy.memory if copy.write else ():
+            push(stream, piece, watch)
+        answer = take(stream, 1, watch)
         if answer == GONE:
             raise BufferGone("the buffer was dropped by its owner")
         if answer != OK:
             raise HandleRefused("the owner refuses")
-        if not copy.write:
-            for piece in copy.memory:
-                fill(stream, piece)
+        for piece in () if copy.write else copy.memory:
+            fill(stream, piece, watch)
 
 
 class UnixTransport(Transport):
@@ -130,8 +154,12 @@ class UnixTransport(Transport):
     def offer(self, export):
         with self.lock:
             self.server = self.server or self.make_server()
-        self.server.exports[export.key] = export
-        return self.server.secret + export.key.to_bytes(8, "little") + self.server.name
+        secret = self.secret()
+        self.server.exports[export.key] = export, secret
+        return secret + export.key.to_bytes(8, "little") + self.server.name
+
+    def secret(self):
+        return secrets.token_bytes(16)
 
     def make_server(self):
         return Server()
@@ -142,22 +170,6 @@ class UnixTransport(Transport):
 
     def reach(self, section, owner, watch):
         return Connected(section[24:])
-
-
-class CarelessServer(Server):
-    """Believes what handles say."""
-
-    checks_bounds = False
-
-
-class CarelessTransport(UnixTransport):
-    """Reads what was dropped, and more than is offered."""
-
-    def make_server(self):
-        return CarelessServer()
-
-    def withdraw(self, export):
-        pass
 
 
 class HoardingPeer(Connected):
@@ -177,8 +189,34 @@ class HoardingTransport(UnixTransport):
         return HoardingPeer(section[24:])
 
 
+class VanishingPeer(Connected):
+    """Its device goes away: in the middle of the second transfer."""
+
+    transfers = 0
+
+    def run(self, copies, watch):
+        VanishingPeer.transfers += 1
+        if VanishingPeer.transfers == 1:
+            return super().run(copies, watch)
+        for piece in copies[0].memory:
+            if not copies[0].write:
+                piece[: piece.nbytes // 2] = b"?" * (piece.nbytes // 2)
+        raise OSError(errno.ENODEV, "the device is gone")
+
+
+class VanishingTransport(UnixTransport):
+    def reach(self, section, owner, watch):
+        if VanishingPeer.transfers > 1:
+            raise OSError(errno.ENODEV, "the device is gone")
+        return VanishingPeer(section[24:])
+
+
 def probe():
-    return ProbeResult.yes(TransportCapabilities(copies=True, atomics=False, remote=False, one_sided=False))
+    # What vanishes is to be better than tcp.
+    one_sided = KIND == "vanishing"
+    return ProbeResult.yes(
+        TransportCapabilities(copies=True, atomics=False, remote=False, one_sided=one_sided)
+    )
 
 
 def probe_without():
@@ -191,8 +229,8 @@ def create_wrong():
 
 KINDS = {
     "good": UnixTransport,
-    "careless": CarelessTransport,
     "hoarding": HoardingTransport,
+    "vanishing": VanishingTransport,
     "wrong": create_wrong,
 }
 KIND = os.environ.get("MESH_TEST_UNIX", "good")

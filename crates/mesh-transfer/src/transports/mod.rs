@@ -166,6 +166,9 @@ pub trait Transport: Send + Sync + Debug {
     /// The export was closed: when this returns nobody reaches its memory by this transport. Blocks.
     fn withdraw(&self, _export: &Export) {}
 
+    /// The process ends: gives up what is under way, if that must not outlive the program, and waits for it.
+    fn end(&self) {}
+
     /// Reaches the owner of a handle. Blocks; an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport) has others tried.
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError>;
 }

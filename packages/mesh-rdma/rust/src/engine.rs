@@ -42,11 +42,22 @@ type Candidates = (Vec<String>, Vec<(String, String)>);
 
 #[pymethods]
 impl PyEngine {
-    /// With these transports besides the native ones.
+    /// With these transports besides the native ones. `told` is called with an owner, the transports for its memory, and those
+    /// that were passed over, with the reason.
     #[new]
-    fn new(py: Python<'_>, others: Vec<Py<PyAny>>) -> PyResult<Self> {
+    fn new(py: Python<'_>, others: Vec<Py<PyAny>>, told: Py<PyAny>) -> PyResult<Self> {
         let others = others.into_iter().map(|each| PyTransport::of(py, each)).collect::<PyResult<_>>()?;
-        Ok(Self(leave(py, || Engine::new(others))?))
+        let engine = leave(py, || Engine::new(others))?;
+        engine.on_choice(move |handle, choice| {
+            // Where the interpreter is ending nobody listens; what a listener raises is shown, and no concern of the transfer.
+            Python::try_attach(|py| {
+                let (candidates, passed) = (choice.candidates.clone(), choice.passed.clone());
+                if let Err(error) = told.call1(py, (handle.owner(), candidates, passed)) {
+                    error.write_unraisable(py, None);
+                }
+            });
+        });
+        Ok(Self(engine))
     }
 
     /// Name, the four capabilities, and why it does not work here.

@@ -11,10 +11,12 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// One piece of memory, for a transport to read from or write to.
 #[pyclass(name = "Window", module = "mesh_rdma._native", frozen)]
@@ -134,11 +136,61 @@ pub(crate) struct PyTransport {
     capabilities: Capabilities,
     broken: Option<String>,
     object: Py<PyAny>,
+    inside: Arc<Inside>,
 }
 
 impl fmt::Debug for PyTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PyTransport({})", self.name)
+    }
+}
+
+/// Threads that are in Python for a transport: none may be when the interpreter ends, which would end the process with them.
+#[derive(Default)]
+struct Inside {
+    state: Mutex<State>,
+    fewer: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    has_ended: bool,
+    next: u64,
+    watches: HashMap<u64, Watch>,
+}
+
+/// How long a transport may take to see that its transfers are given up.
+const LEAVING: Duration = Duration::from_secs(5);
+
+impl Inside {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `body` unless the end has come, which gives up `watch`.
+    fn during<R>(&self, watch: &Watch, body: impl FnOnce() -> Result<R, TransferError>) -> Result<R, TransferError> {
+        let number = {
+            let mut state = self.state();
+            if state.has_ended {
+                return Err(TransferError::new(ErrorKind::Transport, "the interpreter of this process is ending"));
+            }
+            state.next += 1;
+            let number = state.next;
+            state.watches.insert(number, watch.clone());
+            number
+        };
+        let done = body();
+        self.state().watches.remove(&number);
+        self.fewer.notify_all();
+        done
+    }
+
+    fn end(&self) {
+        let mut state = self.state();
+        state.has_ended = true;
+        state.watches.values().for_each(Watch::give_up);
+        let left = self.fewer.wait_timeout_while(state, LEAVING, |state| !state.watches.is_empty());
+        drop(left.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -151,6 +203,7 @@ impl PyTransport {
             capabilities: Capabilities { copies, atomics, remote, one_sided },
             broken: told.getattr("reason")?.extract()?,
             object,
+            inside: Arc::default(),
         }))
     }
 }
@@ -200,11 +253,17 @@ impl Transport for PyTransport {
     }
 
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
-        attach(|py| {
-            let told = (PyBytes::new(py, section), handle.owner(), PyWatch(watch.clone()));
-            let object = answer(py, self.object.bind(py).call_method1("reach", told))?;
-            Ok(Arc::new(PyPeer { name: self.name.clone(), object }) as Arc<dyn Peer>)
-        })
+        let object = self.inside.during(watch, || {
+            attach(|py| {
+                let told = (PyBytes::new(py, section), handle.owner(), PyWatch(watch.clone()));
+                answer(py, self.object.bind(py).call_method1("reach", told))
+            })
+        })?;
+        Ok(Arc::new(PyPeer { name: self.name.clone(), object, inside: Arc::clone(&self.inside) }))
+    }
+
+    fn end(&self) {
+        self.inside.end();
     }
 }
 
@@ -212,6 +271,7 @@ impl Transport for PyTransport {
 struct PyPeer {
     name: String,
     object: Py<PyAny>,
+    inside: Arc<Inside>,
 }
 
 impl fmt::Debug for PyPeer {
@@ -245,11 +305,13 @@ impl Peer for PyPeer {
             return Err(TransferError::new(ErrorKind::Transport, "it has no atomic operations"));
         }
         let windows = Windows::default();
-        let done = attach(|py| {
-            let asked = self
-                .told(py, ops, &windows)
-                .and_then(|told| self.object.bind(py).call_method1("run", (told, PyWatch(watch.clone()))));
-            answer(py, asked).map(drop)
+        let done = self.inside.during(watch, || {
+            attach(|py| {
+                let asked = self
+                    .told(py, ops, &windows)
+                    .and_then(|told| self.object.bind(py).call_method1("run", (told, PyWatch(watch.clone()))));
+                answer(py, asked).map(drop)
+            })
         });
         match windows.close() {
             0 => done,

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 
 from mesh_core.extensions import Membership, membership
 from mesh_rdma._native import Engine
 from mesh_rdma._outside import installed
+
+
+def _tell(owner: str, candidates: list[str], passed: list[tuple[str, str]]) -> None:
+    """Log which transport is taken: once for each owner, and once more for each change."""
+    logging = sys.modules.get("logging")
+    # Not imported: then nobody has asked for records of this level.
+    if logging is not None:
+        from mesh_rdma._explain import Explanation
+
+        chosen = Explanation(tuple(candidates), dict(passed))
+        logging.getLogger("mesh_rdma").info("memory of %s is reached by %s", owner, chosen)
 
 
 class _Here:
@@ -39,7 +51,7 @@ class _Here:
     def _make(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(installed())
+                self._engine = Engine(installed(), _tell)
                 self._pid = os.getpid()
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,10 @@ def _answer(work: Callable[[], Any]) -> tuple[str | None, Any]:
         kind = next((kind for kind in _PASSED_ON if KINDS[kind] is type(error)), "transport")
         return kind, str(error)
     except Exception as error:  # noqa: BLE001 - of code that is not ours; another transport may do it
-        return "transport", f"{type(error).__name__}: {error}"
+        advice = ""
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            advice = ". Raise the limit of open files of this process (ulimit -n), or close some."
+        return "transport", f"{type(error).__name__}: {error}{advice}"
 
 
 class Outside:

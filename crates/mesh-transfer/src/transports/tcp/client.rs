@@ -6,7 +6,7 @@ use super::member::Guard;
 use super::sockets::Sockets;
 use super::stream::{Wire, bytes, iovec, timespec};
 use super::wire::{MAGIC, PIECE, REQUEST, RESPONSE, Request, Response, Side, Verb, WELCOME, prove, proves};
-use crate::error::{ErrorKind, TransferError};
+use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{RealmId, Token};
 use crate::realm::random;
 use crate::watch::Watch;
@@ -285,7 +285,10 @@ impl TcpPeer {
             {
                 self.ended()
             }
-            _ => TransferError::transport(format!("the connection to process {} failed: {error}", self.pid)),
+            _ => {
+                let advice = advice(error.raw_os_error());
+                TransferError::transport(format!("the connection to process {} failed: {error}{advice}", self.pid))
+            }
         }
     }
 

@@ -9,6 +9,7 @@
 >>> TestShm().test_installed_under_its_name()
 """
 
+from mesh_rdma.testing._stress import TransportStress
 from mesh_rdma.testing._suite import TransportConformance
 
-__all__ = ["TransportConformance"]
+__all__ = ["TransportConformance", "TransportStress"]
