@@ -12,7 +12,7 @@ import soft_roce
 
 FOLDER = Path(__file__).with_name("on_soft_roce")
 FILES = sorted(file.stem for file in FOLDER.glob("test_*.py"))
-LIMIT = 300
+LIMIT = 600
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
 

@@ -205,17 +205,14 @@ class Lane:
 
     def _completions(self, watch: Watch) -> list[tuple[int, int]]:
         for turn in count():
+            # Other threads of Python run meanwhile. Looked at also while operations complete: a fork of an owner that has ended may
+            # keep its queue pair alive.
+            if self._poller.poll(0 if turn < _SPINS else _NAP):
+                raise LaneBroken("the owner has closed the connection")
             found = self._pair.completed(WINDOW)
             if found:
                 return found
             watch.check()
-            # Other threads of Python run meanwhile.
-            if self._poller.poll(0 if turn < _SPINS else _NAP):
-                # It may have closed the connection after the last operation.
-                found = self._pair.completed(WINDOW)
-                if found:
-                    return found
-                raise LaneBroken("the owner has closed the connection")
         raise AssertionError("unreachable")
 
     def _ask_for(self, copy: Copy, section: Section, watch: Watch) -> None:
