@@ -324,13 +324,6 @@ def test_a_fork_refuses_and_hurts_nobody(other):
     assert copy == b"still here"
 
 
-def test_a_fork_of_a_process_that_has_threads_for_transfers_refuses_too(other):
-    buffer = other.offer("data", b"still here")
-    assert other.read(buffer, transport="tcp") == b"still here"
-    status, said = other.fork()
-    assert (status, "is a fork" in said) == (0, True), said
-
-
 AT_EXIT = """
 import sys
 from mesh_rdma import RDMABuffer
