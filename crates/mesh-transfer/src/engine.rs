@@ -77,11 +77,12 @@ enum Route {
 }
 
 impl Engine {
-    /// The engine of this process, with these transports besides its own.
+    /// The engine of this process, with these transports besides its own; one of the same name stands in the place of its own.
     pub fn new(others: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
         let realm = Realm::draw()?;
         let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(Shm::new(&realm)), Arc::new(Tcp::new(&realm))];
         transports.push(Arc::new(Ibverbs::new(&realm)));
+        transports.retain(|own| others.iter().all(|other| other.name() != own.name()));
         transports.extend(others);
         Self::with(realm, transports)
     }
@@ -274,6 +275,12 @@ impl Engine {
             let outcome = unsafe { self.run(asked.ops(), &operation.watch, forced) };
             drop(asked);
             operation.finish(outcome);
+            return operation;
+        }
+        // A forked copy has none of the threads that it believes to be waiting for work.
+        if let Err(error) = self.realm.check_fork() {
+            drop(asked);
+            operation.finish(Err(error));
             return operation;
         }
         let (engine, at_work) = (Arc::clone(self), Unfinished(Arc::clone(&operation)));

@@ -372,3 +372,14 @@ fn another_transport_takes_over_in_mid_life_and_a_failed_one_is_tried_where_ther
     assert_eq!(read().unwrap_err().kind, ErrorKind::Gone);
     assert_eq!(engine.owners(), 1);
 }
+
+#[test]
+fn one_from_outside_stands_in_the_place_of_a_native_one_of_its_name() {
+    let (works, used) = (Arc::new(AtomicBool::new(true)), Arc::default());
+    let outside = Moody { name: "tcp", inner: Shm::new(&Realm::draw().unwrap()), works, used };
+    let engine = Engine::new(vec![Arc::new(outside)]).unwrap();
+    let standing = engine.transports();
+    let named: Vec<_> = standing.iter().filter(|each| each.name == "tcp").collect();
+    assert_eq!(named.len(), 1);
+    assert!(named[0].capabilities.one_sided, "it is the native one");
+}

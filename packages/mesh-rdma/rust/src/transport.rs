@@ -225,13 +225,14 @@ impl Transport for PyTransport {
         self.broken.clone().map_or(Ok(()), |why| Err(TransferError::new(ErrorKind::Transport, why)))
     }
 
-    fn offer(&self, _exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
+    fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         attach(|py| {
             let pieces = export.segments.list().iter().copied();
             // They keep the memory: what the transport does with a view that it has kept hurts nobody else.
             let windows = Windows::default().list(py, pieces, !export.writable, Some(export));
             let asked = windows.and_then(|windows| {
-                let told = (key(export.slot, export.generation), windows, export.writable);
+                let whose = (PyBytes::new(py, exports.realm()), PyBytes::new(py, &export.token));
+                let told = (key(export.slot, export.generation), windows, export.writable, whose);
                 self.object.bind(py).call_method1("offer", told)
             });
             let said = answer(py, asked)?;
@@ -281,7 +282,8 @@ impl fmt::Debug for PyPeer {
 }
 
 impl PyPeer {
-    /// What is asked of the transport: whether it is a write, the section of the handle, where in the export, the memory here.
+    /// What is asked of the transport: whether it is a write, the section of the handle, where in the export, the memory here,
+    /// the owner's realm and the token.
     fn told<'py>(&self, py: Python<'py>, ops: &[Op], windows: &Windows) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
         for op in ops {
@@ -293,7 +295,8 @@ impl PyPeer {
             let section = PyBytes::new(py, op.handle.section(&self.name).unwrap_or_default());
             let start = op.handle.start + op.work.span().0;
             let memory = windows.list(py, local.list().iter().copied(), is_write, None)?;
-            list.append((is_write, section, start, memory))?;
+            let whose = (PyBytes::new(py, &op.handle.realm), PyBytes::new(py, &op.handle.token));
+            list.append((is_write, section, start, memory, whose))?;
         }
         Ok(list)
     }

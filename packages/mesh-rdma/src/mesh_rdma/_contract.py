@@ -46,6 +46,10 @@ class Exported:
     memory: tuple[memoryview, ...]
     """Its pieces, in the order of their bytes; read-only where others must not write."""
     writable: bool
+    realm: bytes = b""
+    """This process, as its handles name it: 16 random bytes, which another incarnation of it does not have."""
+    token: bytes = b""
+    """What handles of this memory show: 16 random bytes."""
 
     @property
     def nbytes(self) -> int:
@@ -65,6 +69,10 @@ class Copy:
     """Where to begin, counted from the first byte that was offered. The owner checks it."""
     memory: tuple[memoryview, ...]
     """The memory here, in pieces; read-only for a write."""
+    realm: bytes = b""
+    """The owner, as the handle names it."""
+    token: bytes = b""
+    """What the handle shows; the owner compares it with that of the export."""
 
     @property
     def nbytes(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mesh_rdma._errors import KINDS, RDMAError
+from mesh_rdma._verbs import stand_in
 
 if TYPE_CHECKING:
     from mesh_rdma._contract import Exported, Peer, Transport, TransportPlugin
@@ -20,7 +21,12 @@ _PASSED_ON = ("gone", "refused", "timed_out", "invalid", "unknown")
 
 
 def installed() -> list[Outside]:
-    """Return the transports that other packages offer here."""
+    """Return the transports that are not native: those that other packages offer here, and one of our own that was asked for."""
+    own = stand_in()
+    return [*_of_others(), *([] if own is None else [Outside(own, own.probe())])]
+
+
+def _of_others() -> list[Outside]:
     from importlib.metadata import entry_points
 
     # Without any, nothing of what finds plugins is imported.
@@ -81,12 +87,14 @@ class Outside:
                 self._made = made
             return self._made
 
-    def offer(self, key: int, windows: list[Any], writable: bool) -> tuple[str | None, Any]:
-        """Have the memory offered; the result is the section."""
+    def offer(
+        self, key: int, windows: list[Any], writable: bool, whose: tuple[bytes, bytes]
+    ) -> tuple[str | None, Any]:
+        """Have the memory offered; the result is the section. `whose` is the realm, and the token."""
         from mesh_rdma._contract import Exported
 
         def offer() -> bytes:
-            export = Exported(key, tuple(memoryview(window) for window in windows), writable)
+            export = Exported(key, tuple(memoryview(window) for window in windows), writable, *whose)
             section = bytes(self._transport().offer(export))
             self._exported[key] = export
             return section
@@ -107,16 +115,18 @@ class _Reached:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
-    def run(self, asked: list[tuple[bool, bytes, int, list[Any]]], watch: Watch) -> tuple[str | None, Any]:
+    def run(
+        self, asked: list[tuple[bool, bytes, int, list[Any], tuple[bytes, bytes]]], watch: Watch
+    ) -> tuple[str | None, Any]:
         from mesh_rdma._contract import Copy
 
         def run() -> None:
             views: list[memoryview] = []
             copies: list[Copy] = []
-            for write, section, offset, windows in asked:
+            for write, section, offset, windows, whose in asked:
                 memory = tuple(memoryview(window) for window in windows)
                 views.extend(memory)
-                copies.append(Copy(write, section, offset, memory))
+                copies.append(Copy(write, section, offset, memory, *whose))
             try:
                 self._peer.run(copies, watch)
             finally:
