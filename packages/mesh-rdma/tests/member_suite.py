@@ -6,7 +6,6 @@ the suite's other process.
 
 import os
 import signal
-import subprocess
 import sys
 from datetime import timedelta
 from ipaddress import ip_address
@@ -17,7 +16,7 @@ import pytest
 from mesh_rdma import BufferGone, RDMABuffer
 from mesh_rdma._here import engine
 from mesh_rdma._native_transports import TCP
-from mesh_rdma.testing import TransportConformance, _owner, _suite
+from mesh_rdma.testing import TransportConformance, _ends, _owner
 
 ADDRESS, CREDENTIALS = os.environ["MESH_TEST_ADDRESS"], Path(os.environ["MESH_TEST_CREDENTIALS"])
 
@@ -42,22 +41,13 @@ class Owner(_owner.Owner):
     def offer(self, name: str, data: bytes, step: int = 1, readonly: bool = False) -> RDMABuffer:
         return from_elsewhere(super().offer(name, data, step, readonly))
 
-    def fork(self) -> int:
+    def leave_a_copy(self) -> int:
         """Leave a copy behind that does nothing."""
         child = os.fork()
         if child == 0:
             while True:
                 signal.pause()
         return child
-
-
-class Process(_suite._Process):  # noqa: SLF001 - of the suite that is run
-    """A process with such an owner."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
 
 
 class TestTcp(TransportConformance):
@@ -68,8 +58,7 @@ class TestTcp(TransportConformance):
     def setup_class(cls) -> None:
         join()
         cls.patch = pytest.MonkeyPatch()
-        cls.patch.setattr(_suite, "_Process", Process)
-        cls.owner = Process()
+        cls.patch.setattr(_ends, "COMMAND", [sys.executable, __file__])
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -78,10 +67,10 @@ class TestTcp(TransportConformance):
 
     def test_a_forked_copy_keeps_nobody_waiting(self):
         """TCP-5: its parent's end is seen all the same, by who was connected and by who was not."""
-        owner = Process()
+        owner = _ends.Process()
         known, fresh = owner.offer("known", b"known"), owner.offer("fresh", b"fresh")
         assert self._read(known, 5) == b"known"
-        copy = owner.fork()
+        copy = owner.leave_a_copy()
         try:
             assert self._read(known, 5) == b"known"
             owner.process.kill()
