@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
                 raise
             raise ImportError(
                 "mesh-tensor computes with PyTorch, which is not installed here: install the build that fits the machine, "
-                "with `pip install torch` for example",
+                "with `pip install torch`, or the package as mesh-tensor[torch]",
                 name="torch",
             ) from error
         value = getattr(module, name)
