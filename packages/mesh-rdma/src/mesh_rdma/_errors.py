@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from mesh_core import MeshError
 
 
@@ -60,3 +62,10 @@ KINDS: dict[str, type[RDMAError]] = {
 def of_native(kind: str, message: str) -> RDMAError:
     """Make the exception for an error of the engine."""
     return KINDS.get(kind, RDMAError)(message)
+
+
+def advice(error: BaseException) -> str:
+    """Return what to do where there are no more descriptors; nothing for other errors."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return ". Raise the limit of open files of this process (ulimit -n), or close some."
+    return ""

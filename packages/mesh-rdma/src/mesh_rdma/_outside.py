@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mesh_rdma._errors import KINDS, RDMAError
+from mesh_rdma._errors import KINDS, RDMAError, advice
 from mesh_rdma._verbs import stand_in
 
 if TYPE_CHECKING:
@@ -49,10 +48,7 @@ def _answer(work: Callable[[], Any]) -> tuple[str | None, Any]:
         kind = next((kind for kind in _PASSED_ON if KINDS[kind] is type(error)), "transport")
         return kind, str(error)
     except Exception as error:  # noqa: BLE001 - of code that is not ours; another transport may do it
-        advice = ""
-        if isinstance(error, OSError) and error.errno == errno.EMFILE:
-            advice = ". Raise the limit of open files of this process (ulimit -n), or close some."
-        return "transport", f"{type(error).__name__}: {error}{advice}"
+        return "transport", f"{type(error).__name__}: {error}{advice(error)}"
 
 
 class Outside:

@@ -8,7 +8,7 @@ use super::sys::{Completion, SendRequest, access, status};
 use super::wire::{
     self, ANSWER, Connect, End, Fate, MAGIC, READY, Side, Talk, WELCOME, decode_answer, encode_question,
 };
-use crate::error::{ErrorKind, TransferError};
+use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{RealmId, Token};
 use crate::realm::random;
 use crate::watch::Watch;
@@ -119,7 +119,10 @@ impl Link {
         let limit = watch.left().unwrap_or(CONNECTING).clamp(Duration::from_millis(1), CONNECTING);
         let stream = TcpStream::connect_timeout(&door.addr, limit).map_err(|error| match error.kind() {
             io::ErrorKind::ConnectionRefused => Shut::Nobody,
-            _ => Shut::Failed(TransferError::transport(format!("cannot connect to {}: {error}", door.addr))),
+            _ => {
+                let advice = advice(error.raw_os_error());
+                Shut::Failed(TransferError::transport(format!("cannot connect to {}: {error}{advice}", door.addr)))
+            }
         })?;
         set_up(&stream).map_err(Shut::BrokeOff)?;
         let stream = Arc::new(stream);

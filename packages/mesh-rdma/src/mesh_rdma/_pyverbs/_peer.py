@@ -10,7 +10,7 @@ from contextlib import suppress
 from ipaddress import IPv6Address
 
 from mesh_rdma._contract import Copy, Peer, Watch
-from mesh_rdma._errors import BufferGone, RDMAError, TransportUnavailable
+from mesh_rdma._errors import BufferGone, RDMAError, TransportUnavailable, advice
 from mesh_rdma._pyverbs._devices import Device, pairs
 from mesh_rdma._pyverbs._lane import Lane, LaneBroken
 from mesh_rdma._pyverbs._pieces import sectioned
@@ -126,7 +126,7 @@ class VerbsPeer(Peer):
                 raise
             except Exception as error:  # noqa: BLE001 - of the library, which raises kinds of its own
                 watch.check()
-                failed = str(error)
+                failed = f"{error}{advice(error)}"
         raise TransportUnavailable(f"cannot connect to {self._owner}: {failed}")
 
     def _knock(self, place: Place, section: Section, device: Device, rail: int, watch: Watch) -> Lane:
