@@ -226,6 +226,7 @@ impl Engine {
             self.close(&export, true);
         }
         self.transports.iter().for_each(|transport| transport.end());
+        self.exports.end();
     }
 
     /// What would be tried for a handle now, in which order, and why not the rest.

@@ -6,7 +6,7 @@
 use crate::control::{Control, Offered, SLOTS};
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::{RealmId, Token, is_same};
-use crate::pool::{Block, Pool};
+use crate::pool::{Block, Pool, Pooled};
 use crate::realm::{Realm, random};
 use crate::segments::Segments;
 use crate::witness::Witness;
@@ -98,6 +98,16 @@ impl Exports {
     pub fn allocate(&self, len: u64) -> Result<Block, TransferError> {
         self.realm.check_fork()?;
         self.pool.allocate(len)
+    }
+
+    /// In which arena these bytes are, if they are in one.
+    pub fn pooled(&self, addr: u64, len: u64) -> Option<Pooled> {
+        self.pool.find(addr, len)
+    }
+
+    /// Give no memory of arenas back: the process ends (POL-2).
+    pub(crate) fn end(&self) {
+        self.pool.end();
     }
 
     /// In how many pieces of shared memory that is.

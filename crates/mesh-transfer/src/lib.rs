@@ -33,7 +33,7 @@ pub use error::{ErrorKind, TransferError};
 pub use exports::{Export, Exports, Keep};
 pub use handle::{Handle, MAX_HANDLE, RealmId, Section, Token, is_name};
 pub use membership::Membership;
-pub use pool::Block;
+pub use pool::{Block, Pooled};
 pub use realm::Realm;
 pub use segments::{MAX_SEGMENTS, Segment, Segments};
 pub use transports::{Capabilities, Op, Ops, Peer, Transport, Work};

@@ -2,6 +2,8 @@
 //!
 //! POL-1: an arena never becomes shorter below a mapping: it is sealed. What is freed is given back to the system at once, also
 //! where another process still has the arena mapped; whoever reads there has no lease, and no business there.
+//! POL-2: as the process ends nothing is given back: the kernel does it when the last mapping is gone. So that who was lent a
+//! version of published weights has it whole, though its owner ends.
 
 use crate::error::TransferError;
 use crate::realm::pid;
@@ -13,6 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What an arena has at least. Of it only what is used takes memory.
@@ -22,18 +25,21 @@ const LINE: u64 = 64;
 
 /// Where in an arena something is, as others find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pooled {
+pub struct Pooled {
     /// The owner's descriptor of the arena.
-    pub(crate) fd: u32,
+    pub fd: u32,
     /// Tells the arena from others that had the same descriptor.
-    pub(crate) id: u32,
-    pub(crate) offset: u64,
+    pub id: u32,
+    /// The first byte.
+    pub offset: u64,
 }
 
 /// The arenas of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     arenas: Mutex<Arenas>,
+    /// The process ends.
+    ended: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -214,6 +220,11 @@ impl Pool {
         })
     }
 
+    /// The process ends (POL-2).
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+
     /// How many arenas there are.
     pub(crate) fn arenas(&self) -> usize {
         self.lock().list.len()
@@ -244,7 +255,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         // A forked copy shares the arena with its parent, to whom it belongs.
-        if pid() != self.pid {
+        if pid() != self.pid || self.pool.ended.load(Ordering::SeqCst) {
             return;
         }
         let mut arenas = self.pool.lock();

@@ -18,11 +18,11 @@ PEER = Path(__file__).parent / "peer.py"
 
 
 class Other:
-    """Another process; its methods are those of `Peer` in peer.py."""
+    """Another process; its methods are those of `Peer` in peer.py, or of another program like it."""
 
-    def __init__(self, *before: str) -> None:
+    def __init__(self, *before: str, program: Path = PEER) -> None:
         self.process = subprocess.Popen(
-            [*before, sys.executable, str(PEER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*before, sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

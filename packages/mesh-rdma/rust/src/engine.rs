@@ -95,6 +95,12 @@ impl PyEngine {
         Ok(PyBlock(leave(py, || self.0.exports().allocate(nbytes))?))
     }
 
+    /// In which descriptor, and where in it, memory of `empty` is; none for other memory.
+    fn pooled(&self, memory: &PyMemory) -> Option<(u32, u64)> {
+        let [one] = memory.segments.list() else { return None };
+        self.0.exports().pooled(one.addr, one.len).map(|pooled| (pooled.fd, pooled.offset))
+    }
+
     /// In how many pieces of shared memory that is.
     fn arenas(&self) -> usize {
         self.0.exports().arenas()

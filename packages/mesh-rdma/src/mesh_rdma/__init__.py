@@ -32,12 +32,19 @@ if TYPE_CHECKING:
         HandleRefused,
         InvalidTransfer,
         OutcomeUnknown,
+        PublicationGone,
         RDMAError,
         RDMATimeout,
         TransportUnavailable,
+        VersionUnavailable,
     )
     from mesh_rdma._explain import Explanation, explain
     from mesh_rdma._pool import empty
+    from mesh_rdma._publication._layout import Piece
+    from mesh_rdma._publication._publication import Publication
+    from mesh_rdma._publication._reader import PublicationReader
+    from mesh_rdma._publication._server import ReaderFailure
+    from mesh_rdma._publication._weights import Weights
     from mesh_rdma._transports import TransportStatus, get_rdma_backend, is_ibverbs_available, transports
 
 __all__ = [
@@ -50,16 +57,23 @@ __all__ = [
     "InvalidTransfer",
     "OutcomeUnknown",
     "Peer",
+    "Piece",
+    "Publication",
+    "PublicationGone",
+    "PublicationReader",
     "RDMAAction",
     "RDMABuffer",
     "RDMAError",
     "RDMATimeout",
+    "ReaderFailure",
     "Transport",
     "TransportCapabilities",
     "TransportPlugin",
     "TransportStatus",
     "TransportUnavailable",
+    "VersionUnavailable",
     "Watch",
+    "Weights",
     "__version__",
     "empty",
     "explain",
@@ -70,6 +84,13 @@ __all__ = [
 
 # Imported when they are first named: most of the time goes into the native half, and into dataclasses.
 _LATER = {
+    "Piece": "mesh_rdma._publication._layout",
+    "Publication": "mesh_rdma._publication._publication",
+    "PublicationReader": "mesh_rdma._publication._reader",
+    "ReaderFailure": "mesh_rdma._publication._server",
+    "Weights": "mesh_rdma._publication._weights",
+    "PublicationGone": "mesh_rdma._errors",
+    "VersionUnavailable": "mesh_rdma._errors",
     "BufferGone": "mesh_rdma._errors",
     "Explanation": "mesh_rdma._explain",
     "HandleRefused": "mesh_rdma._errors",

@@ -45,6 +45,14 @@ class OutcomeUnknown(RDMAError, ConnectionError):
     """The connection ended after an atomic operation was sent: nobody knows whether it was carried out."""
 
 
+class VersionUnavailable(RDMAError, LookupError):
+    """A publication does not have the version that was asked for; the message says which there are."""
+
+
+class PublicationGone(RDMAError, ConnectionError):
+    """The owner of a publication has closed it, or has ended."""
+
+
 KINDS: dict[str, type[RDMAError]] = {
     "invalid": InvalidTransfer,
     "gone": BufferGone,

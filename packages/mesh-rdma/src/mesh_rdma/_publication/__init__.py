@@ -1,0 +1,1 @@
+"""Publishing weights: immutable versions of a set of tensors, and readers that have leases on them."""

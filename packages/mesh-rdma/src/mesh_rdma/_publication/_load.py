@@ -1,0 +1,156 @@
+"""A copy of a version into tensors of this process: planned once, from what is published and what is wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mesh_core import gather
+from mesh_rdma._action import RDMAAction
+from mesh_rdma._errors import InvalidTransfer
+from mesh_rdma._publication._boxes import Box, cover, runs
+from mesh_rdma._publication._layout import Entry, Kind, Layout, Piece
+from mesh_rdma._publication._weights import map_lease, view_of
+
+if TYPE_CHECKING:
+    from mesh_rdma._publication._reader import Lease
+
+Part = tuple[str, Any, Kind, Piece]
+
+
+class Load:
+    """What is copied from where, and the actions that do it, one for each slot."""
+
+    def __init__(
+        self, layouts: Sequence[Layout], sources: Sequence[str], parts: Sequence[Part], cast: bool
+    ) -> None:
+        self._layouts, self._cast = list(layouts), cast
+        self._parts = [(value, _address(value), piece) for _, value, _, piece in parts]
+        self._copies: list[list[tuple[int, Any]]] = [[] for _ in layouts]
+        """By source: the byte to begin at, and the memory to fill."""
+        self._casts: list[list[tuple[Entry, tuple[slice, ...], Any]]] = [[] for _ in layouts]
+        self._actions: dict[bytes, RDMAAction] = {}
+        # Those who have the same beside each other do not all take it from the first.
+        first = os.getpid()
+        for part in parts:
+            self._plan(part, sources, first)
+
+    def _plan(self, part: Part, sources: Sequence[str], first: int) -> None:
+        name, value, kind, piece = part
+        found = [
+            (at, layout.entries[name]) for at, layout in enumerate(self._layouts) if name in layout.entries
+        ]
+        if not found:
+            raise InvalidTransfer(f"'{name}' is not published by {' or '.join(sources)}")
+        for _, entry in found:
+            if entry.piece.whole != piece.whole:
+                raise InvalidTransfer(
+                    f"'{name}' is published with the shape {entry.piece.whole}, and wanted with {piece.whole}"
+                )
+            if not self._cast and (entry.dtype, entry.item) != (kind.dtype, kind.item):
+                raise InvalidTransfer(
+                    f"'{name}' is published as {entry.dtype}, and wanted as {kind.dtype}. Allow the conversion by cast=True."
+                )
+        offers = [_box(entry.piece) for _, entry in found]
+        covered, missing = cover(_box(piece), offers, first)
+        if missing:
+            raise InvalidTransfer(
+                f"'{name}' is published in pieces that lack the part from {missing[0].start} to {missing[0].stop}"
+            )
+        for index, box in covered:
+            at, entry = found[index]
+            here, there = box.within(piece.start), box.within(entry.piece.start)
+            target = _part(value, here, kind.shape)
+            if (entry.dtype, entry.item) != (kind.dtype, kind.item):
+                self._casts[at].append((entry, _slices(there), target))
+                continue
+            for offset, _, places in runs(entry.piece.shape, there, entry.item):
+                self._copies[at].append((entry.offset + offset, target[places] if places else target))
+
+    def fits(self, layouts: Sequence[Layout], parts: Sequence[Part], cast: bool) -> bool:
+        """Whether it is of these layouts and tensors."""
+        return (
+            cast == self._cast
+            and len(parts) == len(self._parts)
+            and all(one is other for one, other in zip(layouts, self._layouts, strict=True))
+            and all(
+                value is known and piece == known_piece and (address is None or address == _address(value))
+                for (_, value, _, piece), (known, address, known_piece) in zip(
+                    parts, self._parts, strict=True
+                )
+            )
+        )
+
+    def run(self, leases: Sequence[Lease], timeout: float | None) -> None:
+        """Copy the version of these leases."""
+        copied = [
+            self._action(at, lease).submit(timeout=timeout)
+            for at, lease in enumerate(leases)
+            if self._copies[at]
+        ]
+        try:
+            for at, lease in enumerate(leases):
+                if self._casts[at]:
+                    self._convert(self._casts[at], lease)
+        finally:
+            # Until they are over the tensors are written to, and the leases are needed.
+            outcomes = gather(*copied, return_exceptions=True).get() if copied else []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _action(self, at: int, lease: Lease) -> RDMAAction:
+        action = self._actions.get(lease.handle)
+        if action is None:
+            action = RDMAAction()
+            for offset, target in self._copies[at]:
+                action.read_remote(target, lease.buffer, offset=offset)
+            self._actions[lease.handle] = action
+        return action
+
+    @staticmethod
+    def _convert(casts: list[tuple[Entry, tuple[slice, ...], Any]], lease: Lease) -> None:
+        for library in ("numpy", "torch"):
+            some = [each for each in casts if each[0].library == library]
+            if not some:
+                continue
+            memory, _ = map_lease(lease, writable=library == "torch")
+            for entry, slices, target in some:
+                _copy(view_of(entry, memory)[slices], target)
+
+
+def _copy(source: Any, target: Any) -> None:
+    if hasattr(target, "copy_"):
+        import torch
+
+        target.copy_(source if isinstance(source, torch.Tensor) else torch.as_tensor(source.copy()))
+    elif hasattr(source, "numpy"):
+        target[...] = source.numpy()
+    else:
+        target[...] = source
+
+
+def _box(piece: Piece) -> Box:
+    return Box(piece.start, tuple(at + size for at, size in zip(piece.start, piece.shape, strict=True)))
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in zip(box.start, box.stop, strict=True))
+
+
+def _part(value: Any, box: Box, shape: tuple[int, ...]) -> Any:
+    """Return a part of an array, as a view."""
+    if box.shape == shape:
+        return value
+    slices = _slices(box)
+    return (
+        memoryview(value).cast("B")[slices[0]]
+        if isinstance(value, (bytearray, memoryview))
+        else value[slices]
+    )
+
+
+def _address(value: Any) -> int | None:
+    pointer = getattr(value, "data_ptr", None)
+    return int(pointer()) if pointer is not None else None

@@ -1,0 +1,207 @@
+"""A set of tensors whose versions are published."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from mesh_rdma._action import RDMAAction
+from mesh_rdma._errors import InvalidTransfer
+from mesh_rdma._publication._layout import Kind, Piece, layout_of, parts_of
+from mesh_rdma._publication._reader import PublicationReader, Source
+from mesh_rdma._publication._server import ReaderFailure, Server, Slot
+
+_LONGEST_NAME = 64
+
+
+class Publication:
+    """Weights of this process, published in versions that never change.
+
+    >>> from mesh_rdma import Publication
+    >>> state = {"weight": bytearray(b"first"), "bias": bytearray(b"!")}
+    >>> publication = Publication(state)
+    >>> reader = publication.reader()  # goes to any process of this host
+    >>> version = publication.publish()
+    >>> state["weight"][:] = b"later"  # the version stays as it is
+    >>> with reader.use() as weights:
+    ...     bytes(weights["weight"]), weights.version == version
+    (b'first', True)
+    >>> publication.close()
+
+    ``publish()`` copies the tensors into a slot of shared memory and returns; nobody waits for readers, unless these have
+    leases on all slots. Readers use a version where it lies, without a copy, under a lease that ends with their ``with``
+    block or with their process.
+
+    Args:
+        state: names, and arrays of numpy, tensors of PyTorch (also DTensors, of which the local part is published) or
+            bytes-like objects. The tensors are what each ``publish()`` takes: change them in place, or put others of the
+            same type and shape in their places.
+        pieces: which part of a whole tensor an entry is, for those that are sharded.
+        name: under which readers find the publication again after its owner was restarted; by default one that nobody has.
+        start: the number of the first version. By default the time in milliseconds, so that numbers go on when the owner is
+            restarted.
+        versions: how many versions there can be at once. Memory for each is taken when it is needed.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        *,
+        pieces: Mapping[str, Piece] | None = None,
+        name: str | None = None,
+        start: int | None = None,
+        versions: int = 2,
+    ) -> None:
+        if versions < 2:
+            raise InvalidTransfer(
+                f"versions must be 2 or more, so that one can be read while another is made, got {versions}"
+            )
+        if name is not None and not (0 < len(name.encode()) <= _LONGEST_NAME and "\0" not in name):
+            raise InvalidTransfer(f"a name must have 1 to {_LONGEST_NAME} bytes, got {name!r}")
+        parts = list(parts_of(state, pieces))
+        self._state, self._pieces = state, dict(pieces or {})
+        self._kinds: dict[str, tuple[Kind, Piece]] = {each: (kind, piece) for each, _, kind, piece in parts}
+        self._layout = layout_of(parts)
+        first = time.time_ns() // 1_000_000 if start is None else start
+        self._server = Server(name or secrets.token_hex(16), self._layout, versions, first - 1)
+        self._fills: dict[int, _Fill] = {}
+        self._closing = weakref.finalize(self, self._server.close)
+
+    @property
+    def name(self) -> str:
+        """Under which readers find it."""
+        return self._server.name
+
+    @property
+    def version(self) -> int | None:
+        """The newest version; none before the first."""
+        return self._server.newest
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory one version takes."""
+        return self._layout.nbytes
+
+    @property
+    def leases(self) -> list[tuple[int, int]]:
+        """Who has leases: the numbers of their processes, and the versions."""
+        return self._server.leases
+
+    @property
+    def failures(self) -> list[ReaderFailure]:
+        """The readers that could not get a version, with what they said; the last thousand. They are logged, too."""
+        return list(self._server.failures)
+
+    def reader(self) -> PublicationReader:
+        """Return what other processes of this host read with. It is small and can be pickled."""
+        return PublicationReader([Source.here(self.name)])
+
+    def publish(self, *, version: int | None = None, timeout: float | None = 60) -> int:
+        """Make a version of the tensors as they are now, and return its number when they may be changed again.
+
+        Args:
+            version: its number, such as that of the training step; greater than all before. By default the next one.
+            timeout: how long to wait where readers have leases on all versions that there may be, and for the copy. Then
+                :class:`RDMATimeout` says who has them.
+        """
+        parts = list(self._check())
+        number, at, slot = self._server.begin(version, timeout)
+        try:
+            fill = self._fills.get(at)
+            if fill is None or not fill.fits(slot, parts):
+                offsets = [entry.offset for entry in self._layout]
+                fill = self._fills[at] = _Fill(slot, parts, offsets)
+            fill.run(timeout)
+        except BaseException:
+            self._server.abort()
+            raise
+        self._server.finish()
+        return number
+
+    def _check(self) -> Any:
+        for name, local, kind, piece in parts_of(self._state, self._pieces):
+            if self._kinds.get(name) != (kind, piece):
+                raise InvalidTransfer(
+                    f"'{name}' was {_words(self._kinds.get(name))} when the publication was made, and is {_words((kind, piece))} "
+                    "now. Make another publication."
+                )
+            yield local
+        missing = self._kinds.keys() - self._state.keys()
+        if missing:
+            raise InvalidTransfer(
+                f"'{min(missing)}' is no longer in the state dict. Make another publication."
+            )
+
+    def close(self) -> None:
+        """Publish no more. Who waits for a version is told; versions that are in use stay until they are not."""
+        self._closing()
+        self._fills.clear()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """After `close`: wait until the last lease has ended, and return whether it has."""
+        return self._server.join(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Publication {self.name}: {len(self._kinds)} tensors, {self.nbytes} bytes, version {self.version}>"
+
+
+class _Fill:
+    """The copy of all tensors into one slot, made once."""
+
+    def __init__(self, slot: Slot, parts: list[Any], offsets: list[int]) -> None:
+        self._slot = slot
+        self._parts = [(each, _address(each)) for each in parts]
+        self._action = RDMAAction()
+        self._others: list[tuple[Any, int]] = []
+        for part, offset in zip(parts, offsets, strict=True):
+            if _is_elsewhere(part):
+                self._others.append((part, offset))
+            else:
+                self._action.write_remote(slot.own, part, offset=offset)
+
+    def fits(self, slot: Slot, parts: list[Any]) -> bool:
+        """Whether it is of these tensors, where they are now."""
+        return slot is self._slot and all(
+            part is known and (address is None or address == _address(part))
+            for part, (known, address) in zip(parts, self._parts, strict=True)
+        )
+
+    def run(self, timeout: float | None) -> None:
+        """Copy."""
+        for part, offset in self._others:
+            # Memory of an accelerator: PyTorch copies it.
+            import torch
+
+            memory = self._slot.memory[offset : offset + part.numel() * part.element_size()]
+            torch.frombuffer(memory, dtype=part.dtype).view(part.shape).copy_(part)
+        self._action.submit(timeout=timeout).get()
+
+
+def _address(part: Any) -> int | None:
+    """Return where a tensor is that can be given other memory; none for what stays where it is."""
+    pointer = getattr(part, "data_ptr", None)
+    return int(pointer()) if pointer is not None else None
+
+
+def _is_elsewhere(part: Any) -> bool:
+    device = getattr(part, "device", None)
+    return hasattr(part, "data_ptr") and getattr(device, "type", "cpu") != "cpu" and part.numel() > 0
+
+
+def _words(known: tuple[Kind, Piece] | None) -> str:
+    if known is None:
+        return "not there"
+    kind, piece = known
+    return f"{kind.library or 'bytes'} {kind.dtype} {piece}"
