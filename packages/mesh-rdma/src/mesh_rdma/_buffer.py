@@ -163,14 +163,13 @@ class RDMABuffer:
         self._export.close()
 
     def __reduce__(self) -> Any:
-        return of_bytes, (self._handle.encode(),)
+        return _of_bytes, (self._handle.encode(),)
 
     def __repr__(self) -> str:
         return f"<RDMABuffer: {self.size()} bytes of {self.owner}>"
 
 
-def of_bytes(data: bytes) -> RDMABuffer:
-    """Return the buffer of an encoded handle."""
+def _of_bytes(data: bytes) -> RDMABuffer:
     handle = Handle.decode(data)
     # It may be from another host.
     look()

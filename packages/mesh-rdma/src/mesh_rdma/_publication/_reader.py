@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mesh_rdma._buffer import RDMABuffer, of_bytes
+from mesh_rdma._buffer import RDMABuffer, _of_bytes
 from mesh_rdma._errors import (
     BufferGone,
     InvalidTransfer,
@@ -269,7 +269,7 @@ class PublicationReader:
             reply["incarnation"],
             slot,
             reply["offset"],
-            of_bytes(handle),
+            _of_bytes(handle),
             handle,
             reply["held"],
         )
