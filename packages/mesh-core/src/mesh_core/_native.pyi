@@ -6,12 +6,12 @@ from mesh_core._codes import HostState, MessageKind, Question, Request, Undelive
 from mesh_core._failure import FailureKind
 
 __all__ = [
+    "HOST_MESHES",
     "Call",
     "Completion",
     "Deferral",
     "Extent",
     "Finisher",
-    "HOST_MESHES",
     "HostServer",
     "Inbox",
     "Journal",
