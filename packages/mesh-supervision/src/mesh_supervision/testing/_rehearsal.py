@@ -82,6 +82,8 @@ class Rehearsal:
     starts: Callable[[int], bool] = lambda rank: True
     """Asked for each rank that is made again: whether that succeeds."""
     name: str = "mesh"
+    epoch: float = 0.0
+    """What the failures' ``since`` counts from: the time of day at which it begins, in seconds since 1970."""
 
     now: float = field(default=0.0, init=False)
     events: list[tuple[float, Event | RepairEvent, tuple[Action, ...]]] = field(
@@ -127,6 +129,7 @@ class Rehearsal:
                 pid=next(self._pids),
                 signal=number,
                 exitcode=exitcode,
+                since=self.epoch + self.now,
                 kind=kind,
             )
             self._ask(Failed(self.name, rank, kind, failure))
