@@ -197,12 +197,9 @@ class _Supervising:
                     about = _About(len(mesh), isinstance(mesh, ProcMesh), True)
             elif rank is not None and rank >= about.size:
                 about = about._replace(size=rank + 1)
-            exception = failure.exception
             death = Death(
                 rank,
-                _died(kind, failure.signal, failure.exitcode, failure.reason)
-                if exception is None
-                else _raised(exception),
+                _cause(failure, kind),
                 event,
                 failure.exitcode == 0 and kind is FailureKind.EXITED,
                 about.size,
@@ -271,24 +268,26 @@ def _made_up(mesh: str, rank: int | None) -> Failed:
     return Failed(mesh, rank, FailureKind.EXITED, failure)
 
 
-@functools.lru_cache(maxsize=256)
-def _died(kind: FailureKind, number: int | None, exitcode: int | None, reason: str) -> str:
+def _cause(failure: MeshFailure, kind: FailureKind) -> str:
     """Say in a few words how it died."""
-    if number is not None:
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = "unknown"
-        memory = ", probably as memory ran out" if kind is FailureKind.OUT_OF_MEMORY else ""
-        return f"was killed by signal {number} ({name}){memory}"
-    if exitcode is not None:
-        return f"exited with status {exitcode}"
-    return _short(reason) if reason else f"failed ({kind.value})"
+    if failure.signal is not None:
+        return _killed(failure.signal, kind is FailureKind.OUT_OF_MEMORY)
+    exception = failure.exception
+    if exception is not None:
+        said = str(exception).partition("\n")[0]
+        return _short(f"raised {type(exception).__name__}{f': {said}' if said else ''}")
+    if failure.exitcode is not None:
+        return f"exited with status {failure.exitcode}"
+    return _short(failure.reason) if failure.reason else f"failed ({kind.value})"
 
 
-def _raised(exception: BaseException) -> str:
-    said = str(exception).partition("\n")[0]
-    return _short(f"raised {type(exception).__name__}{f': {said}' if said else ''}")
+@functools.lru_cache(maxsize=128)
+def _killed(number: int, out_of_memory: bool) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {number} ({name}){', probably as memory ran out' if out_of_memory else ''}"
 
 
 def _short(text: str) -> str:
