@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +63,33 @@ def test_a_killed_rank_is_replaced(policy: Policy, again: set[int], slay: Slay, 
             assert last.who.call_one().get(timeout=WITHIN)[0] == after[1][0], "references stay good"
         assert procs.incarnations == [0, 2, 0]
     assert told.empty()
+
+
+@pytest.mark.parametrize("strategy", [OneForOne, OneForAll, RestForOne])
+def test_ranks_that_die_while_others_are_restarted_come_back(strategy: Any, slay: Slay, told: Any) -> None:
+    chance = random.Random(2026)
+    policy = strategy(intensity=500, period=600.0, settle=0.01)
+    with this_host().spawn_procs({"gpus": 4}, supervise=Ignore()) as procs:
+        workers: Any = procs.spawn("workers", Worker, supervise=policy)
+        lives(workers)
+        for count in (4, 1, 2, 1, 4, 1, 1):
+            for rank in chance.sample(range(4), count):
+                with contextlib.suppress(ProcessLookupError, AssertionError):  # dead, or not there yet
+                    slay(procs, rank)
+            if count == 1:
+                while not answers(workers, chance.randrange(4)):
+                    pass
+        while not all(answers(workers, rank) for rank in range(4)):
+            pass
+    assert told.empty()
+
+
+def answers(workers: Any, rank: int) -> bool:
+    try:
+        workers.slice(gpus=rank).who.call_one().get(timeout=WITHIN)
+    except (SupervisionError, ConnectionError):
+        return False
+    return True
 
 
 def test_processes_are_restarted_too(slay: Slay, told: Any) -> None:

@@ -3,9 +3,9 @@
 A policy is given to a spawn. Its words are those of Erlang/OTP.
 
 >>> from mesh_core import Actor, this_host
->>> from mesh_supervision import Backoff, OneForOne
+>>> from mesh_supervision import Backoff, Ignore, OneForOne
 >>> class Worker(Actor): ...
->>> with this_host().spawn_procs({"gpus": 2}) as procs:
+>>> with this_host().spawn_procs({"gpus": 2}, supervise=Ignore()) as procs:
 ...     policy = OneForOne(intensity=3, period=60.0, backoff=Backoff())
 ...     workers = procs.spawn("workers", Worker, supervise=policy)
 """

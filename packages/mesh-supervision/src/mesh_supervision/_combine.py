@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -91,13 +92,14 @@ class Levels:
             index, event = index + 1, above
 
 
-class _Chosen:
+class _Chosen(ABC):
     """One of several policies for each failure; ``otherwise`` is the last."""
 
     _members: Members
 
+    @abstractmethod
     def _choose(self, event: Event | RepairEvent) -> int:
-        raise NotImplementedError  # pragma: no cover
+        """The place of the policy that an event which none has caused is for."""
 
     def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
         """Ask the policy that the event is for."""
