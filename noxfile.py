@@ -300,4 +300,13 @@ def run_pages(session: nox.Session, *arguments: str) -> None:
 
 def pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest; it may find nothing to run, and leaves a record of what failed where somebody collects them."""
-    session.run("pytest", "-p", "run_record", *arguments, *session.posargs, success_codes=[*PASSED, 5])
+    session.run(
+        "pytest",
+        "-p",
+        "run_record",
+        "-p",
+        "crash_proof",
+        *arguments,
+        *session.posargs,
+        success_codes=[*PASSED, 5],
+    )

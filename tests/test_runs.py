@@ -121,6 +121,27 @@ def test_pytest_leaves_what_failed_and_how_to_run_it_again(tmp_path):
     assert len(list(read_all(tmp_path / "run"))) == 1, "running again leaves no record"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_worker_that_crashes_costs_its_test_and_not_the_run(tmp_path):
+    pytest.importorskip("xdist")
+    crash = "import os\ndef test_first(): pass\ndef test_crash(): os.abort()\n"
+    (tmp_path / "test_a.py").write_text(crash + "def test_last(): pass\n")
+    for name in "bc":
+        (tmp_path / f"test_{name}.py").write_text("def test_good(): pass\n" * 3)
+    (tmp_path / "test_f.py").write_text(crash)
+    plugins = ["-p", "crash_proof", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plugins, "-q", "-n", "2", "--dist", "loadfile", "."],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(workspace.ROOT / "tools")},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.stdout.splitlines()[-1].startswith("2 failed, 5 passed"), done.stdout
+
+
 def test_options_that_choose_tests_are_not_for_the_second_time():
     given = [
         "-p",

@@ -358,8 +358,10 @@ def test_records_come_with_their_level(capfd: pytest.CaptureFixture[str]) -> Non
     with configured(log_records=False), this_host().spawn_procs(name="logged") as procs:
         one = procs.spawn("one", Logging)
         one.log.call_one().get()
+        one._process.flush_console()  # an option holds for what is shown from then on
         procs.logging_option(level=10)
         one.log.call_one().get()
+        one._process.flush_console()
         procs.logging_option(level=40)
         one.log.call_one().get()
     info = ["[one] INFO lib: info", "[one] INFO own info"]

@@ -179,10 +179,11 @@ def test_levels_filters_and_loggers_of_the_script(kept: Kept, procs: ProcMesh) -
         one.call.call_one(log, 20, "by the default of the root's level").get(timeout=30)
         procs.logging_option(level=10)
         one.call.call_one(log, 10, "debug").get(timeout=30)
+        one._process.flush_console()  # an option holds for what is shown from then on
         procs.logging_option(level=40)
         one.call.call_one(log, 30, "left out by the option").get(timeout=30)
-        procs.logging_option(level=20)
         one._process.flush_console()
+        procs.logging_option(level=20)
         lib.setLevel(logging.ERROR)
         one.call.call_one(log, 30, "left out by the logger's level").get(timeout=30)
         one._process.flush_console()

@@ -20,6 +20,8 @@ from mesh_core._process import current
 MIB = 2**20
 BUDGET = 4 * MIB
 SIZE = 600_000
+FEW = 4
+"""So many may wait for each of two processes, and be within the budget."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,12 +63,12 @@ def waiting() -> int:
 @pytest.mark.slow
 def test_arguments_wait_and_nothing_overtakes_them(there: ProcMesh) -> None:
     with stopped(there):
-        meshes = [there.spawn(f"heavy{number}", Heavy, number, bytes(SIZE)) for number in range(6)]
+        meshes = [there.spawn(f"heavy{number}", Heavy, number, bytes(SIZE)) for number in range(FEW)]
         assert waiting() > 0
         # To both processes, and right behind the spawns.
         told = [mesh.told.call() for mesh in meshes]
         second = [mesh.slice(gpus=1).told.call_one().get(timeout=30) for mesh in meshes]
-        assert second == [(number, SIZE) for number in range(6)]
+        assert second == [(number, SIZE) for number in range(FEW)]
     for number, each in enumerate(told):
         assert each.get(timeout=60).values() == [(number, SIZE)] * 2
     assert waiting() == 0
@@ -134,7 +136,7 @@ def test_the_death_of_the_process_drops_what_waits_for_it(there: ProcMesh) -> No
     with stopped(there) as pid:
         meshes = [
             there.spawn(f"heavy{number}", Heavy, number, bytes(SIZE), supervise=lambda failure: True)
-            for number in range(6)
+            for number in range(FEW)
         ]
         assert waiting() > 0
         os.kill(pid, signal.SIGKILL)
@@ -142,7 +144,7 @@ def test_the_death_of_the_process_drops_what_waits_for_it(there: ProcMesh) -> No
             with pytest.raises(SupervisionError):
                 mesh.told.call().get(timeout=60)
     assert waiting() == 0
-    assert meshes[5].slice(gpus=1).told.call_one().get(timeout=30) == (5, SIZE)
+    assert meshes[-1].slice(gpus=1).told.call_one().get(timeout=30) == (FEW - 1, SIZE)
 
 
 @pytest.mark.slow

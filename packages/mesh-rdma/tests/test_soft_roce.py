@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
 
 
 def missing():
-    if not {"MESH_SOFT_ROCE", "MESH_TEST_ALL"} & os.environ.keys():
-        return "it takes seven minutes: set MESH_SOFT_ROCE=1, or run `./dev test --all`"
+    if not os.environ.get("MESH_SOFT_ROCE") and not os.environ.get("MESH_TEST_ALL"):
+        return "it takes minutes: set MESH_SOFT_ROCE=1, or run `./dev test --all`"
     if reason := soft_roce.missing():
         return reason
     if not Path("/usr/lib/python3/dist-packages/pyverbs").exists():

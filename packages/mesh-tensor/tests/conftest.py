@@ -6,18 +6,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from mesh_core import ProcMesh, this_host
+from mesh_core import ProcMesh, shutdown, this_host
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime() -> Iterator[None]:
+    """Leave nothing running behind a module: others count what there is."""
+    yield
+    shutdown()
 
 
 @pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
+def procs(runtime: None) -> Iterator[ProcMesh]:
     """Two processes, which no test ends."""
     with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="pair") as procs:
         yield procs
 
 
 @pytest.fixture(scope="module")
-def grid() -> Iterator[ProcMesh]:
+def grid(runtime: None) -> Iterator[ProcMesh]:
     """Four processes in two dimensions."""
     with this_host().spawn_procs({"data": 2, "model": 2}, preload=["torch"], name="grid") as procs:
         yield procs

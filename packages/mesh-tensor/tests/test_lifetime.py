@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mesh_core import Actor, MeshError, ProcMesh, endpoint
+from mesh_core import ProcMesh
 
 torch = pytest.importorskip("torch")
 
-from mesh_tensor import Usage, fetch, fetch_shard, rank_tensor, share, usage  # noqa: E402
+from mesh_tensor import Usage, fetch, fetch_shard, share, usage  # noqa: E402
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
@@ -58,33 +58,6 @@ def test_copies(procs: ProcMesh) -> None:
     assert fetch_shard(both[0].detach()).tolist() == [1.0, 1.0]
     with pytest.raises(RuntimeError, match="detach"):
         copy.deepcopy(x * 2)
-
-
-class Local(Actor):
-    @endpoint
-    def total(self, tensor: Any) -> tuple[str, float]:
-        return type(tensor).__name__, float(tensor.sum())
-
-    @endpoint
-    def change(self, tensor: Any) -> None:
-        tensor.add_(1)
-
-
-def test_an_endpoint_gets_its_process_s_own(procs: ProcMesh) -> None:
-    actors = procs.spawn("local", Local)
-    x = share(torch.ones(3), procs) * rank_tensor(procs, "gpus")
-    for _ in range(700):
-        x = x + 1
-    # What was issued before is done when the endpoint has it.
-    assert actors.total.call(x).get(timeout=30).values() == [("Tensor", 2100.0), ("Tensor", 2103.0)]
-    actors.change.call(x).get(timeout=30)
-    assert fetch_shard(x, gpus=1).tolist() == [702.0] * 3
-
-
-def test_an_endpoint_elsewhere_does_not(procs: ProcMesh) -> None:
-    x = share(torch.ones(3), procs.slice(gpus=0))
-    with pytest.raises(MeshError, match="not in that mesh"):
-        procs.slice(gpus=1).spawn("local", Local).total.call_one(x).get(timeout=30)
 
 
 def test_threads_issue_at_once(procs: ProcMesh) -> None:

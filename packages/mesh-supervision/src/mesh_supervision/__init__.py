@@ -1,10 +1,40 @@
-"""Supervision policies for Mesh: restart strategies, healing, elastic meshes, watching tools.
+"""Supervision policies for Mesh: what is restarted when something has died, how often, and who is told.
 
-Planned: this release holds its version and nothing else.
+A policy is given to a spawn. Its words are those of Erlang/OTP.
+
+>>> from mesh_core import Actor, this_host
+>>> from mesh_supervision import Backoff, Ignore, OneForOne
+>>> class Worker(Actor): ...
+>>> with this_host().spawn_procs({"gpus": 2}, supervise=Ignore()) as procs:
+...     policy = OneForOne(intensity=3, period=60.0, backoff=Backoff())
+...     workers = procs.spawn("workers", Worker, supervise=policy)
 """
 
 from importlib.metadata import version as _version
 
-__all__ = ["__version__"]
+from mesh_supervision._backoff import Backoff
+from mesh_supervision._breaker import Circuit, CircuitBreaker
+from mesh_supervision._combine import ByKind, ByRank, Levels
+from mesh_supervision._machine import RestartType, Strategy
+from mesh_supervision._simple import Escalate, Ignore
+from mesh_supervision._supervisor import OneForAll, OneForOne, RestForOne, Supervisor
+
+__all__ = [
+    "Backoff",
+    "ByKind",
+    "ByRank",
+    "Circuit",
+    "CircuitBreaker",
+    "Escalate",
+    "Ignore",
+    "Levels",
+    "OneForAll",
+    "OneForOne",
+    "RestForOne",
+    "RestartType",
+    "Strategy",
+    "Supervisor",
+    "__version__",
+]
 
 __version__ = _version("mesh-supervision")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import MeshError
-from mesh_core.extensions import Extension, Proc, find, register_reducer
+from mesh_core.extensions import Extension, Proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,9 +43,6 @@ LOST = "lost"
 """In place of a tensor that was on a process which has been made again since."""
 
 
-ELSEWHERE = (
-    "a tensor of a mesh was sent to a process that is not in that mesh: fetch() it, and send its value"
-)
 GONE = "the tensor is not there: it was on a process of the mesh that has ended since, or was being computed when one did"
 
 
@@ -123,13 +120,10 @@ class Bench:
         self._store: Any = None
         self.env: dict[int, Any] = {}
         self.templates: dict[int, Template] = {}
-        self._done: dict[int, int] = {}
-        """Of each stream: so many instructions were carried out."""
-        self._moved = threading.Condition()
         self.loose: Failed | None = None
         """The first failure that no tensor stands for: of an operator without results."""
 
-    def run(self, stream: int, first: int, code: Any, scalars: list[Any], freed: list[int]) -> None:
+    def run(self, first: int, code: Any, scalars: list[Any], freed: list[int]) -> None:
         """Carry out a batch."""
         env, templates = self.env, self.templates
         numbers = iter(scalars)
@@ -154,17 +148,6 @@ class Bench:
             count += 1
         for ref in freed:
             env.pop(ref, None)
-        with self._moved:
-            self._done[stream] = count
-            self._moved.notify_all()
-
-    def shard(self, stream: int, count: int, ref: int) -> Any:
-        """Wait until so many instructions of a stream were carried out, and return a tensor; on any thread."""
-        with self._moved:
-            if stream not in self._done:
-                raise MeshError(ELSEWHERE)
-            self._moved.wait_for(lambda: self._done[stream] >= count)
-        return self.env.get(ref, LOST)
 
     def know(self, number: int, what: tuple[Any, ...]) -> None:
         """Learn a template."""
@@ -175,12 +158,10 @@ class Bench:
         for number in numbers:
             self.templates.pop(number, None)
 
-    def begin(self, stream: int, count: int, groups: list[int]) -> None:
-        """Hear of a stream, or begin anew with it, as processes were made again: its groups are over, so many instructions past."""
+    def leave(self, groups: list[int]) -> None:
+        """Leave groups: some of their processes were made again."""
         for number in groups:
             self.groups.pop(number, None)
-        with self._moved:
-            self._done[stream] = count
 
     def put(self, number: int, value: Any) -> None:
         """Have this tensor; its memory is this process's own."""
@@ -281,7 +262,6 @@ class Tensors(Extension):
         self.numbers = itertools.count(1)
         self.templates = itertools.count(1)
         self.groups = itertools.count(1)
-        self.keys = itertools.count(1)
 
     def stop(self) -> None:
         """End what was begun."""
@@ -301,19 +281,14 @@ class Tensors(Extension):
         """Return what issues operators for a mesh; the same one each time."""
         from mesh_tensor._propagate import Issuer
         from mesh_tensor._stream import Stream
-        from mesh_tensor._tensor import MeshTensor, sent
+        from mesh_tensor._tensor import MeshTensor
 
         with self._lock:
             found = self._streams.get(procs)
             if found is None:
                 self.install_on(procs).get()
-                register_reducer(MeshTensor, sent)
                 found = self._streams[procs] = Issuer(Stream(self, procs, MeshTensor), MeshTensor)
             return found
-
-    def bench(self, controller: Any) -> Bench | None:
-        """Return the tensors of a controller."""
-        return self._benches.get(controller)
 
     def receive(self, message: tuple[Any, ...], sender: Proc) -> Any:
         """Do what a controller says."""
@@ -339,24 +314,6 @@ def _told(values: list[Any]) -> Any:
     return "value", [
         ("form", form_of(each)) if isinstance(each, torch.Tensor) else ("value", each) for each in values
     ]
-
-
-def shard(controller: Any, stream: int, count: int, ref: int) -> Any:
-    """Return what this process has of a tensor that a message names."""
-    tensors = find(Tensors)
-    bench = None if tensors is None else tensors.bench(controller)
-    if bench is None:
-        raise MeshError(
-            "a tensor of a mesh was sent to a process that is not in that mesh: fetch() it, and send its value"
-        )
-    value = bench.shard(stream, count, ref)
-    if value is LOST:
-        raise MeshError(GONE)
-    if type(value) is Failed:
-        raise MeshError(
-            f"the tensor is not there, as {value.operator} has failed: {value.error}\n{value.trace}"
-        )
-    return value
 
 
 def _sent(value: Any) -> Any:

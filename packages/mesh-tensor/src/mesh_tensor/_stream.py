@@ -73,11 +73,9 @@ class Stream:
         self._descriptors: dict[Form, Descriptor] = {}
         self.issuer: Issuer
         self.groups = Groups(self)
-        self._key = next(tensors.keys)
         self.broken = False
         """A process has ended: `check()` before anything is looked up that the workers may not know any longer."""
         self._watch = watch(procs, self._ended)
-        self._tell("begin", self._key, 0, [])
 
     def _ended(self, end: ProcEnd) -> None:
         self.broken = True
@@ -94,7 +92,7 @@ class Stream:
             self._code, self._scalars = array("q"), []
             self.waiting = 0
             self.tensors.install_on(self.procs).get()
-            self._tell("begin", self._key, self.issued, self.groups.clear())
+            self._tell("leave", self.groups.clear())
             self.issuer.clear()
 
     def descriptor(self, form: Form) -> Descriptor:
@@ -152,7 +150,7 @@ class Stream:
             self._code, self._scalars = array("q"), []
             self.issued += self.waiting
             self.waiting = 0
-            self._tell("run", self._key, first, code, scalars, freed)
+            self._tell("run", first, code, scalars, freed)
 
     def put(self, value: torch.Tensor) -> Ref:
         """Give the workers a tensor, the same to all."""
@@ -189,11 +187,6 @@ class Stream:
             if not self.procs.failed():
                 raise
             raise DeviceMeshError.of(self.procs) from error
-
-    def reached(self) -> tuple[int, int]:
-        """Return this stream's key, and up to where it has been sent now, with all that waited."""
-        self.flush()
-        return self._key, self.issued
 
     def value(self, point: Any, answer: Any) -> Any:
         """Return what a process has answered, or raise what has failed there."""

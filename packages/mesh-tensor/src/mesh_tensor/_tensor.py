@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mesh_core.extensions import current_proc, find, install
-from mesh_tensor._extension import Tensors, shard
+from mesh_core.extensions import find, install
+from mesh_tensor._extension import Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,8 +56,7 @@ class MeshTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse: the values are elsewhere."""
         raise TypeError(
-            f"{self!r} cannot be pickled, as its values are on the mesh's processes: fetch() it and pickle that. In an argument of "
-            "an endpoint of that mesh it can be sent as it is."
+            f"{self!r} cannot be pickled, as its values are on the mesh's processes: fetch() it, and pickle or send that"
         )
 
     @property
@@ -86,10 +85,3 @@ def of_mesh(tensor: torch.Tensor) -> MeshTensor:
     if not isinstance(tensor, MeshTensor):
         raise TypeError(f"not a tensor of a mesh but {type(tensor).__name__}: its values are in this process")
     return tensor
-
-
-def sent(tensor: MeshTensor) -> Any:
-    """Return how a message to actors of the mesh names a tensor: each process takes its own."""
-    stream = tensor.descriptor.stream
-    key, count = stream.reached()
-    return shard, (current_proc().address, key, count, tensor.ref.number)

@@ -56,7 +56,8 @@ class Circle:
     """Waits each of which is for the next one's waiter, and the last for the first's."""
 
     waits: tuple[Wait, ...]
-    """The longest first, and from there around."""
+    """The longest first, and from there around. Each process tells how long it has waited when it is asked: of waits that
+    began together any may be the longest."""
     is_stuck: bool
     """Whether it cannot end by itself: each of them handles nothing else meanwhile that could give the answer."""
 

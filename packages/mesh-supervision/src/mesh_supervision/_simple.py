@@ -1,0 +1,43 @@
+"""Policies without a restart: one that handles all failures, and one that passes all on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mesh_core import policies as core
+from mesh_core.policies import Action, Event, Failed, Policy
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """Handles every failure and leaves dead what has died. The mesh goes on without it.
+
+    >>> from mesh_core import FailureKind
+    >>> Ignore().on(core.Failed("workers", 2, FailureKind.KILLED), now=0.0)[1]
+    (Ignore(),)
+    """
+
+    def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
+        """Ignore it."""
+        return self, (core.Ignore(),) if isinstance(event, Failed) else ()
+
+
+@dataclass(frozen=True)
+class Escalate:
+    """Passes every failure on, and stops the mesh unless ``stop`` is false.
+
+    >>> from mesh_core import FailureKind
+    >>> Escalate("no rank may be lost").on(core.Failed("workers", 2, FailureKind.KILLED), now=0.0)[1]
+    (Stop(), Escalate(reason='no rank may be lost'))
+    """
+
+    reason: str = "escalates every failure"
+    stop: bool = True
+
+    def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
+        """Pass it on."""
+        if not isinstance(event, Failed):
+            return self, ()
+        escalate = core.Escalate(self.reason)
+        return self, (core.Stop(), escalate) if self.stop else (escalate,)

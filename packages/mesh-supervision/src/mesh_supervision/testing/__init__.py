@@ -1,0 +1,15 @@
+"""For tests of policies: the conformance suite that an author subclasses, and a mesh that exists on paper only.
+
+>>> from mesh_supervision import OneForAll
+>>> from mesh_supervision.testing import Rehearsal
+>>> mesh = Rehearsal(OneForAll(intensity=3, period=60.0), size=4)
+>>> mesh.kill(2)
+>>> mesh.advance(1.0)
+>>> mesh.restarts
+[Began(at=0.05, ranks=(0, 1, 2, 3))]
+"""
+
+from mesh_supervision.testing._rehearsal import Began, PassedOn, Rehearsal
+from mesh_supervision.testing._suite import PolicyConformance
+
+__all__ = ["Began", "PassedOn", "PolicyConformance", "Rehearsal"]
