@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import secrets
+import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -127,15 +130,38 @@ class Publication:
         """Return what other processes read with, on this host and on those that have copies. It is small and can be pickled."""
         return PublicationReader([Source.here(self.name)])
 
-    def publish(self, *, version: int | None = None, timeout: float | None = 60) -> int:
+    def publish(self, *, version: int | None = None, delta: bool = False, timeout: float | None = 60) -> int:
         """Make a version of the tensors as they are now, and return its number when they may be changed again.
 
         Args:
+            delta: whether other hosts are sent only the elements that have changed, where these are few: they make the version
+                from the one before, and it is the same bit for bit. Worth it where the network is slower than memory. Comparing
+                goes on after this returns. It needs numpy; without it everything is sent.
             version: its number, such as that of the training step; greater than all before. By default the next one.
             timeout: how long to wait where readers have leases on all versions that there may be, and for the copy. Then
                 :class:`RDMATimeout` says who has them.
         """
         parts = list(self._check())
+        base = self._server.lend(os.getpid()) if delta and self._copies is not None and _has_numpy() else None
+        try:
+            number = self._snapshot(parts, version, timeout)
+        except BaseException:
+            if base is not None:
+                self._server.give_back(base)
+            raise
+        if self._copies is not None:
+            if base is None:
+                self._copies.publish()
+            else:
+                threading.Thread(
+                    target=self._copies.publish_changes,
+                    args=(base,),
+                    name="mesh-publication-delta",
+                    daemon=True,
+                ).start()
+        return number
+
+    def _snapshot(self, parts: list[Any], version: int | None, timeout: float | None) -> int:
         number, at, slot = self._server.begin(version, timeout)
         try:
             fill = self._fills.get(at)
@@ -147,8 +173,6 @@ class Publication:
             self._server.abort()
             raise
         self._server.finish()
-        if self._copies is not None:
-            self._copies.publish()
         return number
 
     def _check(self) -> Any:
@@ -218,6 +242,10 @@ class _Fill:
             memory = self._slot.memory[offset : offset + part.numel() * part.element_size()]
             torch.frombuffer(memory, dtype=part.dtype).view(part.shape).copy_(part)
         self._action.submit(timeout=timeout).get()
+
+
+def _has_numpy() -> bool:
+    return importlib.util.find_spec("numpy") is not None
 
 
 def _address(part: Any) -> int | None:
