@@ -63,6 +63,7 @@ def results(tmp_path_factory):
         ("native", {"test_ibverbs", "test_each_other"}),
         ("pyverbs", {"test_pyverbs", "test_each_other"}),
     ],
+    ids=["native", "pyverbs"],
 )
 def test_passes_on_soft_roce(results, engine, files):
     console = (results / "console").read_text(errors="replace")
@@ -76,6 +77,51 @@ def test_passes_on_soft_roce(results, engine, files):
         if any(case.find(tag) is not None for tag in ("failure", "error", "skipped"))
     ]
     assert not wrong, f"{wrong}\n{console[-20000:]}"
+
+
+def with_tools():
+    folder = str(Path(soft_roce.__file__).parents[1])
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])),
+    }
+
+
+COPIES = """
+import os, sys
+from soft_roce.fork_server import Copy, end, start
+
+def answer():
+    for line in sys.stdin:
+        print(os.environ["IT_IS"], line, end="", flush=True)
+
+path = sys.argv[1]
+programs = {"answer": answer, "fail": lambda: sys.exit(3)}
+server = start(path, programs, lambda: os.environ.update(IT_IS="prepared"))
+first, second, third = Copy(path, "answer"), Copy(path, "answer"), Copy(path, "fail")
+for copy in (first, second):
+    copy.stdin.write(b"asked\\n")
+    copy.stdin.flush()
+    assert copy.stdout.readline() == b"prepared asked\\n"
+first.kill()
+assert (first.wait(60), first.wait()) == (-9, -9)
+second.stdin.close()
+assert second.stdout.read() == b"" and second.wait(60) == 0
+assert third.wait(60) == 3
+first.kill()  # nothing happens to another process of that number
+end(server)
+"""
+
+
+def test_copies_of_a_fork_server_are_like_processes(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", COPIES, str(tmp_path / "server")],
+        env=with_tools(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.fixture
@@ -102,12 +148,9 @@ SHARE = 'share=$(echo "$*" | sed "s/.*id=share,path=\\([^,]*\\),.*/\\1/")'
 
 
 def script(*arguments):
-    path = os.pathsep.join(
-        filter(None, [str(Path(soft_roce.__file__).parents[1]), os.environ.get("PYTHONPATH")])
-    )
     return subprocess.Popen(
         [sys.executable, "-m", "soft_roce", *arguments],
-        env={**os.environ, "PYTHONPATH": path},
+        env=with_tools(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -84,6 +84,8 @@ def copied_owners(request):
     """For the conformance suite."""
     if SERVERS is None or request.cls is None or not issubclass(request.cls, Ends):
         return
+    # A busy machine has little time for a virtual one.
+    request.cls.patience = 240
     path = Path(SERVERS, getattr(request.cls, "owners", ENGINE))
 
     class Copied(Process):
