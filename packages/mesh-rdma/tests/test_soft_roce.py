@@ -15,7 +15,7 @@ from soft_roce.image import image
 FOLDER = Path(__file__).with_name("on_soft_roce")
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 LIMIT = 900
-"""Seconds for all of them: about a minute, where nothing else runs."""
+"""Seconds for all of them, which take about seventy of one processor."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
 
