@@ -4,16 +4,18 @@ Nothing is installed: the kernel's package is downloaded and unpacked once, and 
 """
 
 import fcntl
-import gzip
 import hashlib
+import lzma
 import os
 import platform
 import re
 import shutil
 import struct
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +24,21 @@ METAPACKAGE = "linux-image-amd64"
 # rxe's checksums are looked up by name when a device is made: no module says that it needs crc32_generic.
 MODULES = (
     "crc32_generic", "crc32c_generic", "virtio_pci", "9pnet_virtio", "9p", "overlay",
-    "rdma_rxe", "ib_uverbs", "rdma_ucm", "dummy", "veth",
+    "rdma_rxe", "ib_uverbs", "dummy",
 )  # fmt: skip
 # Where those and what they need are; the package has about 4,000 modules.
-FOLDERS = ("arch", "crypto", "lib", "net", "drivers/infiniband", "drivers/virtio", "drivers/net", "fs")
+_MODULE = re.compile(
+    r"\./(?:usr/)?lib/modules/[^/]+/kernel/"
+    r"(?:(?:arch|crypto|lib|net|drivers/infiniband|drivers/virtio|fs)/(?:.*/)?|drivers/net/)[^/]+\.ko(?:\.xz)?"
+)
+_DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
+_SIGNED = b"~Module signature appended~\n"
+_STARTS_UNPACKED = b"\x12\0\0\0Xen\0"
+"""Of an ELF note: its type, which is XEN_ELFNOTE_PHYS32_ENTRY, and whose it is."""
+KERNEL, INITRAMFS = "vmlinux", "initramfs"
 TOOLS = {
     "qemu-system-x86_64": "qemu-system-x86",
     "busybox": "busybox-static",
-    "modprobe": "kmod",
-    "depmod": "kmod",
     "ip": "iproute2",
     "rdma": "iproute2",
     "apt-get": "apt",
@@ -91,17 +99,51 @@ def image() -> Image:
     """Return what to boot; made by the first call on a machine, which takes half a minute."""
     if reason := missing():
         raise CannotBoot(reason)
-    recipe = hashlib.sha256(repr((INIT, MODULES, FOLDERS)).encode()).hexdigest()[:16]
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     folder = CACHE / recipe
-    made = Image(folder / "vmlinuz", folder / "initramfs.gz")
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-                _make(Path(scratch))
-                (Path(scratch) / "image").rename(folder)
-    return made
+            with scratch() as made:
+                _make(made)
+                made.rename(folder)
+    return Image(folder / KERNEL, folder / INITRAMFS)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for as long as this lasts. What a process that was killed has left is deleted by the next one."""
+    runs = CACHE / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "runs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for each in runs.iterdir():
+            if (held := _held(each)) is not None:
+                shutil.rmtree(each, ignore_errors=True)
+                os.close(held)
+        made = Path(tempfile.mkdtemp(dir=runs))
+        held = _held(made)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _held(folder: Path) -> int | None:
+    """A descriptor that holds the folder; None if another process does."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def search_path() -> str:
@@ -145,46 +187,99 @@ def _output(*command: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def _make(scratch: Path) -> None:
-    """Make the folder `image` in the folder."""
+def _make(folder: Path) -> None:
+    """Make the files of the image in the folder."""
     wanted = re.search(r"Depends: (linux-image-\S+)", _output("apt-cache", "depends", METAPACKAGE))
     if wanted is None:
         raise CannotBoot(f"apt knows no kernel of {METAPACKAGE}: run apt-get update")
-    _output("apt-get", "download", wanted[1], cwd=scratch)
-    (package,) = scratch.glob("*.deb")
-    (scratch / "kernel").mkdir()
-    with subprocess.Popen(
-        [tool("dpkg-deb"), "--fsys-tarfile", str(package)], stdout=subprocess.PIPE
-    ) as files:
-        members = ["./boot/vmlinuz-*", "./lib/modules/*/modules.*"]
-        members += [f"./lib/modules/*/kernel/{folder}/*" for folder in FOLDERS]
-        subprocess.run(
-            ["tar", "-x", "--wildcards", *members], cwd=scratch / "kernel", stdin=files.stdout, check=True
-        )
-    (kernel,) = (scratch / "kernel" / "boot").glob("vmlinuz-*")
-    version = kernel.name.removeprefix("vmlinuz-")
-    _output("depmod", "-b", str(scratch / "kernel"), version)
-    (scratch / "image").mkdir()
-    shutil.move(kernel, scratch / "image" / "vmlinuz")
-    content = {
-        "init": INIT.encode(),
-        "bin/busybox": Path(tool("busybox")).read_bytes(),
-        **_modules(scratch, version),
-    }
-    with gzip.open(scratch / "image" / "initramfs.gz", "wb", 6) as archive:
+    _output("apt-get", "download", wanted[1], cwd=folder)
+    (package,) = folder.glob("*.deb")
+    try:
+        kernel, known = _unpacked(package)
+    except (tarfile.TarError, lzma.LZMAError) as error:
+        raise CannotBoot(f"{package.name} cannot be unpacked: {error}") from None
+    package.unlink()
+    content = {"init": INIT.encode(), "bin/busybox": Path(tool("busybox")).read_bytes(), **_modules(known)}
+    with (folder / INITRAMFS).open("wb") as archive:
         for part in _cpio(content):
             archive.write(part)
+    (folder / KERNEL).write_bytes(_ready(kernel))
 
 
-def _modules(scratch: Path, version: str) -> dict[str, bytes]:
+def _unpacked(package: Path) -> tuple[bytes, dict[str, bytes]]:
+    """The kernel, and the modules by their names; of one that the kernel has in it, nothing."""
+    kernel, built_in, modules = None, list[str](), dict[str, bytes]()
+    unpack = [tool("dpkg-deb"), "--fsys-tarfile", str(package)]
+    with (
+        subprocess.Popen(unpack, stdout=subprocess.PIPE) as unpacking,
+        tarfile.open(fileobj=unpacking.stdout, mode="r|") as files,
+    ):
+        for each in files:
+            module = _MODULE.fullmatch(each.name)
+            is_kernel = each.name.startswith("./boot/vmlinuz-")
+            is_list = each.name.endswith("/modules.builtin")
+            if (module is None and not is_kernel and not is_list) or not each.isfile():
+                continue
+            file = files.extractfile(each)
+            data = file.read() if file is not None else b""
+            if is_kernel:
+                kernel = data
+            elif is_list:
+                built_in = [_name(line) for line in data.decode().splitlines()]
+            else:
+                packed = each.name.endswith(".xz")
+                modules[_name(each.name)] = lzma.decompress(data) if packed else data
+    if kernel is None or unpacking.returncode != 0:
+        raise CannotBoot(f"{package.name} cannot be unpacked, or has no kernel")
+    return kernel, {**dict.fromkeys(built_in, b""), **modules}
+
+
+def _name(path: str) -> str:
+    """The name by which modules call the one of this file."""
+    return path.rpartition("/")[2].partition(".")[0].replace("-", "_")
+
+
+def _ready(kernel: bytes) -> bytes:
+    """The kernel unpacked, as it takes seconds to unpack itself in the virtual machine."""
+    sectors = kernel[0x1F1]
+    start, length = struct.unpack_from("<II", kernel, 0x248)
+    start += (sectors + 1) * 512
+    packed = kernel[start : start + length]
+    if packed.startswith(b"\xfd7zXZ\0"):
+        unpacked = lzma.LZMADecompressor().decompress(packed)
+        # qemu starts it only where it says how.
+        if unpacked.startswith(b"\x7fELF") and _STARTS_UNPACKED in unpacked:
+            return unpacked
+    return kernel
+
+
+def _modules(known: dict[str, bytes]) -> dict[str, bytes]:
     """The modules, each after what it needs, and the file that says so."""
-    paths: dict[str, Path] = {}
+    order: list[str] = []
+
+    def add(name: str) -> None:
+        if name in order:
+            return
+        if name not in known:
+            raise CannotBoot(f"the kernel of {METAPACKAGE} has no module {name}")
+        needs = _DEPENDS.search(known[name])
+        for each in needs[1].decode().split(",") if needs is not None and needs[1] else []:
+            add(each.replace("-", "_"))
+        if known[name]:
+            order.append(name)
+
     for module in MODULES:
-        listed = _output("modprobe", "-d", str(scratch / "kernel"), "-S", version, "--show-depends", module)
-        for path in re.findall(r"^insmod (\S+)", listed, re.MULTILINE):
-            paths.setdefault(Path(path).name, Path(path))
-    files = {f"modules/{name}": path.read_bytes() for name, path in paths.items()}
-    return {**files, "modules/order": "".join(f"{name}\n" for name in paths).encode()}
+        add(module)
+    files = {f"modules/{name}.ko": _plain(known[name]) for name in order}
+    return {**files, "modules/order": "".join(f"{name}.ko\n" for name in order).encode()}
+
+
+def _plain(module: bytes) -> bytes:
+    """A module without what takes the kernel long: its signature, and what describes its types, which is not found under another name."""
+    if module.endswith(_SIGNED):
+        (length,) = struct.unpack_from(">I", module, len(module) - len(_SIGNED) - 4)
+        module = module[: -len(_SIGNED) - 12 - length]
+    return module.replace(b"\0.BTF\0", b"\0.btf\0")
 
 
 def _cpio(files: dict[str, bytes]) -> Iterator[bytes]:

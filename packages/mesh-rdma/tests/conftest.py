@@ -21,8 +21,12 @@ class Other:
     """Another process; its methods are those of `Peer` in peer.py, or of another program like it."""
 
     def __init__(self, *before: str, program: Path = PEER) -> None:
-        self.process = subprocess.Popen(
-            [*before, sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        self.program = program
+        self.process = self.start(before)
+
+    def start(self, before: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*before, sys.executable, str(self.program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -67,18 +71,24 @@ class Other:
             self.kill()
 
 
+@pytest.fixture(scope="session")
+def kind_of_other() -> type[Other]:
+    """How the others are started; those on Soft-RoCE are in another way."""
+    return Other
+
+
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Other]:
+def shared(kind_of_other: type[Other]) -> Iterator[Other]:
     """A process that all tests of a file use; none ends it."""
-    other = Other()
+    other = kind_of_other()
     yield other
     other.end()
 
 
 @pytest.fixture
-def other() -> Iterator[Other]:
+def other(kind_of_other: type[Other]) -> Iterator[Other]:
     """A process of the test's own."""
-    made = Other()
+    made = kind_of_other()
     yield made
     made.end()
 

@@ -77,9 +77,10 @@ pub(super) struct Link {
     pub(super) queue: Queue,
     pub(super) stage: Stage,
     pub(super) stream: Arc<TcpStream>,
-    /// Requests that were posted, and those that have completed.
+    /// Requests that were posted, those that have completed well, and those that the device has nothing more to do with.
     posted: u64,
     completed: u64,
+    ended: u64,
     pub(super) depth: u32,
 }
 
@@ -171,7 +172,7 @@ impl Link {
         let there = There { gid: theirs.gid, lid: theirs.lid, end: End { reads: 1, ..end } };
         queue.receive(rail, &there).and_then(|()| queue.send(first, end.reads.max(1))).map_err(Shut::Failed)?;
         say(stream, &[READY])?;
-        Ok(Self { queue, stage, stream: Arc::clone(stream), depth: limits.depth, posted: 0, completed: 0 })
+        Ok(Self { queue, stage, stream: Arc::clone(stream), depth: limits.depth, posted: 0, completed: 0, ended: 0 })
     }
 
     /// Whether the owner has kept it, and has said nothing that it was not asked for.
@@ -263,6 +264,7 @@ impl Link {
     }
 
     fn complete(&mut self, list: &[Completion], operation: impl Fn(u64) -> usize) -> Result<(), Failure> {
+        self.ended = list.last().map_or(self.ended, |last| last.id + 1);
         for each in list {
             match each.status {
                 status::SUCCESS => self.completed = each.id + 1,
@@ -303,8 +305,7 @@ impl Link {
         let mut list = [Completion::default(); 16];
         // Each request that was taken completes as failed. The last of those that were not is not waited for for ever:
         // to destroy the queue pair, which comes next, is what the device must obey in any case.
-        let mut last = None;
-        while last != Some(self.posted - 1) && Instant::now() < until {
+        while self.ended < self.posted && Instant::now() < until {
             match self.queue.poll(&mut list) {
                 Ok(0) => {
                     if self.queue.arm().is_err() {
@@ -314,7 +315,7 @@ impl Link {
                     let _ = poll(&mut [PollFd::new(&self.queue, PollFlags::IN)], Some(&left));
                     self.queue.hear();
                 }
-                Ok(count) => last = Some(list[count - 1].id),
+                Ok(count) => self.ended = list[count - 1].id + 1,
                 Err(_) => return,
             }
         }

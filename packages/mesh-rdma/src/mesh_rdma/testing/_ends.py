@@ -20,7 +20,11 @@ class Process:
     """A process that owns memory; its methods are those of `Owner`."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = self._start()
+
+    @staticmethod
+    def _start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(*arguments: Any, **options: Any) -> Any:
@@ -106,6 +110,7 @@ class Ends(PluginConformance):
     patience: ClassVar[float] = 30
     """Seconds after which what should have come is late."""
 
+    _kind_of_process: ClassVar[type[Process]] = Process
     _owner: ClassVar[Process | None] = None
     _spare: ClassVar[Process | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -123,7 +128,7 @@ class Ends(PluginConformance):
         """The process that owns memory. No test ends it."""
         cls = type(self)
         if cls._owner is None:
-            cls._owner = Process()
+            cls._owner = cls._kind_of_process()
         return cls._owner
 
     @contextmanager
@@ -131,7 +136,7 @@ class Ends(PluginConformance):
         """A process of the test's own; the next one starts meanwhile."""
         cls = type(self)
         with cls._lock:
-            process, cls._spare = cls._spare or Process(), Process()
+            process, cls._spare = cls._spare or cls._kind_of_process(), cls._kind_of_process()
         try:
             yield process
         finally:
