@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
     from mesh_tensor._errors import RanksDisagree, RemoteException
+    from mesh_tensor._remote import RemoteFunction, remote
     from mesh_tensor._tensor import MeshTensor
-    from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, usage
+    from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
 
 __all__ = [
     "MeshTensor",
     "RanksDisagree",
     "RemoteException",
+    "RemoteFunction",
     "Usage",
     "__version__",
     "activate",
@@ -33,7 +35,9 @@ __all__ = [
     "manual_seed",
     "rank_tensor",
     "reduce",
+    "remote",
     "share",
+    "slice_mesh",
     "usage",
 ]
 
@@ -42,6 +46,7 @@ _LATER = {
     "MeshTensor": "mesh_tensor._tensor",
     "RanksDisagree": "mesh_tensor._errors",
     "RemoteException": "mesh_tensor._errors",
+    "RemoteFunction": "mesh_tensor._remote",
     "Usage": "mesh_tensor._view",
     "activate": "mesh_tensor._view",
     "all_gather": "mesh_tensor._collectives",
@@ -51,7 +56,9 @@ _LATER = {
     "manual_seed": "mesh_tensor._collectives",
     "rank_tensor": "mesh_tensor._collectives",
     "reduce": "mesh_tensor._collectives",
+    "remote": "mesh_tensor._remote",
     "share": "mesh_tensor._view",
+    "slice_mesh": "mesh_tensor._view",
     "usage": "mesh_tensor._view",
 }
 

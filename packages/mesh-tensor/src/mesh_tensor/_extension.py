@@ -75,7 +75,8 @@ class Template:
 
     def __init__(self, what: tuple[Any, ...], bench: Bench) -> None:
         (name, module), self.args, self.kwargs, self.refs, self.out, self.mode, self.written = what
-        self.name = ".".join(name)
+        # A function of the user's has a name of its own.
+        self.name = (name[0] == SPECIAL and name[2]) or ".".join(name)
         if name[0] == SPECIAL:
             from mesh_tensor._special import SPECIAL as FUNCTIONS
 
@@ -175,6 +176,14 @@ class Bench:
         """Return the forms of tensors, and other values as they are."""
         return self._loose() or _told([self.env.get(number, LOST) for number in numbers])
 
+    def results(self, number: int) -> Any:
+        """Return how the results of a function belong together, and their forms, or values of those that are no tensors."""
+        found = self.env.get(number, LOST)
+        if found is LOST or type(found) is Failed:
+            return _sent(found)
+        kind, told = _told(found.leaves)
+        return kind, (found.shape, told)
+
     def usage(self) -> Any:
         """Return how many tensors there are, and how much memory they use; views share it."""
         import torch
@@ -258,6 +267,8 @@ class Tensors(Extension):
         self._benches: dict[Any, Bench] = {}
         self._streams: dict[ProcMesh, Issuer] = {}
         self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        """That of all streams."""
         self._flusher: Flusher | None = None
         self.numbers = itertools.count(1)
         self.templates = itertools.count(1)

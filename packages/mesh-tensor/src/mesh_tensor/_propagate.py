@@ -23,6 +23,8 @@ from mesh_tensor._operators import OURS, Operator, describe
 from mesh_tensor._stream import Ref, Stream, caller
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch._ops import OpOverload
 
     from mesh_tensor._tensor import MeshTensor
@@ -34,7 +36,7 @@ CACHED = 1 << 15
 class Hit:
     """What is known of a signature."""
 
-    __slots__ = ("asks", "lists", "mode", "new", "one", "results", "template")
+    __slots__ = ("asks", "lists", "mode", "new", "one", "results", "shape", "template")
 
     def __init__(
         self,
@@ -54,6 +56,8 @@ class Hit:
         """The form of the one tensor that is made, if that is all there is to it."""
         self.asks = asks
         """So many results have a form that only the workers can tell."""
+        self.shape: Any = None
+        """Of a function: its results with a hole for each tensor, and how they belong together."""
 
 
 @dataclass(slots=True)
@@ -201,6 +205,29 @@ class Issuer:
             hit = self._remember(signature, Hit(template, results, 0, False))
         return self._send(hit, Asked(None, OURS, tensors, {}, list(tensors), []))
 
+    def function(
+        self, key: tuple[Any, ...], learn: Callable[[], Hit], tensors: list[Any]
+    ) -> tuple[Hit, list[Any]]:
+        """Have the workers do something that `learn` teaches them when its signature is new; returns that and the results."""
+        self.stream.check()
+        hit = self._cache.get(key)
+        if hit is None:
+            hit = self._remember(key, learn())
+        made: list[Any] = self._send(hit, Asked(None, OURS, tuple(tensors), {}, tensors, []))
+        return hit, made
+
+    def alias(self, tensor: MeshTensor) -> Any:
+        """Name a tensor of another mesh that these processes have, too (STM-3)."""
+        self.stream.link(tensor.descriptor.stream)
+
+        def learn() -> Hit:
+            template = self.stream.teach(((SPECIAL, "alias", ""), None), [HOLE], {}, 1, 1, LIST, ())
+            return Hit(template, [self.stream.descriptor(tensor.descriptor.form)], 0, True)
+
+        _, (made,) = self.function(("alias", tensor.descriptor), learn, [tensor])
+        self.stream.flush()  # before the tensor can be let go of
+        return made
+
     def _made(self, descriptor: Descriptor, ref: Ref) -> Any:
         result = descriptor.make()
         result.descriptor = descriptor
@@ -253,10 +280,10 @@ class Issuer:
                 f"{func}: one of its tensors is on {self.stream.procs}, another on {' and '.join(sorted(others))}; an operator "
                 "works on one mesh. Move them to one first."
             )
-        fakes: dict[int, torch.Tensor] = {}
-        with _disable_and_fake():
-            made = [_fake(each, fakes, self.cls) for each in asked.args]
-            named = {name: _fake(each, fakes, self.cls) for name, each in asked.kwargs.items()}
+        known: dict[int, torch.Tensor] = {}
+        with fakes():
+            made = [fake(each, known, self.cls) for each in asked.args]
+            named = {name: fake(each, known, self.cls) for name, each in asked.kwargs.items()}
             try:
                 found = func(*made, **named)
             except (DataDependentOutputException, DynamicOutputShapeException):
@@ -301,7 +328,7 @@ class Issuer:
         )
 
 
-def _disable_and_fake() -> Any:
+def fakes() -> Any:
     """Work out forms only, whatever is active."""
     from contextlib import ExitStack
 
@@ -331,7 +358,7 @@ def _argument(where: int | str | None, asked: Asked) -> Any:
     return asked.args[where] if isinstance(where, int) else asked.kwargs[where]
 
 
-def _fake(value: Any, made: dict[int, torch.Tensor], cls: type) -> Any:
+def fake(value: Any, made: dict[int, torch.Tensor], cls: type) -> Any:
     """Return the same with a tensor without memory for each of a mesh. Within a fake mode."""
     if isinstance(value, cls):
         found = made.get(id(value))
@@ -344,7 +371,7 @@ def _fake(value: Any, made: dict[int, torch.Tensor], cls: type) -> Any:
             found = made[id(value)] = torch.as_strided(base, shape, strides, offset)
         return found
     if isinstance(value, (list, tuple)):
-        return type(value)(_fake(each, made, cls) for each in value)
+        return type(value)(fake(each, made, cls) for each in value)
     return value
 
 

@@ -5,10 +5,12 @@ A function here takes the bench, the tensors and then what is always the same of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import AllreduceOptions, ReduceOp
+from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
     from mesh_tensor._extension import Bench
@@ -68,11 +70,60 @@ def all_to_all(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
     return result
 
 
+@dataclass(frozen=True)
+class Results:
+    """What a function has returned, until each of its tensors has a name."""
+
+    leaves: list[Any]
+    shape: Any
+
+
+def call(_bench: Bench, function: Any, spec: Any, count: int, *leaves: Any) -> list[torch.Tensor]:
+    """Call a function of the user's, and return the tensors among its results."""
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    found = pytree.tree_leaves(function(*args, **kwargs))
+    tensors = [each for each in found if isinstance(each, torch.Tensor)]
+    if len(tensors) != count:
+        raise ValueError(
+            f"it has returned {len(tensors)} tensors here, and {count} where the forms of its results were found"
+        )
+    return tensors
+
+
+def ask(_bench: Bench, function: Any, spec: Any, *leaves: Any) -> list[Results]:
+    """Call a function of the user's whose results nobody knows before."""
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    return [Results(*pytree.tree_flatten(function(*args, **kwargs)))]
+
+
+def result(_bench: Bench, whole: Results, place: int) -> torch.Tensor:
+    """Return one of the results."""
+    tensor: torch.Tensor = whole.leaves[place]
+    return tensor.contiguous()
+
+
+def alias(_bench: Bench, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensor, which gets another name."""
+    return [tensor]
+
+
 def seed(bench: Bench, value: int, places: dict[Any, int] | None) -> None:
     """Have random numbers begin anew: with others on each process, or, without places, with the same on all."""
     torch.manual_seed(value if places is None else value * 1_000_003 + places[bench.address])
 
 
 SPECIAL = {
-    each.__name__: each for each in (rank_tensor, reduce, reduce_scatter, all_gather, all_to_all, seed)
+    each.__name__: each
+    for each in (
+        rank_tensor,
+        reduce,
+        reduce_scatter,
+        all_gather,
+        all_to_all,
+        seed,
+        call,
+        ask,
+        result,
+        alias,
+    )
 }

@@ -4,6 +4,8 @@ STM-2: with a process its tensors are gone, and everything else is as before: on
 
 STM-1: what was issued on a stream is carried out in that order, and so is what is asked of it. Before a tensor of one stream
 is named on another, what waits in the first is sent.
+
+STM-3: streams that name the same tensors (`slice_mesh`) are one for their order: never does something wait in more than one of them.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class Stream:
 
     def __init__(self, tensors: Tensors, procs: ProcMesh, cls: type) -> None:
         self.procs = procs
-        self.lock = threading.RLock()
+        self.lock = tensors.lock
+        self._others: list[Stream] = []
+        """Those that name the same tensors."""
         self.freed: list[int] = []
         self.places: deque[tuple[Any, int]] = deque(maxlen=PLACES)
         self.issued = 0
@@ -95,6 +99,22 @@ class Stream:
             self._tell("leave", self.groups.clear())
             self.issuer.clear()
 
+    def link(self, other: Stream) -> None:
+        """Have both be one for their order, and those that either is one with (STM-3)."""
+        with self.lock:
+            if other is self or other in self._others:
+                return
+            together = [self, *self._others, other, *other._others]
+            for each in together:
+                each.flush()
+                each._others = [one for one in together if one is not each]  # noqa: SLF001 - of this class
+
+    def _before(self) -> None:
+        """Send what has to come before what comes next here (STM-3)."""
+        for each in self._others:
+            if each.waiting:
+                each.flush()
+
     def descriptor(self, form: Form) -> Descriptor:
         """Return the one of that form."""
         found = self._descriptors.get(form)
@@ -124,6 +144,8 @@ class Stream:
         self, template: int, out: int, tensors: list[Any], scalars: list[Any], frame: FrameType
     ) -> None:
         """Add an instruction, issued by that frame. To be called with the lock."""
+        if self._others:
+            self._before()
         if len(tensors) == 2:
             first, second = tensors
             self._code.extend((template, out, first.ref.number, second.ref.number))
@@ -163,6 +185,7 @@ class Stream:
     def ask(self, *question: Any, of: ProcMesh | None = None) -> Future[ValueMesh[Any]]:
         """Ask the processes something, or some of them, behind all that was issued."""
         with self.lock, _disable_current_modes():
+            self._before()
             self.flush()
             return self.tensors.call(self.procs if of is None else of, question)
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from mesh_tensor._propagate import Issuer
 
 
-class _PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Has factories make their tensors on the mesh."""
 
     def __init__(self, issuer: Issuer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._issuer = issuer
+        self.issuer = issuer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if MeshTensor in types:
@@ -31,10 +31,10 @@ class _PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.lift_fresh.default:
             # `torch.tensor`: made here, and meant for the mesh.
             with _disable_current_modes():
-                return self._issuer.share(args[0])
+                return self.issuer.share(args[0])
         if not _makes_tensors(func) or _has_tensor(args) or (kwargs and _has_tensor(kwargs.values())):
             return func(*args, **(kwargs or {}))
-        return self._issuer.issue(func, args, kwargs)
+        return self.issuer.issue(func, args, kwargs)
 
 
 def _makes_tensors(func: Any) -> bool:
@@ -83,7 +83,7 @@ def activate(procs: ProcMesh) -> Iterator[None]:
     """
     issuer = issuer_of(procs)
     issuer.stream.check()
-    with _PerRank(issuer):
+    with PerRank(issuer):
         yield
 
 
@@ -93,6 +93,26 @@ def share(tensor: torch.Tensor, procs: ProcMesh) -> MeshTensor:
         raise TypeError(f"the tensor is on {tensor.procs} already")
     with _disable_current_modes():
         result: MeshTensor = issuer_of(procs).share(tensor)
+        return result
+
+
+def slice_mesh(tensor: torch.Tensor, **coords: int | slice) -> MeshTensor:
+    """Return the tensor on a part of its mesh: that of ``procs.slice(**coords)``, with the same values.
+
+    Operators and collectives on it concern these processes only. Nothing is copied, and no gradient flows.
+
+    >>> import torch
+    >>> from mesh_core import this_host
+    >>> from mesh_tensor import fetch, rank_tensor, reduce, slice_mesh
+    >>> with this_host().spawn_procs({"gpus": 3}) as procs:
+    ...     last = slice_mesh(rank_tensor(procs, "gpus"), gpus=slice(1, 3))
+    ...     print(fetch(reduce(last)).values())
+    [tensor(3), tensor(3)]
+    """
+    tensor = of_mesh(tensor)
+    part = tensor.procs.slice(**coords)
+    with _disable_current_modes():
+        result: MeshTensor = issuer_of(part).alias(tensor)
         return result
 
 

@@ -1,0 +1,186 @@
+"""Functions of the user's own on the processes of a mesh, as instructions among the operators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from mesh_core.extensions import dumps
+from mesh_tensor._descriptors import form_of
+from mesh_tensor._extension import HOLE, LIST, SPECIAL
+from mesh_tensor._propagate import Hit, Issuer, fake, fakes
+from mesh_tensor._tensor import MeshTensor
+from mesh_tensor._view import PerRank, activate
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from mesh_core import ProcMesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def remote(
+    function: Callable[P, R] | None = None, *, propagate: Callable[..., Any] | Literal["ask"] | None = None
+) -> Any:
+    """Have a function run on every process of a mesh, where the mesh's tensors among its arguments are the process's own.
+
+    What it returns stands for what it returns there: tensors of the mesh, also in lists, dicts and tuples. It is one instruction
+    among the operators: nothing waits for it.
+
+    The forms of its results are found by running it here once for each form of its arguments, on tensors without values: what else
+    it does is done here then, too. `propagate` is a function that is run in its place for that; or `"ask"`, which waits for what the
+    processes say, for functions whose results have other shapes for other values.
+
+    Arguments that are no tensors are the same on all processes, and so are results that are none. No gradient flows through it.
+
+    >>> import torch
+    >>> from mesh_core import this_host
+    >>> from mesh_tensor import activate, fetch, remote
+    >>> @remote
+    ... def spread(x, factor):
+    ...     return {"low": x.min() * factor, "high": x.max() * factor}
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs, activate(procs):
+    ...     found = spread(torch.arange(5.0), 10)
+    ...     print(fetch(found["high"]).values())
+    [tensor(40.), tensor(40.)]
+    """
+    if function is None:
+        return functools.partial(remote, propagate=propagate)
+    if not callable(function):
+        raise TypeError(f"remote() takes a function, got {function!r}")
+    if propagate is not None and propagate != "ask" and not callable(propagate):
+        raise TypeError(f"propagate= must be a function or 'ask', got {propagate!r}")
+    return RemoteFunction(function, propagate)
+
+
+class RemoteFunction(Generic[P, R]):
+    """A function that runs on the processes of a mesh; made by :func:`remote`."""
+
+    def __init__(self, function: Callable[P, R], propagate: Any) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._propagate = propagate
+        self._name = getattr(function, "__qualname__", repr(function))
+
+    def __repr__(self) -> str:
+        return f"<remote function {self._name}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it where the tensors among the arguments are, or on the mesh that is active."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+        local = [each for each in tensors if type(each) is not MeshTensor]
+        if local:
+            raise TypeError(
+                f"{self._name} got a tensor of this process, {tuple(local[0].shape)} of {local[0].dtype}: give it to the mesh "
+                "first, with share()"
+            )
+        if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+            raise ValueError(
+                f"no gradient flows through {self._name}: detach() its arguments, or call it within torch.no_grad()"
+            )
+        active = _active()
+        with _disable_current_modes():
+            result: R = self._run(active, leaves, spec, tensors)
+            return result
+
+    def on(self, procs: ProcMesh) -> Callable[P, R]:
+        """Return the same for a mesh that no argument names."""
+
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with activate(procs):
+                return self(*args, **kwargs)
+
+        return run
+
+    def _run(self, active: Issuer | None, leaves: list[Any], spec: Any, tensors: list[Any]) -> Any:
+        issuer = tensors[0].descriptor.stream.issuer if tensors else active
+        if issuer is None:
+            raise ValueError(
+                f"{self._name} got no tensor of a mesh, and no mesh is active: call it within activate(procs), or as "
+                f"{self._name}.on(procs)(...)"
+            )
+        others = {each.procs for each in tensors} - {issuer.stream.procs}
+        if others:
+            raise ValueError(
+                f"{self._name} got a tensor on {issuer.stream.procs}, and another on {others.pop()}; a function works on one mesh"
+            )
+        key = (self, spec, *map(_key, leaves))
+        hit, made = issuer.function(key, partial(self._learn, issuer, leaves, spec), tensors)
+        if hit.shape is None:
+            return self._asked(issuer, made[0])
+        values, shape = hit.shape
+        supply = iter(made)
+        return pytree.tree_unflatten([next(supply) if each is HOLE else each for each in values], shape)
+
+    def _learn(self, issuer: Issuer, leaves: list[Any], spec: Any) -> Hit:
+        """Find the forms of the results, and teach the workers the function."""
+        stream = issuer.stream
+        arguments = [HOLE if isinstance(each, torch.Tensor) else each for each in leaves]
+        count = sum(each is HOLE for each in arguments)
+        if self._propagate == "ask":
+            always = [self._function, spec, *arguments]
+            template = stream.teach(((SPECIAL, "ask", self._name), None), always, {}, count, 1, LIST, ())
+            return Hit(template, [stream.descriptor(form_of(torch.empty(0)))], 0, True)
+        with fakes():
+            known: dict[int, torch.Tensor] = {}
+            stand_ins = [fake(each, known, MeshTensor) for each in leaves]
+            args, kwargs = pytree.tree_unflatten(stand_ins, spec)
+            try:
+                found = (self._propagate or self._function)(*args, **kwargs)
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise ValueError(
+                    f"the forms of what {self._name} returns depend on values ({error}): say what they are with "
+                    "@remote(propagate=function), or have the processes asked with @remote(propagate='ask')"
+                ) from None
+        values, shape = pytree.tree_flatten(found)
+        results: list[Any] = [
+            stream.descriptor(form_of(each)) for each in values if isinstance(each, torch.Tensor)
+        ]
+        always = [self._function, spec, len(results), *arguments]
+        template = stream.teach(
+            ((SPECIAL, "call", self._name), None), always, {}, count, len(results), LIST, ()
+        )
+        hit = Hit(template, results, 0, True)
+        hit.shape = [HOLE if isinstance(each, torch.Tensor) else each for each in values], shape
+        return hit
+
+    @staticmethod
+    def _asked(issuer: Issuer, whole: Any) -> Any:
+        """Wait for the forms of the results, and name each."""
+        shape, told = issuer.stream.agreed("results", whole.ref.number)
+        values = [
+            issuer.special("result", (tuple(what[0]), what[3]), (whole,), (place,), what, place)
+            if kind == "form"
+            else what
+            for place, (kind, what) in enumerate(told)
+        ]
+        return pytree.tree_unflatten(values, shape)
+
+
+def _key(leaf: Any) -> Any:
+    """What a leaf is in a signature."""
+    if isinstance(leaf, MeshTensor):
+        return leaf.descriptor
+    try:
+        hash(leaf)
+    except TypeError:
+        return type(leaf), dumps(leaf)
+    return type(leaf), leaf
+
+
+def _active() -> Issuer | None:
+    """Return what issues for the mesh that is active."""
+    for mode in reversed(_get_current_dispatch_mode_stack()):
+        if isinstance(mode, PerRank):
+            return mode.issuer
+    return None
