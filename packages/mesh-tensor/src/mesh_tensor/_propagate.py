@@ -217,7 +217,7 @@ class Issuer:
         return hit, made
 
     def alias(self, tensor: MeshTensor) -> Any:
-        """Name a tensor of another mesh that these processes have, too (STM-3)."""
+        """Name a tensor of another mesh that these processes have, too (STM-4)."""
         self.stream.link(tensor.descriptor.stream)
 
         def learn() -> Hit:

@@ -5,7 +5,7 @@ STM-2: with a process its tensors are gone, and everything else is as before: on
 STM-1: what was issued on a stream is carried out in that order, and so is what is asked of it. Before a tensor of one stream
 is named on another, what waits in the first is sent.
 
-STM-3: streams that name the same tensors (`slice_mesh`) are one for their order: never does something wait in more than one of them.
+STM-4: streams that name the same tensors (`slice_mesh`) are one for their order: never does something wait in more than one of them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Stream:
             self.issuer.clear()
 
     def link(self, other: Stream) -> None:
-        """Have both be one for their order, and those that either is one with (STM-3)."""
+        """Have both be one for their order, and those that either is one with (STM-4)."""
         with self.lock:
             if other is self or other in self._others:
                 return
@@ -110,7 +110,7 @@ class Stream:
                 each._others = [one for one in together if one is not each]  # noqa: SLF001 - of this class
 
     def _before(self) -> None:
-        """Send what has to come before what comes next here (STM-3)."""
+        """Send what has to come before what comes next here (STM-4)."""
         for each in self._others:
             if each.waiting:
                 each.flush()
