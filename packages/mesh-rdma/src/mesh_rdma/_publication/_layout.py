@@ -139,6 +139,12 @@ def kind_of(name: str, value: Any) -> Kind:
     return Kind("", "bytes", 1, (view.nbytes,))
 
 
+def is_elsewhere(value: Any) -> bool:
+    """Whether it is a tensor in the memory of an accelerator, where PyTorch alone copies."""
+    device = getattr(value, "device", None)
+    return hasattr(value, "data_ptr") and getattr(device, "type", "cpu") != "cpu"
+
+
 def local_of(name: str, value: Any) -> tuple[Any, Piece | None]:
     """Return the tensor of this process, and which part it is if it says so itself, as a DTensor does."""
     placements, mesh = getattr(value, "placements", None), getattr(value, "device_mesh", None)

@@ -6,11 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import gather
-from mesh_rdma._action import RDMAAction
+from mesh_rdma._action import RDMAAction, carry_out
 from mesh_rdma._errors import InvalidTransfer
 from mesh_rdma._publication._boxes import Box, cover, runs
-from mesh_rdma._publication._layout import Entry, Kind, Layout, Piece
+from mesh_rdma._publication._layout import Entry, Kind, Layout, Piece, is_elsewhere
 from mesh_rdma._publication._weights import map_lease, view_of
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Load:
             at, entry = found[index]
             here, there = box.within(piece.start), box.within(entry.piece.start)
             target = _part(value, here, kind.shape)
-            if (entry.dtype, entry.item) != (kind.dtype, kind.item):
+            if (entry.dtype, entry.item) != (kind.dtype, kind.item) or is_elsewhere(value):
                 self._casts[at].append((entry, _slices(there), target))
                 continue
             for offset, _, places in runs(entry.piece.shape, there, entry.item):
@@ -84,21 +83,16 @@ class Load:
 
     def run(self, leases: Sequence[Lease], timeout: float | None) -> None:
         """Copy the version of these leases."""
-        copied = [
-            self._action(at, lease).submit(timeout=timeout)
-            for at, lease in enumerate(leases)
-            if self._copies[at]
-        ]
-        try:
+
+        def convert() -> None:
             for at, lease in enumerate(leases):
                 if self._casts[at]:
                     self._convert(self._casts[at], lease)
-        finally:
-            # Until they are over the tensors are written to, and the leases are needed.
-            outcomes = gather(*copied, return_exceptions=True).get() if copied else []
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+
+        # Until it is over the tensors are written to, and the leases are needed.
+        carry_out(
+            (self._action(at, lease) for at, lease in enumerate(leases) if self._copies[at]), timeout, convert
+        )
 
     def _action(self, at: int, lease: Lease) -> RDMAAction:
         action = self._actions.get(lease.handle)
@@ -126,7 +120,11 @@ def _copy(source: Any, target: Any) -> None:
 
         target.copy_(source if isinstance(source, torch.Tensor) else torch.as_tensor(source.copy()))
     elif hasattr(source, "numpy"):
-        target[...] = source.numpy()
+        try:
+            target[...] = source.numpy()
+        except TypeError:
+            # numpy has no such type, as bfloat16 and the 8-bit ones; float32 has all their values.
+            target[...] = source.float().numpy()
     else:
         target[...] = source
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from mesh_rdma._action import RDMAAction
+from mesh_rdma._action import RDMAAction, carry_out
 from mesh_rdma._errors import InvalidTransfer
-from mesh_rdma._publication._layout import Kind, Piece, layout_of, parts_of
+from mesh_rdma._publication._layout import Kind, Piece, is_elsewhere, layout_of, parts_of
 from mesh_rdma._publication._reader import PublicationReader, Source
 from mesh_rdma._publication._server import ReaderFailure, Server, Slot
 
@@ -69,6 +70,7 @@ class Publication:
         first = time.time_ns() // 1_000_000 if start is None else start
         self._server = Server(name or secrets.token_hex(16), self._layout, versions, first - 1)
         self._fills: dict[int, _Fill] = {}
+        self._publishing = threading.Lock()
         self._closing = weakref.finalize(self, self._server.close)
 
     @property
@@ -105,9 +107,15 @@ class Publication:
 
         Args:
             version: its number, such as that of the training step; greater than all before. By default the next one.
-            timeout: how long to wait where readers have leases on all versions that there may be, and for the copy. Then
-                :class:`RDMATimeout` says who has them.
+            timeout: how long to wait where readers have leases on all versions that there may be. Then :class:`RDMATimeout`
+                says who has them.
+
+        Several threads may publish; one goes after the other.
         """
+        with self._publishing:
+            return self._publish(version, timeout)
+
+    def _publish(self, version: int | None, timeout: float | None) -> int:
         parts = list(self._check())
         number, at, slot = self._server.begin(version, timeout)
         try:
@@ -115,7 +123,7 @@ class Publication:
             if fill is None or not fill.fits(slot, parts):
                 offsets = [entry.offset for entry in self._layout]
                 fill = self._fills[at] = _Fill(slot, parts, offsets)
-            fill.run(timeout)
+            fill.run()
         except BaseException:
             self._server.abort()
             raise
@@ -166,8 +174,9 @@ class _Fill:
         self._action = RDMAAction()
         self._others: list[tuple[Any, int]] = []
         for part, offset in zip(parts, offsets, strict=True):
-            if _is_elsewhere(part):
-                self._others.append((part, offset))
+            if is_elsewhere(part):
+                if part.numel() > 0:
+                    self._others.append((part, offset))
             else:
                 self._action.write_remote(slot.own, part, offset=offset)
 
@@ -178,26 +187,24 @@ class _Fill:
             for part, (known, address) in zip(parts, self._parts, strict=True)
         )
 
-    def run(self, timeout: float | None) -> None:
+    def run(self) -> None:
         """Copy."""
-        for part, offset in self._others:
-            # Memory of an accelerator: PyTorch copies it.
-            import torch
 
-            memory = self._slot.memory[offset : offset + part.numel() * part.element_size()]
-            torch.frombuffer(memory, dtype=part.dtype).view(part.shape).copy_(part)
-        self._action.submit(timeout=timeout).get()
+        def copy() -> None:
+            for part, offset in self._others:
+                import torch
+
+                memory = self._slot.memory[offset : offset + part.numel() * part.element_size()]
+                torch.frombuffer(memory, dtype=part.dtype).view(part.shape).copy_(part)
+
+        # To the last byte, whatever is raised: the slot may be filled again then.
+        carry_out([self._action], None, copy)
 
 
 def _address(part: Any) -> int | None:
     """Return where a tensor is that can be given other memory; none for what stays where it is."""
     pointer = getattr(part, "data_ptr", None)
     return int(pointer()) if pointer is not None else None
-
-
-def _is_elsewhere(part: Any) -> bool:
-    device = getattr(part, "device", None)
-    return hasattr(part, "data_ptr") and getattr(device, "type", "cpu") != "cpu" and part.numel() > 0
 
 
 def _words(known: tuple[Kind, Piece] | None) -> str:

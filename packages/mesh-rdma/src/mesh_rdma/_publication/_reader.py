@@ -30,6 +30,7 @@ from mesh_rdma._publication._weights import Weights
 from mesh_rdma._publication._wire import MOST_DESCRIPTORS, address_of, open_socket, peer_of, receive, send
 
 _TIMEVAL = struct.Struct("ll")
+_MOMENT_S = 0.001
 
 
 def _boot() -> str:
@@ -113,7 +114,8 @@ class _Asked:
         self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
     def left(self) -> float | None:
-        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
+        """Return the seconds that are left: a moment at least, so that what is there is given in any case."""
+        return None if self.deadline is None else max(self.deadline - time.monotonic(), _MOMENT_S)
 
 
 class PublicationReader:
@@ -283,7 +285,7 @@ class PublicationReader:
                     "Readers must be on the host of the publication."
                 )
             # The limit of a connect that waits for room, too.
-            limit = 0.0 if left is None else max(left, 0.001)
+            limit = left or 0.0
             limits = _TIMEVAL.pack(int(limit), int(limit % 1 * 1e6))
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limits)
             close_in_forks(connection)
@@ -309,7 +311,7 @@ class PublicationReader:
         waiting: str | None = None
         while True:
             left = asked.left()
-            connection.settimeout(None if left is None else max(left, 0.001))
+            connection.settimeout(left)
             try:
                 reply, descriptors = receive(connection)
             except TimeoutError:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mesh_rdma._buffer import RDMABuffer, handle_of
-from mesh_rdma._errors import InvalidTransfer, RDMATimeout
+from mesh_rdma._errors import InvalidTransfer, RDMAError, RDMATimeout
 from mesh_rdma._here import engine
 from mesh_rdma._memory import memory_of
 from mesh_rdma._pool import empty
@@ -79,7 +79,9 @@ class Server:
         self.failures: list[ReaderFailure] = []
         self._versions = Versions(slots, last)
         self._slots: list[Slot | None] = [None] * slots
-        self._lock = threading.Lock()
+        # Taken again by the same thread where garbage is collected, and with it the publication.
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
         self._freed = threading.Condition(self._lock)
         self._pids: dict[socket.socket, int] = {}
         self._closed = False
@@ -133,6 +135,11 @@ class Server:
 
     def begin(self, version: int | None, timeout: float | None) -> tuple[int, int, Slot]:
         """Return the version's number, its slot's place, and the slot to fill. Waits until there is one."""
+        if os.getpid() != self._owner:
+            raise RDMAError(
+                f"publication {self.name} belongs to pid {self._owner}, of which this process is a forked copy. "
+                "Publish there, or make another publication here."
+            )
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:
@@ -176,6 +183,9 @@ class Server:
 
     def close(self) -> None:
         """Give no leases any longer. Those that there are stay, and the memory with them."""
+        if os.getpid() != self._owner:
+            # A forked copy: the lock may be taken there for ever, and the parent goes on.
+            return
         with self._lock:
             if self._closed:
                 return
@@ -186,7 +196,7 @@ class Server:
         try:
             self._wake.send(b"x")
         except OSError:
-            # Closed in a forked copy, whose parent goes on.
+            # The thread has seen it, and ended.
             pass
 
     def join(self, timeout: float | None) -> bool:
