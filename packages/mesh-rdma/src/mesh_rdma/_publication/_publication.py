@@ -8,13 +8,17 @@ import time
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mesh_rdma._action import RDMAAction, carry_out
 from mesh_rdma._errors import InvalidTransfer
 from mesh_rdma._publication._layout import Kind, Piece, is_elsewhere, layout_of, parts_of
 from mesh_rdma._publication._reader import PublicationReader, Source
 from mesh_rdma._publication._server import ReaderFailure, Server, Slot
+
+if TYPE_CHECKING:
+    from mesh_core import HostMesh
+    from mesh_rdma._publication._hosts import Copies
 
 _LONGEST_NAME = 64
 
@@ -46,6 +50,7 @@ class Publication:
         start: the number of the first version. By default the time in milliseconds, so that numbers go on when the owner is
             restarted.
         versions: how many versions there can be at once. Memory for each is taken when it is needed.
+        hosts: hosts that get a copy of each version, once, for all readers there; see :meth:`add_hosts`.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Publication:
         name: str | None = None,
         start: int | None = None,
         versions: int = 2,
+        hosts: HostMesh | None = None,
     ) -> None:
         if versions < 2:
             raise InvalidTransfer(
@@ -71,7 +77,11 @@ class Publication:
         self._server = Server(name or secrets.token_hex(16), self._layout, versions, first - 1)
         self._fills: dict[int, _Fill] = {}
         self._publishing = threading.Lock()
+        self._versions = versions
+        self._copies: Copies | None = None
         self._closing = weakref.finalize(self, self._server.close)
+        if hosts is not None:
+            self.add_hosts(hosts)
 
     @property
     def name(self) -> str:
@@ -98,8 +108,25 @@ class Publication:
         """The readers that could not get a version, with what they said; the last thousand. They are logged, too."""
         return list(self._server.failures)
 
+    @property
+    def copies(self) -> dict[str, int | None]:
+        """The hosts that have copies, and the newest version that has come to each."""
+        return {} if self._copies is None else self._copies.versions()
+
+    def add_hosts(self, hosts: HostMesh) -> None:
+        """Have a copy of each version on these hosts from now on, beside those that have one.
+
+        A process of its own keeps it, for all readers of that host. It fetches the newest version when there is one, by the best
+        transport there is, and skips what it is too slow for. A host that comes later has its first version from another copy.
+        """
+        if self._copies is None:
+            from mesh_rdma._publication._hosts import Copies
+
+            self._copies = Copies(self._server, self._versions)
+        self._copies.add(hosts)
+
     def reader(self) -> PublicationReader:
-        """Return what other processes of this host read with. It is small and can be pickled."""
+        """Return what other processes read with, on this host and on those that have copies. It is small and can be pickled."""
         return PublicationReader([Source.here(self.name)])
 
     def publish(self, *, version: int | None = None, timeout: float | None = 60) -> int:
@@ -128,6 +155,8 @@ class Publication:
             self._server.abort()
             raise
         self._server.finish()
+        if self._copies is not None:
+            self._copies.publish()
         return number
 
     def _check(self) -> Any:
@@ -146,6 +175,8 @@ class Publication:
 
     def close(self) -> None:
         """Publish no more. Who waits for a version is told; versions that are in use stay until they are not."""
+        if self._copies is not None:
+            self._copies.close()
         self._closing()
         self._fills.clear()
 

@@ -33,8 +33,10 @@ _TIMEVAL = struct.Struct("ll")
 _MOMENT_S = 0.001
 
 
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def place() -> tuple[str, int]:
+    """Within what publications are found by their names: this host, and its network."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return boot, Path("/proc/self/ns/net").stat().st_ino
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,12 @@ class Source:
     pid: int
     host: str
     boot: str
+    network: int
 
     @classmethod
     def here(cls, name: str) -> Source:
         """Return where one of this process is."""
-        return cls(name, os.getpid(), socket.gethostname(), _boot())
+        return cls(name, os.getpid(), socket.gethostname(), *place())
 
     def __str__(self) -> str:
         return f"publication {self.name} of pid {self.pid} on host {self.host}"
@@ -119,7 +122,7 @@ class _Asked:
 
 
 class PublicationReader:
-    """Reads the versions of a publication, in any process of its owner's host.
+    """Reads the versions of a publication, in any process of its owner's host, and of hosts that have copies.
 
     ``Publication.reader()`` makes one. It may be sent to other processes and used by several threads at once.
     """
@@ -279,11 +282,6 @@ class PublicationReader:
     def _connect(self, source: Source, left: float | None) -> socket.socket:
         connection = open_socket()
         try:
-            if source.boot != _boot():
-                raise PublicationGone(
-                    f"{source} is not on this host, {socket.gethostname()}, or the host was restarted since. "
-                    "Readers must be on the host of the publication."
-                )
             # The limit of a connect that waits for room, too.
             limit = left or 0.0
             limits = _TIMEVAL.pack(int(limit), int(limit % 1 * 1e6))
@@ -294,9 +292,10 @@ class PublicationReader:
             except BlockingIOError:
                 raise RDMATimeout(f"{source} did not accept a connection in time") from None
             except OSError as error:
-                raise PublicationGone(
-                    f"{source} is not there: it was closed, its process has ended, or it is in another network namespace ({error.strerror})"
-                ) from None
+                why = "it was closed, or its process has ended"
+                if (source.boot, source.network) != place():
+                    why = f"this host, {socket.gethostname()}, has no copy of it (give hosts= to the Publication), or {why}"
+                raise PublicationGone(f"{source} is not there: {why} ({error.strerror})") from None
             _, uid = peer_of(connection)
             if uid not in {os.getuid(), 0}:
                 raise PublicationGone(f"{source} is not there: its name is used by user {uid}")

@@ -72,9 +72,11 @@ class ReaderFailure:
 class Server:
     """Gives leases on versions."""
 
-    def __init__(self, name: str, layout: Layout, slots: int, last: int) -> None:
+    def __init__(
+        self, name: str, layout: Layout, slots: int, last: int, incarnation: str | None = None
+    ) -> None:
         self.name = name
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = incarnation or secrets.token_hex(8)
         self.layout = layout
         self.failures: list[ReaderFailure] = []
         self._versions = Versions(slots, last)
@@ -83,7 +85,7 @@ class Server:
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._freed = threading.Condition(self._lock)
-        self._pids: dict[socket.socket, int] = {}
+        self._pids: dict[Hashable, int] = {}
         self._closed = False
         self._descriptor = _sealed(layout.encode())
         self._listener = self._listen()
@@ -181,6 +183,28 @@ class Server:
         with self._lock:
             self._tell(self._versions.abort())
 
+    def lend(self, pid: int) -> tuple[object, int, RDMABuffer] | None:
+        """Give a lease on the newest version to a process on another host, which reads by its buffer. None if there is none."""
+        token = object()
+        with self._lock:
+            outcome = self._versions.ask(token, Ask())
+            if not isinstance(outcome, Lease):
+                return None
+            slot = self._slots[outcome.slot]
+            assert slot is not None
+            self._pids[token] = pid
+            return token, outcome.version, slot.buffer
+
+    def give_back(self, token: object) -> None:
+        """End a lease that was given by `lend`."""
+        with self._lock:
+            self._pids.pop(token, None)
+            self._versions.gone(token)
+            self._freed.notify_all()
+            closed = self._closed
+        if closed:
+            self._rouse()
+
     def close(self) -> None:
         """Give no leases any longer. Those that there are stay, and the memory with them."""
         if os.getpid() != self._owner:
@@ -193,6 +217,10 @@ class Server:
             refusal = Refusal("the publication was closed by its owner")
             self._tell([(reader, refusal) for reader in self._versions.close()])
             self._freed.notify_all()
+        self._rouse()
+
+    def _rouse(self) -> None:
+        """Have the thread look."""
         try:
             self._wake.send(b"x")
         except OSError:
@@ -235,7 +263,6 @@ class Server:
             _shut(reader)
 
     def _pid(self, reader: Hashable) -> int:
-        assert isinstance(reader, socket.socket)
         return self._pids.get(reader, 0)
 
     # The thread.
@@ -322,10 +349,15 @@ class Server:
         with self._lock:
             version = self._versions.holders().get(connection, 0)
             failure = ReaderFailure(self._pid(connection), version, reason)
+        self.note(failure)
+
+    def note(self, failure: ReaderFailure) -> None:
+        """Keep and log what could not be had."""
+        with self._lock:
             self.failures.append(failure)
             del self.failures[:-1000]
         words = "reader pid %d could not get version %d of publication %s: %s"
-        logging.getLogger("mesh_rdma").warning(words, failure.pid, version, self.name, reason)
+        logging.getLogger("mesh_rdma").warning(words, failure.pid, failure.version, self.name, failure.reason)
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
@@ -337,7 +369,7 @@ class Server:
 
     def _end(self) -> None:
         with self._lock:
-            left = list(self._pids)
+            left = [each for each in self._pids if isinstance(each, socket.socket)]
             self._pids.clear()
             self._slots = []
         self._selector.close()

@@ -1,0 +1,216 @@
+"""Copies of a publication on other hosts: one each, fetched once, under the name of the original.
+
+CPS-1: a host has one copy of a version, however many of its processes read it.
+CPS-2: a version that is being fetched is leased at where it is fetched from, so that it is whole.
+CPS-3: a host that joins fetches its first version from another copy, where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from mesh_core import Actor, Future, HostMesh, ProcMesh, endpoint
+from mesh_rdma._buffer import RDMABuffer
+from mesh_rdma._publication._layout import Layout
+from mesh_rdma._publication._reader import place
+from mesh_rdma._publication._server import ReaderFailure, Server
+
+_LIMIT_S = 60.0
+
+
+class Place(NamedTuple):
+    """Where a copy is."""
+
+    key: tuple[str, int]
+    """As :func:`place` has it: publications of one name would get in each other's way there."""
+    pid: int
+    host: str
+
+    @classmethod
+    def here(cls) -> Place:
+        """Return that of this process."""
+        return cls(place(), os.getpid(), socket.gethostname())
+
+
+class Mirror(Actor):
+    """Has a host's copy of a publication."""
+
+    def __init__(self, name: str, layout: bytes, incarnation: str, versions: int) -> None:
+        self._made = partial(Server, name, Layout.decode(layout), versions, -1, incarnation)
+        self._server: Server | None = None
+        self._lent: dict[int, object] = {}
+
+    @endpoint
+    def where(self) -> Place:
+        """Return where this is."""
+        return Place.here()
+
+    @endpoint
+    def begin(self) -> None:
+        """Give leases from now on."""
+        self._server = self._made()
+
+    @endpoint
+    def take(self, version: int, source: RDMABuffer) -> None:
+        """Fetch a version."""
+        assert self._server is not None
+        _, _, slot = self._server.begin(version, None)
+        try:
+            source.read_into(slot.memory, timeout=None).get()
+        except BaseException:
+            self._server.abort()
+            raise
+        self._server.finish()
+
+    @endpoint
+    def lend(self) -> tuple[int, int, RDMABuffer] | None:
+        """Keep the newest version for another host; returns what gives it back, its number, and its memory."""
+        assert self._server is not None
+        lent = self._server.lend(os.getpid())
+        if lent is None:
+            return None
+        token, version, buffer = lent
+        self._lent[id(token)] = token
+        return id(token), version, buffer
+
+    @endpoint
+    def give_back(self, number: int) -> None:
+        """The other host has it."""
+        assert self._server is not None
+        self._server.give_back(self._lent.pop(number))
+
+
+@dataclass
+class _Copy:
+    """One host's copy, as its owner knows it."""
+
+    mirror: Any
+    place: Place
+    version: int | None = None
+    fetching: bool = False
+
+
+class Copies:
+    """All copies of a publication."""
+
+    def __init__(self, server: Server, versions: int) -> None:
+        self._server = server
+        self._versions = versions
+        self._lock = threading.Lock()
+        self._copies: list[_Copy] = []
+        self._procs: list[ProcMesh] = []
+        self._closed = False
+
+    def versions(self) -> dict[str, int | None]:
+        """Return the newest version of each host's copy."""
+        with self._lock:
+            return {f"{copy.place.host}, pid {copy.place.pid}": copy.version for copy in self._copies}
+
+    def add(self, hosts: HostMesh) -> None:
+        """Have copies on these hosts, where there are none yet."""
+        procs = hosts.spawn_procs(name="publication", supervise=lambda failure: True)
+        told = self._server.layout.encode(), self._server.incarnation
+        mirrors: Any = procs.spawn("mirrors", Mirror, self._server.name, *told, self._versions)
+        there: list[tuple[Any, Place]] = list(mirrors.where.call().get(timeout=_LIMIT_S).items())
+        with self._lock:
+            known = {Place.here().key, *(copy.place.key for copy in self._copies)}
+            added = []
+            for point, at in there:
+                if at.key not in known:
+                    known.add(at.key)
+                    added.append(_Copy(mirrors.slice(**point), at))
+        for copy in added:
+            copy.mirror.begin.call_one().get(timeout=_LIMIT_S)
+        with self._lock:
+            peers = [copy for copy in self._copies if copy.version is not None]
+            self._copies += added
+            self._procs.append(procs)
+        for n, copy in enumerate(added):
+            if peers:
+                self._fetch_from(peers[n % len(peers)], copy)
+            else:
+                self._fetch(copy)
+
+    def publish(self) -> None:
+        """There is a new version."""
+        with self._lock:
+            copies = list(self._copies)
+        for copy in copies:
+            self._fetch(copy)
+
+    def close(self) -> None:
+        """Stop them; what is in use there stays until it is not."""
+        with self._lock:
+            self._closed = True
+            procs, self._procs, self._copies = self._procs, [], []
+        for each in procs:
+            each.stop()
+
+    def _begin(self, copy: _Copy) -> bool:
+        """Whether it is to fetch now: it is there, and fetches nothing else."""
+        with self._lock:
+            if self._closed or copy.fetching or copy not in self._copies:
+                return False
+            copy.fetching = True
+            return True
+
+    def _fetch(self, copy: _Copy) -> None:
+        """Have a host fetch the newest version from here."""
+        if not self._begin(copy):
+            return
+        lent = self._server.lend(copy.place.pid)  # CPS-2
+        if lent is None:
+            copy.fetching = False
+            return
+        token, version, buffer = lent
+        self._take(copy, version, buffer, partial(self._server.give_back, token))
+
+    def _fetch_from(self, peer: _Copy, copy: _Copy) -> None:
+        """Have a host fetch its first version from another one (CPS-3)."""
+        if not self._begin(copy):
+            return
+
+        def lent(future: Future[Any]) -> None:
+            found = None if future.exception() is not None else future.get()
+            if found is None:
+                copy.fetching = False
+                self._fetch(copy)
+                return
+            number, version, buffer = found
+            self._take(copy, version, buffer, partial(peer.mirror.give_back.broadcast, number))
+
+        peer.mirror.lend.call_one().add_done_callback(lent)
+
+    def _take(self, copy: _Copy, version: int, source: RDMABuffer, give_back: Callable[[], object]) -> None:
+        def over(future: Future[Any]) -> None:
+            give_back()
+            error = future.exception()
+            with self._lock:
+                copy.fetching = False
+                if error is None:
+                    copy.version = version
+                elif _is_lost(error) and copy in self._copies:
+                    self._copies.remove(copy)
+                closed = self._closed
+            if closed:
+                return
+            if error is not None:
+                self._server.note(ReaderFailure(copy.place.pid, version, f"host {copy.place.host}: {error}"))
+            newest = self._server.newest
+            if newest is not None and newest > version:
+                self._fetch(copy)
+
+        copy.mirror.take.call_one(version, source).add_done_callback(over)
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether the process of a copy has ended."""
+    from mesh_core import SupervisionError, Undeliverable
+
+    return isinstance(error, (SupervisionError, Undeliverable))
