@@ -47,6 +47,29 @@ def test_each_host_has_one_copy_and_a_late_one_has_it_from_another(site):
     assert job.end() == 0
 
 
+def test_other_hosts_are_sent_what_has_changed(site):
+    """DLT-1."""
+    pytest.importorskip("numpy", reason="numpy is not installed here")
+    size = 16 * MIB
+    job = site.job(0, program="weights.py")
+    job.ask("open", size=size, hosts=[0, 1])
+    published = job.ask("publish", seed=1)
+    assert job.ask("read", hosts=[0, 1], least=published["version"]) == [published] * 8
+    before = job.ask("sent", host=CONTROLLER)
+    for seed in (2, 3):
+        published = job.ask("publish", seed=seed, changes=size // 100)
+        assert job.ask("read", hosts=[0, 1], least=published["version"]) == [published] * 8
+    # Of each 100 bytes one has changed, and has one beside it that says where.
+    assert job.ask("sent", host=CONTROLLER) - before <= 4 * 0.03 * size
+    # Who has not the one before gets everything, and so does everybody if most has changed.
+    job.ask("add", hosts=[2])
+    assert job.ask("read", hosts=[2], least=published["version"]) == [published] * 4
+    published = job.ask("publish", seed=4, changes=size // 3)
+    assert job.ask("read", hosts=[0, 2], least=published["version"]) == [published] * 12
+    assert job.ask("failures") == []
+    assert job.end() == 0
+
+
 def test_a_copy_that_is_killed_is_told_at_both_ends_and_in_nobodys_way(site):
     job = site.job(0, program="weights.py")
     job.ask("open", size=MIB, hosts=[0, 2])

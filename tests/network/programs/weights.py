@@ -89,11 +89,16 @@ class Job:
         assert self.publication is not None
         self.publication.add_hosts(self._some(hosts))
 
-    def do_publish(self, seed: int) -> dict[str, Any]:
-        """Publish something new."""
+    def do_publish(self, seed: int, changes: int | None = None) -> dict[str, Any]:
+        """Publish something new: everything, or so many bytes."""
         assert self.publication is not None
-        self.state["weights"][:] = random.Random(seed).randbytes(len(self.state["weights"]))
-        return {"version": self.publication.publish(timeout=LIMIT), "is": of(self.state["weights"])}
+        dice, weights = random.Random(seed), self.state["weights"]
+        if changes is None:
+            weights[:] = dice.randbytes(len(weights))
+        for at in dice.sample(range(len(weights)), changes or 0):
+            weights[at] ^= dice.randrange(1, 256)
+        number = self.publication.publish(timeout=LIMIT, delta=changes is not None)
+        return {"version": number, "is": of(weights)}
 
     def do_read(self, hosts: list[int], least: int) -> list[dict[str, Any]]:
         """Have all readers of these hosts read."""

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from mesh_core import Actor, Future, HostMesh, ProcMesh, endpoint
 from mesh_rdma._buffer import RDMABuffer
+from mesh_rdma._publication._delta import apply, encode
 from mesh_rdma._publication._layout import Layout
 from mesh_rdma._publication._reader import place
-from mesh_rdma._publication._server import ReaderFailure, Server
+from mesh_rdma._publication._server import Lent, ReaderFailure, Server
 
 _LIMIT_S = 60.0
 
@@ -44,7 +45,7 @@ class Mirror(Actor):
     def __init__(self, name: str, layout: bytes, incarnation: str, versions: int) -> None:
         self._made = partial(Server, name, Layout.decode(layout), versions, -1, incarnation)
         self._server: Server | None = None
-        self._lent: dict[int, object] = {}
+        self._lent: dict[int, Lent] = {}
 
     @endpoint
     def where(self) -> Place:
@@ -69,15 +70,36 @@ class Mirror(Actor):
         self._server.finish()
 
     @endpoint
+    def change(self, version: int, base: int, delta: RDMABuffer) -> bool:
+        """Make a version from an older one. False if that is not here."""
+        assert self._server is not None
+        lent = self._server.lend(os.getpid(), base)
+        if lent is None:
+            return False
+        try:
+            said = bytearray(delta.size())
+            delta.read_into(said, timeout=None).get()
+            _, _, slot = self._server.begin(version, None)
+            try:
+                slot.memory[:] = lent.slot.memory
+                apply(self._server.layout, memoryview(said), slot.memory)
+            except BaseException:
+                self._server.abort()
+                raise
+            self._server.finish()
+        finally:
+            self._server.give_back(lent)
+        return True
+
+    @endpoint
     def lend(self) -> tuple[int, int, RDMABuffer] | None:
         """Keep the newest version for another host; returns what gives it back, its number, and its memory."""
         assert self._server is not None
         lent = self._server.lend(os.getpid())
         if lent is None:
             return None
-        token, version, buffer = lent
-        self._lent[id(token)] = token
-        return id(token), version, buffer
+        self._lent[id(lent.token)] = lent
+        return id(lent.token), lent.version, lent.slot.buffer
 
     @endpoint
     def give_back(self, number: int) -> None:
@@ -106,6 +128,8 @@ class Copies:
         self._copies: list[_Copy] = []
         self._procs: list[ProcMesh] = []
         self._closed = False
+        self.delta_bytes: int | None = None
+        """How long the latest delta was."""
 
     def versions(self) -> dict[str, int | None]:
         """Return the newest version of each host's copy."""
@@ -144,6 +168,45 @@ class Copies:
         for copy in copies:
             self._fetch(copy)
 
+    def publish_changes(self, base: Lent) -> None:
+        """There is a new version, made from this one; the lease on it is ended here."""
+        new = self._server.lend(os.getpid())
+        delta = None
+        try:
+            if new is not None and new.version > base.version:
+                delta = encode(self._server.layout, base.slot.memory, new.slot.memory)
+        finally:
+            self._server.give_back(base)
+            if new is not None:
+                self._server.give_back(new)
+        if delta is None or new is None:
+            self.publish()
+            return
+        said = RDMABuffer(delta)
+        with self._lock:
+            self.delta_bytes = len(delta)
+            copies = list(self._copies)
+        for copy in copies:
+            if copy.version == base.version and self._begin(copy):
+                self._change(copy, new.version, base.version, said)
+            else:
+                self._fetch(copy)
+
+    def _change(self, copy: _Copy, version: int, base: int, delta: RDMABuffer) -> None:
+        def over(_kept: RDMABuffer, future: Future[Any]) -> None:
+            error = future.exception()
+            if (error is None and future.get()) or (error is not None and _is_lost(error)):
+                self._fetched(copy, version, error)
+                return
+            if error is not None:
+                self._note(copy, version, error)
+            with self._lock:
+                copy.fetching = False
+            self._fetch(copy)
+
+        # Who has the delta to read has nothing but a handle: it is kept here until then.
+        copy.mirror.change.call_one(version, base, delta).add_done_callback(partial(over, delta))
+
     def close(self) -> None:
         """Stop them; what is in use there stays until it is not."""
         with self._lock:
@@ -168,8 +231,7 @@ class Copies:
         if lent is None:
             copy.fetching = False
             return
-        token, version, buffer = lent
-        self._take(copy, version, buffer, partial(self._server.give_back, token))
+        self._take(copy, lent.version, lent.slot.buffer, partial(self._server.give_back, lent))
 
     def _fetch_from(self, peer: _Copy, copy: _Copy) -> None:
         """Have a host fetch its first version from another one (CPS-3)."""
@@ -190,23 +252,28 @@ class Copies:
     def _take(self, copy: _Copy, version: int, source: RDMABuffer, give_back: Callable[[], object]) -> None:
         def over(future: Future[Any]) -> None:
             give_back()
-            error = future.exception()
-            with self._lock:
-                copy.fetching = False
-                if error is None:
-                    copy.version = version
-                elif _is_lost(error) and copy in self._copies:
-                    self._copies.remove(copy)
-                closed = self._closed
-            if closed:
-                return
-            if error is not None:
-                self._server.note(ReaderFailure(copy.place.pid, version, f"host {copy.place.host}: {error}"))
-            newest = self._server.newest
-            if newest is not None and newest > version:
-                self._fetch(copy)
+            self._fetched(copy, version, future.exception())
 
         copy.mirror.take.call_one(version, source).add_done_callback(over)
+
+    def _note(self, copy: _Copy, version: int, error: BaseException) -> None:
+        self._server.note(ReaderFailure(copy.place.pid, version, f"host {copy.place.host}: {error}"))
+
+    def _fetched(self, copy: _Copy, version: int, error: BaseException | None) -> None:
+        """A host has a version now, or could not have it."""
+        with self._lock:
+            copy.fetching = False
+            if error is None:
+                copy.version = version
+            elif _is_lost(error) and copy in self._copies:
+                self._copies.remove(copy)
+            if self._closed:
+                return
+        if error is not None:
+            self._note(copy, version, error)
+        newest = self._server.newest
+        if newest is not None and newest > version:
+            self._fetch(copy)
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mesh_rdma._buffer import RDMABuffer, handle_of
 from mesh_rdma._errors import InvalidTransfer, RDMAError, RDMATimeout
@@ -55,6 +55,14 @@ class Slot:
         """Return what a reader has to know."""
         handle = base64.b64encode(handle_of(self.buffer).encode()).decode()
         return {"offset": self.offset, "buffer": handle}
+
+
+class Lent(NamedTuple):
+    """A version, and what gives it back."""
+
+    token: object
+    version: int
+    slot: Slot
 
 
 @dataclass(frozen=True)
@@ -183,20 +191,21 @@ class Server:
         with self._lock:
             self._tell(self._versions.abort())
 
-    def lend(self, pid: int) -> tuple[object, int, RDMABuffer] | None:
-        """Give a lease on the newest version to a process on another host, which reads by its buffer. None if there is none."""
+    def lend(self, pid: int, version: int | None = None) -> Lent | None:
+        """Give a lease to a process that asks otherwise, by default on the newest version. None if there is no such one."""
         token = object()
         with self._lock:
-            outcome = self._versions.ask(token, Ask())
+            outcome = self._versions.ask(token, Ask(version))
             if not isinstance(outcome, Lease):
                 return None
             slot = self._slots[outcome.slot]
             assert slot is not None
             self._pids[token] = pid
-            return token, outcome.version, slot.buffer
+            return Lent(token, outcome.version, slot)
 
-    def give_back(self, token: object) -> None:
+    def give_back(self, lent: Lent) -> None:
         """End a lease that was given by `lend`."""
+        token = lent.token
         with self._lock:
             self._pids.pop(token, None)
             self._versions.gone(token)
