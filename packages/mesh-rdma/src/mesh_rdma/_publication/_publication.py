@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import threading
@@ -137,7 +136,7 @@ class Publication:
         Args:
             delta: whether other hosts are sent only the elements that have changed, where these are few: they make the version
                 from the one before, and it is the same bit for bit. Worth it where the network is slower than memory. Comparing
-                goes on after this returns. It needs numpy; without it everything is sent.
+                goes on after this returns.
             version: its number, such as that of the training step; greater than all before. By default the next one.
             timeout: how long to wait where readers have leases on all versions that there may be. Then :class:`RDMATimeout`
                 says who has them.
@@ -145,11 +144,11 @@ class Publication:
         Several threads may publish; one goes after the other.
         """
         with self._publishing:
-            return self._publish(version, timeout)
+            return self._publish(version, delta, timeout)
 
-    def _publish(self, version: int | None, timeout: float | None) -> int:
+    def _publish(self, version: int | None, delta: bool, timeout: float | None) -> int:
         parts = list(self._check())
-        base = self._server.lend(os.getpid()) if delta and self._copies is not None and _has_numpy() else None
+        base = self._server.lend(os.getpid()) if delta and self._copies is not None else None
         try:
             number = self._snapshot(parts, version, timeout)
         except BaseException:
@@ -253,10 +252,6 @@ class _Fill:
 
         # To the last byte, whatever is raised: the slot may be filled again then.
         carry_out([self._action], None, copy)
-
-
-def _has_numpy() -> bool:
-    return importlib.util.find_spec("numpy") is not None
 
 
 def _address(part: Any) -> int | None:
