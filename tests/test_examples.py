@@ -30,6 +30,7 @@ TESTED = {
     "tool_agent",
     "sweep",
     "tour",
+    "weight_sync",
 }
 ELSEWHERE = {"demo"}
 
@@ -212,6 +213,16 @@ def test_generators_trainer(run_example: Run):
     chosen = [int(number) for number in re.findall(r"(\d+)%", machines)]
     assert len(chosen) == 4
     assert chosen[2] > 90
+
+
+def test_weight_sync(run_example: Run):
+    pytest.importorskip("mesh_rdma", reason="mesh-rdma is not installed here")
+    pytest.importorskip("numpy", reason="numpy is not installed here")
+    *steps, batches = run_example("weight_sync")
+    left = [float(line.split()[2]) for line in steps]
+    assert left == sorted(left, reverse=True) and left[-1] < 0.45
+    behind = {int(n): int(count) for n, count in re.findall(r"(\d+) versions behind: (\d+)", batches)}
+    assert set(behind) <= {0, 1} and sum(behind.values()) in (240, 720)
 
 
 def test_sweep(run_example: Run):

@@ -149,6 +149,9 @@ class Copies:
                 if at.key not in known:
                     known.add(at.key)
                     added.append(_Copy(mirrors.slice(**point), at))
+        if not added:
+            procs.stop()
+            return
         for copy in added:
             copy.mirror.begin.call_one().get(timeout=_LIMIT_S)
         with self._lock:
