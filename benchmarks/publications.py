@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 
@@ -132,19 +131,22 @@ def many() -> dict[str, float]:
     return found
 
 
-def resharded() -> dict[str, float]:
-    """As many bytes in 400 tensors of 4 ranks by rows, read by 6 ranks by columns, beside one transfer of them."""
+def resharded(dim: int) -> dict[str, float]:
+    """As many bytes in 400 tensors of 4 ranks by rows, read by 6 ranks by rows or columns, beside one transfer of them."""
     count, rows = 400, 1200
     columns = (MIB << 20) // count // rows // 4 // 6 * 6
     nbytes = count * rows * columns * 4
     process, (reader, buffer) = owner(RANKS, count=count, rows=rows, columns=columns, bytes=nbytes)
-    cuts = [columns * n // 6 for n in range(7)]
-    readers = [PublicationReader.joined([reader]) for _ in cuts[1:]]
-    targets = [{str(n): np.zeros((rows, b - a), np.float32) for n in range(count)} for a, b in pairwise(cuts)]
-    pieces = [
-        {str(n): Piece((rows, columns), (0, a), (rows, b - a)) for n in range(count)}
-        for a, b in pairwise(cuts)
-    ]
+    whole_shape = (rows, columns)
+    targets, pieces = [], []
+    for n in range(6):
+        start, shape = [0, 0], list(whole_shape)
+        start[dim] = whole_shape[dim] * n // 6
+        shape[dim] = whole_shape[dim] // 6
+        targets.append({str(n): np.zeros(shape, np.float32) for n in range(count)})
+        piece = Piece(whole_shape, tuple(start), tuple(shape))
+        pieces.append({str(n): piece for n in range(count)})
+    readers = [PublicationReader.joined([reader]) for _ in targets]
     whole = np.zeros(nbytes, np.uint8)
 
     def load() -> None:
@@ -193,7 +195,8 @@ def main() -> None:
         ("stall, 300 tensors", lambda: stall(300)),
         (f"stall, {TENSORS} tensors", lambda: stall(TENSORS)),
         (f"{TENSORS} tensors in one read", many),
-        ("4 ranks by rows to 6 by columns", resharded),
+        ("4 ranks by rows to 6 by rows", lambda: resharded(0)),
+        ("4 ranks by rows to 6 by columns", lambda: resharded(1)),
         ("delta, 2 of 100 changed", delta),
     ):
         print(f"{name}: {json.dumps(work())}", flush=True)

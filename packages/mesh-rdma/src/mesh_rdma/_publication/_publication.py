@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mesh_rdma._action import RDMAAction, carry_out
 from mesh_rdma._errors import InvalidTransfer
-from mesh_rdma._publication._layout import Kind, Piece, is_elsewhere, layout_of, parts_of
+from mesh_rdma._publication._layout import Kind, Layout, Part, Parts, Piece, is_elsewhere, layout_of
 from mesh_rdma._publication._reader import PublicationReader, Source
 from mesh_rdma._publication._server import ReaderFailure, Server, Slot
 
@@ -70,7 +70,8 @@ class Publication:
             )
         if name is not None and not (0 < len(name.encode()) <= _LONGEST_NAME and "\0" not in name):
             raise InvalidTransfer(f"a name must have 1 to {_LONGEST_NAME} bytes, got {name!r}")
-        parts = list(parts_of(state, pieces))
+        self._parts = Parts()
+        self._checked = parts = self._parts.of(state, pieces)
         self._state, self._pieces = state, dict(pieces or {})
         self._kinds: dict[str, tuple[Kind, Piece]] = {each: (kind, piece) for each, _, kind, piece in parts}
         self._layout = layout_of(parts)
@@ -147,7 +148,7 @@ class Publication:
             return self._publish(version, delta, timeout)
 
     def _publish(self, version: int | None, delta: bool, timeout: float | None) -> int:
-        parts = list(self._check())
+        parts = self._check()
         base = self._server.lend(os.getpid()) if delta and self._copies is not None else None
         try:
             number = self._snapshot(parts, version, timeout)
@@ -167,13 +168,12 @@ class Publication:
                 ).start()
         return number
 
-    def _snapshot(self, parts: list[Any], version: int | None, timeout: float | None) -> int:
+    def _snapshot(self, parts: list[Part], version: int | None, timeout: float | None) -> int:
         number, at, slot = self._server.begin(version, timeout)
         try:
             fill = self._fills.get(at)
             if fill is None or not fill.fits(slot, parts):
-                offsets = [entry.offset for entry in self._layout]
-                fill = self._fills[at] = _Fill(slot, parts, offsets)
+                fill = self._fills[at] = _Fill(slot, parts, self._layout)
             fill.run()
         except BaseException:
             self._server.abort()
@@ -181,19 +181,23 @@ class Publication:
         self._server.finish()
         return number
 
-    def _check(self) -> Any:
-        for name, local, kind, piece in parts_of(self._state, self._pieces):
+    def _check(self) -> list[Part]:
+        parts = self._parts.of(self._state, self._pieces)
+        if parts is self._checked:
+            return parts
+        for name, _, kind, piece in parts:
             if self._kinds.get(name) != (kind, piece):
                 raise InvalidTransfer(
                     f"'{name}' was {_words(self._kinds.get(name))} when the publication was made, and is {_words((kind, piece))} "
                     "now. Make another publication."
                 )
-            yield local
         missing = self._kinds.keys() - self._state.keys()
         if missing:
             raise InvalidTransfer(
                 f"'{min(missing)}' is no longer in the state dict. Make another publication."
             )
+        self._checked = parts
+        return parts
 
     def close(self) -> None:
         """Publish no more. Who waits for a version is told; versions that are in use stay until they are not."""
@@ -221,24 +225,21 @@ class Publication:
 class _Fill:
     """The copy of all tensors into one slot, made once."""
 
-    def __init__(self, slot: Slot, parts: list[Any], offsets: list[int]) -> None:
-        self._slot = slot
-        self._parts = [(each, _address(each)) for each in parts]
+    def __init__(self, slot: Slot, parts: list[Part], layout: Layout) -> None:
+        self._slot, self._parts = slot, parts
         self._action = RDMAAction()
         self._others: list[tuple[Any, int]] = []
-        for part, offset in zip(parts, offsets, strict=True):
-            if is_elsewhere(part):
-                if part.numel() > 0:
-                    self._others.append((part, offset))
+        for name, local, _, _ in parts:
+            offset = layout.entries[name].offset
+            if is_elsewhere(local):
+                if local.numel() > 0:
+                    self._others.append((local, offset))
             else:
-                self._action.write_remote(slot.own, part, offset=offset)
+                self._action.write_remote(slot.own, local, offset=offset)
 
-    def fits(self, slot: Slot, parts: list[Any]) -> bool:
+    def fits(self, slot: Slot, parts: list[Part]) -> bool:
         """Whether it is of these tensors, where they are now."""
-        return slot is self._slot and all(
-            part is known and (address is None or address == _address(part))
-            for part, (known, address) in zip(parts, self._parts, strict=True)
-        )
+        return slot is self._slot and parts is self._parts
 
     def run(self) -> None:
         """Copy."""
@@ -252,12 +253,6 @@ class _Fill:
 
         # To the last byte, whatever is raised: the slot may be filled again then.
         carry_out([self._action], None, copy)
-
-
-def _address(part: Any) -> int | None:
-    """Return where a tensor is that can be given other memory; none for what stays where it is."""
-    pointer = getattr(part, "data_ptr", None)
-    return int(pointer()) if pointer is not None else None
 
 
 def _words(known: tuple[Kind, Piece] | None) -> str:

@@ -24,7 +24,7 @@ from mesh_rdma._errors import (
     advice,
 )
 from mesh_rdma._publication._forks import close_in_forks
-from mesh_rdma._publication._layout import Layout, Piece, parts_of
+from mesh_rdma._publication._layout import Layout, Parts, Piece
 from mesh_rdma._publication._load import Load
 from mesh_rdma._publication._weights import Weights
 from mesh_rdma._publication._wire import MOST_DESCRIPTORS, address_of, open_socket, peer_of, receive, send
@@ -132,6 +132,7 @@ class PublicationReader:
     ) -> None:
         self._sources = tuple(sources)
         self._known = tuple(_Known(*each) for each in known) or tuple(_Known() for _ in self._sources)
+        self._parts = Parts()
         self._load: Load | None = None
 
     @staticmethod
@@ -194,7 +195,7 @@ class PublicationReader:
             timeout: as for :meth:`use`, with the copy.
         """
         asked = _Asked(version, min_version, wait, timeout)
-        parts = list(parts_of(state, pieces))
+        parts = self._parts.of(state, pieces)
         leases = self._lease(asked)
         try:
             load, layouts = self._load, [lease.layout for lease in leases]
