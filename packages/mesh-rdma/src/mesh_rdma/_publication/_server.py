@@ -12,7 +12,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -94,6 +94,8 @@ class Server:
         self._owner = os.getpid()
         self._freed = threading.Condition(self._lock)
         self._pids: dict[Hashable, int] = {}
+        self._listeners: list[Callable[[], object]] = []
+        """Those who wait for room for another version."""
         self._closed = False
         self._descriptor = _sealed(layout.encode())
         self._listener = self._listen()
@@ -209,10 +211,16 @@ class Server:
         with self._lock:
             self._pids.pop(token, None)
             self._versions.gone(token)
-            self._freed.notify_all()
+            self._tell_of_room()
             closed = self._closed
         if closed:
             self._rouse()
+
+    def when_room(self, listener: Callable[[], object]) -> None:
+        """Call this once, when another version can be begun, or the publication is closed; now, if that is so."""
+        with self._lock:
+            self._listeners.append(listener)
+            self._tell_of_room()
 
     def close(self) -> None:
         """Give no leases any longer. Those that there are stay, and the memory with them."""
@@ -225,7 +233,7 @@ class Server:
             self._closed = True
             refusal = Refusal("the publication was closed by its owner")
             self._tell([(reader, refusal) for reader in self._versions.close()])
-            self._freed.notify_all()
+            self._tell_of_room()
         self._rouse()
 
     def _rouse(self) -> None:
@@ -241,7 +249,14 @@ class Server:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    # What is said to readers; with the lock.
+    # What is said to others; with the lock.
+
+    def _tell_of_room(self) -> None:
+        self._freed.notify_all()
+        if self._closed or self._versions.has_room:
+            listeners, self._listeners = self._listeners, []
+            for listener in listeners:
+                listener()
 
     def _tell(self, told: list[tuple[Hashable, Lease | Refusal]]) -> None:
         for reader, outcome in told:
@@ -373,7 +388,7 @@ class Server:
         with self._lock:
             self._pids.pop(connection, None)
             self._versions.gone(connection)
-            self._freed.notify_all()
+            self._tell_of_room()
         connection.close()
 
     def _end(self) -> None:
