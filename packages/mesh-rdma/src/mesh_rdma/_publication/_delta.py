@@ -6,6 +6,7 @@ finds and applies the changes of elements of one width; here is where these lie.
 
 from __future__ import annotations
 
+import os
 import struct
 
 from mesh_rdma._errors import InvalidTransfer
@@ -14,13 +15,16 @@ from mesh_rdma._native import apply_changes, find_changes
 from mesh_rdma._publication._layout import LINE, Layout
 
 _WIDTHS = (1, 2, 4, 8)
+_PIECE = 16 << 20
+"""Bytes that one thread looks at."""
+_MOST_CORES = 4
 _LENGTH = struct.Struct("<Q")
 _WORTH = 0.5
 """A delta that is a larger part of the whole is not worth its making."""
 
 
 def spans(layout: Layout) -> list[tuple[int, int, int]]:
-    """Return where in a version elements of one width lie: from which byte to which, and their width."""
+    """Return where in a version elements of one width lie: from which byte to which, and their width; in pieces."""
     found: list[list[int]] = []
     for entry in layout:
         width = entry.item if entry.item in _WIDTHS else 1
@@ -29,7 +33,11 @@ def spans(layout: Layout) -> list[tuple[int, int, int]]:
             found[-1][1] = stop
         else:
             found.append([entry.offset, stop, width])
-    return [(start, min(stop, layout.nbytes), width) for start, stop, width in found]
+    return [
+        (at, min(at + _PIECE, stop, layout.nbytes), width)
+        for start, stop, width in found
+        for at in range(start, stop, _PIECE)
+    ]
 
 
 def encode(layout: Layout, old: memoryview, new: memoryview) -> bytes | None:
@@ -37,14 +45,29 @@ def encode(layout: Layout, old: memoryview, new: memoryview) -> bytes | None:
 
     Nobody may write to either meanwhile.
     """
-    parts: list[bytes] = []
+    from concurrent.futures import ThreadPoolExecutor
+
     room = int(layout.nbytes * _WORTH)
-    for start, stop, width in spans(layout):
-        changes = find_changes(memory_of(old[start:stop]), memory_of(new[start:stop]), width, room)
-        if changes is None:
+
+    def find(span: tuple[int, int, int]) -> bytes | None:
+        start, stop, width = span
+        return find_changes(memory_of(old[start:stop]), memory_of(new[start:stop]), width, room)
+
+    pieces = spans(layout)
+    parts: list[bytes] = []
+    cores = min(len(os.sched_getaffinity(0)), _MOST_CORES, len(pieces)) or 1
+    with ThreadPoolExecutor(cores, "mesh-publication-find") as threads:
+        try:
+            found = threads.map(find, pieces)
+        except RuntimeError:
+            # The interpreter ends: nobody waits for it.
             return None
-        room -= len(changes)
-        parts += [_LENGTH.pack(len(changes)), changes]
+        for changes in found:
+            if changes is None or len(changes) > room:
+                threads.shutdown(wait=False, cancel_futures=True)
+                return None
+            room -= len(changes)
+            parts += [_LENGTH.pack(len(changes)), changes]
     return b"".join(parts)
 
 
