@@ -81,6 +81,14 @@ class Peer:
         """Be a reader."""
         self.reader = reader
 
+    def greet(self) -> None:
+        """Tell the owner what was seen."""
+        assert self.reader is not None
+        try:
+            self.reader.use(wait=False).release()
+        except VersionUnavailable:
+            pass
+
     def read(self, count: int, seed: int) -> tuple[int, list[str]]:
         """Read so often, unless the owner ends; returns how often that was, and what was wrong."""
         dice, done, wrong = random.Random(seed), 0, []

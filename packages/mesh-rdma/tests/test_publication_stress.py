@@ -31,7 +31,7 @@ class Run:
         self.victims = []
         """Who is killed in the next rounds."""
         self.counts = {"publishes": 0, "reads": 0, "readers killed": 0, "owners killed": 0}
-        self.owner, self.reader = None, None
+        self.owner, self.reader, self.readers = None, None, []
         self.new_owner()
         self.readers = [self.new_reader() for _ in range(READERS)]
 
@@ -39,6 +39,9 @@ class Run:
         self.owner = Other(program=PEER)
         reader = self.owner.own(self.name, self.versions)
         self.reader = self.reader or reader
+        for each in self.readers:
+            # It learns what they have seen: below that they take nothing, and would wait.
+            each.greet()
         self.publish(1)
 
     def publish(self, count):
