@@ -136,7 +136,7 @@ class Publication:
 
         Args:
             delta: whether other hosts are sent only the elements that have changed, where these are few: they make the version
-                from the one before, and it is the same bit for bit. Worth it where the network is slower than memory. Comparing
+                from the one before, and it is the same bit for bit. Worth it below about 1 GB/s to a host. Comparing
                 goes on after this returns.
             version: its number, such as that of the training step; greater than all before. By default the next one.
             timeout: how long to wait where readers have leases on all versions that there may be. Then :class:`RDMATimeout`
