@@ -1,166 +1,205 @@
-"""Figures of publications, each beside a copy or a transfer of the same bytes, in the same run.
+"""Figures of publications, each beside what the machine itself takes for the same bytes, in the same run.
 
-    python benchmarks/publications.py
+    python benchmarks/publications.py [MIB]
 
-Wants numpy, and release builds of mesh-core and mesh-rdma. Prints medians, and ratios of neighbours in time.
+Wants numpy, and release builds of mesh-core and mesh-rdma. Prints medians of rounds in which both take turns.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from mesh_core import Actor, ProcMesh, endpoint, shutdown, this_host
 from mesh_rdma import Piece, Publication, PublicationReader, RDMABuffer, empty
 from mesh_rdma._publication._delta import apply, encode
 from mesh_rdma._publication._layout import layout_of, parts_of
 
-MANY, EACH = 40_000, 26_843  # a GiB
-LARGE = 256 << 20
+MIB = int(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1] != "owner" else 1024
 ROUNDS = 7
+TENSORS = 40_000
+"""How many there are of all bytes."""
 LINK = 1e9
-"""Bytes a second of the network that a delta is compared on."""
+"""Bytes a second of a link to another host, for which a delta is reckoned."""
+
+OWNERS = """
+import json, sys
+import numpy as np
+from mesh_rdma import Piece, Publication, PublicationReader, RDMABuffer, empty
+import base64, pickle
+{made}
+print(base64.b64encode(pickle.dumps(offered)).decode(), flush=True)
+sys.stdin.read()
+"""
+MANY = """
+state = {{str(n): np.full({each}, n % 251, np.uint8) for n in range({count})}}
+publication = Publication(state)
+publication.publish()
+one = np.frombuffer(empty({each} * {count}), np.uint8)
+one[:] = 1
+buffer = RDMABuffer(one)
+offered = publication.reader(), buffer
+"""
+RANKS = """
+publications = []
+for rank in range(4):
+    rows = {rows} * rank // 4, {rows} * (rank + 1) // 4
+    state = {{str(n): np.full((rows[1] - rows[0], {columns}), n % 100, np.float32) for n in range({count})}}
+    pieces = {{name: Piece(({rows}, {columns}), (rows[0], 0), array.shape) for name, array in state.items()}}
+    publications.append(Publication(state, pieces=pieces, start=1))
+    publications[-1].publish()
+one = np.frombuffer(empty({bytes}), np.uint8)
+one[:] = 1
+buffer = RDMABuffer(one)
+offered = PublicationReader.joined([each.reader() for each in publications]), buffer
+"""
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
-    begun = time.perf_counter()
+def owner(made: str, **numbers: int) -> tuple[subprocess.Popen[str], tuple[PublicationReader, RDMABuffer]]:
+    """Start another process that publishes; returns what it offers."""
+    import base64
+    import pickle
+
+    code = OWNERS.format(made=made.format(**numbers))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, pickle.loads(base64.b64decode(process.stdout.readline()))
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+
+
+def taken(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - began
 
 
-class Reader(Actor):
-    """Copies versions, and buffers of the same bytes."""
-
-    def __init__(self, shapes: list[int]) -> None:
-        whole = np.zeros(sum(shapes), np.uint8)
-        cuts = np.cumsum([0, *shapes])
-        self.whole = whole
-        self.state = {f"t{n}": whole[cuts[n] : cuts[n + 1]] for n in range(len(shapes))}
-
-    @endpoint
-    def load(self, reader: PublicationReader, buffer: RDMABuffer) -> tuple[float, float]:
-        """A version, and the same bytes by one transfer."""
-        one = seconds(lambda: buffer.read_into(self.whole).get())
-        return seconds(lambda: reader.load_into(self.state)), one
-
-    @endpoint
-    def reshard(
-        self, reader: PublicationReader, rank: int, rows: int, buffer: RDMABuffer
-    ) -> tuple[float, float]:
-        """A sixth of rows, cut by columns or rows, and as many bytes by one transfer."""
-        part = np.zeros((rows // 6 + (rank < rows % 6), 4096), np.uint8)
-        start = sum(rows // 6 + (each < rows % 6) for each in range(rank))
-        piece = {"weight": Piece((rows, 4096), (start, 0), part.shape)}
-        reader.load_into({"weight": part}, pieces=piece)
-        one = seconds(lambda: buffer.read_into(self.whole[: part.nbytes]).get())
-        return seconds(lambda: reader.load_into({"weight": part}, pieces=piece)), one
+def in_turn(*works: Callable[[], object]) -> list[float]:
+    """Return how long each takes: the median, after one round that is not counted."""
+    times = [[taken(work) for work in works] for _ in range(ROUNDS + 1)][1:]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
-def told(name: str, pairs: list[tuple[float, float]], asked: str) -> None:
-    """Print medians, and the ratio of neighbours."""
-    ones, others = [one for one, _ in pairs], [other for _, other in pairs]
-    ratio = statistics.median(one / other for one, other in zip(ones, others, strict=True))
-    one, other = 1000 * statistics.median(ones), 1000 * statistics.median(others)
-    print(f"| {name} | {one:.1f} ms | {other:.1f} ms | {ratio:.2f} | {asked} |", flush=True)
+def ratios(one: Callable[[], object], other: Callable[[], object]) -> dict[str, float]:
+    """Return how long both take, and the median of what the one takes of the other beside it."""
+    pairs = [(taken(one), taken(other)) for _ in range(ROUNDS + 2)][2:]
+    return {
+        "ms": round(statistics.median(a for a, _ in pairs) * 1e3, 1),
+        "beside_ms": round(statistics.median(b for _, b in pairs) * 1e3, 1),
+        "ratio": round(statistics.median(a / b for a, b in pairs), 3),
+    }
 
 
-def stall(name: str, state: dict[str, np.ndarray[Any, Any]]) -> None:
-    """What `publish` takes of its caller's time, beside a copy of the same tensors into memory that is there."""
-    copies = {key: np.empty_like(value) for key, value in state.items()}
-
-    def copy() -> None:
-        for key, value in state.items():
-            np.copyto(copies[key], value)
-
-    with Publication(state) as publication:
-        for _ in range(3):
-            publication.publish()
-            copy()
-        pairs = [(seconds(publication.publish), seconds(copy)) for _ in range(ROUNDS)]
-    told(f"publish {name} / a copy", pairs, "<= 1.1")
+def memcpy(target: np.ndarray, source: np.ndarray) -> None:
+    """The C library's, of the same bytes."""
+    ctypes.memmove(target.ctypes.data, source.ctypes.data, source.nbytes)
 
 
-def loads(procs: ProcMesh) -> None:
-    """All tensors of a version, beside one transfer of as many bytes."""
-    whole = np.frombuffer(empty(MANY * EACH), np.uint8)
-    state = {f"t{n}": np.ones(EACH, np.uint8) for n in range(MANY)}
-    reader = procs.slice(gpus=0).spawn("reader", Reader, [EACH] * MANY)
-    buffer = RDMABuffer(whole)
+def stall(tensors: int) -> dict[str, float]:
+    """How long ``publish()`` holds the trainer up, beside one memcpy of as many bytes into memory that is there already."""
+    each = (MIB << 20) // tensors // 64 * 64
+    whole = np.ones(each * tensors, np.uint8)
+    target = np.zeros_like(whole)
+    state = {str(n): whole[n * each : (n + 1) * each] for n in range(tensors)}
     with Publication(state) as publication:
         publication.publish()
-        pairs = []
-        for _ in range(ROUNDS + 1):
-            publication.publish()
-            pairs.append(reader.load.call_one(publication.reader(), buffer).get())
-    told("load 40,000 tensors, 1 GiB / one transfer", pairs[1:], "<= 1.3")
-    stall("40,000 tensors, 1 GiB", state)
-    reader.stop().get()
+        return ratios(publication.publish, lambda: memcpy(target, whole))
 
 
-def resharded(procs: ProcMesh) -> None:
-    """Rows of four ranks, read by six."""
-    rows = LARGE // 4096
-    ranks = []
-    for rank in range(4):
-        part = {"weight": np.full((rows // 4, 4096), rank, np.uint8)}
-        piece = {"weight": Piece((rows, 4096), (rank * rows // 4, 0), (rows // 4, 4096))}
-        ranks.append(Publication(part, pieces=piece, start=1))
-    buffer = RDMABuffer(np.frombuffer(empty(LARGE), np.uint8))
-    reader = PublicationReader.joined([each.reader() for each in ranks])
-    actor = procs.slice(gpus=0).spawn("sixth", Reader, [LARGE // 6 + 4096])
-    for each in ranks:
-        each.publish(version=1)
-    pairs = [actor.reshard.call_one(reader, n % 6, rows, buffer).get() for n in range(2 * ROUNDS)]
-    told("a sixth of what 4 ranks publish / one transfer", pairs, "<= 1.6")
-    for each in ranks:
-        each.close()
+def many() -> dict[str, float]:
+    """Tensors read in one, into tensors that lie apart, beside one transfer of as many bytes."""
+    each = (MIB << 20) // TENSORS // 64 * 64
+    process, (reader, buffer) = owner(MANY, each=each, count=TENSORS)
+    target = {str(n): np.zeros(each, np.uint8) for n in range(TENSORS)}
+    whole = np.zeros(each * TENSORS, np.uint8)
+    found = ratios(lambda: reader.load_into(target), lambda: buffer.read_into(whole).get())
+    assert all(target[name][0] == int(name) % 251 for name in target)
+    end(process)
+    return found
 
 
-def deltas() -> None:
-    """Two of a hundred elements of 2 bytes have changed: how many bytes, and how long beside sending everything."""
-    state = {"weight": np.zeros(LARGE // 2, np.float16)}
-    layout = layout_of(list(parts_of(state, None)))
-    dice = np.random.default_rng(1)
-    old = dice.integers(0, 1 << 16, LARGE // 2, np.uint16)
-    new = old.copy()
-    new[dice.choice(len(new), len(new) // 50, replace=False)] ^= 1
-    memory = np.empty_like(old)
-    bytes_of: list[Any] = [each.view(np.uint8).data for each in (old, new, memory)]
-    found: list[bytes] = []
+def resharded(dim: int) -> dict[str, float]:
+    """As many bytes in 400 tensors of 4 ranks by rows, read by 6 ranks by rows or columns, beside one transfer of them."""
+    count, rows = 400, 1200
+    columns = (MIB << 20) // count // rows // 4 // 6 * 6
+    nbytes = count * rows * columns * 4
+    process, (reader, buffer) = owner(RANKS, count=count, rows=rows, columns=columns, bytes=nbytes)
+    whole_shape = (rows, columns)
+    targets, pieces = [], []
+    for n in range(6):
+        start, shape = [0, 0], list(whole_shape)
+        start[dim] = whole_shape[dim] * n // 6
+        shape[dim] = whole_shape[dim] // 6
+        targets.append({str(n): np.zeros(shape, np.float32) for n in range(count)})
+        piece = Piece(whole_shape, tuple(start), tuple(shape))
+        pieces.append({str(n): piece for n in range(count)})
+    readers = [PublicationReader.joined([reader]) for _ in targets]
+    whole = np.zeros(nbytes, np.uint8)
 
-    def change() -> None:
-        """What both ends do."""
-        found[:] = [encode(layout, *bytes_of[:2]) or b""]
-        np.copyto(memory, old)
-        apply(layout, memoryview(found[0]), bytes_of[2])
+    def load() -> None:
+        for one, target, piece in zip(readers, targets, pieces, strict=True):
+            one.load_into(target, pieces=piece)
 
-    took = [seconds(change) for _ in range(ROUNDS)]
-    assert (memory == new).all()
-    share = len(found[0]) / LARGE
-    print(
-        f"| bytes of a delta, 2 % of elements changed | {len(found[0]) / 1e6:.1f} MB | {LARGE / 1e6:.1f} MB | {share:.3f} | <= 0.04 |"
-    )
-    whole = LARGE / LINK
-    told(
-        f"256 MiB by a delta / whole, at {LINK / 1e9:g} GB/s",
-        [(each + share * whole, whole) for each in took],
-        "< 1",
-    )
+    found = ratios(load, lambda: buffer.read_into(whole).get())
+    assert all((array == int(name) % 100).all() for target in targets for name, array in target.items())
+    end(process)
+    return found
+
+
+def delta() -> dict[str, float]:
+    """What has changed in 2 of 100 numbers of two bytes: its bytes, and its time on a link beside that of all of them."""
+    old = np.frombuffer(empty(MIB << 20), np.uint16)
+    rng = np.random.default_rng(1)
+    old[:] = rng.integers(0, 1 << 16, len(old), np.uint16)
+    new = np.frombuffer(empty(MIB << 20), np.uint16)
+    new[:] = old
+    new[rng.random(len(new), np.float32) < 0.02] ^= 1
+    layout = layout_of(list(parts_of({"weights": old}, None)))
+    there = np.frombuffer(empty(MIB << 20), np.uint16)
+    views = memoryview(old).cast("B"), memoryview(new).cast("B"), memoryview(there).cast("B")
+    made = encode(layout, *views[:2])
+    assert made is not None
+
+    def make() -> None:
+        memcpy(there, old)
+        apply(layout, memoryview(made), views[2])
+
+    find_s, make_s = in_turn(lambda: encode(layout, *views[:2]), make)
+    assert np.array_equal(there, new)
+    whole_s, changes_s = layout.nbytes / LINK, find_s + len(made) / LINK + make_s
+    return {
+        "bytes_of_all": round(len(made) / layout.nbytes, 4),
+        "find_ms": round(find_s * 1e3, 1),
+        "make_ms": round(make_s * 1e3, 1),
+        "of_all_at_1_GB/s": round(changes_s / whole_s, 3),
+    }
 
 
 def main() -> None:
-    print("| figure | it | beside | ratio | asked |\n| --- | --- | --- | --- | --- |")
-    stall("256 MiB", {"weight": np.ones(LARGE, np.uint8)})
-    with this_host().spawn_procs({"gpus": 1}) as procs:
-        loads(procs)
-        resharded(procs)
-    deltas()
-    shutdown()
+    print(f"{MIB} MiB, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    for name, work in (
+        ("stall, 1 tensor", lambda: stall(1)),
+        ("stall, 300 tensors", lambda: stall(300)),
+        (f"stall, {TENSORS} tensors", lambda: stall(TENSORS)),
+        (f"{TENSORS} tensors in one read", many),
+        ("4 ranks by rows to 6 by rows", lambda: resharded(0)),
+        ("4 ranks by rows to 6 by columns", lambda: resharded(1)),
+        ("delta, 2 of 100 changed", delta),
+    ):
+        print(f"{name}: {json.dumps(work())}", flush=True)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_each_host_has_one_copy_and_a_late_one_has_it_from_another(site):
 def test_other_hosts_are_sent_what_has_changed(site):
     """DLT-1."""
     pytest.importorskip("numpy", reason="numpy is not installed here")
-    size = 16 * MIB
+    size = 4 * MIB
     job = site.job(0, program="weights.py")
     job.ask("open", size=size, hosts=[0, 1])
     published = job.ask("publish", seed=1)

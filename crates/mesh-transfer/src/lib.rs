@@ -9,6 +9,7 @@ mod completion;
 mod control;
 mod copy;
 mod cores;
+mod delta;
 mod engine;
 mod error;
 mod exports;
@@ -28,6 +29,7 @@ mod tests;
 
 pub use choice::{Choice, Distance, Need, Ours, choose};
 pub use completion::{Operation, Outcome};
+pub use delta::{apply_changes, find_changes};
 pub use engine::{Engine, QUICK, Standing};
 pub use error::{ErrorKind, TransferError};
 pub use exports::{Export, Exports, Keep};

@@ -3,14 +3,13 @@
 import gc
 import os
 import pickle
-import random
 import struct
 import sys
 from typing import Any
 
 import numpy as np
 
-from mesh_rdma import Publication, PublicationReader, RDMATimeout, VersionUnavailable, Weights
+from mesh_rdma import Publication, PublicationReader, Weights
 
 
 def state_of(number: int, sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -101,44 +100,6 @@ class Peer:
             read, _ = os.pipe()
             os.read(read, 1)
         return pid
-
-    def read_for_ever(self, reader: PublicationReader, seed: int) -> None:
-        """Read, in all the ways there are, until killed; say so of each version that is not what it should be."""
-        dice = random.Random(seed)
-        last, counted = 0, 0
-        target = None
-        answer("ready")
-        while True:
-            way = dice.choice(("use", "load", "hold", "exact"))
-            try:
-                if way == "load":
-                    if target is None:
-                        with reader.use(timeout=60) as weights:
-                            target = {
-                                name: np.zeros(array.shape, array.dtype) for name, array in weights.items()
-                            }
-                    number, found = reader.load_into(target, timeout=60), numbers_in(target)
-                elif way == "exact":
-                    number, found = self.read(reader, version=last + dice.randint(-1, 2), timeout=0.01)
-                elif way == "hold":
-                    with reader.use(min_version=last + dice.randint(0, 1), timeout=0.05) as weights:
-                        number, array = weights.version, weights["tensor-0"]
-                    # The array keeps the version.
-                    found = {int(value) for _ in range(3) for value in np.unique(array)}
-                    del array
-                else:
-                    number, found = self.read(reader)
-            except (VersionUnavailable, RDMATimeout):
-                continue
-            if found != {number}:
-                answer(f"torn or mislabelled: version {number} has {sorted(found)[:4]}, by {way}")
-                return
-            if way != "exact" and number < last:
-                answer(f"went back: from {last} to {number}, by {way}")
-                return
-            last, counted = max(last, number), counted + 1
-            if counted % 50 == 0:
-                answer(50)
 
 
 def answer(value: Any) -> None:

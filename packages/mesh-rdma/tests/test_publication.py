@@ -456,37 +456,3 @@ def test_many_threads_of_one_reader(shared, in_threads):
 
     in_threads(work, 8)
     shared.close("threads")
-
-
-# At random.
-
-
-def test_random_kills(third):
-    """Publishes, reads and kills: nothing torn, nothing under a wrong number. Larger numbers in benchmarks/publications.py."""
-    owner = third
-    reader = owner.publication("it", sizes=(5000, 7, 300), start=1, versions=3)
-    owner.publish("it", 1)
-    dice = random.Random(11)
-    number, reads, readers = 1, 0, []
-    for seed in range(5):
-        readers.append(Other(program=PEER))
-        readers[-1].tell("read_for_ever", reader, seed)
-        assert readers[-1].hear() == "ready"
-    for turn in range(12):
-        for _ in range(dice.randint(1, 5)):
-            number += 1
-            owner.publish("it", number)
-        at = dice.randrange(len(readers))
-        said = readers[at].hear()
-        assert said == 50
-        reads += said
-        if turn % 3 == 0:
-            readers[at].kill()
-            readers[at].end()
-            readers[at] = Other(program=PEER)
-            readers[at].tell("read_for_ever", reader, turn + 100)
-            assert readers[at].hear() == "ready"
-    for each in readers:
-        each.kill()
-        each.end()
-    assert reads == 600 and owner.publish("it", number + 1) == number + 1

@@ -50,9 +50,11 @@ def test_old_and_delta_make_the_new_version(name, seed):
 
 
 def test_steps_over_long_distances_and_over_pieces():
-    layout, old = made({"a": np.zeros((1 << 22) + 5000, np.uint16)}, np.random.default_rng(1))
+    layout, old = made(
+        {"a": np.zeros((1 << 23) + 5000, np.uint16), "b": np.zeros(100, np.int8)}, np.random.default_rng(1)
+    )
     new = old.copy().view(np.uint16)
-    for place in (0, 1, 254, 255, 256, 510, 511, 100_000, (1 << 22) - 1, 1 << 22, len(new) - 1):
+    for place in (0, 1, 254, 255, 256, 510, 511, 100_000, (1 << 23) - 1, 1 << 23, len(new) - 1):
         new[place] ^= 1
     delta = encode(layout, memoryview(old), memoryview(new.view(np.uint8)))
     assert delta is not None

@@ -325,3 +325,78 @@ def test_random_cuts_of_random_tensors(seed):
             for name, each in whole.items():
                 assert np.array_equal(target[name], part_of(each, pieces[name])), name
     ranks.close()
+
+
+def test_the_order_of_the_state_dict_does_not_matter():
+    state = {"a": np.full(100, 1), "b": np.full(7, 2), "c": np.full(30, 3)}
+    with Publication(state) as publication:
+        publication.publish()
+        state["a"] = state.pop("a") + 10
+        publication.publish()
+        with publication.reader().use() as weights:
+            assert {name: set(map(int, weights[name])) for name in weights} == {"a": {11}, "b": {2}, "c": {3}}
+        target = {name: np.zeros_like(state[name]) for name in "cab"}
+        publication.reader().load_into(target)
+        assert all(np.array_equal(target[name], state[name]) for name in state)
+
+
+def test_many_short_pieces():
+    whole = np.arange(200 * 60, dtype=np.float32).reshape(200, 60)
+    with Publication({"it": whole}) as publication:
+        reader = publication.reader()
+        target = {"it": np.zeros((200, 20), np.float32)}
+        for _ in range(2):
+            publication.publish()
+            reader.load_into(target, pieces={"it": Piece((200, 60), (0, 20), (200, 20))})
+            assert np.array_equal(target["it"], whole[:, 20:40])
+            whole += 1
+
+
+TORCH_TYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+
+
+@pytest.mark.beside
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TORCH_TYPES)
+def test_types_of_torch_are_published_and_wanted(name):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip(f"this PyTorch has no {name}")
+    values = torch.linspace(-2, 2, 600).reshape(20, 30)
+    with Publication({"full": values, "short": values.to(dtype)}) as publication:
+        publication.publish()
+        reader = publication.reader()
+        # Bit for bit as PyTorch converts them, and as they are.
+        target = {"full": torch.zeros(20, 30, dtype=dtype), "short": torch.zeros(20, 30, dtype=dtype)}
+        reader.load_into(target, cast=True)
+        for each in target.values():
+            assert torch.equal(each.view(torch.uint8), values.to(dtype).view(torch.uint8))
+        with reader.use() as weights:
+            assert weights["short"].dtype == dtype
+            assert torch.equal(weights["short"].float(), values.to(dtype).float())
+            # Written to, it is the reader's own.
+            weights["full"].zero_()
+        piece = Piece((20, 30), (0, 10), (20, 10))
+        columns = {"full": torch.zeros(20, 10, dtype=dtype), "short": np.zeros((20, 10))}
+        reader.load_into(columns, cast=True, pieces={"full": piece, "short": piece})
+        assert torch.equal(columns["full"].float(), values.to(dtype).float()[:, 10:20])
+        assert np.array_equal(columns["short"], values.to(dtype).float().numpy()[:, 10:20])
+
+
+@pytest.mark.beside
+@pytest.mark.slow
+def test_a_tensor_that_gets_other_memory_is_published_from_there():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+    state = {"it": torch.ones(1000)}
+    with Publication(state) as publication:
+        target = {"it": torch.zeros(1000)}
+        for number in range(1, 5):
+            state["it"].data = torch.full((1000,), float(number))
+            target["it"].data = torch.zeros(1000)
+            publication.publish()
+            publication.reader().load_into(target)
+            assert set(target["it"].tolist()) == {number}
+        state["it"].data = torch.ones(10)
+        with pytest.raises(InvalidTransfer, match="'it' was torch float32"):
+            publication.publish()

@@ -1,6 +1,7 @@
 //! The Python face of mesh-transfer: conversions, leaving the interpreter, errors; no decisions.
 
 mod action;
+mod delta;
 mod door;
 mod engine;
 mod handle;
@@ -14,6 +15,9 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 mod _native {
     use super::*;
+
+    #[pymodule_export]
+    use crate::delta::{apply_changes, find_changes};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

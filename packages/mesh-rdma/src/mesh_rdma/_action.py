@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mesh_core import Future
 from mesh_rdma._buffer import WORD, RDMABuffer, handle_of, place
+from mesh_rdma._errors import RDMAError
 from mesh_rdma._futures import each, of_operation
 from mesh_rdma._here import engine
 from mesh_rdma._memory import memory_of, writable_memory_of
-from mesh_rdma._native import Action
+from mesh_rdma._native import Action, Operation
 
 
 class RDMAAction:
@@ -66,5 +68,32 @@ class RDMAAction:
 
         If one fails the future raises its error, and others may have been carried out. The action can be submitted again.
         """
-        operation = engine().submit(self._action, timeout, transport)
+        operation = self._begin(timeout, transport)
         return of_operation(operation, "an RDMAAction", each, self._action)
+
+    def _begin(self, timeout: float | None, transport: str | None) -> Operation:
+        return engine().submit(self._action, timeout, transport)
+
+
+def carry_out(actions: Iterable[RDMAAction], timeout: float | None, meanwhile: Callable[[], None]) -> None:
+    """Carry out actions beside ``meanwhile``, and return or raise when the last byte was moved, whatever is raised.
+
+    A future would not do: one that is cancelled is over before its bytes are.
+    """
+    begun: list[Operation] = []
+    try:
+        for action in actions:
+            # Not in one expression: what has begun before one that cannot begin must be known.
+            begun.append(action._begin(timeout, None))  # noqa: SLF001, PERF401
+        meanwhile()
+        for operation in begun:
+            operation.result()
+    finally:
+        for operation in begun:
+            operation.cancel()
+        for operation in begun:
+            try:
+                operation.result()
+            except RDMAError:
+                # The first error is the one that is raised.
+                pass

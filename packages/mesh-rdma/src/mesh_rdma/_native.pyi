@@ -19,6 +19,8 @@ __all__ = [
     "Watch",
     "Window",
     "__version__",
+    "apply_changes",
+    "find_changes",
 ]
 
 __version__: str
@@ -133,3 +135,6 @@ class Engine:
         forced: str | None = None,
     ) -> Operation: ...
     def submit(self, action: Action, timeout: float | None, forced: str | None = None) -> Operation: ...
+
+def find_changes(old: Memory, new: Memory, unit: int, limit: int) -> bytes | None: ...
+def apply_changes(memory: Memory, changes: Memory) -> None: ...

@@ -7,6 +7,7 @@ CPS-3: a host that joins fetches its first version from another copy, where ther
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -17,10 +18,11 @@ from typing import Any, NamedTuple
 
 from mesh_core import Actor, Future, HostMesh, ProcMesh, endpoint
 from mesh_rdma._buffer import RDMABuffer
+from mesh_rdma._errors import RDMATimeout
 from mesh_rdma._publication._delta import apply, encode
 from mesh_rdma._publication._layout import Layout
 from mesh_rdma._publication._reader import place
-from mesh_rdma._publication._server import Lent, ReaderFailure, Server
+from mesh_rdma._publication._server import Lent, ReaderFailure, Server, Slot
 
 _LIMIT_S = 60.0
 
@@ -40,7 +42,10 @@ class Place(NamedTuple):
 
 
 class Mirror(Actor):
-    """Has a host's copy of a publication."""
+    """Has a host's copy of a publication.
+
+    CPS-4: nothing here waits for readers while it has a lease elsewhere, or keeps others from giving theirs back.
+    """
 
     def __init__(self, name: str, layout: bytes, incarnation: str, versions: int) -> None:
         self._made = partial(Server, name, Layout.decode(layout), versions, -1, incarnation)
@@ -48,40 +53,60 @@ class Mirror(Actor):
         self._lent: dict[int, Lent] = {}
 
     @endpoint
-    def where(self) -> Place:
+    async def where(self) -> Place:
         """Return where this is."""
         return Place.here()
 
     @endpoint
-    def begin(self) -> None:
+    async def begin(self) -> None:
         """Give leases from now on."""
         self._server = self._made()
 
     @endpoint
-    def take(self, version: int, source: RDMABuffer) -> None:
-        """Fetch a version."""
+    async def room(self) -> None:
+        """Wait until there is a place for another version."""
         assert self._server is not None
-        _, _, slot = self._server.begin(version, None)
+        loop, there = asyncio.get_running_loop(), asyncio.Event()
+        self._server.when_room(lambda: loop.call_soon_threadsafe(there.set))
+        await there.wait()
+
+    @endpoint
+    async def take(self, version: int, source: RDMABuffer) -> bool:
+        """Fetch a version. False if there is no place for it."""
+        slot = self._place_for(version)
+        if slot is None:
+            return False
+        assert self._server is not None
         try:
-            source.read_into(slot.memory, timeout=None).get()
+            await source.read_into(slot.memory, timeout=None)
         except BaseException:
             self._server.abort()
             raise
         self._server.finish()
+        return True
+
+    def _place_for(self, version: int) -> Slot | None:
+        assert self._server is not None
+        try:
+            return self._server.begin(version, 0)[2]
+        except RDMATimeout:
+            return None
 
     @endpoint
-    def change(self, version: int, base: int, delta: RDMABuffer) -> bool:
-        """Make a version from an older one. False if that is not here."""
+    async def change(self, version: int, base: int, delta: RDMABuffer) -> bool:
+        """Make a version from an older one. False if that is not here, or there is no place for another one."""
         assert self._server is not None
         lent = self._server.lend(os.getpid(), base)
         if lent is None:
             return False
         try:
             said = bytearray(delta.size())
-            delta.read_into(said, timeout=None).get()
-            _, _, slot = self._server.begin(version, None)
+            await delta.read_into(said, timeout=None)
+            slot = self._place_for(version)
+            if slot is None:
+                return False
             try:
-                slot.memory[:] = lent.slot.memory
+                await slot.own.write_from(lent.slot.memory, timeout=None)
                 apply(self._server.layout, memoryview(said), slot.memory)
             except BaseException:
                 self._server.abort()
@@ -92,7 +117,7 @@ class Mirror(Actor):
         return True
 
     @endpoint
-    def lend(self) -> tuple[int, int, RDMABuffer] | None:
+    async def lend(self) -> tuple[int, int, RDMABuffer] | None:
         """Keep the newest version for another host; returns what gives it back, its number, and its memory."""
         assert self._server is not None
         lent = self._server.lend(os.getpid())
@@ -102,7 +127,7 @@ class Mirror(Actor):
         return id(lent.token), lent.version, lent.slot.buffer
 
     @endpoint
-    def give_back(self, number: int) -> None:
+    async def give_back(self, number: int) -> None:
         """The other host has it."""
         assert self._server is not None
         self._server.give_back(self._lent.pop(number))
@@ -207,8 +232,23 @@ class Copies:
                 copy.fetching = False
             self._fetch(copy)
 
-        # Who has the delta to read has nothing but a handle: it is kept here until then.
-        copy.mirror.change.call_one(version, base, delta).add_done_callback(partial(over, delta))
+        def change() -> None:
+            # Who has the delta to read has nothing but a handle: it is kept here until then.
+            copy.mirror.change.call_one(version, base, delta).add_done_callback(partial(over, delta))
+
+        self._when_room(copy, change)
+
+    def _when_room(self, copy: _Copy, then: Callable[[], None]) -> None:
+        """Go on when a host has a place for another version (CPS-4)."""
+
+        def asked(future: Future[None]) -> None:
+            error = future.exception()
+            if error is None:
+                then()
+            else:
+                self._fetched(copy, self._server.newest or 0, error)
+
+        copy.mirror.room.call_one().add_done_callback(asked)
 
     def close(self) -> None:
         """Stop them; what is in use there stays until it is not."""
@@ -228,11 +268,16 @@ class Copies:
 
     def _fetch(self, copy: _Copy) -> None:
         """Have a host fetch the newest version from here."""
-        if not self._begin(copy):
-            return
+        if self._begin(copy):
+            self._when_room(copy, partial(self._fetch_now, copy))
+
+    def _fetch_now(self, copy: _Copy) -> None:
         lent = self._server.lend(copy.place.pid)  # CPS-2
-        if lent is None:
-            copy.fetching = False
+        if lent is None or lent.version == copy.version:
+            if lent is not None:
+                self._server.give_back(lent)
+            with self._lock:
+                copy.fetching = False
             return
         self._take(copy, lent.version, lent.slot.buffer, partial(self._server.give_back, lent))
 
@@ -255,7 +300,13 @@ class Copies:
     def _take(self, copy: _Copy, version: int, source: RDMABuffer, give_back: Callable[[], object]) -> None:
         def over(future: Future[Any]) -> None:
             give_back()
-            self._fetched(copy, version, future.exception())
+            error = future.exception()
+            if error is None and not future.get():
+                with self._lock:
+                    copy.fetching = False
+                self._fetch(copy)
+                return
+            self._fetched(copy, version, error)
 
         copy.mirror.take.call_one(version, source).add_done_callback(over)
 

@@ -139,6 +139,12 @@ def kind_of(name: str, value: Any) -> Kind:
     return Kind("", "bytes", 1, (view.nbytes,))
 
 
+def is_elsewhere(value: Any) -> bool:
+    """Whether it is a tensor in the memory of an accelerator, where PyTorch alone copies."""
+    device = getattr(value, "device", None)
+    return hasattr(value, "data_ptr") and getattr(device, "type", "cpu") != "cpu"
+
+
 def local_of(name: str, value: Any) -> tuple[Any, Piece | None]:
     """Return the tensor of this process, and which part it is if it says so itself, as a DTensor does."""
     placements, mesh = getattr(value, "placements", None), getattr(value, "device_mesh", None)
@@ -187,6 +193,63 @@ def parts_of(
         if piece.shape != kind.shape:
             raise InvalidTransfer(f"'{name}' has the shape {kind.shape}, and its piece {piece.shape}")
         yield name, local, kind, piece
+
+
+Part = tuple[str, Any, Kind, Piece]
+
+
+class Parts:
+    """The tensors of the state dict that was looked at last: only what is another one since is looked at again."""
+
+    def __init__(self) -> None:
+        self._known: tuple[list[tuple[str, Any, Any]], list[tuple[str, Piece]], list[Part]] | None = None
+
+    def of(self, state: Mapping[str, Any], pieces: Mapping[str, Piece] | None) -> list[Part]:
+        """Return what `parts_of` yields: the same list, if it is the same."""
+        given = list((pieces or {}).items())
+        known = self._known
+        if (
+            known is not None
+            and known[1] == given
+            and len(known[0]) == len(state)
+            and all(
+                value is other and name == known_name and shown == _shown(other)
+                for (known_name, value, shown), (name, other) in zip(known[0], state.items(), strict=False)
+            )
+        ):
+            return known[2]
+        parts = list(parts_of(state, pieces))
+        self._known = [(name, value, _shown(value)) for name, value in state.items()], given, parts
+        return parts
+
+
+class _Never:
+    """Is never what it was."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = object.__hash__
+
+
+_NEVER = _Never()
+
+
+def _shown(value: Any) -> Any:
+    """Return what says whether an array or tensor is where and what it was."""
+    pointer = getattr(value, "data_ptr", None)
+    if pointer is None:
+        if isinstance(value, (bytes, bytearray)):
+            # It cannot be resized as long as it is in use here.
+            return len(value)
+        return (
+            (value.shape, value.dtype)
+            if hasattr(value, "dtype") and not hasattr(value, "to_local")
+            else _NEVER
+        )
+    if hasattr(value, "to_local"):
+        return _NEVER
+    return pointer(), value.shape, value.stride(), value.dtype
 
 
 def layout_of(parts: Sequence[tuple[str, Any, Kind, Piece]]) -> Layout:

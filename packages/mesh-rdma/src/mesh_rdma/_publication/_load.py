@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import gather
-from mesh_rdma._action import RDMAAction
+from mesh_rdma._action import RDMAAction, carry_out
 from mesh_rdma._errors import InvalidTransfer
 from mesh_rdma._publication._boxes import Box, cover, runs
-from mesh_rdma._publication._layout import Entry, Kind, Layout, Piece
+from mesh_rdma._publication._layout import Entry, Layout, Part, Piece, is_elsewhere
 from mesh_rdma._publication._weights import map_lease, view_of
 
 if TYPE_CHECKING:
     from mesh_rdma._publication._reader import Lease
 
-Part = tuple[str, Any, Kind, Piece]
+_SHORT, _MANY = 8192, 16
+"""Bytes of a piece, and how many pieces of a tensor."""
 
 
 class Load:
@@ -25,8 +26,7 @@ class Load:
     def __init__(
         self, layouts: Sequence[Layout], sources: Sequence[str], parts: Sequence[Part], cast: bool
     ) -> None:
-        self._layouts, self._cast = list(layouts), cast
-        self._parts = [(value, _address(value), piece) for _, value, _, piece in parts]
+        self._layouts, self._given, self._cast = list(layouts), parts, cast
         self._copies: list[list[tuple[int, Any]]] = [[] for _ in layouts]
         """By source: the byte to begin at, and the memory to fill."""
         self._casts: list[list[tuple[Entry, tuple[slice, ...], Any]]] = [[] for _ in layouts]
@@ -62,7 +62,10 @@ class Load:
             at, entry = found[index]
             here, there = box.within(piece.start), box.within(entry.piece.start)
             target = _part(value, here, kind.shape)
-            if (entry.dtype, entry.item) != (kind.dtype, kind.item):
+            if (entry.dtype, entry.item) != (kind.dtype, kind.item) or is_elsewhere(value):
+                self._casts[at].append((entry, _slices(there), target))
+                continue
+            if _is_scattered(entry, there):
                 self._casts[at].append((entry, _slices(there), target))
                 continue
             for offset, _, places in runs(entry.piece.shape, there, entry.item):
@@ -72,33 +75,22 @@ class Load:
         """Whether it is of these layouts and tensors."""
         return (
             cast == self._cast
-            and len(parts) == len(self._parts)
+            and parts is self._given
             and all(one is other for one, other in zip(layouts, self._layouts, strict=True))
-            and all(
-                value is known and piece == known_piece and (address is None or address == _address(value))
-                for (_, value, _, piece), (known, address, known_piece) in zip(
-                    parts, self._parts, strict=True
-                )
-            )
         )
 
     def run(self, leases: Sequence[Lease], timeout: float | None) -> None:
         """Copy the version of these leases."""
-        copied = [
-            self._action(at, lease).submit(timeout=timeout)
-            for at, lease in enumerate(leases)
-            if self._copies[at]
-        ]
-        try:
+
+        def convert() -> None:
             for at, lease in enumerate(leases):
                 if self._casts[at]:
                     self._convert(self._casts[at], lease)
-        finally:
-            # Until they are over the tensors are written to, and the leases are needed.
-            outcomes = gather(*copied, return_exceptions=True).get() if copied else []
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+
+        # Until it is over the tensors are written to, and the leases are needed.
+        carry_out(
+            (self._action(at, lease) for at, lease in enumerate(leases) if self._copies[at]), timeout, convert
+        )
 
     def _action(self, at: int, lease: Lease) -> RDMAAction:
         action = self._actions.get(lease.handle)
@@ -126,7 +118,11 @@ def _copy(source: Any, target: Any) -> None:
 
         target.copy_(source if isinstance(source, torch.Tensor) else torch.as_tensor(source.copy()))
     elif hasattr(source, "numpy"):
-        target[...] = source.numpy()
+        try:
+            target[...] = source.numpy()
+        except TypeError:
+            # numpy has no such type, as bfloat16 and the 8-bit ones; float32 has all their values.
+            target[...] = source.float().numpy()
     else:
         target[...] = source
 
@@ -151,6 +147,10 @@ def _part(value: Any, box: Box, shape: tuple[int, ...]) -> Any:
     )
 
 
-def _address(value: Any) -> int | None:
-    pointer = getattr(value, "data_ptr", None)
-    return int(pointer()) if pointer is not None else None
+def _is_scattered(entry: Entry, box: Box) -> bool:
+    """Whether it lies in so many short pieces that the array's library copies it faster than the engine."""
+    if not entry.library:
+        return False
+    pieces = runs(entry.piece.shape, box, entry.item)
+    first = next(pieces, None)
+    return first is not None and first[1] < _SHORT and sum(1 for _ in islice(pieces, _MANY)) == _MANY

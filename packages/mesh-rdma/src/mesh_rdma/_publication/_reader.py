@@ -24,12 +24,13 @@ from mesh_rdma._errors import (
     advice,
 )
 from mesh_rdma._publication._forks import close_in_forks
-from mesh_rdma._publication._layout import Layout, Piece, parts_of
+from mesh_rdma._publication._layout import Layout, Parts, Piece
 from mesh_rdma._publication._load import Load
 from mesh_rdma._publication._weights import Weights
 from mesh_rdma._publication._wire import MOST_DESCRIPTORS, address_of, open_socket, peer_of, receive, send
 
 _TIMEVAL = struct.Struct("ll")
+_MOMENT_S = 0.001
 
 
 def place() -> tuple[str, int]:
@@ -116,7 +117,8 @@ class _Asked:
         self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
     def left(self) -> float | None:
-        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
+        """Return the seconds that are left: a moment at least, so that what is there is given in any case."""
+        return None if self.deadline is None else max(self.deadline - time.monotonic(), _MOMENT_S)
 
 
 class PublicationReader:
@@ -130,6 +132,7 @@ class PublicationReader:
     ) -> None:
         self._sources = tuple(sources)
         self._known = tuple(_Known(*each) for each in known) or tuple(_Known() for _ in self._sources)
+        self._parts = Parts()
         self._load: Load | None = None
 
     @staticmethod
@@ -192,7 +195,7 @@ class PublicationReader:
             timeout: as for :meth:`use`, with the copy.
         """
         asked = _Asked(version, min_version, wait, timeout)
-        parts = list(parts_of(state, pieces))
+        parts = self._parts.of(state, pieces)
         leases = self._lease(asked)
         try:
             load, layouts = self._load, [lease.layout for lease in leases]
@@ -281,7 +284,7 @@ class PublicationReader:
         connection = open_socket()
         try:
             # The limit of a connect that waits for room, too.
-            limit = 0.0 if left is None else max(left, 0.001)
+            limit = left or 0.0
             limits = _TIMEVAL.pack(int(limit), int(limit % 1 * 1e6))
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limits)
             close_in_forks(connection)
@@ -308,7 +311,7 @@ class PublicationReader:
         waiting: str | None = None
         while True:
             left = asked.left()
-            connection.settimeout(None if left is None else max(left, 0.001))
+            connection.settimeout(left)
             try:
                 reply, descriptors = receive(connection)
             except TimeoutError:

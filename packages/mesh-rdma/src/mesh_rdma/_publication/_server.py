@@ -12,12 +12,12 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mesh_rdma._buffer import RDMABuffer, handle_of
-from mesh_rdma._errors import InvalidTransfer, RDMATimeout
+from mesh_rdma._errors import InvalidTransfer, RDMAError, RDMATimeout
 from mesh_rdma._here import engine
 from mesh_rdma._memory import memory_of
 from mesh_rdma._pool import empty
@@ -89,9 +89,13 @@ class Server:
         self.failures: list[ReaderFailure] = []
         self._versions = Versions(slots, last)
         self._slots: list[Slot | None] = [None] * slots
-        self._lock = threading.Lock()
+        # Taken again by the same thread where garbage is collected, and with it the publication.
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
         self._freed = threading.Condition(self._lock)
         self._pids: dict[Hashable, int] = {}
+        self._listeners: list[Callable[[], object]] = []
+        """Those who wait for room for another version."""
         self._closed = False
         self._descriptor = _sealed(layout.encode())
         self._listener = self._listen()
@@ -143,6 +147,11 @@ class Server:
 
     def begin(self, version: int | None, timeout: float | None) -> tuple[int, int, Slot]:
         """Return the version's number, its slot's place, and the slot to fill. Waits until there is one."""
+        if os.getpid() != self._owner:
+            raise RDMAError(
+                f"publication {self.name} belongs to pid {self._owner}, of which this process is a forked copy. "
+                "Publish there, or make another publication here."
+            )
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:
@@ -202,20 +211,29 @@ class Server:
         with self._lock:
             self._pids.pop(token, None)
             self._versions.gone(token)
-            self._freed.notify_all()
+            self._tell_of_room()
             closed = self._closed
         if closed:
             self._rouse()
 
+    def when_room(self, listener: Callable[[], object]) -> None:
+        """Call this once, when another version can be begun, or the publication is closed; now, if that is so."""
+        with self._lock:
+            self._listeners.append(listener)
+            self._tell_of_room()
+
     def close(self) -> None:
         """Give no leases any longer. Those that there are stay, and the memory with them."""
+        if os.getpid() != self._owner:
+            # A forked copy: the lock may be taken there for ever, and the parent goes on.
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             refusal = Refusal("the publication was closed by its owner")
             self._tell([(reader, refusal) for reader in self._versions.close()])
-            self._freed.notify_all()
+            self._tell_of_room()
         self._rouse()
 
     def _rouse(self) -> None:
@@ -223,7 +241,7 @@ class Server:
         try:
             self._wake.send(b"x")
         except OSError:
-            # It has ended; or it is that of a forked copy's parent, which goes on.
+            # The thread has seen it, and ended.
             pass
 
     def join(self, timeout: float | None) -> bool:
@@ -231,7 +249,14 @@ class Server:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    # What is said to readers; with the lock.
+    # What is said to others; with the lock.
+
+    def _tell_of_room(self) -> None:
+        self._freed.notify_all()
+        if self._closed or self._versions.has_room:
+            listeners, self._listeners = self._listeners, []
+            for listener in listeners:
+                listener()
 
     def _tell(self, told: list[tuple[Hashable, Lease | Refusal]]) -> None:
         for reader, outcome in told:
@@ -363,7 +388,7 @@ class Server:
         with self._lock:
             self._pids.pop(connection, None)
             self._versions.gone(connection)
-            self._freed.notify_all()
+            self._tell_of_room()
         connection.close()
 
     def _end(self) -> None:

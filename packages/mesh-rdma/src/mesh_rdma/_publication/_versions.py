@@ -90,6 +90,15 @@ class Versions:
 
     # The owner's side.
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another version can be begun."""
+        return self._filling is None and any(self._may_be_filled(slot) for slot in self._slots)
+
+    def _may_be_filled(self, slot: _Slot) -> bool:
+        # VER-2, VER-4
+        return not slot.holders and (slot.version is None or slot.version != self._newest)
+
     def begin(self, version: int) -> int | None:
         """Return the slot to fill with this version; none while all that may be filled are leased (VER-2)."""
         if self._filling is not None:
@@ -99,8 +108,7 @@ class Versions:
         free = [
             (-1 if slot.version is None else slot.version, at)
             for at, slot in enumerate(self._slots)
-            # VER-4
-            if not slot.holders and (slot.version is None or slot.version != self._newest)
+            if self._may_be_filled(slot)
         ]
         if not free:
             return None

@@ -1,0 +1,72 @@
+//! What has changed between two versions.
+
+use crate::door::{leave, raise};
+use crate::memory::PyMemory;
+use mesh_transfer::{ErrorKind, TransferError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// The changes from one to the other in units of so many bytes; none if they take more than `limit` bytes. Nobody may write to
+/// either meanwhile.
+#[pyfunction]
+pub(crate) fn find_changes<'py>(
+    py: Python<'py>,
+    old: &PyMemory,
+    new: &PyMemory,
+    unit: usize,
+    limit: usize,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let (old, new) = (piece(py, old)?, piece(py, new)?);
+    let made = leave(py, move || {
+        // SAFETY: the memories are kept by their objects, which the caller refers to, and nobody writes to them, as it vouches.
+        unsafe { mesh_transfer::find_changes(old.bytes(), new.bytes(), unit, limit) }
+    })?;
+    Ok(made.map(|made| PyBytes::new(py, &made)))
+}
+
+/// Makes the new version of the old one that `memory` has. Nobody else may use it meanwhile.
+#[pyfunction]
+pub(crate) fn apply_changes(py: Python<'_>, memory: &PyMemory, changes: &PyMemory) -> PyResult<()> {
+    let (memory, changes) = (piece(py, memory)?, piece(py, changes)?);
+    leave(py, move || {
+        // SAFETY: as above; the two are not the same memory, and nobody else uses the first, as the caller vouches.
+        unsafe { mesh_transfer::apply_changes(memory.bytes_mut(), changes.bytes()) }
+    })
+}
+
+/// Where contiguous memory of this process is.
+#[derive(Clone, Copy)]
+struct Piece {
+    addr: usize,
+    len: usize,
+}
+
+impl Piece {
+    /// # Safety
+    /// The memory must be there, and not be written to, as long as the slice is.
+    unsafe fn bytes<'a>(self) -> &'a [u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: as the caller vouches.
+        unsafe { std::slice::from_raw_parts(self.addr as *const u8, self.len) }
+    }
+
+    /// # Safety
+    /// The memory must be there, be writable, and be used by nobody else as long as the slice is.
+    unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
+        if self.len == 0 {
+            return &mut [];
+        }
+        // SAFETY: as the caller vouches.
+        unsafe { std::slice::from_raw_parts_mut(self.addr as *mut u8, self.len) }
+    }
+}
+
+fn piece(py: Python<'_>, memory: &PyMemory) -> PyResult<Piece> {
+    match memory.segments.list() {
+        [] => Ok(Piece { addr: 0, len: 0 }),
+        [one] => Ok(Piece { addr: one.addr as usize, len: one.len as usize }),
+        _ => Err(raise(py, &TransferError::new(ErrorKind::Invalid, "the memory must be contiguous".to_owned()))),
+    }
+}
