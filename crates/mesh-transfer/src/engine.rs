@@ -204,6 +204,19 @@ impl Engine {
         Ok((export, handle))
     }
 
+    /// The memory of this process that a handle names. It is kept as long as the export is held (EXP-1).
+    pub fn own(&self, handle: &Handle) -> Result<(Arc<Export>, Segments), TransferError> {
+        if handle.realm != self.realm.id {
+            return Err(TransferError::invalid(format!("the memory is of {}, another process", handle.owner())));
+        }
+        let export = self.exports.find(handle.slot, handle.generation, &handle.token)?;
+        if handle.writable && !export.writable {
+            return Err(TransferError::new(ErrorKind::Refused, "the handle says that the memory is writable"));
+        }
+        let segments = export.segments.part(handle.start, handle.len)?;
+        Ok((export, segments))
+    }
+
     /// Offers it no longer, by no transport. To do so again has no effect. `wait` until none can reach it any longer; else that
     /// is soon. The memory is kept until then (EXP-1).
     pub fn close(self: &Arc<Self>, export: &Arc<Export>, wait: bool) {

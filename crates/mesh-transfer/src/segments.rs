@@ -169,6 +169,36 @@ impl Segments {
         })
     }
 
+    /// Whether any byte is in both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let sorted = |segments: &Self| {
+            let mut list = segments.list().to_vec();
+            list.sort_unstable_by_key(|segment| segment.addr);
+            list
+        };
+        let (ours, theirs) = (sorted(self), sorted(other));
+        let (mut ours, mut theirs) = (ours.iter().peekable(), theirs.iter().peekable());
+        while let (Some(one), Some(other)) = (ours.peek(), theirs.peek()) {
+            if one.addr + one.len <= other.addr {
+                ours.next();
+            } else if other.addr + other.len <= one.addr {
+                theirs.next();
+            } else {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Some of the bytes.
+    pub fn part(&self, start: u64, len: u64) -> Result<Self, TransferError> {
+        if start.checked_add(len).is_none_or(|end| end > self.len()) {
+            let text = format!("{len} bytes from {start} on are not within memory of {} bytes", self.len());
+            return Err(TransferError::invalid(text));
+        }
+        Ok(self.cut(start, len))
+    }
+
     /// A window as segments of its own.
     pub fn cut(&self, start: u64, len: u64) -> Self {
         let mut made = Many::default();

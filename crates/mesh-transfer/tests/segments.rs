@@ -66,3 +66,26 @@ fn too_many_pieces_are_an_error_that_says_what_to_do() {
     let error = Segments::strided(4096, &[many], &[16], 8).unwrap_err();
     assert!(error.message.contains("contiguous copy"), "{error}");
 }
+
+#[test]
+fn overlaps_are_those_of_bytes_and_not_of_what_lies_around_them() {
+    let even = Segments::strided(1000, &[8], &[2], 1).unwrap();
+    let odd = Segments::strided(1001, &[8], &[2], 1).unwrap();
+    assert!(!even.overlaps(&odd) && !odd.overlaps(&even));
+    // Back to front.
+    let backwards = Segments::strided(1014, &[8], &[-2], 1).unwrap();
+    assert!(even.overlaps(&backwards) && !odd.overlaps(&backwards));
+    assert!(Segments::one(1015, 10).overlaps(&odd) && !Segments::one(1015, 10).overlaps(&even));
+    assert!(!Segments::one(1016, 10).overlaps(&odd));
+    assert!(!Segments::default().overlaps(&odd) && !odd.overlaps(&Segments::default()));
+}
+
+#[test]
+fn a_part_lies_inside() {
+    let memory = Segments::strided(1000, &[4], &[10], 3).unwrap();
+    assert_eq!(memory.part(2, 5).unwrap().len(), 5);
+    assert_eq!(memory.part(12, 0).unwrap().len(), 0);
+    for (start, length) in [(0, 13), (12, 1), (13, 0), (u64::MAX, 2)] {
+        assert!(memory.part(start, length).is_err(), "{length} from {start} on");
+    }
+}

@@ -37,6 +37,12 @@ impl PyExport {
     }
 }
 
+/// Keeps memory that was offered, whether it still is or not.
+#[pyclass(frozen)]
+struct PyHeld {
+    _export: Arc<Export>,
+}
+
 type Standing = (String, bool, bool, bool, bool, Option<String>);
 type Candidates = (Vec<String>, Vec<(String, String)>);
 
@@ -88,6 +94,13 @@ impl PyEngine {
         let made = leave(py, || unsafe { self.0.export(segments, memory.writable, keep) })?;
         let (export, handle) = made;
         Ok((PyExport { engine: Arc::clone(&self.0), export }, PyHandle(Arc::new(handle))))
+    }
+
+    /// The memory of this process that a handle names. It stays where it is as long as the result is there (EXP-1).
+    fn own(&self, py: Python<'_>, handle: &PyHandle) -> PyResult<PyMemory> {
+        let (export, segments) = leave(py, || self.0.own(&handle.0))?;
+        let writable = handle.0.writable;
+        Ok(PyMemory { segments, writable, keep: Py::new(py, PyHeld { _export: export })?.into_any() })
     }
 
     /// Memory that other processes of this host can map.

@@ -61,6 +61,17 @@ impl PyMemory {
     fn pieces(&self) -> usize {
         self.segments.list().len()
     }
+
+    /// Some of its bytes.
+    fn part(&self, py: Python<'_>, start: u64, length: u64) -> PyResult<Self> {
+        let segments = self.segments.part(start, length).map_err(|error| raise(py, &error))?;
+        Ok(Self { segments, writable: self.writable, keep: self.keep.clone_ref(py) })
+    }
+
+    /// Whether any byte is in both.
+    fn overlaps(&self, other: &Self) -> bool {
+        self.segments.overlaps(&other.segments)
+    }
 }
 
 impl PyMemory {

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         HandleRefused,
         InvalidTransfer,
         OutcomeUnknown,
+        PartsFailed,
         PublicationGone,
         RDMAError,
         RDMATimeout,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from mesh_rdma._publication._server import ReaderFailure
     from mesh_rdma._publication._weights import Weights
     from mesh_rdma._transports import TransportStatus, get_rdma_backend, is_ibverbs_available, transports
+    from mesh_rdma._trees._broadcast import broadcast
+    from mesh_rdma._trees._gather import gather
 
 __all__ = [
     "TRANSPORTS",
@@ -56,6 +59,7 @@ __all__ = [
     "HandleRefused",
     "InvalidTransfer",
     "OutcomeUnknown",
+    "PartsFailed",
     "Peer",
     "Piece",
     "Publication",
@@ -75,8 +79,10 @@ __all__ = [
     "Watch",
     "Weights",
     "__version__",
+    "broadcast",
     "empty",
     "explain",
+    "gather",
     "get_rdma_backend",
     "is_ibverbs_available",
     "transports",
@@ -96,6 +102,7 @@ _LATER = {
     "HandleRefused": "mesh_rdma._errors",
     "InvalidTransfer": "mesh_rdma._errors",
     "OutcomeUnknown": "mesh_rdma._errors",
+    "PartsFailed": "mesh_rdma._errors",
     "RDMAAction": "mesh_rdma._action",
     "RDMABuffer": "mesh_rdma._buffer",
     "RDMAError": "mesh_rdma._errors",
@@ -110,8 +117,10 @@ _LATER = {
     "TransportCapabilities": "mesh_rdma._contract",
     "TransportStatus": "mesh_rdma._transports",
     "TransportUnavailable": "mesh_rdma._errors",
+    "broadcast": "mesh_rdma._trees._broadcast",
     "empty": "mesh_rdma._pool",
     "explain": "mesh_rdma._explain",
+    "gather": "mesh_rdma._trees._gather",
     "get_rdma_backend": "mesh_rdma._transports",
     "is_ibverbs_available": "mesh_rdma._transports",
     "transports": "mesh_rdma._transports",

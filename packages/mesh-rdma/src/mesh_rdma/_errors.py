@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 
 from mesh_core import MeshError
 
@@ -51,6 +52,26 @@ class VersionUnavailable(RDMAError, LookupError):
 
 class PublicationGone(RDMAError, ConnectionError):
     """The owner of a publication has closed it, or has ended."""
+
+
+class PartsFailed(RDMAError, ConnectionError):
+    """Some ranks of a broadcast, or some pieces of a gather, have failed.
+
+    >>> from mesh_rdma import PartsFailed, RDMABuffer, gather
+    >>> pieces = [RDMABuffer(bytearray(b"one"))]
+    >>> pieces[0].drop()
+    >>> try:
+    ...     gather(pieces).get(timeout=30)
+    ... except PartsFailed as error:
+    ...     print(error.failures)
+    {0: 'the buffer was dropped by its owner'}
+    """
+
+    def __init__(self, message: str = "", *, failures: Mapping[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.failures: dict[int, str] = dict(failures or {})
+        """Why, by the number of the rank or piece. All other ranks of a broadcast have all bytes; of a gather, whose pieces are read
+        in one batch for each owner, these are the pieces of the batch that has failed first."""
 
 
 KINDS: dict[str, type[RDMAError]] = {

@@ -1,0 +1,1 @@
+"""Memory of one process to many, and of many to one."""
