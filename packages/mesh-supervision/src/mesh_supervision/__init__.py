@@ -17,6 +17,8 @@ from mesh_supervision._breaker import Circuit, CircuitBreaker
 from mesh_supervision._combine import ByKind, ByRank, Levels
 from mesh_supervision._machine import RestartType, Strategy
 from mesh_supervision._simple import Escalate, Ignore
+from mesh_supervision._snapshots import Snapshots, keep_snapshots, snapshot
+from mesh_supervision._store import Version
 from mesh_supervision._supervisor import OneForAll, OneForOne, RestForOne, Supervisor
 
 __all__ = [
@@ -32,9 +34,13 @@ __all__ = [
     "OneForOne",
     "RestForOne",
     "RestartType",
+    "Snapshots",
     "Strategy",
     "Supervisor",
+    "Version",
     "__version__",
+    "keep_snapshots",
+    "snapshot",
 ]
 
 __version__ = _version("mesh-supervision")
