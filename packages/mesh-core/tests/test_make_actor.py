@@ -106,7 +106,8 @@ class Awaits(Actor):
         import asyncio
 
         self.busy = True
-        while not os.path.exists(path):  # noqa: ASYNC240
+        # Its turn comes again and again, and between them those of others.
+        for _ in range(1000):
             await asyncio.sleep(0)
         self.busy = False
 
@@ -136,7 +137,7 @@ def test_an_actor_is_made_in_another_way() -> None:
     [
         ("wrong", (TypeError, "make_actor.. of Makes must return an object of class Plain")),
         ("raise", (ValueError, "no")),
-        ("twice", (MeshError, "has been constructed")),
+        ("twice", (MeshError, "cannot construct actor .* once")),
     ],
 )
 def test_what_goes_wrong_is_the_spawners_to_hear(payload: str, error: tuple[Any, str]) -> None:
@@ -161,7 +162,8 @@ def test_between_messages_no_endpoint_is_half_done(cls: Any, tmp_path: Any) -> N
         asked = makes.call(procs, ("between", number))
         last = actors.told.call_one()
         # Its turn is ahead of what waits, and behind what runs.
-        path.write_text("")
+        if cls is Plain:
+            path.write_text("")
         busy, thread = asked.get(timeout=30).item()
         assert not busy
         assert thread == ("mesh-actors" if cls is Plain else "MainThread")

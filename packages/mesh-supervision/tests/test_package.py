@@ -15,12 +15,12 @@ from mesh_core.plugins import POLICIES, PluginManager
 
 PACKAGE = Path(__file__).parents[1]
 DOCS = PACKAGE.parents[1] / "docs"
-PAGES = ("choose-a-policy", "restore-state")
+PAGES = ("choose-a-policy", "restore-state", "heal-a-training")
 
 LIST_FOREIGN_MODULES = """
 import sys
 before = set(sys.modules)
-import mesh_supervision
+from mesh_supervision import *
 for name in sorted({name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names):
     print(name)
 """

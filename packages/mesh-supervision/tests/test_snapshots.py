@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import WITHIN
 from kept import Counter, Half, Later, Never
-from supervised import Heard
+from supervised import WITHIN, Heard
 
 from mesh_core import MeshError, ProcMesh, SupervisionError, this_host
 from mesh_core.extensions import uninstall

@@ -10,6 +10,8 @@ A message names its endpoint, and marks before the name say what else is wanted:
 ``&``  the result stays here, and a reference to it is the answer
 ====== =====================================================================
 
+A mark without a name, ``.``, asks for an answer and nothing else: what was sent before is handled by then.
+
 ``marked`` turns such a name into an endpoint once; it is then in the actor's table like any other.
 """
 
@@ -30,12 +32,15 @@ if TYPE_CHECKING:
 
 # An empty name, of a stop, begins with none of them.
 MARKS = (".", "!", ">", "+", "&")
+SETTLED = "."
 
 
 def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None:
     """The endpoint that a marked name means, kept in ``table``; ``None`` if the class has nothing of that name."""
     mark, rest = name[0], name[1:]
-    if mark in ".!":
+    if name == SETTLED:
+        spec: Spec | None = _nothing(threaded)
+    elif mark in ".!":
         spec = _plain(cls, rest, port=mark == "!", threaded=threaded)
     else:
         base = table.get(rest)
@@ -51,6 +56,16 @@ def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None
     if spec is not None:
         table[name] = spec
     return spec
+
+
+def _nothing(threaded: bool) -> Spec:
+    from mesh_core._endpoint import EndpointProperty
+
+    def nothing(self: Any) -> None: ...
+
+    async def nothing_async(self: Any) -> None: ...
+
+    return EndpointProperty(nothing if threaded else nothing_async, concurrent=False)
 
 
 def _plain(cls: type, name: str, *, port: bool, threaded: bool) -> Spec | None:

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from mesh_core import Future, MeshError, Promise, ValueMesh, context
@@ -26,6 +27,7 @@ from mesh_core.extensions import (
     find,
     install,
     loads,
+    local_actor,
 )
 from mesh_supervision._store import Kept, Owner, Store, Version
 
@@ -68,22 +70,15 @@ class Take:
 
 
 @dataclass(frozen=True)
-class Settle:
-    """A message: answer once the actor is between two messages."""
-
-    actor: int
-
-
-@dataclass(frozen=True)
 class Fetch:
-    """A message: answer with the actor's present state."""
+    """A message: answer with the actor's present state; with nothing if it has none that could be kept."""
 
     actor: int
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """A message: give the actor, which lives, another state. Its snapshots count from that one's version on."""
+    """A message: give those actors that are named, and live, another state."""
 
     actor: int
     kept: Kept
@@ -221,16 +216,20 @@ class Snapshots(Extension):
             case _End(owner, life):
                 return self._keeping().end(owner, life)
             case Take(actor):
-                return await self._take(self._local(actor))
-            case Settle(actor):
-                return await self._local(actor).actor.between_messages(_nothing)
+                return await self._take(self._living(actor))
             case Fetch(actor):
-                local = self._local(actor)
-                return await local.actor.between_messages(local.pack)
+                living = self._living(actor)
+                return (
+                    (await living.between_messages(partial(self._pack, living)))[1]
+                    if is_kept(living.cls)
+                    else None
+                )
             case Adopt(actor, kept, lives):
-                local = self._local(actor)
-                life = lives[local.owner.rank]
-                return await local.actor.between_messages(lambda made: local.adopt(made, kept, life))
+                living = self._living(actor)
+                if living.point.rank in lives:
+                    adopt = partial(self._adopt, living, kept, lives[living.point.rank])
+                    await living.between_messages(adopt)
+                return None
         raise TypeError(f"not a message of snapshots: {message!r}")
 
     # Taking.
@@ -239,7 +238,7 @@ class Snapshots(Extension):
         """See :func:`snapshot`."""
         instance = context().actor_instance
         local = self._local(instance.actor_id)
-        promise = _promise(local)
+        promise = Promise[Version](f"snapshot of {local.actor!r}")
         try:
             kept = local.pack(local.actor.object)
         except BaseException as error:  # noqa: BLE001 - raised where the snapshot is waited for
@@ -248,25 +247,37 @@ class Snapshots(Extension):
             self._send(local, kept, promise)
         return promise.future
 
+    def _living(self, actor: int) -> LocalActor:
+        found = local_actor(actor)
+        if found is None:
+            raise MeshError(f"{self.proc} has no such actor, or has none any more")
+        return found
+
     def _local(self, actor: int) -> _Local:
         found = self._locals.get(actor)
         if found is None:
-            raise MeshError(
-                f"{self.proc} keeps no snapshots of that actor: it has no __snapshot__, or is not constructed"
-            )
+            raise MeshError(f"{self.proc} keeps no snapshots of that actor: its class has no __snapshot__")
         return found
 
-    def _take(self, local: _Local) -> Future[Version]:
-        promise = _promise(local)
+    def _pack(self, actor: LocalActor, made: Any) -> tuple[_Local, Kept]:
+        # Only here it is known to be constructed.
+        local = self._local(actor.id)
+        return local, local.pack(made)
 
-        def packed(done: Future[Kept]) -> None:
+    def _adopt(self, actor: LocalActor, kept: Kept, life: int, made: Any) -> None:
+        self._local(actor.id).adopt(made, kept, life)
+
+    def _take(self, actor: LocalActor) -> Future[Version]:
+        promise = Promise[Version](f"snapshot of {actor!r}")
+
+        def packed(done: Future[tuple[_Local, Kept]]) -> None:
             error = done.exception()
             if error is None:
-                self._send(local, done.get(), promise)
+                self._send(*done.get(), promise)
             else:
                 promise.set_exception(error)
 
-        local.actor.between_messages(local.pack).add_done_callback(packed)
+        actor.between_messages(partial(self._pack, actor)).add_done_callback(packed)
         return promise.future
 
     def _send(self, local: _Local, kept: Kept, promise: Promise[Version]) -> None:
@@ -297,7 +308,7 @@ class Snapshots(Extension):
                 due = [each for each in self._locals.values() if not each.is_pending]
             for local in due:
                 local.is_pending = True
-                self._take(local).add_done_callback(_ticked(local))
+                self._take(local.actor).add_done_callback(_ticked(local))
 
     def _ask(self, message: _Begin) -> Any:
         if self.store is not None:
@@ -387,23 +398,15 @@ def restore(made: Any, kept: Kept) -> None:
     made.__restore__(loads(kept.data, [bytearray(each) for each in kept.buffers]))
 
 
-def result_of(future: Future[R]) -> R:
+def result_of(future: Future[R], timeout: float | None = None) -> R:
     """Wait for a future, and for nothing else: what else fails meanwhile is for the script's own calls to raise."""
-    error = future.exception()
+    error = future.exception(timeout)
     if error is not None:
         raise error
     return future.get()
-
-
-def _promise(local: _Local) -> Promise[Version]:
-    return Promise[Version](f"snapshot of {local.actor!r}")
 
 
 def _stale(local: _Local) -> MeshError:
     return MeshError(
         f"a snapshot of {local.actor!r} is not kept: a newer one is, or the actor was made again elsewhere"
     )
-
-
-def _nothing(_: Any) -> None:
-    return None

@@ -67,6 +67,7 @@ class Store:
         self._lock = threading.Lock()
         self._lives: dict[Owner, int] = {}
         self._kept: dict[Owner, Kept] = {}
+        """What was kept last is the last."""
         self._ended: dict[Owner, None] = {}
         """Those that were stopped, the oldest first."""
         self._ended_bytes = ended_bytes
@@ -84,6 +85,7 @@ class Store:
             known = self._kept.get(owner)
             if kept.version.life != self._lives.get(owner) or (known and known.version >= kept.version):
                 return False
+            self._kept.pop(owner, None)
             self._kept[owner] = kept
             return True
 
@@ -116,6 +118,11 @@ class Store:
     def _forget(self, owner: Owner) -> None:
         self._ended.pop(owner, None)
         self._kept.pop(owner, None)
+
+    def last(self, actor: int) -> Kept | None:
+        """The snapshot of any rank of a mesh of actors that was kept last."""
+        with self._lock:
+            return next((kept for owner, kept in reversed(self._kept.items()) if owner.actor == actor), None)
 
     def newest(self, owner: Owner) -> Kept | None:
         """What is kept of an actor."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mesh_core._serialize._registered import Registration, register_handler, register_reducer
     from mesh_core.extensions._here import Proc, current_proc
     from mesh_core.extensions._install import find, install, uninstall
-    from mesh_core.extensions._local import LocalActor, actor_id, actor_ranks, procs_of
+    from mesh_core.extensions._local import LocalActor, actor_id, actor_ranks, local_actor, procs_of, settled
     from mesh_core.extensions._membership import Membership, membership
     from mesh_core.extensions._told import ActorEnd, ProcEnd, Raised, Spawning
     from mesh_core.extensions._watching import Watch, watch
@@ -51,10 +51,12 @@ __all__ = [
     "find",
     "install",
     "loads",
+    "local_actor",
     "membership",
     "procs_of",
     "register_handler",
     "register_reducer",
+    "settled",
     "uninstall",
     "watch",
 ]
@@ -78,9 +80,11 @@ _LATER = {
     "membership": "mesh_core.extensions._membership",
     "find": "mesh_core.extensions._install",
     "install": "mesh_core.extensions._install",
+    "local_actor": "mesh_core.extensions._local",
     "procs_of": "mesh_core.extensions._local",
     "register_handler": "mesh_core._serialize._registered",
     "register_reducer": "mesh_core._serialize._registered",
+    "settled": "mesh_core.extensions._local",
     "uninstall": "mesh_core.extensions._install",
     "watch": "mesh_core.extensions._watching",
 }

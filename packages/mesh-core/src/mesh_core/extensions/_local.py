@@ -24,9 +24,9 @@ class LocalActor:
 
     __slots__ = ("__weakref__", "_construct", "_hosted")
 
-    def __init__(self, hosted: Hosted, construct: Callable[[], Any]) -> None:
+    def __init__(self, hosted: Hosted, construct: Callable[[], Any] | None) -> None:
         self._hosted = hosted
-        self._construct: Callable[[], Any] | None = construct
+        self._construct = construct
 
     @property
     def id(self) -> int:
@@ -64,7 +64,7 @@ class LocalActor:
         construct, self._construct = self._construct, None
         if construct is None:
             raise MeshError(
-                f"{self._hosted.describe()} has been constructed; construct() is for make_actor(), once"
+                f"cannot construct {self._hosted.describe()} here: construct() is for make_actor(), once"
             )
         return construct()
 
@@ -80,7 +80,7 @@ class LocalActor:
         def errand() -> None:
             try:
                 if hosted.broken is not None:
-                    raise MeshError(f"{hosted.describe()} has failed")  # noqa: TRY301 - told as all else
+                    raise MeshError(f"{hosted.describe()} has failed")
                 result = function(hosted.object)
             except BaseException as error:  # noqa: BLE001 - the asker's to hear
                 promise.set_exception(error)
@@ -122,6 +122,18 @@ def _step(maker: Callable[[LocalActor], Any], local: LocalActor) -> Callable[[],
     return make
 
 
+def local_actor(number: int) -> LocalActor | None:
+    """Return the actor of this process that is of the mesh with this number; ``None`` if there is none, or no longer.
+
+    One that is still being constructed is there already: :meth:`LocalActor.between_messages` waits for that.
+    """
+    from mesh_core import _process
+
+    stage = _process.current()._stage
+    hosted = None if stage is None else stage.actors.get(number)
+    return None if hosted is None or hosted._cls is None else LocalActor(hosted, None)
+
+
 def actor_id(mesh: Any) -> int:
     """Return the number of a mesh of actors, by which each process knows its own among them: :attr:`LocalActor.id`.
 
@@ -160,6 +172,35 @@ def actor_ranks(mesh: Any) -> list[int]:
             f"{mesh!r} was put together of others, which have ranks of their own: ask for each of them"
         )
     return [mesh._root.position(rank) or 0 for rank in mesh._view]
+
+
+def settled(mesh: Any) -> Future[None]:
+    """Return a future that is done once each actor of a mesh has handled what this process has sent to it before.
+
+    Concurrent endpoints may go on. An actor that is dead, or has failed, makes it fail.
+
+    >>> from mesh_core import Actor, endpoint, this_host
+    >>> from mesh_core.extensions import settled
+    >>> class Worker(Actor):
+    ...     @endpoint
+    ...     def work(self) -> None: ...
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+    ...     workers = procs.spawn("workers", Worker)
+    ...     _ = workers.work.broadcast()
+    ...     settled(workers).get(timeout=30)
+    """
+    from mesh_core._actors import ActorMesh
+    from mesh_core._codes import Request
+    from mesh_core._future import Future
+    from mesh_core._procs import all_well
+    from mesh_core._respond import SETTLED
+
+    if not isinstance(mesh, ActorMesh):
+        raise TypeError(f"settled() takes a mesh of actors, got {mesh!r}")
+    process, who = mesh._process, mesh._addressee()
+    target = mesh._home.target(mesh._procs_id, mesh._view)
+    call = process.runtime.sender(target, mesh._actor_id, SETTLED, Request.CALL, True, who).call(((), {}))
+    return Future(process, call, lambda call: all_well(call, who), lambda: f"settling {mesh._name!r}")
 
 
 def procs_of(mesh: Any) -> ProcMesh:
