@@ -80,11 +80,14 @@ def main() -> None:
     keep_snapshots()
     # PyTorch's optimizers import the second when first used; here it is imported once, and the ranks are forked.
     preload = ["torch", "torch._dynamo"]
-    env = {"OMP_NUM_THREADS": "1"}
-    with this_host().spawn_procs({"ranks": RANKS}, env=env, preload=preload, supervise=Ignore()) as procs:
-        form_group(procs)
-        calm = train(procs.spawn("calm", Trainer, supervise=Ignore()), {})
-        healed = train(procs.spawn("healed", Trainer, supervise=Ignore()), {5: 2, 11: 0, 23: 3})
+    env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    hosts = this_host()
+    each = {"procs": -(-RANKS // len(hosts))}
+    with hosts.spawn_procs(each, env=env, preload=preload, supervise=Ignore()) as procs:
+        ranks = procs.flatten("ranks").slice(ranks=slice(0, RANKS))
+        form_group(ranks)
+        calm = train(ranks.spawn("calm", Trainer, supervise=Ignore()), {})
+        healed = train(ranks.spawn("healed", Trainer, supervise=Ignore()), {5: 2, 11: 0, 23: 3})
     for step in range(0, STEPS, 10):
         print(f"step {step:2}: loss {calm[step]:.4f} undisturbed, {healed[step]:.4f} healed")
     print("the losses are the same:", calm == healed)
