@@ -19,6 +19,7 @@ from mesh_core.extensions import (
     actor_ranks,
     install,
     procs_of,
+    settled,
     uninstall,
 )
 
@@ -195,3 +196,26 @@ def test_references_do_not_know_their_processes() -> None:
         actors.stop().get(timeout=30)
         with pytest.raises(MeshError, match="not known here"):
             procs_of(actors)
+
+
+@pytest.mark.parametrize("cls", [Plain, Awaits])
+def test_settled_is_behind_what_was_sent(cls: Any, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        actors: Any = procs.spawn("actors", cls)
+        if cls is Plain:
+            os.mkfifo(path)
+        one = actors.slice(gpus=1)
+        working = one.work.call_one(str(path))
+        behind = settled(actors)
+        settled(actors.slice(gpus=0)).get(timeout=30)
+        if cls is Plain:
+            assert not behind.done(), "rank 1 still works"
+            path.write_text("")
+        behind.get(timeout=30)
+        assert working.done()
+        procs.slice(gpus=1).stop().get(timeout=30)
+        with pytest.raises(MeshError):
+            settled(actors).get(timeout=30)
+        with pytest.raises(TypeError, match="takes a mesh of actors"):
+            settled(procs)

@@ -8,9 +8,8 @@ A message names its endpoint, and marks before the name say what else is wanted:
 ``>``  the first argument is a port, and the result is to be sent there
 ``+``  the first argument is a plan: the result is combined with other ranks'
 ``&``  the result stays here, and a reference to it is the answer
+``=``  without a name: an answer, and nothing else; what was sent before is handled by then
 ====== =====================================================================
-
-A mark without a name, ``.``, asks for an answer and nothing else: what was sent before is handled by then.
 
 ``marked`` turns such a name into an endpoint once; it is then in the actor's table like any other.
 """
@@ -31,15 +30,15 @@ if TYPE_CHECKING:
     Table = dict[str, Spec]
 
 # An empty name, of a stop, begins with none of them.
-MARKS = (".", "!", ">", "+", "&")
-SETTLED = "."
+MARKS = (".", "!", ">", "+", "&", "=")
+SETTLED = "="
 
 
 def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None:
     """The endpoint that a marked name means, kept in ``table``; ``None`` if the class has nothing of that name."""
     mark, rest = name[0], name[1:]
-    if name == SETTLED:
-        spec: Spec | None = _nothing(threaded)
+    if mark == SETTLED:
+        spec: Spec | None = None if rest else _nothing(threaded)
     elif mark in ".!":
         spec = _plain(cls, rest, port=mark == "!", threaded=threaded)
     else:
