@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mesh_core import MeshError, ProcMesh
+from mesh_core import MeshError, ProcMesh, wait
 from mesh_core.extensions import Extension, Proc, ProcEnd, Watch, current_proc, find, install, procs_of, watch
 from mesh_supervision._snapshots import result_of
 from mesh_supervision._torch_group import TorchGroup, in_collective
@@ -24,6 +24,8 @@ from mesh_supervision._torch_group import TorchGroup, in_collective
 _JOIN_S = 30.0
 """How long members wait for each other while a group is formed."""
 _TIMEOUT_S = 1800.0
+_STUCK_S = 3.0
+"""How long members of a group that was given up have to answer before it is looked at whether they can."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,19 @@ class Groups(Extension):
             case _Join(generation, members, owner, seconds, is_local):
                 meeting = find(Meeting)
                 assert meeting is not None  # it is brought along
-                return self.group.join(
-                    generation,
-                    members.index(self.proc.address),
-                    len(members),
-                    partial(meeting.ask, owner, generation),
-                    seconds=seconds,
-                    is_local=is_local,
-                )
+                try:
+                    return self.group.join(
+                        generation,
+                        members.index(self.proc.address),
+                        len(members),
+                        partial(meeting.ask, owner, generation),
+                        seconds=seconds,
+                        is_local=is_local,
+                    )
+                except BaseException:
+                    # The others must not wait for what this one will never say.
+                    meeting.tell(owner, _Abort(generation))
+                    raise
         raise TypeError(f"not a message of groups: {message!r}")
 
 
@@ -216,7 +223,12 @@ class Group:
         if self._watch is not None:
             self._watch.cancel()
         groups, here = self._groups, current_proc()
-        members = tuple(proc for _, proc in result_of(groups.call(procs, _Who(), timeout=_JOIN_S)).items())
+        asked = groups.call(procs, _Who(), timeout=_JOIN_S)
+        if self.is_broken and wait([asked], timeout=_STUCK_S)[1]:
+            # It may still connect to one that has died meanwhile, and gloo has no other way out of that.
+            for proc in self._members:
+                self.give_up(proc)
+        members = tuple(proc for _, proc in result_of(asked).items())
         self._close_meeting()
         self.generation = generation = groups.next_generation()
         result_of(self._meeting.call(here, _Open(generation), timeout=_JOIN_S))

@@ -159,6 +159,8 @@ class _Healer:
         self._store: Store | None = None if self._snapshots is None else self._snapshots.store
         self._replicas = replicas and self._store is not None
         self._state: Kept | None = None
+        self.is_joining = False
+        """Whether the group is being formed, which fails wherever one of its members cannot go on."""
 
     def _wait(self, future: Future[M]) -> M:
         return result_of(future, max(0.0, self._until - time.monotonic()))
@@ -193,7 +195,9 @@ class _Healer:
 
     def _join(self) -> None:
         if self.subject.group is not None:
+            self.is_joining = True
             self.subject.group.form(self.subject.procs)
+            self.is_joining = False
 
     def _find_state(self, lost: Sequence[int]) -> None:
         """Wait for those that live to have left all that was begun; take the state of one of them, or the last snapshot."""
@@ -315,7 +319,7 @@ def heal_mesh(
                 subject = healer.subject
         except Exception as raised:
             # More may have died, and be the cause.
-            if time.monotonic() >= until or not _loses(subject, raised, lost):
+            if time.monotonic() >= until or not (healer.is_joining or _loses(subject, raised, lost)):
                 raise
             error = raised
         else:

@@ -20,7 +20,6 @@ from typing import Any
 
 from mesh_core import MeshError
 
-_CONNECT_S = 5.0
 Ask = Callable[[str, str, bytes], bytes]
 """Asks the meeting of a group: an operation, a key and a value. It may wait for a key, and raises when the group is given up."""
 
@@ -48,12 +47,10 @@ class TorchGroup:
         before = _connections()
         self._store = _store(dist, ask)
         with _on_loopback(is_local):
-            # So long members connect to each other, once all have said where they are: one may die just then.
-            within = timedelta(seconds=min(seconds, _CONNECT_S))
-            dist.init_process_group("gloo", store=self._store, rank=rank, world_size=size, timeout=within)
-        # Until lately it was known by another name.
-        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # noqa: SLF001
-        set_timeout(timedelta(seconds=seconds))
+            # A timeout for this alone cannot be had: gloo keeps to it in collectives.
+            dist.init_process_group(
+                "gloo", store=self._store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
+            )
         with self._lock:
             self._connections = {
                 inode: number for inode, number in _connections().items() if inode not in before
