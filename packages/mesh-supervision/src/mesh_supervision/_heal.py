@@ -159,8 +159,15 @@ class _Healer:
         self._store: Store | None = None if self._snapshots is None else self._snapshots.store
         self._replicas = replicas and self._store is not None
         self._state: Kept | None = None
+        self.carried: Kept | None = None
+        """What a try before has had from one that lived then."""
         self.is_joining = False
         """Whether the group is being formed, which fails wherever one of its members cannot go on."""
+
+    @property
+    def state(self) -> Kept | None:
+        """What the replicas are given, as far as that is known."""
+        return self._state or self.carried
 
     def _wait(self, future: Future[M]) -> M:
         return result_of(future, max(0.0, self._until - time.monotonic()))
@@ -219,10 +226,10 @@ class _Healer:
                 error = raised
                 continue
             return
-        if error is not None and self._state is None:
+        if error is not None and self.carried is None:
             raise error
         if self._state is None:
-            self._state = self._store.last(actor_id(subject.spawned))
+            self._state = self.carried or self._store.last(actor_id(subject.spawned))
 
     def _settle(self, asked: dict[int, Future[None]]) -> None:
         """Wait until those that live have handled what they were sent; one that cannot leave a collective is ended."""
@@ -306,11 +313,13 @@ def heal_mesh(
     healed = find(_Healed) or install(_Healed)
     subject = _subject(mesh)
     error: Exception | None = None
+    carried: Kept | None = None
     for _ in range(_TRIES):
         lost = subject.lost()
         if not lost and error is None and not (subject.group is not None and subject.group.is_broken):
             break
         healer = _Healer(subject, on, replicas, until)
+        healer.carried = carried
         try:
             if mode == "replace":
                 healer.replace(lost)
@@ -321,7 +330,7 @@ def heal_mesh(
             # More may have died, and be the cause.
             if time.monotonic() >= until or not (healer.is_joining or _loses(subject, raised, lost)):
                 raise
-            error = raised
+            error, carried = raised, healer.state
         else:
             error = None
     else:
