@@ -22,6 +22,7 @@ TESTED = {
     "ddp",
     "generators_trainer",
     "grpo",
+    "healed_training",
     "parameter_server",
     "philosophers",
     "ping_pong",
@@ -274,6 +275,17 @@ def test_ddp(run_example: Run):
         assert float(losses[1]) == pytest.approx(float(losses[2]), abs=2e-4)
     assert len(steps) == 4
     assert agree == "the losses agree: True"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the ranks train with PyTorch")
+@pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
+def test_healed_training(run_example: Run):
+    lines = run_example("healed_training", within=150)
+    assert lines[:3] == [
+        f"after step {step} rank {rank} was lost" for step, rank in ((5, 2), (11, 0), (23, 3))
+    ]
+    assert len(lines) == 7
+    assert lines[-1] == "the losses are the same: True"
 
 
 # What runs the notebook's cells, and prints their output. Not in the test's own process: it leaves threads behind.

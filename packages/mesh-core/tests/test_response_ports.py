@@ -451,7 +451,20 @@ def test_marks_are_not_taken_for_endpoints(procs: ProcMesh, echo: Any) -> None:
     runtime = one._process.runtime
 
     target = one._home.target(one._procs_id, one._view)
-    for name in (".", "!", ">", "+", ".echo", ">none", "+none", ".__init__", "._private", ">>>", "?echo"):
+    for name in (
+        ".",
+        "!",
+        ">",
+        "+",
+        ".echo",
+        ">none",
+        "+none",
+        ".__init__",
+        "._private",
+        ">>>",
+        "?echo",
+        "=echo",
+    ):
         call = runtime.sender(target, one._actor_id, name, Request.CALL).call(((), {}))
         assert call.wait(SOON)
         assert call.outcomes()[0].is_error, name

@@ -321,6 +321,8 @@ class _Running:
         cls, hooks = type(self.extension), self._process.hooks
         if cls.endpoint_raised is not Extension.endpoint_raised:
             hooks.raised.append(self._raised)
+        if cls.make_actor is not Extension.make_actor:
+            hooks.making.append(self.extension.make_actor)
         if cls.actor_class is not Extension.actor_class:
             hooks.actor_class.append(self._replace)
         if self.hears_procs:
@@ -334,6 +336,8 @@ class _Running:
             hooks.raised.remove(self._raised)
         with contextlib.suppress(ValueError):
             hooks.actor_class.remove(self._replace)
+        with contextlib.suppress(ValueError):
+            hooks.making.remove(self.extension.make_actor)
 
     def _replace(self, cls: type) -> type:
         found = self.extension.actor_class(cls)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
     from mesh_core._tracing import Tracer
+    from mesh_core.extensions._local import LocalActor
     from mesh_core.policies import Policy
 
 Addr = tuple[int, int, int]
@@ -34,6 +35,7 @@ class Hooks:
         "find_tracer",
         "flush",
         "knocked",
+        "making",
         "noticing",
         "packed_class",
         "preparing",
@@ -46,6 +48,8 @@ class Hooks:
     def __init__(self) -> None:
         self.actor_class: list[Callable[[type], type]] = []
         """Which class is spawned where a class is asked for."""
+        self.making: list[Callable[[LocalActor], Any]] = []
+        """What makes the actors of this process, instead of their constructors alone."""
         self.packed_class: Callable[[type], object] = _as_it_is
         """What is pickled for an actor class; it is unpickled as that class."""
         self.raised: list[Callable[[Instance, str, BaseException], None]] = []

@@ -203,7 +203,13 @@ class Hosted:
             self._args, self._kwargs = arrive((self._args, self._kwargs))
         if process.tracer is not None and self._spawned is not None:
             make = process.tracer.handling(None, make, self._spawned, self.instance)
-        made = make(*self._args, **self._kwargs)
+        construct = partial(make, *self._args, **self._kwargs)
+        if process.hooks.making:
+            from mesh_core.extensions._local import made_by
+
+            made = made_by(process.hooks.making, self, construct)
+        else:
+            made = construct()
         # The constructor may be what sets a provider.
         notice(process)
         return made
@@ -384,6 +390,20 @@ class Hosted:
             return errand()
         self.inbox.nudge()
         return await answer
+
+    def in_turn(self, errand: Callable[[], Any], over: Callable[[asyncio.Future[Any]], None]) -> bool:
+        """Have something run between two messages, also where the loop works for the actor; false if it is over.
+
+        ``over`` is called after that, on the loop, or when the actor has ended before it came to it.
+        """
+        answer: asyncio.Future[Any] = self.stage.loop.create_future()
+        answer.add_done_callback(over)
+        with self.stage.failing:
+            if self.over or self.broken is not None:
+                return False
+            self.errands.append((errand, answer))
+        self.inbox.nudge()
+        return True
 
     def run_errands(self) -> None:
         """Do what was to be done between two messages."""

@@ -8,6 +8,7 @@ A message names its endpoint, and marks before the name say what else is wanted:
 ``>``  the first argument is a port, and the result is to be sent there
 ``+``  the first argument is a plan: the result is combined with other ranks'
 ``&``  the result stays here, and a reference to it is the answer
+``=``  without a name: an answer, and nothing else; what was sent before is handled by then
 ====== =====================================================================
 
 ``marked`` turns such a name into an endpoint once; it is then in the actor's table like any other.
@@ -29,13 +30,16 @@ if TYPE_CHECKING:
     Table = dict[str, Spec]
 
 # An empty name, of a stop, begins with none of them.
-MARKS = (".", "!", ">", "+", "&")
+MARKS = (".", "!", ">", "+", "&", "=")
+SETTLED = "="
 
 
 def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None:
     """The endpoint that a marked name means, kept in ``table``; ``None`` if the class has nothing of that name."""
     mark, rest = name[0], name[1:]
-    if mark in ".!":
+    if mark == SETTLED:
+        spec: Spec | None = None if rest else _nothing(threaded)
+    elif mark in ".!":
         spec = _plain(cls, rest, port=mark == "!", threaded=threaded)
     else:
         base = table.get(rest)
@@ -51,6 +55,16 @@ def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None
     if spec is not None:
         table[name] = spec
     return spec
+
+
+def _nothing(threaded: bool) -> Spec:
+    from mesh_core._endpoint import EndpointProperty
+
+    def nothing(self: Any) -> None: ...
+
+    async def nothing_async(self: Any) -> None: ...
+
+    return EndpointProperty(nothing if threaded else nothing_async, concurrent=False)
 
 
 def _plain(cls: type, name: str, *, port: bool, threaded: bool) -> Spec | None:

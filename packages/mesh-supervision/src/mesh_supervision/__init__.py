@@ -10,14 +10,23 @@ A policy is given to a spawn. Its words are those of Erlang/OTP.
 ...     workers = procs.spawn("workers", Worker, supervise=policy)
 """
 
-from importlib.metadata import version as _version
+from __future__ import annotations
 
-from mesh_supervision._backoff import Backoff
-from mesh_supervision._breaker import Circuit, CircuitBreaker
-from mesh_supervision._combine import ByKind, ByRank, Levels
-from mesh_supervision._machine import RestartType, Strategy
-from mesh_supervision._simple import Escalate, Ignore
-from mesh_supervision._supervisor import OneForAll, OneForOne, RestForOne, Supervisor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mesh_supervision._backoff import Backoff
+    from mesh_supervision._breaker import Circuit, CircuitBreaker
+    from mesh_supervision._combine import ByKind, ByRank, Levels
+    from mesh_supervision._groups import Group, form_group
+    from mesh_supervision._heal import heal_mesh, whole
+    from mesh_supervision._machine import RestartType, Strategy
+    from mesh_supervision._simple import Escalate, Ignore
+    from mesh_supervision._snapshots import Snapshots, keep_snapshots, snapshot
+    from mesh_supervision._store import Version
+    from mesh_supervision._supervisor import OneForAll, OneForOne, RestForOne, Supervisor
+
+    __version__: str
 
 __all__ = [
     "Backoff",
@@ -26,15 +35,67 @@ __all__ = [
     "Circuit",
     "CircuitBreaker",
     "Escalate",
+    "Group",
     "Ignore",
     "Levels",
     "OneForAll",
     "OneForOne",
     "RestForOne",
     "RestartType",
+    "Snapshots",
     "Strategy",
     "Supervisor",
+    "Version",
     "__version__",
+    "form_group",
+    "heal_mesh",
+    "keep_snapshots",
+    "snapshot",
+    "whole",
 ]
 
-__version__ = _version("mesh-supervision")
+# Workers import the package for its extensions, and a restarted one is waited for: what it does not use it does not import.
+_LATER = {
+    "Backoff": "mesh_supervision._backoff",
+    "Circuit": "mesh_supervision._breaker",
+    "CircuitBreaker": "mesh_supervision._breaker",
+    "ByKind": "mesh_supervision._combine",
+    "ByRank": "mesh_supervision._combine",
+    "Levels": "mesh_supervision._combine",
+    "Group": "mesh_supervision._groups",
+    "form_group": "mesh_supervision._groups",
+    "heal_mesh": "mesh_supervision._heal",
+    "whole": "mesh_supervision._heal",
+    "RestartType": "mesh_supervision._machine",
+    "Strategy": "mesh_supervision._machine",
+    "Escalate": "mesh_supervision._simple",
+    "Ignore": "mesh_supervision._simple",
+    "Snapshots": "mesh_supervision._snapshots",
+    "keep_snapshots": "mesh_supervision._snapshots",
+    "snapshot": "mesh_supervision._snapshots",
+    "Version": "mesh_supervision._store",
+    "OneForAll": "mesh_supervision._supervisor",
+    "OneForOne": "mesh_supervision._supervisor",
+    "RestForOne": "mesh_supervision._supervisor",
+    "Supervisor": "mesh_supervision._supervisor",
+}
+
+
+def __getattr__(name: str) -> Any:
+    found: Any
+    if name == "__version__":
+        from importlib.metadata import version
+
+        found = version("mesh-supervision")
+    elif (module := _LATER.get(name)) is not None:
+        import importlib
+
+        found = getattr(importlib.import_module(module), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

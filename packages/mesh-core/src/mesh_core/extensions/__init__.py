@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mesh_core._serialize._registered import Registration, register_handler, register_reducer
     from mesh_core.extensions._here import Proc, current_proc
     from mesh_core.extensions._install import find, install, uninstall
+    from mesh_core.extensions._local import LocalActor, actor_id, actor_ranks, local_actor, procs_of, settled
     from mesh_core.extensions._membership import Membership, membership
     from mesh_core.extensions._told import ActorEnd, ProcEnd, Raised, Spawning
     from mesh_core.extensions._watching import Watch, watch
@@ -35,6 +36,7 @@ __all__ = [
     "NOT_CARRIED",
     "ActorEnd",
     "Extension",
+    "LocalActor",
     "Membership",
     "Proc",
     "ProcEnd",
@@ -42,14 +44,19 @@ __all__ = [
     "Registration",
     "Spawning",
     "Watch",
+    "actor_id",
+    "actor_ranks",
     "current_proc",
     "dumps",
     "find",
     "install",
     "loads",
+    "local_actor",
     "membership",
+    "procs_of",
     "register_handler",
     "register_reducer",
+    "settled",
     "uninstall",
     "watch",
 ]
@@ -57,6 +64,7 @@ __all__ = [
 # Every worker imports this package, and few use more of it than the base class.
 _LATER = {
     "ActorEnd": "mesh_core.extensions._told",
+    "LocalActor": "mesh_core.extensions._local",
     "Membership": "mesh_core.extensions._membership",
     "Proc": "mesh_core.extensions._here",
     "ProcEnd": "mesh_core.extensions._told",
@@ -64,14 +72,19 @@ _LATER = {
     "Registration": "mesh_core._serialize._registered",
     "Spawning": "mesh_core.extensions._told",
     "Watch": "mesh_core.extensions._watching",
+    "actor_id": "mesh_core.extensions._local",
+    "actor_ranks": "mesh_core.extensions._local",
     "current_proc": "mesh_core.extensions._here",
     "dumps": "mesh_core._serialize",
     "loads": "mesh_core._serialize",
     "membership": "mesh_core.extensions._membership",
     "find": "mesh_core.extensions._install",
     "install": "mesh_core.extensions._install",
+    "local_actor": "mesh_core.extensions._local",
+    "procs_of": "mesh_core.extensions._local",
     "register_handler": "mesh_core._serialize._registered",
     "register_reducer": "mesh_core._serialize._registered",
+    "settled": "mesh_core.extensions._local",
     "uninstall": "mesh_core.extensions._install",
     "watch": "mesh_core.extensions._watching",
 }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
     from mesh_core._sending import Sending
     from mesh_core.extensions._here import Proc
+    from mesh_core.extensions._local import LocalActor
     from mesh_core.extensions._told import ActorEnd, ProcEnd, Raised, Spawning
 
 
@@ -74,6 +75,10 @@ class Extension:
 
     def endpoint_raised(self, raised: Raised) -> None:
         """Hear that an actor's code has raised, on the thread where it did, before its caller hears of it."""
+
+    def make_actor(self, actor: LocalActor) -> Any:
+        """Make an actor of this process: return ``actor.construct()``, or an object of its class made in another way."""
+        return actor.construct()
 
     def actor_class(self, cls: type) -> type:
         """Return the class to spawn where this process spawns ``cls``; its endpoints must take the same calls."""

@@ -1,0 +1,310 @@
+"""Process groups of torch.distributed over the processes of a mesh, which survivors leave when one of them dies.
+
+GRP-1: when a process of a group has died, the others are told to leave it at once; nobody waits for a timeout.
+GRP-2: a group has a number; an order to leave is for that one and those before, never for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mesh_core import MeshError, ProcMesh, wait
+from mesh_core.extensions import Extension, Proc, ProcEnd, Watch, current_proc, find, install, procs_of, watch
+from mesh_supervision._snapshots import result_of
+from mesh_supervision._torch_group import TorchGroup, in_collective
+
+_JOIN_S = 30.0
+"""How long members wait for each other while a group is formed."""
+_TIMEOUT_S = 1800.0
+_STUCK_S = 3.0
+"""How long members of a group that was given up have to answer before it is looked at whether they can."""
+
+
+@dataclass(frozen=True)
+class _Who:
+    """A message: which process are you?"""
+
+
+@dataclass(frozen=True)
+class _Join:
+    """A message: be part of a group."""
+
+    generation: int
+    members: tuple[tuple[int, int, int], ...]
+    owner: Proc
+    """Who forms it."""
+    seconds: float
+    is_local: bool
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """A message: what a member wants of the store."""
+
+    generation: int
+    operation: str
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A message: members of a group will ask."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class _Abort:
+    """A message: leave the group with this number."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class _GiveUp(_Abort):
+    """The same, some time after it: end the process if it has not left."""
+
+
+class Groups(Extension):
+    """Has a process serve and join; one message after the other."""
+
+    name = "supervision.groups"
+
+    def start(self) -> None:
+        """Be in no group yet."""
+        self.group = TorchGroup()
+        self.formed: dict[ProcMesh, Group] = {}
+        """What this process has formed."""
+        self.lock = threading.Lock()
+        self._generations = itertools.count(1)
+
+    def next_generation(self) -> int:
+        """A number that no group of this process's has had."""
+        return next(self._generations)
+
+    def receive(self, message: Any, sender: Proc) -> Any:
+        """Do what the process wants that forms groups."""
+        match message:
+            case _Who():
+                return self.proc
+            case _Join(generation, members, owner, seconds, is_local):
+                meeting = find(Meeting)
+                assert meeting is not None  # it is brought along
+                try:
+                    return self.group.join(
+                        generation,
+                        members.index(self.proc.address),
+                        len(members),
+                        partial(meeting.ask, owner, generation),
+                        seconds=seconds,
+                        is_local=is_local,
+                    )
+                except BaseException:
+                    # The others must not wait for what this one will never say.
+                    meeting.tell(owner, _Abort(generation))
+                    raise
+        raise TypeError(f"not a message of groups: {message!r}")
+
+
+class Meeting(Extension):
+    """Keeps what members tell each other while they join, in the process that forms the group."""
+
+    name = "supervision.meeting"
+
+    def start(self) -> None:
+        """Know of no group yet."""
+        self._keys: dict[int, dict[str, bytes]] = {}
+        self._waiting: dict[int, dict[str, asyncio.Future[None]]] = {}
+
+    def ask(self, owner: Proc, generation: int, operation: str, key: str, value: bytes) -> bytes:
+        """Ask the one who forms the group; for any thread."""
+        asked = self.call(owner, _Ask(generation, operation, key, value), timeout=_JOIN_S)
+        return result_of(asked).item()  # type: ignore[no-any-return]
+
+    async def receive(self, message: Any, sender: Proc) -> bytes | None:
+        """Answer a member, or, from this very process, begin and end."""
+        match message:
+            case _Ask(generation, operation, key, value):
+                if generation not in self._keys:
+                    raise MeshError(
+                        "the group was given up while it was joined: one of its processes has died"
+                    )
+                if operation == "get":
+                    await self._wait(generation, key)
+                return self._do(generation, operation, key, value)
+            case _Open(generation):
+                self._keys[generation], self._waiting[generation] = {}, {}
+                return None
+            case _Abort(generation):
+                self._keys.pop(generation, None)
+                for each in self._waiting.pop(generation, {}).values():
+                    if not each.done():
+                        each.set_exception(MeshError("the group was given up while it was joined"))
+                        each.exception()
+                return None
+        raise TypeError(f"not a message of a meeting: {message!r}")
+
+    async def _wait(self, generation: int, key: str) -> None:
+        if key not in self._keys[generation]:
+            waiting = self._waiting[generation]
+            if key not in waiting:
+                waiting[key] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(waiting[key])
+
+    def _do(self, generation: int, operation: str, key: str, value: bytes) -> bytes:
+        keys = self._keys[generation]
+        if operation == "check":
+            return b"1" if key in keys else b""
+        if operation == "delete":
+            return b"1" if keys.pop(key, None) is not None else b""
+        if operation == "get":
+            return keys[key]
+        if operation == "add":
+            value = str(int(keys.get(key, b"0")) + int(value)).encode()
+        elif operation == "compare":
+            expected, _, wanted = value.partition(b"\0")
+            if keys.get(key, b"") != expected:
+                return keys.get(key, expected)
+            value = wanted
+        keys[key] = value
+        waiting = self._waiting[generation].pop(key, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+        return value
+
+
+class Aborts(Extension):
+    """Has a process leave its group: beside :class:`Groups`, as that may be waiting for others."""
+
+    name = "supervision.aborts"
+
+    def receive(self, message: Any, sender: Proc) -> Any:
+        """Leave."""
+        groups = find(Groups)
+        if groups is None:
+            return 0
+        count = groups.group.abort(message.generation)
+        if isinstance(message, _GiveUp) and in_collective():
+            # Its connections are gone, and nothing will ever wake it.
+            sys.stderr.write(
+                "mesh: this process cannot leave a collective of a group that was given up, and is ended\n"
+            )
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return count
+
+
+class Group:
+    """A process group over a mesh, as the process knows it that has formed it; see :func:`form_group`."""
+
+    def __init__(self, groups: Groups, aborts: Aborts, meeting: Meeting, seconds: float) -> None:
+        self._groups = groups
+        self._aborts = aborts
+        self._meeting = meeting
+        self._seconds = seconds
+        self.generation = 0
+        """The number by which it was formed last, from 1."""
+        self.is_broken = False
+        """Whether one of its processes has died since it was formed."""
+        self._members: tuple[Proc, ...] = ()
+        self._watch: Watch | None = None
+
+    def form(self, procs: ProcMesh) -> None:
+        """Have these processes be the group: those that were before, others in the places of the dead, or fewer."""
+        if self._watch is not None:
+            self._watch.cancel()
+        groups, here = self._groups, current_proc()
+        asked = groups.call(procs, _Who(), timeout=_JOIN_S)
+        if self.is_broken and wait([asked], timeout=_STUCK_S)[1]:
+            # It may still connect to one that has died meanwhile, and gloo has no other way out of that.
+            for proc in self._members:
+                self.give_up(proc)
+        members = tuple(proc for _, proc in result_of(asked).items())
+        self._close_meeting()
+        self.generation = generation = groups.next_generation()
+        result_of(self._meeting.call(here, _Open(generation), timeout=_JOIN_S))
+        self._members, self.is_broken = members, False
+        self._watch = watch(procs, lambda end: self._on_end(end, generation))
+        is_local = len({proc.host for proc in members}) == 1
+        addresses = tuple(proc.address for proc in members)
+        join = _Join(generation, addresses, here, self._seconds, is_local)
+        result_of(groups.call(procs, join, timeout=2 * _JOIN_S))
+        if self.is_broken:
+            raise MeshError("a process has died while its group was formed")
+
+    def _close_meeting(self) -> None:
+        self._meeting.tell(current_proc(), _Abort(self.generation))
+
+    def _on_end(self, end: ProcEnd, generation: int) -> None:
+        if generation == self.generation:
+            self.is_broken = True
+            if end.failure is not None:
+                self.abort(but=end.address)
+            else:
+                # It was stopped, as all of them may be, and the script as well: nobody is joining.
+                self._leave(but=end.address)
+
+    def abort(self, but: tuple[int, int, int] | None = None) -> None:
+        """Have everybody leave it, as far as it was formed: what waits in it raises (GRP-1). It can be formed again."""
+        self.is_broken = True
+        self._close_meeting()
+        self._leave(but)
+
+    def _leave(self, but: tuple[int, int, int] | None) -> None:
+        for proc in self._members:
+            if proc.address != but:
+                self._aborts.tell(proc, _Abort(self.generation))
+
+    def give_up(self, proc: Proc) -> None:
+        """End a process that is still in a collective of it, some time after :meth:`abort`."""
+        self._aborts.tell(proc, _GiveUp(self.generation))
+
+    @property
+    def members(self) -> tuple[Proc, ...]:
+        """Its processes, in the order of their ranks."""
+        return self._members
+
+    def close(self) -> None:
+        """Watch over it no more."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+
+def form_group(mesh: Any, *, timeout: float = _TIMEOUT_S) -> Group:
+    """Make the processes of a mesh the default group of ``torch.distributed`` (gloo), in the order of their ranks.
+
+    When one of them dies the others leave the group at once: what waits in a collective raises. :func:`heal_mesh` forms it
+    anew. It takes the place of ``init_process_group``; without PyTorch in the processes it raises ``ImportError``.
+
+    Args:
+        mesh: processes, or actors whose processes were spawned here. Form the group before you spawn the actors if their
+            constructors use it.
+        timeout: how many seconds a collective may take.
+    """
+    procs = mesh if isinstance(mesh, ProcMesh) else procs_of(mesh)
+    groups = find(Groups) or install(Groups)
+    aborts, meeting = find(Aborts) or install(Aborts), find(Meeting) or install(Meeting)
+    for each in (meeting, aborts, groups):
+        result_of(each.install_on(procs))
+    with groups.lock:
+        before = groups.formed.get(procs)
+        group = groups.formed[procs] = Group(groups, aborts, meeting, timeout)
+    if before is not None:
+        before.close()
+    group.form(procs)
+    return group
+
+
+def group_of(procs: ProcMesh) -> Group | None:
+    """The group that was formed of these processes by this one."""
+    groups = find(Groups)
+    return None if groups is None else groups.formed.get(procs)

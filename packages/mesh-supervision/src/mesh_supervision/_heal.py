@@ -1,0 +1,400 @@
+"""Meshes that have lost ranks, made whole again: :func:`heal_mesh`.
+
+HEA-1: what comes back has lost nothing, as far as is known by then; otherwise the error says what.
+HEA-2: replicas have one state after a heal: that of one that lives, or else the snapshot that was kept last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+from mesh_core import (
+    DeviceMeshError,
+    Future,
+    HostMesh,
+    MeshError,
+    ProcMesh,
+    SupervisionError,
+    Undeliverable,
+    concat,
+    wait,
+)
+from mesh_core.extensions import (
+    NOT_CARRIED,
+    Extension,
+    ProcEnd,
+    Spawning,
+    actor_id,
+    actor_ranks,
+    find,
+    install,
+    procs_of,
+    settled,
+    watch,
+)
+from mesh_supervision._groups import Group, group_of
+from mesh_supervision._snapshots import Adopt, Fetch, Snapshots, result_of
+from mesh_supervision._store import Kept, Owner, Store
+
+M = TypeVar("M")
+_TRIES = 10
+"""So often a heal begins again as more ranks die meanwhile."""
+_LEAVE_S = 2.0
+"""How long survivors have to leave a collective before it is looked at whether they can."""
+_GRACE_S = 1.0
+"""How long an error of a rank waits for the news of the death that may have caused it."""
+
+
+class _Subject:
+    """What is healed: a mesh as it was spawned, or those places of one dimension that are left of it."""
+
+    def __init__(
+        self, spawned: Any, dim: str = "", places: Sequence[int] = (), group: Group | None = None
+    ) -> None:
+        self.spawned = spawned
+        """Processes or actors that this process has spawned."""
+        self.dim = dim
+        self.places = tuple(places)
+        """Those of the dimension that are left, in order; none without a dimension, where all are."""
+        self.is_actors = not isinstance(spawned, ProcMesh)
+        self.below: ProcMesh = procs_of(spawned) if self.is_actors else spawned
+        """The processes of what was spawned, place by place."""
+        self.group = group or group_of(self.below)
+
+    def _left_of(self, mesh: Any) -> Any:
+        if not self.dim:
+            return mesh
+        parts = [mesh.slice(**{self.dim: slice(first, last + 1)}) for first, last in _runs(self.places)]
+        return parts[0] if len(parts) == 1 else concat(parts, self.dim)
+
+    @cached_property
+    def mesh(self) -> Any:
+        """What is healed, as a mesh without gaps."""
+        return self._left_of(self.spawned)
+
+    @cached_property
+    def procs(self) -> ProcMesh:
+        """Its processes, place by place."""
+        procs: ProcMesh = self._left_of(self.below)
+        return procs
+
+    def origin(self, place: int) -> int:
+        """The place in what was spawned of a place in what is left."""
+        if not self.dim:
+            return place
+        point = dict(self.mesh.extent.point(place))
+        point[self.dim] = self.places[point[self.dim]]
+        return self.spawned.extent.rank(**point)  # type: ignore[no-any-return]
+
+    def one(self, place: int) -> Any:
+        """The mesh of one at a place of what is left."""
+        point = self.spawned.extent.point(self.origin(place))
+        return self.spawned.slice(**point) if len(point) else self.spawned
+
+    def owner(self, place: int) -> Owner:
+        """By which the snapshots of an actor are kept."""
+        return Owner(actor_id(self.spawned), actor_ranks(self.one(place))[0])
+
+    def lost(self) -> list[int]:
+        """The places that have lost their actor, or their process."""
+        lost = {point.rank for point in self.spawned.failed()}
+        return [place for place in range(len(self.mesh)) if self.origin(place) in lost]
+
+    def smaller(self, lost: Sequence[int]) -> _Subject:
+        """What is left without these."""
+        extent = self.mesh.extent
+        points = [extent.point(place) for place in lost]
+        best: tuple[int, str, list[int]] | None = None
+        for label in [self.dim] if self.dim else extent.labels:
+            gone = {point[label] for point in points}
+            left = [place for place in range(extent.size(label)) if place not in gone]
+            survivors = len(self.mesh) // extent.size(label) * len(left)
+            if left and (best is None or survivors > best[0]):
+                best = survivors, label, left
+        if best is None:
+            raise DeviceMeshError.of(self.mesh)
+        _, dim, left = best
+        places = [self.places[place] for place in left] if self.dim else left
+        return _Subject(self.spawned, dim, places, self.group)
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    first = last = places[0]
+    for place in places[1:]:
+        if place != last + 1:
+            yield first, last
+            first = place
+        last = place
+    yield first, last
+
+
+class _Healed(Extension):
+    """Knows, in the process that heals, of what the meshes are that it has put together of survivors."""
+
+    name = "supervision.healed"
+
+    def for_spawn(self, spawning: Spawning) -> Any:
+        """Stay in this process."""
+        return NOT_CARRIED
+
+    def start(self) -> None:
+        """Know none yet."""
+        self.subjects: weakref.WeakKeyDictionary[Any, _Subject] = weakref.WeakKeyDictionary()
+
+
+class _Healer:
+    """One heal."""
+
+    def __init__(self, subject: _Subject, on: HostMesh | None, replicas: bool, until: float) -> None:
+        self.subject = subject
+        self._on = on
+        self._until = until
+        self._snapshots = find(Snapshots) if subject.is_actors else None
+        self._store: Store | None = None if self._snapshots is None else self._snapshots.store
+        self._replicas = replicas and self._store is not None
+        self._state: Kept | None = None
+        self.carried: Kept | None = None
+        """What a try before has had from one that lived then."""
+        self.is_joining = False
+        """Whether the group is being formed, which fails wherever one of its members cannot go on."""
+
+    @property
+    def state(self) -> Kept | None:
+        """What the replicas are given, as far as that is known."""
+        return self._state or self.carried
+
+    def _wait(self, future: Future[M]) -> M:
+        return result_of(future, max(0.0, self._until - time.monotonic()))
+
+    def replace(self, lost: Sequence[int]) -> None:
+        """Make again what is lost, in its place."""
+        subject = self.subject
+        if subject.group is not None:
+            subject.group.abort()
+        self._find_state(lost)
+        dead = [point.rank for point in subject.procs.failed()]
+        if dead:
+            for future in _respawned(subject.below, [subject.origin(place) for place in dead], self._on):
+                self._wait(future)
+        self._join()
+        if subject.is_actors:
+            # A process that was made again has none of its actors.
+            lost = subject.lost()
+            self._plant(lost)
+            if lost:
+                self._wait(subject.spawned.respawn([subject.origin(place) for place in lost]))
+            self._share(lost)
+
+    def shrink(self, lost: Sequence[int]) -> None:
+        """Go on with the others."""
+        if self.subject.group is not None:
+            self.subject.group.abort()
+        self.subject = self.subject.smaller(lost)
+        self._find_state(self.subject.lost())
+        self._join()
+        self._share(self.subject.lost())
+
+    def _join(self) -> None:
+        if self.subject.group is not None:
+            self.is_joining = True
+            self.subject.group.form(self.subject.procs)
+            self.is_joining = False
+
+    def _find_state(self, lost: Sequence[int]) -> None:
+        """Wait for those that live to have left all that was begun; take the state of one of them, or the last snapshot."""
+        if self.subject.is_actors:
+            # What was sent before must not run in the next group.
+            alive = [place for place in range(len(self.subject.mesh)) if place not in lost]
+            self._settle({place: settled(self.subject.one(place)) for place in alive})
+        if not self._replicas:
+            return
+        assert self._snapshots is not None and self._store is not None
+        subject, error = self.subject, None
+        for place in range(len(subject.mesh)):
+            if place in lost:
+                continue
+            asked = self._snapshots.call(subject.one(place), Fetch(actor_id(subject.spawned)))
+            try:
+                self._state = self._wait(asked).item()
+            except Exception as raised:  # noqa: BLE001 - another one may do
+                error = raised
+                continue
+            return
+        if error is not None and self.carried is None:
+            raise error
+        if self._state is None:
+            self._state = self.carried or self._store.last(actor_id(subject.spawned))
+
+    def _settle(self, asked: dict[int, Future[None]]) -> None:
+        """Wait until those that live have handled what they were sent; one that cannot leave a collective is ended."""
+        group = self.subject.group
+        while asked:
+            wait(list(asked.values()), timeout=min(_LEAVE_S, max(0.0, self._until - time.monotonic())))
+            for place in [place for place, future in asked.items() if future.done()]:
+                self._wait(asked.pop(place))
+            if time.monotonic() >= self._until:
+                for future in asked.values():
+                    self._wait(future)
+            if group is not None and len(group.members) == len(self.subject.mesh):
+                for place in asked:
+                    group.give_up(group.members[place])
+
+    def _plant(self, lost: Sequence[int]) -> None:
+        if self._state is not None and self._store is not None:
+            for place in lost:
+                self._store.plant(self.subject.owner(place), self._state)
+
+    def _share(self, made: Sequence[int]) -> None:
+        """Give the state to those that have not just begun with it, its owner too: all are told in one way to begin anew."""
+        if self._state is None or self._store is None or self._snapshots is None:
+            return
+        subject = self.subject
+        others = [place for place in range(len(subject.mesh)) if place not in made]
+        lives = {}
+        for place in others:
+            owner = subject.owner(place)
+            lives[owner.rank] = self._store.plant(owner, self._state).life
+        if lives:
+            adopt = Adopt(actor_id(subject.spawned), self._state, lives)
+            self._wait(self._snapshots.call(subject.mesh, adopt))
+
+
+def _respawned(procs: ProcMesh, ranks: Sequence[int], on: HostMesh | None) -> list[Future[None]]:
+    """Have processes made again on their own hosts, or on ``on`` where their hosts are dead."""
+    if on is None:
+        return [procs.respawn(ranks)]
+    homeless, waits = [], []
+    for rank in ranks:
+        try:
+            waits.append(procs.respawn(rank))
+        except ValueError:
+            homeless.append(rank)
+    if homeless:
+        waits.append(procs.respawn(homeless, on=on))
+    return waits
+
+
+def heal_mesh(
+    mesh: M,
+    mode: Literal["replace", "shrink"] = "replace",
+    *,
+    on: HostMesh | None = None,
+    replicas: bool = True,
+    timeout: float = 120.0,
+) -> M:
+    """Make a mesh whole that has lost ranks, and return the mesh to go on with.
+
+    1. Survivors that wait in a collective with the dead leave it (:func:`form_group`).
+    2. ``"replace"``: what is lost is made again in its place, and the mesh stays the same. ``"shrink"``: what is left becomes a
+       mesh without gaps, with new ranks.
+    3. The process group is formed anew, if there was one.
+    4. With :func:`keep_snapshots`, all actors get the state of one that lives; where none does, that of the last snapshot.
+
+    A mesh that has lost nothing comes back as it is. More deaths meanwhile are healed too.
+
+    Args:
+        mesh: actors or processes that this process has spawned, or what an earlier ``heal_mesh`` has returned. Give them
+            a policy that restarts nothing, such as ``Ignore()``.
+        mode: what becomes of the lost ranks.
+        on: hosts for processes whose own host is dead.
+        replicas: whether all actors have the same state. If not, each of the lost begins with its own last snapshot, and the
+            others are left alone.
+        timeout: how many seconds it may take.
+    """
+    if mode not in ("replace", "shrink"):
+        raise ValueError(f"mode must be 'replace' or 'shrink', got {mode!r}")
+    until = time.monotonic() + timeout
+    healed = find(_Healed) or install(_Healed)
+    subject = _subject(mesh)
+    error: Exception | None = None
+    carried: Kept | None = None
+    for _ in range(_TRIES):
+        lost = subject.lost()
+        if not lost and error is None and not (subject.group is not None and subject.group.is_broken):
+            break
+        healer = _Healer(subject, on, replicas, until)
+        healer.carried = carried
+        try:
+            if mode == "replace":
+                healer.replace(lost)
+            else:
+                healer.shrink(lost)
+                subject = healer.subject
+        except Exception as raised:
+            # More may have died, and be the cause.
+            if time.monotonic() >= until or not (healer.is_joining or _loses(subject, raised, lost)):
+                raise
+            error, carried = raised, healer.state
+        else:
+            error = None
+    else:
+        raise DeviceMeshError.of(subject.mesh) from error
+    if subject.dim:
+        healed.subjects[subject.mesh] = subject
+    return subject.mesh  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def whole(mesh: Any) -> Iterator[None]:
+    """Have what fails in this block, as the mesh has lost ranks, raise :class:`DeviceMeshError`.
+
+    An error waits for up to a second for the news of a death that may have caused it: survivors of a collective often
+    raise before that is there.
+
+    >>> from mesh_core import Actor, DeviceMeshError, endpoint, this_host
+    >>> from mesh_supervision import Ignore, whole
+    >>> class Worker(Actor):
+    ...     @endpoint
+    ...     def work(self) -> int:
+    ...         return 1
+    >>> with this_host().spawn_procs({"gpus": 2}, supervise=Ignore()) as procs:
+    ...     workers = procs.spawn("workers", Worker, supervise=Ignore())
+    ...     _ = workers.work.call().get(timeout=30)
+    ...     procs.slice(gpus=1).stop().get(timeout=30)
+    ...     try:
+    ...         with whole(workers):
+    ...             workers.work.call().get(timeout=30)
+    ...     except DeviceMeshError as error:
+    ...         print(error.coordinates)
+    ({'gpus': 1},)
+    """
+    try:
+        yield
+    except DeviceMeshError:
+        raise
+    except Exception as error:
+        if _loses(_subject(mesh), error, ()):
+            raise DeviceMeshError.of(mesh) from error
+        raise
+
+
+def _loses(subject: _Subject, error: Exception, before: Sequence[int]) -> bool:
+    """Whether ranks were lost beside those known before, or will be known to be soon, which an error may come from."""
+    news = threading.Event()
+
+    def on_end(_: ProcEnd) -> None:
+        news.set()
+
+    until, known = time.monotonic() + _GRACE_S, set(before)
+    if known and isinstance(error, (SupervisionError, Undeliverable)):
+        return True
+    watching = watch(subject.mesh, on_end)
+    try:
+        while not set(subject.lost()) - known:
+            if not isinstance(error, (MeshError, RuntimeError)) or not news.wait(until - time.monotonic()):
+                return False
+            news.clear()
+        return True
+    finally:
+        watching.cancel()
+
+
+def _subject(mesh: Any) -> _Subject:
+    healed = find(_Healed)
+    return (None if healed is None else healed.subjects.get(mesh)) or _Subject(mesh)

@@ -1,0 +1,412 @@
+"""Actors whose state outlives their process: an extension takes snapshots of them, and gives the last to their next life.
+
+Each process has an instance, which makes the actors of that process. The instance of the process that has called
+:func:`keep_snapshots` keeps what all of them take: it lives as long as the job.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from mesh_core import Future, MeshError, Promise, ValueMesh, context
+from mesh_core.extensions import (
+    ActorEnd,
+    Extension,
+    LocalActor,
+    Proc,
+    actor_id,
+    actor_ranks,
+    current_proc,
+    dumps,
+    find,
+    install,
+    loads,
+    local_actor,
+)
+from mesh_supervision._store import Kept, Owner, Store, Version
+
+R = TypeVar("R")
+_ANSWER_S = 60.0
+"""How long the process that keeps snapshots may take to answer."""
+_END_S = 1.0
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What every instance is told."""
+
+    keeper: Proc
+    every: float | None
+
+
+@dataclass(frozen=True)
+class _Begin:
+    owner: Owner
+
+
+@dataclass(frozen=True)
+class _Save:
+    owner: Owner
+    kept: Kept
+
+
+@dataclass(frozen=True)
+class _End:
+    owner: Owner
+    life: int
+
+
+@dataclass(frozen=True)
+class Take:
+    """A message to the processes of actors: keep a snapshot of them."""
+
+    actor: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A message: answer with the actor's present state; with nothing if it has none that could be kept."""
+
+    actor: int
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """A message: give those actors that are named, and live, another state."""
+
+    actor: int
+    kept: Kept
+    lives: dict[int, int]
+    """By rank: which life it is from now on."""
+
+
+class _Local:
+    """An actor of this process whose state is kept."""
+
+    def __init__(self, actor: LocalActor, owner: Owner) -> None:
+        self.actor = actor
+        self.owner = owner
+        self.life = 0
+        self.is_pending = False
+        """Whether a snapshot that the interval asked for is under way."""
+        self.complained = False
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def pack(self, state_of: Any) -> Kept:
+        """Take a snapshot; where the actor's code may run."""
+        state = state_of.__snapshot__()
+        if inspect.isawaitable(state):
+            raise TypeError(
+                f"__snapshot__ of {self.actor.cls.__qualname__} must be a plain method, not a coroutine"
+            )
+        data, buffers = dumps(state)
+        with self._lock:
+            self._number += 1
+            version = Version(self.life, self._number)
+        return Kept(version, data, tuple(bytes(each) for each in buffers))
+
+    def adopt(self, state_of: Any, kept: Kept, life: int) -> None:
+        """Put another state in the place of the actor's own."""
+        restore(state_of, kept)
+        with self._lock:
+            self.life, self._number = life, 0
+
+
+class Snapshots(Extension):
+    """Keeps the state of actors; get it from :func:`keep_snapshots`."""
+
+    name = "supervision.snapshots"
+    payload: _Settings
+
+    def start(self) -> None:
+        """Begin to keep, or to take."""
+        self.store = Store() if self.proc == self.payload.keeper else None
+        """What is kept, in the process that keeps it."""
+        self._locals: dict[int, _Local] = {}
+        self._lock = threading.Lock()
+        self._timer: threading.Thread | None = None
+        self._over = threading.Event()
+
+    def stop(self) -> None:
+        """Take no more."""
+        self._over.set()
+        if self._timer is not None:
+            self._timer.join(_END_S)
+
+    # For users.
+
+    def take(self, mesh: Any) -> Future[ValueMesh[Version]]:
+        """Keep a snapshot of each actor of a mesh, taken between two of its messages; the future has their versions.
+
+        If ``__snapshot__`` raises, so does the future, and the snapshot before stays.
+        """
+        return self.call(mesh, Take(actor_id(mesh)))
+
+    def newest(self, mesh: Any) -> list[Version | None]:
+        """The version that is kept of each actor; in the process that keeps snapshots."""
+        store, actor = self._keeping(), actor_id(mesh)
+        kept = [store.newest(Owner(actor, rank)) for rank in actor_ranks(mesh)]
+        return [None if each is None else each.version for each in kept]
+
+    def forget(self, mesh: Any) -> None:
+        """Drop what is kept of a mesh of actors; in the process that keeps snapshots."""
+        self._keeping().forget(actor_id(mesh))
+
+    def _keeping(self) -> Store:
+        if self.store is None:
+            raise MeshError(f"{self.proc} keeps no snapshots; {self.payload.keeper} does")
+        return self.store
+
+    # Hooks.
+
+    def actor_class(self, cls: type) -> type:
+        """Refuse a class that could not be restored."""
+        if is_kept(cls) and not hasattr(cls, "__restore__"):
+            raise TypeError(
+                f"{cls.__qualname__} has __snapshot__ and no __restore__(state), which takes what it returns"
+            )
+        return cls
+
+    def make_actor(self, actor: LocalActor) -> Any:
+        """Construct an actor, or restore it from what is kept."""
+        if not is_kept(actor.cls):
+            return actor.construct()
+        owner = Owner(actor.id, actor.point.rank)
+        local = _Local(actor, owner)
+        found: Kept | None
+        local.life, found = self._ask(_Begin(owner))
+        if found is None:
+            made = actor.construct()
+        else:
+            made = object.__new__(actor.cls)
+            restore(made, found)
+        with self._lock:
+            self._locals[actor.id] = local
+            if self.payload.every is not None and self._timer is None and not self._over.is_set():
+                self._timer = threading.Thread(target=self._tick, name="mesh-snapshots", daemon=True)
+                self._timer.start()
+        return made
+
+    def actor_ended(self, end: ActorEnd) -> None:
+        """Have what was kept of it go, unless it is made again."""
+        with self._lock:
+            ended = [each for each in self._locals.values() if each.actor.has_ended]
+            for each in ended:
+                del self._locals[each.owner.actor]
+        for each in ended:
+            if self.store is not None:
+                self.store.end(each.owner, each.life)
+            else:
+                self.tell(self.payload.keeper, _End(each.owner, each.life))
+
+    async def receive(self, message: Any, sender: Proc) -> Any:
+        """Answer another instance."""
+        match message:
+            case _Begin(owner):
+                return self._keeping().begin(owner)
+            case _Save(owner, kept):
+                return self._keeping().save(owner, kept)
+            case _End(owner, life):
+                return self._keeping().end(owner, life)
+            case Take(actor):
+                return await self._take(self._living(actor))
+            case Fetch(actor):
+                living = self._living(actor)
+                return (
+                    (await living.between_messages(partial(self._pack, living)))[1]
+                    if is_kept(living.cls)
+                    else None
+                )
+            case Adopt(actor, kept, lives):
+                living = self._living(actor)
+                if living.point.rank in lives:
+                    adopt = partial(self._adopt, living, kept, lives[living.point.rank])
+                    await living.between_messages(adopt)
+                return None
+        raise TypeError(f"not a message of snapshots: {message!r}")
+
+    # Taking.
+
+    def take_here(self) -> Future[Version]:
+        """See :func:`snapshot`."""
+        instance = context().actor_instance
+        local = self._local(instance.actor_id)
+        promise = Promise[Version](f"snapshot of {local.actor!r}")
+        try:
+            kept = local.pack(local.actor.object)
+        except BaseException as error:  # noqa: BLE001 - raised where the snapshot is waited for
+            promise.set_exception(error)
+        else:
+            self._send(local, kept, promise)
+        return promise.future
+
+    def _living(self, actor: int) -> LocalActor:
+        found = local_actor(actor)
+        if found is None:
+            raise MeshError(f"{self.proc} has no such actor, or has none any more")
+        return found
+
+    def _local(self, actor: int) -> _Local:
+        found = self._locals.get(actor)
+        if found is None:
+            raise MeshError(f"{self.proc} keeps no snapshots of that actor: its class has no __snapshot__")
+        return found
+
+    def _pack(self, actor: LocalActor, made: Any) -> tuple[_Local, Kept]:
+        # Only here it is known to be constructed.
+        local = self._local(actor.id)
+        return local, local.pack(made)
+
+    def _adopt(self, actor: LocalActor, kept: Kept, life: int, made: Any) -> None:
+        self._local(actor.id).adopt(made, kept, life)
+
+    def _take(self, actor: LocalActor) -> Future[Version]:
+        promise = Promise[Version](f"snapshot of {actor!r}")
+
+        def packed(done: Future[tuple[_Local, Kept]]) -> None:
+            error = done.exception()
+            if error is None:
+                self._send(*done.get(), promise)
+            else:
+                promise.set_exception(error)
+
+        actor.between_messages(partial(self._pack, actor)).add_done_callback(packed)
+        return promise.future
+
+    def _send(self, local: _Local, kept: Kept, promise: Promise[Version]) -> None:
+        def saved(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is not None:
+                promise.set_exception(error)
+            elif not done.get().item():
+                promise.set_exception(_stale(local))
+            else:
+                promise.set_result(kept.version)
+
+        if self.store is not None:
+            if self.store.save(local.owner, kept):
+                promise.set_result(kept.version)
+            else:
+                promise.set_exception(_stale(local))
+            return
+        try:
+            self.call(self.payload.keeper, _Save(local.owner, kept)).add_done_callback(saved)
+        except Exception as error:  # noqa: BLE001 - the process is about to end, say
+            promise.set_exception(error)
+
+    def _tick(self) -> None:
+        """Take snapshots at intervals; on a thread of its own."""
+        while not self._over.wait(self.payload.every):
+            with self._lock:
+                due = [each for each in self._locals.values() if not each.is_pending]
+            for local in due:
+                local.is_pending = True
+                self._take(local.actor).add_done_callback(_ticked(local))
+
+    def _ask(self, message: _Begin) -> Any:
+        if self.store is not None:
+            return self.store.begin(message.owner)
+        asked = self.call(self.payload.keeper, message, timeout=_ANSWER_S)
+        return result_of(asked).item()
+
+
+def _ticked(local: _Local) -> Callable[[Future[Version]], None]:
+    def done(future: Future[Version]) -> None:
+        local.is_pending = False
+        error = future.exception()
+        if error is not None and not local.complained and not local.actor.has_ended:
+            local.complained = True
+            logging.getLogger("mesh").warning(
+                "no snapshot of %s, and the one before stays; said once: %s: %s",
+                local.actor,
+                type(error).__name__,
+                error,
+            )
+
+    return done
+
+
+def keep_snapshots(every: float | None = None) -> Snapshots:
+    """Keep the state of actors that have ``__snapshot__``, in the memory of this process. Call it before ``spawn_procs``.
+
+    Where such an actor is made again its class's ``__restore__(state)`` is called with what ``__snapshot__()`` returned last,
+    instead of the constructor; without a snapshot the constructor is.
+
+    Args:
+        every: how many seconds lie between two snapshots; without it they are taken on request, by :func:`snapshot` and
+            :meth:`Snapshots.take`.
+
+    >>> from mesh_core import Actor, endpoint, this_host
+    >>> from mesh_core.extensions import uninstall
+    >>> from mesh_supervision import keep_snapshots
+    >>> class Counter(Actor):
+    ...     def __init__(self) -> None:
+    ...         self.count = 0
+    ...     def __snapshot__(self) -> int:
+    ...         return self.count
+    ...     def __restore__(self, state: int) -> None:
+    ...         self.count = state
+    ...     @endpoint
+    ...     def add(self, n: int) -> int:
+    ...         self.count += n
+    ...         return self.count
+    >>> snapshots = keep_snapshots()
+    >>> with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:
+    ...     counters = procs.spawn("counters", Counter, supervise=lambda failure: True)
+    ...     _ = counters.add.call(5).get(timeout=30)
+    ...     _ = snapshots.take(counters).get(timeout=30)
+    ...     _ = counters.slice(gpus=1).stop().get(timeout=30)
+    ...     counters.slice(gpus=1).respawn(0).get(timeout=30)
+    ...     counters.add.call(1).get(timeout=30).values()
+    [6, 6]
+    >>> uninstall("supervision.snapshots")
+    """
+    if every is not None and (
+        isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0
+    ):
+        raise ValueError(f"every must be a positive number of seconds or None, got {every!r}")
+    return install(Snapshots, _Settings(current_proc(), every))
+
+
+def snapshot() -> Future[Version]:
+    """Keep the present state of the actor that calls this, from one of its endpoints; the future is done when it is kept.
+
+    What the endpoint does after this call is not in it.
+    """
+    found = find(Snapshots)
+    if found is None:
+        raise MeshError(
+            f"{current_proc()} takes no snapshots: call keep_snapshots() in the script, before spawn_procs()"
+        )
+    return found.take_here()
+
+
+def is_kept(cls: type) -> bool:
+    """Whether actors of a class have their state kept."""
+    return hasattr(cls, "__snapshot__")
+
+
+def restore(made: Any, kept: Kept) -> None:
+    """Give an object a state."""
+    made.__restore__(loads(kept.data, [bytearray(each) for each in kept.buffers]))
+
+
+def result_of(future: Future[R], timeout: float | None = None) -> R:
+    """Wait for a future, and for nothing else: what else fails meanwhile is for the script's own calls to raise."""
+    error = future.exception(timeout)
+    if error is not None:
+        raise error
+    return future.get()
+
+
+def _stale(local: _Local) -> MeshError:
+    return MeshError(
+        f"a snapshot of {local.actor!r} is not kept: a newer one is, or the actor was made again elsewhere"
+    )

@@ -1,0 +1,169 @@
+"""Trainings in process groups that lose ranks: GRP-1, GRP-2. Needs PyTorch.
+
+MESH_HEALING_SECONDS=180 has the last test kill a process every three seconds for so long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from healing import Trainer
+from supervised import WITHIN
+
+from mesh_core import DeviceMeshError, MeshError, ProcMesh, this_host
+from mesh_core.extensions import uninstall
+from mesh_supervision import Ignore, form_group, heal_mesh, keep_snapshots, whole
+
+pytest.importorskip("torch", reason="torch is not installed: mesh-supervision does without")
+
+RANKS = 4
+STARTING = 90.0
+LONG = float(os.environ.get("MESH_HEALING_SECONDS", "0"))
+
+pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(120 + 4 * LONG)]
+
+Slay = Callable[[ProcMesh, int], int]
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    keep_snapshots()
+    env = {"OMP_NUM_THREADS": "1"}
+    with this_host().spawn_procs(
+        {"gpus": RANKS}, env=env, preload=["torch", "torch._dynamo"], supervise=Ignore()
+    ) as procs:
+        procs.initialized.get(timeout=STARTING)
+        form_group(procs)
+        yield procs
+    for name in ("snapshots", "groups", "aborts", "meeting", "healed"):
+        with contextlib.suppress(MeshError):
+            uninstall(f"supervision.{name}")
+
+
+@pytest.fixture
+def trainers(procs: ProcMesh) -> Iterator[Any]:
+    heal_mesh(procs)
+    trainers: Any = procs.spawn("trainers", Trainer, supervise=Ignore())
+    yield trainers
+    trainers.stop().get(timeout=WITHIN)
+
+
+def train(
+    trainers: Any, steps: int, kills: dict[int, int] | None = None, mode: Any = "replace"
+) -> tuple[Any, int]:
+    """The loop that users write; returns the mesh that is left, and how often it was healed."""
+    kills, done, healed = dict(kills or {}), -1, 0
+    while done < steps:
+        try:
+            with whole(trainers):
+                if done < 0:
+                    done = trainers.slice(gpus=0).done.call_one().get(timeout=WITHIN)
+                    continue
+                done = trainers.step.call(RANKS, kills.pop(done, -1)).get(timeout=WITHIN).values()[0]
+        except DeviceMeshError:
+            trainers, healed = heal_mesh(trainers, mode), healed + 1
+    return trainers, healed
+
+
+def test_a_healed_training_learns_what_an_undisturbed_one_does(procs: ProcMesh, trainers: Any) -> None:
+    steps, chance = 14, random.Random(14)
+    others: Any = procs.spawn("others", Trainer, supervise=Ignore())
+    train(others, steps)
+    undisturbed = others.result.call().get(timeout=WITHIN).values()
+    others.stop().get(timeout=WITHIN)
+    assert undisturbed == undisturbed[:1] * RANKS
+    assert undisturbed[0][0][-1] < undisturbed[0][0][0] / 2, "it learns"
+
+    kills = {step: chance.randrange(RANKS) for step in chance.sample(range(1, steps), 3)}
+    same, healed = train(trainers, steps, kills)
+    assert same is trainers
+    assert healed == 3
+    assert trainers.result.call().get(timeout=WITHIN).values() == undisturbed, "to the last bit"
+    assert sum(procs.incarnations) >= 3
+
+
+def test_a_smaller_group_goes_on(procs: ProcMesh, trainers: Any) -> None:
+    left, healed = train(trainers, 8, {2: 1, 5: 0}, "shrink")
+    assert healed == 2
+    assert left.sizes == {"gpus": 2}
+    assert left.where.call().get(timeout=WITHIN).values() == [(0, 0, 2), (1, 1, 2)]
+    heal_mesh(procs)
+    others: Any = procs.spawn("others", Trainer, supervise=Ignore())
+    train(others, 8)
+    losses, weights = others.result.call().get(timeout=WITHIN).values()[0]
+    for found in left.result.call().get(timeout=WITHIN).values():
+        assert found[0] == pytest.approx(losses, rel=1e-4)
+        assert found[1] == pytest.approx(weights, rel=1e-4)
+    others.stop().get(timeout=WITHIN)
+
+
+def test_survivors_leave_a_collective_at_once(procs: ProcMesh, trainers: Any, slay: Slay) -> None:
+    """GRP-1: rank 0 waits for one that lives, whose connection says nothing of the death."""
+    trainers.sum_up.call().get(timeout=WITHIN)
+    waiting = [trainers.slice(gpus=0).wait_for.call_one(1), trainers.slice(gpus=2).wait_for.call_one(0)]
+    # A message behind it tells that nothing of it is done: it would be answered only after.
+    slay(procs, 3)
+    for each in waiting:
+        error = each.exception(timeout=WITHIN)
+        assert isinstance(error, RuntimeError)
+        assert "timed out" not in str(error).lower(), "nobody has left it, but its time was over"
+    heal_mesh(trainers)
+    assert trainers.sum_up.call().get(timeout=WITHIN).values() == [4.0] * RANKS
+
+
+def test_a_group_is_formed_again_without_leaks(procs: ProcMesh, trainers: Any, slay: Slay) -> None:
+    """GRP-2."""
+    counts = []
+    for number in range(4):
+        group = form_group(procs)
+        assert trainers.sum_up.call().get(timeout=WITHIN).values() == [4.0] * RANKS
+        counts.append(trainers.descriptors.call().get(timeout=WITHIN).values())
+        if number % 2:
+            group.abort()
+            heal_mesh(trainers)
+            assert trainers.sum_up.call().get(timeout=WITHIN).values() == [4.0] * RANKS
+    # There were three groups in between, each with a connection to every other rank.
+    assert all(after < before + RANKS for before, after in zip(counts[1], counts[3], strict=True))
+
+
+def test_those_killed_at_any_moment_are_healed(procs: ProcMesh, trainers: Any) -> None:
+    chance = random.Random(2026)
+    seconds, every = (LONG, 3.0) if LONG else (3.0, 1.0)
+    over, killed = threading.Event(), []
+
+    def killer() -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not over.wait(every * chance.uniform(0.8, 1.2)):
+            pid = chance.choice([each for each in procs.pids if each is not None])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    healed = steps = 0
+    try:
+        while thread.is_alive():
+            steps += 1
+            _, more = train(trainers, steps)
+            healed += more
+    finally:
+        over.set()
+        thread.join()
+    trainers = heal_mesh(trainers)
+    train(trainers, steps)
+    others: Any = procs.spawn("others", Trainer, supervise=Ignore())
+    train(others, steps)
+    undisturbed = others.result.call().get(timeout=WITHIN).values()
+    others.stop().get(timeout=WITHIN)
+    assert trainers.result.call().get(timeout=WITHIN).values() == undisturbed
+    assert killed
+    assert healed or killed, f"{steps} steps, {len(killed)} killed"
