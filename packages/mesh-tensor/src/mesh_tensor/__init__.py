@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
     from mesh_tensor._errors import RanksDisagree, RemoteException
+    from mesh_tensor._global._mesh import Mesh, distribute
+    from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, usage
 
 __all__ = [
+    "GlobalTensor",
+    "Mesh",
     "MeshTensor",
     "RanksDisagree",
     "RemoteException",
@@ -28,6 +32,7 @@ __all__ = [
     "activate",
     "all_gather",
     "all_to_all",
+    "distribute",
     "fetch",
     "fetch_shard",
     "manual_seed",
@@ -39,6 +44,8 @@ __all__ = [
 
 # Imported when they are first named: PyTorch takes a second.
 _LATER = {
+    "GlobalTensor": "mesh_tensor._global._tensor",
+    "Mesh": "mesh_tensor._global._mesh",
     "MeshTensor": "mesh_tensor._tensor",
     "RanksDisagree": "mesh_tensor._errors",
     "RemoteException": "mesh_tensor._errors",
@@ -46,6 +53,7 @@ _LATER = {
     "activate": "mesh_tensor._view",
     "all_gather": "mesh_tensor._collectives",
     "all_to_all": "mesh_tensor._collectives",
+    "distribute": "mesh_tensor._global._mesh",
     "fetch": "mesh_tensor._view",
     "fetch_shard": "mesh_tensor._view",
     "manual_seed": "mesh_tensor._collectives",

@@ -1,0 +1,475 @@
+"""What a process has of a mesh in the global view: DTensors, and PyTorch's operators on them.
+
+STM-3 holds here: whether an operator runs as DTensor shards it, or on whole tensors, is decided by what all processes know, never by
+what happened in this one. A result that could not be computed here is replaced by zeros of the same form, marked as failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import (
+    ProcessGroup,
+    _register_process_group,
+    _unregister_process_group,
+)
+from torch.distributed._mesh_layout import _MeshLayout
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._pytree import tree_leaves, tree_map
+
+from mesh_core import MeshError
+from mesh_tensor._extension import IN_PLACE_SHAPE, LOST, SPECIAL, Failed, Instead, Template
+from mesh_tensor._extension import _sent as sent
+from mesh_tensor._operators import find
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.distributed.tensor.placement_types import Placement
+
+    from mesh_tensor._extension import Bench
+
+_lives = count(1)
+_CANNOT = object()
+
+
+class Worker:
+    """This process's place in a mesh. Its public methods are what a controller may say."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        names: tuple[str, ...],
+        shape: tuple[int, ...],
+        groups: dict[tuple[str, ...], int],
+        ranks: dict[Any, int],
+    ) -> None:
+        self.bench = bench
+        self.rank = ranks[bench.address]
+        life = next(_lives)
+        mesh: Any = DeviceMesh(
+            "cpu",
+            torch.arange(len(ranks)).view(shape),
+            mesh_dim_names=names,
+            _init_backend=False,
+            _rank=self.rank,
+        )
+        # PyTorch remembers shardings with their meshes, which have to differ where their groups do.
+        mesh._thread_id = life  # noqa: SLF001 - the one part of a mesh's identity that says nothing
+        self.groups = {dims: f"mesh_tensor/{life}/{'.'.join(dims)}" for dims in groups}
+        for dims, name in self.groups.items():
+            mesh._pg_registry[name] = _registered(name, bench.groups[groups[dims]])  # noqa: SLF001 - as from_group()
+        mesh._dim_group_names = [self.groups[(name,)] for name in names]  # noqa: SLF001 - likewise
+        for dims, name in self.groups.items():
+            if len(dims) > 1:
+                mesh._flatten_mapping[name] = self._flattened(mesh, dims, name)  # noqa: SLF001 - as _flatten()
+        self.mesh: DeviceMesh = mesh
+        self.everywhere = (Replicate(),) * len(shape)
+        self.seed = 0
+        self.failures = False
+        """Whether any tensor was marked as failed."""
+
+    def _flattened(self, mesh: Any, dims: tuple[str, ...], name: str) -> DeviceMesh:
+        layout = _MeshLayout([mesh._get_slice_mesh_layout(dims).collapse()])  # noqa: SLF001 - as _flatten()
+        flat: Any = DeviceMesh(
+            "cpu",
+            _layout=layout,
+            _rank_map=mesh._rank_map,  # noqa: SLF001 - likewise
+            mesh_dim_names=(name,),
+            _root_mesh=mesh,
+            _init_backend=False,
+            _rank=self.rank,
+        )
+        flat._dim_group_names = [name]  # noqa: SLF001 - likewise
+        made: DeviceMesh = flat
+        return made
+
+    def close(self) -> None:
+        """Free the mesh's tensors, and leave its groups."""
+        env = self.bench.env
+        gone = [
+            ref for ref, each in env.items() if isinstance(each, DTensor) and each.device_mesh is self.mesh
+        ]
+        for ref in gone:
+            del env[ref]
+        mesh: Any = self.mesh
+        for name in self.groups.values():
+            _unregister_process_group(GroupName(name))
+        mesh._pg_registry.clear()  # noqa: SLF001 - as above
+
+    def know(self, number: int, what: tuple[Any, ...]) -> None:
+        """Learn a template."""
+        self.bench.templates[number] = _Template(what, self)
+
+    def put(self, number: int, value: torch.Tensor, placements: tuple[Placement, ...]) -> None:
+        """Have this process's part of a tensor."""
+        self.bench.env[number] = self.wrap(self.part(value, placements).clone(), value, placements)
+
+    def placements(self, number: int) -> Any:
+        """Return how a tensor lies on the mesh."""
+        tensor = self.bench.env.get(number, LOST)
+        return ("value", tensor.placements) if isinstance(tensor, DTensor) else sent(tensor)
+
+    def part_of(self, number: int) -> Any:
+        """Return what this process has of a tensor."""
+        tensor = self.bench.env.get(number, LOST)
+        failed = failure_of(tensor)
+        if failed is not None or not isinstance(tensor, DTensor):
+            return sent(failed or tensor)
+        return sent(tensor.to_local())
+
+    def whole(self, number: int) -> Any:
+        """Return all of a tensor, from the first process."""
+        tensor = self.bench.env.get(number, LOST)
+        if not isinstance(tensor, DTensor):
+            return sent(tensor)
+        try:
+            value = self.full(tensor)
+        except Exception as error:  # noqa: BLE001 - said
+            return sent(Failed(-1, "fetch", error))
+        failed = failure_of(tensor)
+        if failed is not None:
+            return sent(failed)
+        return sent(value) if self.rank == 0 else ("value", None)
+
+    def wrap(self, local: torch.Tensor, whole: Any, placements: Sequence[Placement]) -> DTensor:
+        """Make a tensor of the mesh out of this process's part of it; `whole` has the form of all of it."""
+        meta = TensorMeta(whole.shape, whole.stride(), local.dtype)
+        made: DTensor = DTensor(local, DTensorSpec(self.mesh, tuple(placements), meta), requires_grad=False)
+        return made
+
+    def full(self, tensor: DTensor) -> torch.Tensor:
+        """Return all of a tensor; its own memory, if all is here."""
+        if all(type(each) is Replicate for each in tensor.placements):
+            return tensor._local_tensor  # noqa: SLF001 - without a copy
+        return tensor.redistribute(self.mesh, self.everywhere).to_local()
+
+    def part(self, whole: torch.Tensor, placements: Sequence[Placement]) -> torch.Tensor:
+        """Return this process's part of a tensor that all of them have."""
+        shards = [each if isinstance(each, Shard) else Replicate() for each in placements]
+        shape, offset = compute_local_shape_and_global_offset(whole.shape, self.mesh, shards)
+        local = whole
+        for dim, (size, start) in enumerate(zip(shape, offset, strict=True)):
+            if size != whole.shape[dim]:
+                local = local.narrow(dim, min(start, whole.shape[dim]), size)
+        at = self.mesh.get_coordinate()
+        assert at is not None, "this process is in the mesh"
+        for placement, coordinate in zip(placements, at, strict=True):
+            # Of summands all but one are zeros; of what is averaged, or the largest, all are the same.
+            if isinstance(placement, Partial) and placement.reduce_op == "sum" and coordinate:
+                local = torch.zeros_like(local)
+        return local
+
+    def zeros(self, spec: Any) -> Any:
+        """Return something of that form."""
+        if not isinstance(spec, DTensorSpec):
+            return None
+        meta = spec.tensor_meta
+        assert meta is not None
+        shape, _ = compute_local_shape_and_global_offset(meta.shape, self.mesh, spec.placements)
+        return DTensor(torch.zeros(shape, dtype=meta.dtype), spec, requires_grad=False)
+
+
+def _registered(name: str, gloo: Any) -> ProcessGroup:
+    """Have PyTorch find a group by its name."""
+    group: Any = ProcessGroup(gloo.rank(), gloo.size())
+    group._set_default_backend(ProcessGroup.BackendType.GLOO)  # noqa: SLF001 - as PyTorch does where it makes groups
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)  # noqa: SLF001 - likewise
+    group._set_group_name(name)  # noqa: SLF001 - likewise
+    _register_process_group(GroupName(name), group)
+    made: ProcessGroup = group
+    return made
+
+
+def failure_of(tensor: Any) -> Failed | None:
+    """Return why a tensor has not the values that it should."""
+    return getattr(tensor, "_mesh_failed", None)
+
+
+class _Template(Template):
+    """An instruction on tensors of the whole mesh."""
+
+    __slots__ = ()
+
+    def __init__(self, what: tuple[Any, ...], worker: Worker) -> None:
+        (name, module), *_ = what
+        if name[0] == SPECIAL:
+            function = SPECIALS[name[1]]
+            self.set(what, _Special(function, worker))
+        else:
+            try:
+                operator = find(name, module)
+            except (AttributeError, ImportError):
+                super().__init__(what, worker.bench)
+                return
+            self.set(what, Call(operator, worker, in_place_shape=what[5] == IN_PLACE_SHAPE))
+
+
+class _Special:
+    """A function of ours on tensors of the mesh."""
+
+    __slots__ = ("function", "worker")
+
+    def __init__(self, function: Callable[..., Any], worker: Worker) -> None:
+        self.function = function
+        self.worker = worker
+
+    def __call__(self, *args: Any) -> Any:
+        result = self.function(self.worker, *args)
+        if self.worker.failures:
+            _mark(result, _first_failure(args))
+        return result
+
+
+class Call:
+    """An operator of PyTorch's, as this process takes its part in it."""
+
+    __slots__ = ("asks", "func", "random", "replicated", "worker", "written")
+
+    def __init__(self, func: Any, worker: Worker, *, in_place_shape: bool = False) -> None:
+        if in_place_shape:
+            # It was given a tensor of its own, whose form need not change in place.
+            func = _functional(func)
+        self.func = func
+        self.worker = worker
+        schema = func._schema  # noqa: SLF001 - as the whole of PyTorch reads it
+        self.written = tuple(
+            argument.name if argument.kwarg_only else place
+            for place, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        self.random = (
+            torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in schema.name
+        )
+        self.asks = (
+            torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+        )
+        self.replicated = (
+            self.asks or schema.name in _WHOLE or any(argument.is_out for argument in schema.arguments)
+        )
+        """DTensor does something else, or nothing."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        worker = self.worker
+        if self.random or self.replicated:
+            result = self._with_random(args, kwargs) if self.random else self._whole(args, kwargs)
+        else:
+            try:
+                result = self.func(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - looked into
+                result = self._otherwise(error, args, kwargs)
+            else:
+                if isinstance(result, torch.Tensor) and not isinstance(result, DTensor):
+                    result = worker.wrap(result, result, worker.everywhere)
+        if worker.failures and (failed := _first_failure((args, kwargs))) is not None:
+            if self.asks:
+                raise _Again(failed)
+            _mark(result, failed)
+            _mark([self._argument(where, args, kwargs) for where in self.written], failed)
+        return result
+
+    def _argument(self, where: int | str, args: Any, kwargs: Any) -> Any:
+        return kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
+
+    def _otherwise(self, error: Exception, args: Any, kwargs: Any) -> Any:
+        spec = self._spec(args, kwargs)
+        if spec is _CANNOT:
+            return self._whole(args, kwargs)
+        raise self._instead(error, tree_map(self.worker.zeros, spec, is_leaf=_is_spec), args, kwargs)
+
+    def _instead(self, error: Exception, results: Any, args: Any, kwargs: Any) -> Instead:
+        """Go on with these in place of the results."""
+        self.worker.failures = True
+        written = [self._argument(where, args, kwargs) for where in self.written]
+        return Instead(error, results, lambda failed: _mark([results, written], failed))
+
+    def _spec(self, args: Any, kwargs: Any) -> Any:
+        """Return of which form DTensor makes the result, if it knows how to at all."""
+        if not any(isinstance(each, DTensor) for each in tree_leaves((args, kwargs))):
+            return _CANNOT
+        dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001 - the same question as when it is called
+        try:
+            info = dispatcher.unwrap_to_op_info(self.func, args, kwargs)
+            return dispatcher.sharding_propagator.propagate_op_sharding(info.schema).output_spec
+        except Exception:  # noqa: BLE001 - whatever it is, it does not know how
+            return _CANNOT
+
+    def _whole(self, args: Any, kwargs: Any) -> Any:
+        """Have each process do all of it."""
+        worker = self.worker
+        fulls: dict[int, torch.Tensor] = {}
+
+        def give(value: Any) -> Any:
+            if not isinstance(value, DTensor):
+                return value
+            found = fulls.get(id(value))
+            if found is None:
+                found = fulls[id(value)] = worker.full(value)
+            return found
+
+        whole_args, whole_kwargs = tree_map(give, (args, kwargs))
+        try:
+            result = self.func(*whole_args, **whole_kwargs)
+        except Exception as error:
+            worker.failures = True
+            form = _CANNOT
+            with suppress(Exception):
+                form = self._form(args, kwargs)
+            if form is _CANNOT or self.asks:
+                raise
+            raise self._instead(error, form, args, kwargs) from error
+        back = self._written_back(args, kwargs, fulls)
+
+        def take(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            found = back.get(id(value))
+            if found is None or found.shape != value.shape:
+                found = worker.wrap(value, value, worker.everywhere)
+            return found
+
+        return tree_map(take, result)
+
+    def _written_back(self, args: Any, kwargs: Any, fulls: dict[int, torch.Tensor]) -> dict[int, DTensor]:
+        """Keep this process's parts of what has been written to; whose whole tensors those are."""
+        back: dict[int, DTensor] = {}
+        for where in self.written:
+            for each in tree_leaves(self._argument(where, args, kwargs)):
+                if isinstance(each, DTensor):
+                    full, local = fulls[id(each)], each._local_tensor  # noqa: SLF001 - to write to
+                    if full is not local:
+                        local.copy_(self.worker.part(full, each.placements))
+                    back[id(full)] = each
+        return back
+
+    def _form(self, args: Any, kwargs: Any) -> Any:
+        """Return something that has the form of the result, on whole tensors."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+
+            def fake(value: Any) -> Any:
+                if not isinstance(value, DTensor):
+                    return value
+                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+
+            fake_args, fake_kwargs = tree_map(fake, (args, kwargs))
+            result = self.func(*fake_args, **fake_kwargs)
+
+        def real(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            zeros = torch.zeros(value.shape, dtype=value.dtype)
+            return self.worker.wrap(zeros, zeros, self.worker.everywhere)
+
+        return tree_map(real, result)
+
+    def _with_random(self, args: Any, kwargs: Any) -> Any:
+        """Have all processes draw the same numbers, and keep each its part."""
+        worker = self.worker
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
+        with _drawing(worker.seed):
+            if self.func is torch.ops.aten.native_dropout.default and args[2] is not False:
+                return self._dropout(*args)
+            result = self._whole(args, kwargs)
+        if not tensors or self.written:
+            return result
+        placements = [each if isinstance(each, Shard) else Replicate() for each in tensors[0].placements]
+
+        def spread(value: Any) -> Any:
+            if isinstance(value, DTensor) and value.shape == tensors[0].shape:
+                return value.redistribute(worker.mesh, placements)
+            return value
+
+        return tree_map(spread, result)
+
+    def _dropout(self, tensor: Any, p: float, *_: Any) -> Any:
+        """Drop of the whole tensor what one process would, without bringing it together."""
+        worker = self.worker
+        placements = [each if isinstance(each, Shard) else Replicate() for each in tensor.placements]
+        local = tensor.redistribute(worker.mesh, placements).to_local()
+        drawn, mask = self.func(torch.ones(tensor.shape, dtype=tensor.dtype), p, True)
+        kept = worker.part(drawn, placements)
+        return (
+            worker.wrap(local * kept, tensor, placements),
+            worker.wrap(worker.part(mask, placements).clone(), tensor, placements),
+        )
+
+
+class _Again(MeshError):
+    """What is asked of a tensor that has failed."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.error)
+        self.failed = failed
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, DTensorSpec)
+
+
+def _first_failure(values: Any) -> Failed | None:
+    return next((failed for each in tree_leaves(values) if (failed := failure_of(each)) is not None), None)
+
+
+def _mark(values: Any, failed: Failed | None) -> None:
+    if failed is not None:
+        for each in tree_leaves(values):
+            if isinstance(each, DTensor):
+                each._mesh_failed = failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
+
+
+def _functional(func: Any) -> Any:
+    """Return the operator that makes a new tensor where this one changes one."""
+    schema = func._schema  # noqa: SLF001 - as the whole of PyTorch reads it
+    name = schema.name.removeprefix("aten::").removesuffix("_")
+    packet = getattr(torch.ops.aten, name, None)
+    return getattr(packet, func._overloadname, func) if packet is not None else func  # noqa: SLF001 - likewise
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """Draw random numbers from a seed, and leave this process's own as they were."""
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+_WHOLE = frozenset({"aten::equal", "aten::_local_scalar_dense", "aten::is_nonzero"})
+"""Their results are values: DTensor gives that of one part only."""
+
+
+def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
+    """Return the same tensor, lying on the mesh in another way."""
+    if any(
+        isinstance(each, Partial) and each != had
+        for each, had in zip(placements, tensor.placements, strict=True)
+    ):
+        return worker.wrap(worker.part(worker.full(tensor), placements).clone(), tensor, placements)
+    return tensor.redistribute(worker.mesh, placements)
+
+
+def like(worker: Worker, tensor: DTensor, other: DTensor) -> DTensor:
+    """Return a tensor, lying on the mesh as another one."""
+    placements = [Replicate() if isinstance(each, Partial) else each for each in other.placements]
+    return tensor.redistribute(worker.mesh, placements)
+
+
+def seed(worker: Worker, value: int) -> None:
+    """Draw from this next."""
+    worker.seed = value
+
+
+SPECIALS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (redistribute, like, seed)}
