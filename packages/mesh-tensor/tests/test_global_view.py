@@ -52,6 +52,15 @@ def meshes(request: pytest.FixtureRequest, grid: ProcMesh) -> Iterator[Mesh]:
         yield mesh
 
 
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_uneven_parts_of_parts(mesh: Mesh, rows: int) -> None:
+    a = torch.arange(rows * 2.0).view(rows, 2)
+    x = distribute(a, mesh, [("data", "model"), None])
+    assert fetch(x).equal(a)
+    torch.testing.assert_close(fetch((x * 2).redistribute([None, "model"]).T + 1), a.T * 2 + 1)
+    assert fetch(x.view(-1)).equal(a.view(-1))
+
+
 @pytest.mark.parametrize("sharding", SHARDINGS, ids=str)
 def test_a_tensor_comes_back_as_it_was_given(meshes: Mesh, sharding: Any) -> None:
     x = distribute(A, meshes, sharding)

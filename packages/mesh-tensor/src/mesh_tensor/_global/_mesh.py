@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map, tree_unflatten
 
 from mesh_core import this_host
 from mesh_core.extensions import find, install
 from mesh_tensor._extension import Tensors
+from mesh_tensor._global._numbered import Numbered
 from mesh_tensor._global._sharding import Sharding, placements_of
 from mesh_tensor._global._tensor import GlobalTensor, stream_of
 from mesh_tensor._tensor import MeshTensor
@@ -86,6 +89,38 @@ class Mesh:
                 f"{self} has no dimension {dim!r}; it has {', '.join(map(repr, self.mesh_dim_names))}"
             )
         return self.shape[self.mesh_dim_names.index(dim)]
+
+    def execute(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function on every process, with DTensors in place of tensors, and return what it returns.
+
+        Its DTensors come back as tensors of the mesh; all other results must be the same on all processes. It waits.
+
+        >>> import torch
+        >>> from mesh_tensor import Mesh, distribute, fetch
+        >>> with Mesh((2,), ("data",)) as mesh:
+        ...     x = distribute(torch.arange(4.0), mesh, ["data"])
+        ...     y, kind = mesh.execute(lambda x: (x * 2, type(x).__name__), x)
+        ...     print(kind, fetch(y))
+        DTensor tensor([0., 2., 4., 6.])
+        """
+        stream = self._stream
+
+        def name(value: Any) -> Any:
+            if isinstance(value, GlobalTensor):
+                if value.mesh is not self:
+                    raise ValueError(f"an argument is on {value.mesh}, and the function is to run on {self}")
+                return Numbered(value.ref.number)
+            return value
+
+        with _disable_current_modes(), stream.lock:
+            args, kwargs = tree_map(name, (args, kwargs))
+            number = next(self._tensors.numbers)
+            form, said = stream.agreed_on("execute", number, function, args, kwargs)
+            made = [stream.ref() for kind, _ in said if kind == "form"]
+            stream.tell("adopt", number, [each.number for each in made])
+            supply = iter(made)
+            leaves = [self.issuer.made(what, next(supply)) if kind == "form" else what for kind, what in said]
+        return tree_unflatten(leaves, form)
 
     def stop(self) -> None:
         """End the processes that it made; of others, free what they have of it."""

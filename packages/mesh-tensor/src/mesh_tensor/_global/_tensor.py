@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,13 +22,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
     from mesh_core import ProcMesh
-    from mesh_tensor._descriptors import Descriptor
+    from mesh_tensor._descriptors import Descriptor, Form
     from mesh_tensor._extension import Tensors
     from mesh_tensor._global._mesh import Mesh
-
-
-_ALL = 3
-"""With more dimensions than that there are too many ways to take several of them."""
 
 
 class GlobalTensor(torch.Tensor):
@@ -104,7 +99,9 @@ def _stream_of(tensor: GlobalTensor) -> GlobalStream:
 class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(_: Any, tensor: Any, placements: tuple[Placement, ...]) -> Any:
-        return issue_redistribute(tensor, placements)
+        issuer = tensor.descriptor.stream.issuer
+        made = (tuple(tensor.shape), tensor.dtype)
+        return issuer.special("redistribute", made, (tensor,), (placements,), placements)
 
     @staticmethod
     def backward(_: Any, *grads: Any) -> Any:
@@ -112,18 +109,37 @@ class _Redistribute(torch.autograd.Function):
         return grads[0], None
 
 
-def issue_redistribute(tensor: GlobalTensor, placements: tuple[Placement, ...]) -> GlobalTensor:
-    """Have the workers lay it out so, without a record for gradients."""
-    issuer = tensor.descriptor.stream.issuer
-    made = (tuple(tensor.shape), tensor.dtype)
-    result: GlobalTensor = issuer.special("redistribute", made, (tensor,), (placements,), placements)
+class _LaidOutAs(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, tensor: Any, other: Any) -> Any:
+        issuer = tensor.descriptor.stream.issuer
+        return issuer.special("like", (tuple(tensor.shape), tensor.dtype), (tensor, other), ())
+
+    @staticmethod
+    def backward(_: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, tensor: Any, dim: str) -> Any:
+        issuer = tensor.descriptor.stream.issuer
+        return issuer.special("summed", (tuple(tensor.shape), tensor.dtype), (tensor,), (dim,), dim)
+
+    @staticmethod
+    def backward(_: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def laid_out_as(tensor: torch.Tensor, other: GlobalTensor) -> torch.Tensor:
+    """Return the same tensor, lying on the mesh as another one."""
+    result: torch.Tensor = _LaidOutAs.apply(tensor, other.detach())
     return result
 
 
-def issue_like(tensor: GlobalTensor, other: GlobalTensor) -> GlobalTensor:
-    """Have the workers lay it out as another one."""
-    issuer = tensor.descriptor.stream.issuer
-    result: GlobalTensor = issuer.special("like", (tuple(tensor.shape), tensor.dtype), (tensor, other), ())
+def summed(tensor: torch.Tensor, dim: str) -> torch.Tensor:
+    """Return the same tensor, with the sum along a dimension of the mesh where each process has a summand."""
+    result: torch.Tensor = _Summed.apply(tensor, dim)
     return result
 
 
@@ -159,11 +175,7 @@ class GlobalStream(Stream):
     def join(self) -> None:
         """Have the processes meet."""
         names = self.mesh.mesh_dim_names
-        # Over several dimensions as well: what is reduced over all of them is so at once.
-        wanted = [dims for size in range(1, len(names) + 1) for dims in combinations(names, size)]
-        if len(names) > _ALL:
-            wanted = [*((name,) for name in names), names]
-        groups = {dims: self.groups.along(dims)[0] for dims in wanted}
+        groups = [self.groups.along((name,))[0] for name in names]
         ranks = self.groups.ranks()
         self.number = next(self.tensors.groups)
         self._tell("enter", self.number, names, self.mesh.shape, groups, ranks)
@@ -180,6 +192,17 @@ class GlobalStream(Stream):
             super().check()
             self.leave()
             self.join()
+
+    def agreed_on(self, question: str, *rest: Any) -> Any:
+        """Ask all processes, which have to agree, and return what they say."""
+        self.check()
+        return self.agreed("within", self.number, question, *rest)
+
+    def tell(self, what: str, *rest: Any) -> None:
+        """Have all processes do something."""
+        with self.lock:
+            self.flush()
+            self._tell("within", self.number, what, *rest)
 
     def teach(self, *what: Any) -> int:
         """Have the workers know a template, whose number this returns."""
@@ -255,6 +278,11 @@ class GlobalIssuer(Issuer):
         shape, strides, _, dtype, device = form_of(value)
         descriptor = self.stream.descriptor((shape, strides, 0, dtype, device))
         result: GlobalTensor = self._made(descriptor, self.stream.place(value, placements))
+        return result
+
+    def made(self, form: Form, ref: Ref) -> GlobalTensor:
+        """Return what stands for a tensor that workers have."""
+        result: GlobalTensor = self._made(self.stream.descriptor(form), ref)
         return result
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

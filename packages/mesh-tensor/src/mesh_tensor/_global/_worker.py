@@ -6,6 +6,8 @@ what happened in this one. A result that could not be computed here is replaced 
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -17,17 +19,19 @@ from torch._C._distributed_c10d import (
     _register_process_group,
     _unregister_process_group,
 )
-from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from mesh_core import MeshError
-from mesh_tensor._extension import IN_PLACE_SHAPE, LOST, SPECIAL, Failed, Instead, Template
+from mesh_tensor._descriptors import form_of
+from mesh_tensor._extension import GONE, IN_PLACE_SHAPE, LOST, SPECIAL, Failed, Instead, Template
 from mesh_tensor._extension import _sent as sent
+from mesh_tensor._global._attention import BACKWARD, FORWARD, attend, splits
+from mesh_tensor._global._numbered import Numbered
 from mesh_tensor._operators import find
 
 if TYPE_CHECKING:
@@ -39,6 +43,23 @@ if TYPE_CHECKING:
 
 _lives = count(1)
 _CANNOT = object()
+_TALKATIVE = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
+"""They warn of what is slow on every process, where nobody can do anything about it."""
+
+
+class _Devices(DeviceMesh):
+    """A mesh that needs no default group: whose that would be, other users of this process may have decided."""
+
+    def get_rank(self) -> int:
+        """Return this process's rank in the whole mesh."""
+        return self._rank
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """Return its coordinate in one dimension."""
+        names = self.mesh_dim_names or ()
+        at = self.get_coordinate()
+        assert at is not None, "this process is in the mesh"
+        return at[names.index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0]
 
 
 class Worker:
@@ -49,13 +70,14 @@ class Worker:
         bench: Bench,
         names: tuple[str, ...],
         shape: tuple[int, ...],
-        groups: dict[tuple[str, ...], int],
+        groups: list[int],
         ranks: dict[Any, int],
     ) -> None:
         self.bench = bench
         self.rank = ranks[bench.address]
+        self.names = names
         life = next(_lives)
-        mesh: Any = DeviceMesh(
+        mesh: Any = _Devices(
             "cpu",
             torch.arange(len(ranks)).view(shape),
             mesh_dim_names=names,
@@ -64,33 +86,18 @@ class Worker:
         )
         # PyTorch remembers shardings with their meshes, which have to differ where their groups do.
         mesh._thread_id = life  # noqa: SLF001 - the one part of a mesh's identity that says nothing
-        self.groups = {dims: f"mesh_tensor/{life}/{'.'.join(dims)}" for dims in groups}
-        for dims, name in self.groups.items():
-            mesh._pg_registry[name] = _registered(name, bench.groups[groups[dims]])  # noqa: SLF001 - as from_group()
-        mesh._dim_group_names = [self.groups[(name,)] for name in names]  # noqa: SLF001 - likewise
-        for dims, name in self.groups.items():
-            if len(dims) > 1:
-                mesh._flatten_mapping[name] = self._flattened(mesh, dims, name)  # noqa: SLF001 - as _flatten()
+        # No groups over several dimensions: PyTorch would gather with one of them what two have split unevenly, in the wrong order.
+        mesh._dim_group_names = [f"mesh_tensor/{life}/{name}" for name in names]  # noqa: SLF001 - as from_group()
+        for name, group in zip(mesh._dim_group_names, groups, strict=True):  # noqa: SLF001 - likewise
+            mesh._pg_registry[name] = _registered(name, bench.groups[group])  # noqa: SLF001 - likewise
         self.mesh: DeviceMesh = mesh
+        for each in _TALKATIVE:
+            logging.getLogger(each).setLevel(logging.ERROR)
         self.everywhere = (Replicate(),) * len(shape)
         self.seed = 0
+        self._results: dict[int, list[Any]] = {}
         self.failures = False
         """Whether any tensor was marked as failed."""
-
-    def _flattened(self, mesh: Any, dims: tuple[str, ...], name: str) -> DeviceMesh:
-        layout = _MeshLayout([mesh._get_slice_mesh_layout(dims).collapse()])  # noqa: SLF001 - as _flatten()
-        flat: Any = DeviceMesh(
-            "cpu",
-            _layout=layout,
-            _rank_map=mesh._rank_map,  # noqa: SLF001 - likewise
-            mesh_dim_names=(name,),
-            _root_mesh=mesh,
-            _init_backend=False,
-            _rank=self.rank,
-        )
-        flat._dim_group_names = [name]  # noqa: SLF001 - likewise
-        made: DeviceMesh = flat
-        return made
 
     def close(self) -> None:
         """Free the mesh's tensors, and leave its groups."""
@@ -101,7 +108,7 @@ class Worker:
         for ref in gone:
             del env[ref]
         mesh: Any = self.mesh
-        for name in self.groups.values():
+        for name in mesh._dim_group_names:  # noqa: SLF001 - as above
             _unregister_process_group(GroupName(name))
         mesh._pg_registry.clear()  # noqa: SLF001 - as above
 
@@ -112,6 +119,49 @@ class Worker:
     def put(self, number: int, value: torch.Tensor, placements: tuple[Placement, ...]) -> None:
         """Have this process's part of a tensor."""
         self.bench.env[number] = self.wrap(self.part(value, placements).clone(), value, placements)
+
+    def execute(self, number: int, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of the user's on tensors of the mesh, and return what it has returned but for the tensors."""
+        env = self.bench.env
+
+        def give(value: Any) -> Any:
+            if not isinstance(value, Numbered):
+                return value
+            tensor = env.get(value.number, LOST)
+            if not isinstance(tensor, DTensor):
+                raise MeshError(GONE)
+            failed = failure_of(tensor)
+            if failed is not None:
+                raise Again(failed)
+            return tensor.detach()
+
+        try:
+            with torch.enable_grad():
+                leaves, form = tree_flatten(function(*tree_map(give, args), **tree_map(give, kwargs)))
+            said = [self._said(each) for each in leaves]
+        except Exception as error:  # noqa: BLE001 - told to who asks
+            failed = getattr(error, "failed", None) or Failed(-1, "execute", error)
+            return sent(failed)
+        self._results[number] = [each.detach() for each in leaves if isinstance(each, torch.Tensor)]
+        return "value", (form, said)
+
+    def _said(self, value: Any) -> Any:
+        if isinstance(value, DTensor):
+            if value.device_mesh is not self.mesh:
+                raise TypeError(
+                    f"a result is a DTensor on {value.device_mesh}: it must be on the mesh of the arguments"
+                )
+            return "form", form_of(value)
+        if isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"a result is a tensor of one process, {tuple(value.shape)}: make a DTensor of it, with DTensor.from_local(), "
+                "or return its value"
+            )
+        return "value", value
+
+    def adopt(self, number: int, refs: list[int]) -> None:
+        """Have the tensors that a function has returned."""
+        self.bench.env.update(zip(refs, self._results.pop(number, ()), strict=False))
 
     def placements(self, number: int) -> Any:
         """Return how a tensor lies on the mesh."""
@@ -232,7 +282,18 @@ class _Special:
 class Call:
     """An operator of PyTorch's, as this process takes its part in it."""
 
-    __slots__ = ("asks", "func", "random", "replicated", "worker", "written")
+    __slots__ = (
+        "asks",
+        "attention",
+        "cannot",
+        "cuts",
+        "func",
+        "random",
+        "replicated",
+        "views",
+        "worker",
+        "written",
+    )
 
     def __init__(self, func: Any, worker: Worker, *, in_place_shape: bool = False) -> None:
         if in_place_shape:
@@ -249,6 +310,8 @@ class Call:
         self.random = (
             torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in schema.name
         )
+        self.attention = schema.name if schema.name in (FORWARD, BACKWARD) else None
+        self.views = schema.name in ("aten::view", "aten::_unsafe_view")
         self.asks = (
             torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         )
@@ -256,11 +319,18 @@ class Call:
             self.asks or schema.name in _WHOLE or any(argument.is_out for argument in schema.arguments)
         )
         """DTensor does something else, or nothing."""
+        self.cannot: set[tuple[Any, ...]] = set()
+        """Layouts of the tensors for which DTensor knows no way."""
+        self.cuts: dict[Any, bool] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         worker = self.worker
-        if self.random or self.replicated:
+        if self.attention is not None and (split := splits(self.attention, args, kwargs)) is not None:
+            result: Any = attend(worker, self.func, args, kwargs, split)
+        elif self.random or self.replicated:
             result = self._with_random(args, kwargs) if self.random else self._whole(args, kwargs)
+        elif (self.cannot and _layouts(args, kwargs) in self.cannot) or (self.views and self._is_cut(*args)):
+            result = self._whole(args, kwargs)
         else:
             try:
                 result = self.func(*args, **kwargs)
@@ -271,17 +341,35 @@ class Call:
                     result = worker.wrap(result, result, worker.everywhere)
         if worker.failures and (failed := _first_failure((args, kwargs))) is not None:
             if self.asks:
-                raise _Again(failed)
+                raise Again(failed)
             _mark(result, failed)
             _mark([self._argument(where, args, kwargs) for where in self.written], failed)
         return result
+
+    def _is_cut(self, tensor: DTensor, shape: Sequence[int]) -> bool:
+        """Whether a view joins or splits a dimension of which processes have parts of different sizes."""
+        layout = tensor._spec  # noqa: SLF001 - hashes once
+        found = self.cuts.get(layout)
+        if found is None:
+            found = self.cuts[layout] = any(
+                tensor.shape[dim] % parts and not _is_kept(tensor.shape, dim, shape)
+                for dim, parts in _parts(tensor).items()
+            )
+        return found
 
     def _argument(self, where: int | str, args: Any, kwargs: Any) -> Any:
         return kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
 
     def _otherwise(self, error: Exception, args: Any, kwargs: Any) -> Any:
+        if self.views and not args[0].is_contiguous():
+            # Here it lies in memory in another way than where it was decided to take a view of it.
+            with suppress(Exception):
+                return self.func(
+                    torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), *args[1:]
+                )
         spec = self._spec(args, kwargs)
         if spec is _CANNOT:
+            self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
         raise self._instead(error, tree_map(self.worker.zeros, spec, is_leaf=_is_spec), args, kwargs)
 
@@ -317,7 +405,8 @@ class Call:
 
         whole_args, whole_kwargs = tree_map(give, (args, kwargs))
         try:
-            result = self.func(*whole_args, **whole_kwargs)
+            func = torch.ops.aten.reshape.default if self.views else self.func
+            result = func(*whole_args, **whole_kwargs)
         except Exception as error:
             worker.failures = True
             form = _CANNOT
@@ -404,12 +493,34 @@ class Call:
         )
 
 
-class _Again(MeshError):
+class Again(MeshError):
     """What is asked of a tensor that has failed."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.error)
         self.failed = failed
+
+
+def _layouts(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    return tuple(each._spec for each in tree_leaves((args, kwargs)) if isinstance(each, DTensor))  # noqa: SLF001 - its layout
+
+
+def _parts(tensor: DTensor) -> dict[int, int]:
+    """Return which dimensions are split, and into how many parts."""
+    parts: dict[int, int] = {}
+    for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        if isinstance(placement, Shard):
+            parts[placement.dim] = parts.get(placement.dim, 1) * size
+    return parts
+
+
+def _is_kept(shape: Sequence[int], dim: int, to: Sequence[int]) -> bool:
+    """Whether a view leaves a dimension as it is: the same size, and as many elements before it."""
+    if -1 in to:
+        to = list(to)
+        to[to.index(-1)] = math.prod(shape) // max(1, -math.prod(to))
+    before = math.prod(shape[:dim])
+    return any(size == shape[dim] and math.prod(to[:at]) == before for at, size in enumerate(to))
 
 
 def _is_spec(value: Any) -> bool:
@@ -463,7 +574,17 @@ def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, .
 
 def like(worker: Worker, tensor: DTensor, other: DTensor) -> DTensor:
     """Return a tensor, lying on the mesh as another one."""
-    placements = [Replicate() if isinstance(each, Partial) else each for each in other.placements]
+    placements = tuple(Replicate() if isinstance(each, Partial) else each for each in other.placements)
+    return tensor if tensor.placements == placements else tensor.redistribute(worker.mesh, placements)
+
+
+def summed(worker: Worker, tensor: DTensor, dim: str) -> DTensor:
+    """Return a tensor with its sum along one dimension of the mesh, if there are summands."""
+    placements = list(tensor.placements)
+    at = worker.names.index(dim)
+    if not isinstance(placements[at], Partial):
+        return tensor
+    placements[at] = Replicate()
     return tensor.redistribute(worker.mesh, placements)
 
 
@@ -472,4 +593,4 @@ def seed(worker: Worker, value: int) -> None:
     worker.seed = value
 
 
-SPECIALS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (redistribute, like, seed)}
+SPECIALS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (redistribute, like, summed, seed)}
