@@ -95,6 +95,10 @@ def test_shards_are_where_the_sharding_says(mesh: Mesh) -> None:
         lambda x, y: torch.linalg.svdvals(x) + y.norm(),
         lambda x, y: torch.einsum("ij,kj->ik", x, y),
         lambda x, y: x.argmax(0),
+        lambda x, y: torch.nn.functional.binary_cross_entropy_with_logits(x, y.sigmoid()),
+        lambda x, y: torch.nn.functional.conv1d(x[:, None], y[:2, None]),
+        lambda x, y: x.short(),
+        lambda x, y: x.scatter_reduce(0, (y > 0).long(), y, "prod"),
         lambda x, y: x[y > 0],
         lambda x, y: torch.nn.functional.layer_norm(x, (3,)),
         lambda x, y: x.index_select(0, torch.nonzero(y[:, 0] > 0).flatten()),
@@ -222,3 +226,31 @@ def test_meshes_that_are_wrong(grid: ProcMesh) -> None:
         Mesh((2, 2), ("a",))
     with pytest.raises(ValueError, match="must differ"):
         Mesh((2, 2), ("a", "a"))
+
+
+@pytest.mark.parametrize("sharding", [None, ["data", None], ["model", "data"]], ids=str)
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x: x[2],
+        lambda x: x[1:6:2, 0],
+        lambda x: x.view(-1)[4:9],
+        lambda x: x.split(3)[1],
+        lambda x: x.T[1],
+    ],
+)
+def test_views_and_what_they_are_views_of_stay_one(
+    mesh: Mesh, sharding: Any, take: Callable[[Any], Any]
+) -> None:
+    def work(x: Any) -> list[Any]:
+        early = take(x)
+        late = take(x)
+        early += 1
+        x *= 2
+        inner = late[..., 0] if late.dim() > 1 else late[1:]
+        inner.fill_(9)
+        x[0] = 4
+        return [x, early, late, inner]
+
+    for got, want in zip(work(distribute(A, mesh, sharding)), work(A.clone()), strict=True):
+        torch.testing.assert_close(fetch(got), want)

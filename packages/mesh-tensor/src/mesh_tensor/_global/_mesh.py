@@ -124,10 +124,11 @@ class Mesh:
 
     def stop(self) -> None:
         """End the processes that it made; of others, free what they have of it."""
+        if self._stream.stopped:
+            return
+        self._stream.stop()
         if self._own:
             self.procs.stop().get()
-        elif not self._stream.broken:
-            self._stream.leave()
 
     def __enter__(self) -> Self:
         return self

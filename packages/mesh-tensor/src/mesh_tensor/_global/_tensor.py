@@ -170,6 +170,7 @@ class GlobalStream(Stream):
         self.mesh = mesh
         GlobalIssuer(self, GlobalTensor)
         self.number = 0
+        self.stopped = False
         self.join()
 
     def join(self) -> None:
@@ -180,6 +181,13 @@ class GlobalStream(Stream):
         self.number = next(self.tensors.groups)
         self._tell("enter", self.number, names, self.mesh.shape, groups, ranks)
 
+    def stop(self) -> None:
+        """Have whatever is done with tensors of the mesh raise from now on."""
+        with self.lock:
+            if not self.broken:
+                self.leave()
+            self.stopped = self.broken = True
+
     def leave(self) -> None:
         """Have the processes give up what they have of the mesh."""
         self._tell("exit", self.number)
@@ -187,6 +195,10 @@ class GlobalStream(Stream):
     def check(self) -> None:
         """After processes were made again: no tensor is whole any longer (STM-2), and all meet anew."""
         with self.lock, _disable_current_modes():
+            if self.stopped:
+                raise MeshError(
+                    f"{self.mesh} was stopped, and its tensors are gone: make another mesh to go on"
+                )
             if not self.broken:
                 return
             super().check()

@@ -28,9 +28,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from mesh_core import MeshError
 from mesh_tensor._descriptors import form_of
-from mesh_tensor._extension import GONE, IN_PLACE_SHAPE, LOST, SPECIAL, Failed, Instead, Template
+from mesh_tensor._extension import GONE, IN_PLACE_SHAPE, LIST, LOST, SPECIAL, Failed, Instead, Template
 from mesh_tensor._extension import _sent as sent
 from mesh_tensor._global._attention import BACKWARD, FORWARD, attend, splits
+from mesh_tensor._global._copies import Copies
 from mesh_tensor._global._numbered import Numbered
 from mesh_tensor._operators import find
 
@@ -94,6 +95,7 @@ class Worker:
         for each in _TALKATIVE:
             logging.getLogger(each).setLevel(logging.ERROR)
         self.everywhere = (Replicate(),) * len(shape)
+        self.copies = Copies(self.full, self.part)
         self.seed = 0
         self._results: dict[int, list[Any]] = {}
         self.failures = False
@@ -111,6 +113,12 @@ class Worker:
         for name in mesh._dim_group_names:  # noqa: SLF001 - as above
             _unregister_process_group(GroupName(name))
         mesh._pg_registry.clear()  # noqa: SLF001 - as above
+
+    def refresh(self, values: Any) -> None:
+        """Have all tensors among these show what they are views of, as that is now."""
+        for each in tree_leaves(values):
+            if isinstance(each, DTensor):
+                self.copies.refresh(each)
 
     def know(self, number: int, what: tuple[Any, ...]) -> None:
         """Learn a template."""
@@ -133,6 +141,7 @@ class Worker:
             failed = failure_of(tensor)
             if failed is not None:
                 raise Again(failed)
+            self.copies.refresh(tensor)
             return tensor.detach()
 
         try:
@@ -171,10 +180,15 @@ class Worker:
     def part_of(self, number: int) -> Any:
         """Return what this process has of a tensor."""
         tensor = self.bench.env.get(number, LOST)
-        failed = failure_of(tensor)
+        failed = self._loose() or failure_of(tensor)
         if failed is not None or not isinstance(tensor, DTensor):
             return sent(failed or tensor)
         return sent(tensor.to_local())
+
+    def _loose(self) -> Failed | None:
+        """Return what has failed that no tensor stands for, once."""
+        loose, self.bench.loose = self.bench.loose, None
+        return loose
 
     def whole(self, number: int) -> Any:
         """Return all of a tensor, from the first process."""
@@ -182,10 +196,11 @@ class Worker:
         if not isinstance(tensor, DTensor):
             return sent(tensor)
         try:
+            self.copies.refresh(tensor)
             value = self.full(tensor)
         except Exception as error:  # noqa: BLE001 - said
             return sent(Failed(-1, "fetch", error))
-        failed = failure_of(tensor)
+        failed = self._loose() or failure_of(tensor)
         if failed is not None:
             return sent(failed)
         return sent(value) if self.rank == 0 else ("value", None)
@@ -200,6 +215,10 @@ class Worker:
         """Return all of a tensor; its own memory, if all is here."""
         if all(type(each) is Replicate for each in tensor.placements):
             return tensor._local_tensor  # noqa: SLF001 - without a copy
+        if tensor.dtype is torch.int16:
+            # gloo moves no such numbers.
+            wide: Any = tensor.to(torch.int32)
+            return self.full(wide).to(torch.int16)
         return tensor.redistribute(self.mesh, self.everywhere).to_local()
 
     def part(self, whole: torch.Tensor, placements: Sequence[Placement]) -> torch.Tensor:
@@ -260,7 +279,11 @@ class _Template(Template):
             except (AttributeError, ImportError):
                 super().__init__(what, worker.bench)
                 return
-            self.set(what, Call(operator, worker, in_place_shape=what[5] == IN_PLACE_SHAPE))
+            call = Call(operator, worker, in_place_shape=what[5] == IN_PLACE_SHAPE)
+            self.set(what, call)
+            if call.viewing:
+                # A view of another form, and nothing changes in place.
+                self.mode = LIST if what[5] == LIST else 0
 
 
 class _Special:
@@ -273,6 +296,8 @@ class _Special:
         self.worker = worker
 
     def __call__(self, *args: Any) -> Any:
+        if self.worker.copies.any:
+            self.worker.refresh(args)
         result = self.function(self.worker, *args)
         if self.worker.failures:
             _mark(result, _first_failure(args))
@@ -286,10 +311,12 @@ class Call:
         "asks",
         "attention",
         "cannot",
+        "copying",
         "cuts",
         "func",
         "random",
         "replicated",
+        "viewing",
         "views",
         "worker",
         "written",
@@ -322,29 +349,85 @@ class Call:
         self.cannot: set[tuple[Any, ...]] = set()
         """Layouts of the tensors for which DTensor knows no way."""
         self.cuts: dict[Any, bool] = {}
+        self.viewing = not self.written and any(each.alias_info is not None for each in schema.returns)
+        self.copying: dict[Any, bool] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         worker = self.worker
-        if self.attention is not None and (split := splits(self.attention, args, kwargs)) is not None:
-            result: Any = attend(worker, self.func, args, kwargs, split)
-        elif self.random or self.replicated:
-            result = self._with_random(args, kwargs) if self.random else self._whole(args, kwargs)
-        elif (self.cannot and _layouts(args, kwargs) in self.cannot) or (self.views and self._is_cut(*args)):
-            result = self._whole(args, kwargs)
-        else:
-            try:
-                result = self.func(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - looked into
-                result = self._otherwise(error, args, kwargs)
-            else:
-                if isinstance(result, torch.Tensor) and not isinstance(result, DTensor):
-                    result = worker.wrap(result, result, worker.everywhere)
+        if worker.copies.any:
+            worker.refresh((args, kwargs))
+        result = self._done(args, kwargs)
+        if self.viewing and args and isinstance(args[0], DTensor):
+            self._viewed(result, args, kwargs)
+        if self.written and worker.copies.any:
+            for each in tree_leaves([self._argument(where, args, kwargs) for where in self.written]):
+                if isinstance(each, DTensor):
+                    worker.copies.written(each)
         if worker.failures and (failed := _first_failure((args, kwargs))) is not None:
             if self.asks:
                 raise Again(failed)
             _mark(result, failed)
             _mark([self._argument(where, args, kwargs) for where in self.written], failed)
         return result
+
+    def _done(self, args: Any, kwargs: Any) -> Any:
+        """Do it, in one way or another."""
+        worker = self.worker
+        if self.attention is not None and (split := splits(self.attention, args, kwargs)) is not None:
+            return attend(worker, self.func, args, kwargs, split)
+        if self.random:
+            return self._with_random(args, kwargs)
+        if (
+            self.replicated
+            or (self.cannot and _layouts(args, kwargs) in self.cannot)
+            or (self.views and self._is_cut(*args))
+        ):
+            return self._whole(args, kwargs)
+        try:
+            result = self.func(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - looked into
+            return self._otherwise(error, args, kwargs)
+        if isinstance(result, torch.Tensor) and not isinstance(result, DTensor):
+            result = worker.wrap(result, result, worker.everywhere)
+        elif _is_average(result) and any(
+            each.shape[dim] % parts
+            for each in tree_leaves((args, kwargs))
+            if isinstance(each, DTensor)
+            for dim, parts in _parts(each).items()
+        ):
+            # DTensor takes the average of the parts' averages, also where the parts are of different sizes.
+            self.cannot.add(_layouts(args, kwargs))
+            return self._whole(args, kwargs)
+        return result
+
+    def _viewed(self, result: Any, args: Any, kwargs: Any) -> None:
+        """Remember what a view is a view of, if it has not its memory."""
+        base = args[0]
+        layout = base._spec  # noqa: SLF001 - hashes once
+        copied = self.copying.get(layout)
+        if copied is None:
+            copied = self.copying[layout] = self._is_copied(args, kwargs)
+        if copied:
+            func = torch.ops.aten.reshape.default if self.views else self.func
+            self.worker.copies.add(result, base, lambda whole: func(whole, *args[1:], **kwargs))
+        elif self.worker.copies.any:
+            self.worker.copies.follow(result, base)
+
+    def _is_copied(self, args: Any, kwargs: Any) -> bool:
+        """Whether DTensor, or we, bring the tensor together before a view is taken: as all processes know it."""
+        base = args[0]
+        if all(type(each) is Replicate for each in base.placements):
+            return self.views and not base.is_contiguous()
+        dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001 - the same question as when it is called
+        if self.views and self._is_cut(*args):
+            return True
+        try:
+            info = dispatcher.unwrap_to_op_info(self.func, args, kwargs)
+            sharding = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
+        except Exception:  # noqa: BLE001 - whatever it is, it does not know how
+            return True
+        changed = sharding.redistribute_schema
+        return changed is not None and changed.args_schema[0].placements != base.placements
 
     def _is_cut(self, tensor: DTensor, shape: Sequence[int]) -> bool:
         """Whether a view joins or splits a dimension of which processes have parts of different sizes."""
@@ -371,6 +454,9 @@ class Call:
         if spec is _CANNOT:
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
+        if spec is None and not self.written:
+            # A check, for example: there is no result that could stand for the failure.
+            raise error
         raise self._instead(error, tree_map(self.worker.zeros, spec, is_leaf=_is_spec), args, kwargs)
 
     def _instead(self, error: Exception, results: Any, args: Any, kwargs: Any) -> Instead:
@@ -412,7 +498,7 @@ class Call:
             form = _CANNOT
             with suppress(Exception):
                 form = self._form(args, kwargs)
-            if form is _CANNOT or self.asks:
+            if form is _CANNOT or form is None or self.asks:
                 raise
             raise self._instead(error, form, args, kwargs) from error
         back = self._written_back(args, kwargs, fulls)
@@ -505,6 +591,12 @@ def _layouts(args: Any, kwargs: Any) -> tuple[Any, ...]:
     return tuple(each._spec for each in tree_leaves((args, kwargs)) if isinstance(each, DTensor))  # noqa: SLF001 - its layout
 
 
+def _is_average(result: Any) -> bool:
+    return isinstance(result, DTensor) and any(
+        isinstance(each, Partial) and each.reduce_op == "avg" for each in result.placements
+    )
+
+
 def _parts(tensor: DTensor) -> dict[int, int]:
     """Return which dimensions are split, and into how many parts."""
     parts: dict[int, int] = {}
@@ -558,8 +650,22 @@ def _drawing(seed: int) -> Iterator[None]:
         generator.set_state(before)
 
 
-_WHOLE = frozenset({"aten::equal", "aten::_local_scalar_dense", "aten::is_nonzero"})
-"""Their results are values: DTensor gives that of one part only."""
+_WHOLE = frozenset(
+    {
+        # Their results are values: DTensor gives that of one part only.
+        "aten::equal",
+        "aten::_local_scalar_dense",
+        "aten::is_nonzero",
+        # DTensor wants the default group for these,
+        "aten::convolution",
+        "aten::convolution_backward",
+        # does not know what it is made of,
+        "aten::conj_physical",
+        # and reduces the parts, and then what was there once more.
+        "aten::scatter_reduce",
+        "aten::scatter_reduce_",
+    }
+)
 
 
 def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
