@@ -93,7 +93,9 @@ class Victim(Actor):
 
 
 def test_a_process_that_dies_and_is_made_again() -> None:
-    with this_host().spawn_procs({"data": 2}, preload=["torch.distributed.tensor"], name="mortal") as procs:
+    with this_host().spawn_procs(
+        {"data": 2}, preload=["torch.distributed.tensor", "torch._dynamo"], name="mortal"
+    ) as procs:
         mesh = Mesh((2,), ("data",), procs)
         x = distribute(torch.arange(4.0), mesh, ["data"])
         assert fetch(x.sum()).item() == 6

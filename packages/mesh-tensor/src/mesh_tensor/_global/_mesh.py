@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from mesh_tensor._global._tensor import GlobalIssuer
 
 
+_PRELOAD = ("torch.distributed.tensor", "torch._dynamo")
+"""What DTensor imports, some of it only when it is first used: once for all processes, not in each."""
+
+
 class Mesh:
     """Processes in an array whose dimensions have names, to spread tensors over.
 
@@ -58,7 +62,7 @@ class Mesh:
         if procs is None:
             share = max(1, (os.cpu_count() or 1) // math.prod(shape))
             env = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(share)}
-            procs = this_host().spawn_procs(sizes, name, preload=["torch.distributed.tensor"], env=env)
+            procs = this_host().spawn_procs(sizes, name, preload=_PRELOAD, env=env)
         elif procs.sizes != sizes:
             procs = _arranged(procs, sizes)
         self.procs: ProcMesh = procs

@@ -659,6 +659,8 @@ _WHOLE = frozenset(
         # DTensor wants the default group for these,
         "aten::convolution",
         "aten::convolution_backward",
+        # takes their dimension for one of this process's part,
+        "aten::linalg_cross",
         # does not know what it is made of,
         "aten::conj_physical",
         # and reduces the parts, and then what was there once more.
