@@ -125,6 +125,30 @@ def test_gradients(meshes: Mesh) -> None:
     torch.testing.assert_close(fetch(v.grad), w.grad)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    ["mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "l1_loss"],
+)
+def test_gradients_of_means(mesh: Mesh, loss: str) -> None:
+    work = getattr(torch.nn.functional, loss)
+    a, b = A.sigmoid(), A.flip(0).sigmoid()
+    x = distribute(a, mesh, ["data", None]).requires_grad_()
+    work(x, distribute(b, mesh, ["data", None])).backward()
+    a.requires_grad_()
+    work(a, b).backward()
+    torch.testing.assert_close(fetch(x.grad), a.grad)
+
+
+def test_attention_where_some_process_has_no_batch(mesh: Mesh) -> None:
+    x = torch.randn(1, 2, 4, 8)
+    want = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    y = distribute(x, mesh, ["data", None, None, None]).requires_grad_()
+    got = torch.nn.functional.scaled_dot_product_attention(y, y, y)
+    torch.testing.assert_close(fetch(got.detach()), want)
+    got.sum().backward()
+    assert fetch(y.grad).isfinite().all()
+
+
 def test_layouts_are_changed_and_gradients_flow_through(mesh: Mesh) -> None:
     x = distribute(A, mesh, ["data", None]).requires_grad_()
     y = x.redistribute([None, "model"])

@@ -41,12 +41,7 @@ def attend(
     worker: Worker, func: Any, args: Any, kwargs: Any, placements: tuple[Placement, ...]
 ) -> tuple[Any, ...]:
     """Have each process compute its batches and heads."""
-    tensors = [each for each in args if isinstance(each, DTensor)]
-    if func._schema.name == FORWARD:  # noqa: SLF001 - as the whole of PyTorch reads it
-        query, _, value = tensors
-        wholes = [(*query.shape[:-1], value.shape[-1]), tuple(query.shape[:-1])]
-    else:
-        wholes = [tuple(each.shape) for each in tensors[1:4]]
+    wholes = _shapes(func, args)
 
     def local(value: Any) -> Any:
         if not isinstance(value, DTensor):
@@ -55,10 +50,35 @@ def attend(
             return value._local_tensor  # noqa: SLF001 - without a copy
         return value.redistribute(worker.mesh, placements).to_local()
 
-    results = func(*[local(each) for each in args], **{name: local(each) for name, each in kwargs.items()})
+    parts = [local(each) for each in args]
+    masks = {name: local(each) for name, each in kwargs.items()}
+    if any(isinstance(each, torch.Tensor) and not each.numel() for each in parts):
+        # The kernel wants some batch and some head, and this process has none.
+        return missing(worker, func, args, placements)
+    results = func(*parts, **masks)
     return tuple(
         worker.wrap(part, _whole_of(shape), placements) for part, shape in zip(results, wholes, strict=True)
     )
+
+
+def missing(worker: Worker, func: Any, args: Any, placements: tuple[Placement, ...]) -> tuple[Any, ...]:
+    """Return zeros in place of what this process was to compute."""
+    dtype = next(each.dtype for each in args if isinstance(each, DTensor))
+    made = []
+    for shape in _shapes(func, args):
+        whole = _whole_of(shape)
+        part = worker.part(whole, placements)
+        made.append(worker.wrap(torch.zeros(part.shape, dtype=dtype), whole, placements))
+    return tuple(made)
+
+
+def _shapes(func: Any, args: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of the results, as if there was one process."""
+    tensors = [each for each in args if isinstance(each, DTensor)]
+    if func._schema.name == FORWARD:  # noqa: SLF001 - as the whole of PyTorch reads it
+        query, _, value = tensors
+        return [(*query.shape[:-1], value.shape[-1]), tuple(query.shape[:-1])]
+    return [tuple(each.shape) for each in tensors[1:4]]
 
 
 def _whole_of(shape: tuple[int, ...]) -> torch.Tensor:

@@ -30,7 +30,7 @@ from mesh_core import MeshError
 from mesh_tensor._descriptors import form_of
 from mesh_tensor._extension import GONE, IN_PLACE_SHAPE, LIST, LOST, SPECIAL, Failed, Instead, Template
 from mesh_tensor._extension import _sent as sent
-from mesh_tensor._global._attention import BACKWARD, FORWARD, attend, splits
+from mesh_tensor._global._attention import BACKWARD, FORWARD, attend, missing, splits
 from mesh_tensor._global._copies import Copies
 from mesh_tensor._global._numbered import Numbered
 from mesh_tensor._operators import find
@@ -314,6 +314,7 @@ class Call:
         "copying",
         "cuts",
         "func",
+        "mean",
         "random",
         "replicated",
         "viewing",
@@ -337,6 +338,7 @@ class Call:
         self.random = (
             torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in schema.name
         )
+        self.mean = _MEANS.get(schema.name, 0) if func._overloadname == "default" else 0  # noqa: SLF001 - likewise
         self.attention = schema.name if schema.name in (FORWARD, BACKWARD) else None
         self.views = schema.name in ("aten::view", "aten::_unsafe_view")
         self.asks = (
@@ -374,7 +376,10 @@ class Call:
         """Do it, in one way or another."""
         worker = self.worker
         if self.attention is not None and (split := splits(self.attention, args, kwargs)) is not None:
-            return attend(worker, self.func, args, kwargs, split)
+            try:
+                return attend(worker, self.func, args, kwargs, split)
+            except Exception as error:
+                raise self._instead(error, missing(worker, self.func, args, split), args, kwargs) from error
         if self.random:
             return self._with_random(args, kwargs)
         if (
@@ -383,6 +388,11 @@ class Call:
             or (self.views and self._is_cut(*args))
         ):
             return self._whole(args, kwargs)
+        if self.mean and (len(args) <= self.mean or args[self.mean] == _MEAN):
+            if len(args) <= self.mean:
+                return self._whole(args, kwargs)
+            summed_up = (*args[: self.mean], _SUM, *args[self.mean + 1 :])
+            return torch.ops.aten.div.Scalar(self._done(summed_up, kwargs), max(1, args[1].numel()))
         try:
             result = self.func(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - looked into
@@ -659,6 +669,9 @@ _WHOLE = frozenset(
         # DTensor wants the default group for these,
         "aten::convolution",
         "aten::convolution_backward",
+        # counts the parts' rows for those of the whole,
+        "aten::native_group_norm",
+        "aten::native_group_norm_backward",
         # takes their dimension for one of this process's part,
         "aten::linalg_cross",
         # does not know what it is made of,
@@ -668,6 +681,17 @@ _WHOLE = frozenset(
         "aten::scatter_reduce_",
     }
 )
+
+
+_MEANS = {
+    "aten::mse_loss_backward": 3,
+    "aten::smooth_l1_loss_backward": 3,
+    "aten::huber_loss_backward": 3,
+    "aten::soft_margin_loss_backward": 3,
+    "aten::binary_cross_entropy_backward": 4,
+}
+"""Where these have their `reduction`. As a mean, DTensor has each process divide by the number of its own elements."""
+_MEAN, _SUM = 1, 2
 
 
 def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
