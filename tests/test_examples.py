@@ -21,6 +21,7 @@ TESTED = {
     "crawler",
     "ddp",
     "generators_trainer",
+    "global_transformer",
     "grpo",
     "healed_training",
     "parameter_server",
@@ -286,6 +287,18 @@ def test_healed_training(run_example: Run):
     ]
     assert len(lines) == 7
     assert lines[-1] == "the losses are the same: True"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
+@pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
+def test_global_transformer(run_example: Run):
+    lines = run_example("global_transformer", within=150)
+    losses = [
+        re.fullmatch(r"step \d: (\S+) on the mesh, (\S+) in one process", line).groups() for line in lines
+    ]
+    assert len(losses) == 10
+    assert all(float(mesh) == pytest.approx(float(alone), abs=2e-4) for mesh, alone in losses)
+    assert float(losses[-1][0]) < float(losses[0][0])
 
 
 # What runs the notebook's cells, and prints their output. Not in the test's own process: it leaves threads behind.

@@ -1,12 +1,14 @@
 """PyTorch's own database of operators, run on a mesh and compared with PyTorch here.
 
-    python tools/operator_database.py [PROCESSES]
+    python tools/operator_database.py [PROCESSES] [--global] [--some]
 
-prints which operators give something else, and of how many all samples are right.
+prints which operators give something else, and of how many all samples are right. With `--global` tensors are split over the mesh by their first dimension; with `--some` a fifth of the
+operators is run, by seed.
 """
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 import warnings
@@ -21,7 +23,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mesh_core import ProcMesh, this_host
-from mesh_tensor import MeshTensor, activate, fetch, manual_seed, share
+from mesh_tensor import GlobalTensor, Mesh, MeshTensor, activate, distribute, fetch, manual_seed, share
 
 SAMPLES = 4
 SECONDS = 60
@@ -49,34 +51,45 @@ def limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def check(operator: Any, procs: ProcMesh) -> str | None:
-    """Run samples of an operator; what went wrong."""
+def given_to(procs: ProcMesh | Mesh, value: Any) -> Any:
+    """A tensor as the mesh has it."""
+    if type(value) is not torch.Tensor:
+        return value
+    if isinstance(procs, Mesh):
+        rows = [procs.mesh_dim_names[0], *[None] * (value.dim() - 1)] if value.dim() else []
+        return distribute(value, procs, rows)
+    return share(value, procs).requires_grad_(value.requires_grad)
 
-    def there(value: Any) -> Any:
-        if type(value) is not torch.Tensor:
-            return value
-        return share(value, procs).requires_grad_(value.requires_grad)
 
-    def here(value: Any) -> Any:
-        if not isinstance(value, MeshTensor):
-            return value
-        first, *rest = fetch(value, timeout=SECONDS).values()
-        for each in rest:
-            torch.testing.assert_close(each, first, rtol=0, atol=0, equal_nan=True)
-        return first
+def here(value: Any) -> Any:
+    """A tensor of a mesh as it is in this process."""
+    if isinstance(value, GlobalTensor):
+        return fetch(value, timeout=SECONDS)
+    if not isinstance(value, MeshTensor):
+        return value
+    first, *rest = fetch(value, timeout=SECONDS).values()
+    for each in rest:
+        torch.testing.assert_close(each, first, rtol=0, atol=0, equal_nan=True)
+    return first
+
+
+def check(operator: Any, procs: ProcMesh | Mesh) -> str | None:
+    """Run samples of an operator, in the global view where a mesh of that is given; what went wrong."""
 
     def run(differentiate: bool) -> None:
         samples = operator.sample_inputs("cpu", torch.float32, requires_grad=differentiate)
         for _, sample in zip(range(SAMPLES), samples, strict=False):
             asked = (sample.input, sample.args, sample.kwargs)
-            given = tree_map(there, asked)
+            given = tree_map(partial(given_to, procs), asked)
             torch.manual_seed(5)
             try:
                 want = outcome(operator, asked, differentiate)
             except Exception:  # noqa: BLE001 - some samples are no samples of what works
                 continue
             # Some operators' samples begin with a seed of their own.
-            seed_mesh = partial(manual_seed, procs=procs, shared=True)
+            seed_mesh: Any = torch.manual_seed
+            if not isinstance(procs, Mesh):
+                seed_mesh = partial(manual_seed, procs=procs, shared=True)
             seed_mesh(5)
             with activate(procs), patch.object(torch, "manual_seed", seed_mesh):
                 got = outcome(operator, given, differentiate)
@@ -110,10 +123,21 @@ def outcome(operator: Any, asked: Any, differentiate: bool) -> Any:
 def main() -> None:
     """Run all of them."""
     torch.set_num_threads(1)
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    with this_host().spawn_procs({"gpus": count}, preload=["torch"]) as procs:
-        wrong = {each.formatted_name: said for each in operators() if (said := check(each, procs))}
-    total = len(operators())
+    counts = [int(each) for each in sys.argv[1:] if each.isdigit()]
+    chosen = operators()
+    if "--some" in sys.argv:
+        chosen = random.Random(13).sample(chosen, len(chosen) // 5)
+    with this_host().spawn_procs(
+        {"gpus": counts[0] if counts else 1}, preload=["torch.distributed.tensor"]
+    ) as procs:
+        mesh = Mesh((len(procs),), ("gpus",), procs) if "--global" in sys.argv else procs
+        wrong = {}
+        for each in chosen:
+            said = check(each, mesh)
+            if said is not None:
+                wrong[each.formatted_name] = said
+                print(f"{each.formatted_name}: {said}", flush=True)
+    total = len(chosen)
     print(f"\n{total - len(wrong)} of {total} operators, {100 * (1 - len(wrong) / total):.1f} %; wrong:\n")
     for name, said in sorted(wrong.items()):
         print(f"- `{name}`: {said}")

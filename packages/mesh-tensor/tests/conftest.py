@@ -8,6 +8,9 @@ import pytest
 
 from mesh_core import ProcMesh, shutdown, this_host
 
+# Once for all processes, and not in each of them when a tensor is first spread over a mesh.
+PRELOAD = ["torch.distributed.tensor", "torch._dynamo"]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def runtime() -> Iterator[None]:
@@ -19,12 +22,12 @@ def runtime() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def procs(runtime: None) -> Iterator[ProcMesh]:
     """Two processes, which no test ends."""
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="pair") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD, name="pair") as procs:
         yield procs
 
 
 @pytest.fixture(scope="module")
 def grid(runtime: None) -> Iterator[ProcMesh]:
     """Four processes in two dimensions."""
-    with this_host().spawn_procs({"data": 2, "model": 2}, preload=["torch"], name="grid") as procs:
+    with this_host().spawn_procs({"data": 2, "model": 2}, preload=PRELOAD, name="grid") as procs:
         yield procs

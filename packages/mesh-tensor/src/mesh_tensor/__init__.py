@@ -16,23 +16,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
     from mesh_tensor._errors import RanksDisagree, RemoteException
+    from mesh_tensor._global._mesh import Mesh, distribute
+    from mesh_tensor._global._modules import ColumnParallel, FullyShard, RowParallel, module_to_mesh
+    from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._remote import RemoteFunction, remote
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
 
 __all__ = [
+    "ColumnParallel",
+    "FullyShard",
+    "GlobalTensor",
+    "Mesh",
     "MeshTensor",
     "RanksDisagree",
     "RemoteException",
     "RemoteFunction",
+    "RowParallel",
     "Usage",
     "__version__",
     "activate",
     "all_gather",
     "all_to_all",
+    "distribute",
     "fetch",
     "fetch_shard",
     "manual_seed",
+    "module_to_mesh",
     "rank_tensor",
     "reduce",
     "remote",
@@ -43,17 +53,24 @@ __all__ = [
 
 # Imported when they are first named: PyTorch takes a second.
 _LATER = {
+    "ColumnParallel": "mesh_tensor._global._modules",
+    "FullyShard": "mesh_tensor._global._modules",
+    "GlobalTensor": "mesh_tensor._global._tensor",
+    "Mesh": "mesh_tensor._global._mesh",
     "MeshTensor": "mesh_tensor._tensor",
     "RanksDisagree": "mesh_tensor._errors",
     "RemoteException": "mesh_tensor._errors",
     "RemoteFunction": "mesh_tensor._remote",
+    "RowParallel": "mesh_tensor._global._modules",
     "Usage": "mesh_tensor._view",
     "activate": "mesh_tensor._view",
     "all_gather": "mesh_tensor._collectives",
     "all_to_all": "mesh_tensor._collectives",
+    "distribute": "mesh_tensor._global._mesh",
     "fetch": "mesh_tensor._view",
     "fetch_shard": "mesh_tensor._view",
     "manual_seed": "mesh_tensor._collectives",
+    "module_to_mesh": "mesh_tensor._global._modules",
     "rank_tensor": "mesh_tensor._collectives",
     "reduce": "mesh_tensor._collectives",
     "remote": "mesh_tensor._remote",

@@ -39,6 +39,16 @@ class Failed:
         self.trace = "".join(traceback.format_exception(error))
 
 
+class Instead(Exception):
+    """An operator has failed here; its results are of the form that they should have, for who goes on with them."""
+
+    def __init__(self, error: BaseException, results: Any, mark: Callable[[Failed], None]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.results = results
+        self.mark = mark
+
+
 LOST = "lost"
 """In place of a tensor that was on a process which has been made again since."""
 
@@ -74,20 +84,26 @@ class Template:
     __slots__ = ("args", "func", "kwargs", "mode", "name", "out", "plain", "refs", "written")
 
     def __init__(self, what: tuple[Any, ...], bench: Bench) -> None:
-        (name, module), self.args, self.kwargs, self.refs, self.out, self.mode, self.written = what
-        # A function of the user's has a name of its own.
-        self.name = (name[0] == SPECIAL and name[2]) or ".".join(name)
+        (name, module), *_ = what
         if name[0] == SPECIAL:
             from mesh_tensor._special import SPECIAL as FUNCTIONS
 
-            self.func: Callable[..., Any] = partial(FUNCTIONS[name[1]], bench)
+            func: Callable[..., Any] = partial(FUNCTIONS[name[1]], bench)
         else:
             from mesh_tensor._operators import find
 
             try:
-                self.func = find(name, module)
+                func = find(name, module)
             except (AttributeError, ImportError) as error:
-                self.func = partial(_unknown, f"{self.name}: {error}")
+                func = partial(_unknown, f"{'.'.join(name)}: {error}")
+        self.set(what, func)
+
+    def set(self, what: tuple[Any, ...], func: Callable[..., Any]) -> None:
+        """Be called so, and do this."""
+        (name, _), self.args, self.kwargs, self.refs, self.out, self.mode, self.written = what
+        # A function of the user's has a name of its own.
+        self.name = (name[0] == SPECIAL and name[2]) or ".".join(name)
+        self.func = func
         # Tensors alone, as most: no list of arguments is to be put together.
         self.plain = not self.kwargs and all(each is HOLE for each in self.args) and not self.mode
 
@@ -118,6 +134,7 @@ class Bench:
         self.address = address
         """This process's own."""
         self.groups: dict[int, Any] = {}
+        self._meshes: dict[int, Any] = {}
         self._store: Any = None
         self.env: dict[int, Any] = {}
         self.templates: dict[int, Template] = {}
@@ -164,6 +181,22 @@ class Bench:
         for number in groups:
             self.groups.pop(number, None)
 
+    def enter(self, number: int, *what: Any) -> None:
+        """Take a place in a mesh of the global view."""
+        from mesh_tensor._global._worker import Worker
+
+        self._meshes[number] = Worker(self, *what)
+
+    def exit(self, number: int) -> None:
+        """Give that up, with all tensors of the mesh."""
+        mesh = self._meshes.pop(number, None)
+        if mesh is not None:
+            mesh.close()
+
+    def within(self, number: int, what: str, *rest: Any) -> Any:
+        """Do something in a mesh of the global view."""
+        return getattr(self._meshes[number], what)(*rest)
+
     def put(self, number: int, value: Any) -> None:
         """Have this tensor; its memory is this process's own."""
         self.env[number] = value.clone()
@@ -189,6 +222,7 @@ class Bench:
         import torch
 
         tensors = [each for each in self.env.values() if isinstance(each, torch.Tensor)]
+        tensors = [getattr(each, "_local_tensor", each) for each in tensors]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         return "value", (len(tensors), sum(storages.values()))
 
@@ -230,20 +264,30 @@ class Bench:
         result: Any = template.func(*args, **kwargs)
         if not template.out:
             return
+        self._keep(template, out, result)
+
+    def _keep(self, template: Template, out: int, result: Any) -> None:
         if template.mode == LIST or type(result) is tuple:
             at = out
             for place, each in enumerate(result):
                 # As the controller counts: neither what was there before, nor what is not there.
                 if each is None or (place < len(template.written) and template.written[place]):
                     continue
-                env[at] = each
+                self.env[at] = each
                 at += 1
         else:
-            env[out] = result
+            self.env[out] = result
 
     def _fail(self, template: Template, out: int, refs: list[int], count: int, error: Exception) -> None:
         env = self.env
-        failed = next((env[ref] for ref in refs if type(env.get(ref)) is Failed), None)
+        if isinstance(error, Instead):
+            error.mark(Failed(count, template.name, error.error))
+            if template.out:
+                self._keep(template, out, error.results)
+            return
+        failed = getattr(error, "failed", None) or next(
+            (env[ref] for ref in refs if type(env.get(ref)) is Failed), None
+        )
         if failed is None and any(ref not in env for ref in refs):
             error = MeshError(GONE)
         if failed is None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from mesh_core.extensions import find, install
+from mesh_tensor._descriptors import Descriptor
 from mesh_tensor._extension import Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mesh_core import ProcMesh
-    from mesh_tensor._descriptors import Descriptor
+    from mesh_tensor._global._mesh import Mesh
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Ref
 
@@ -75,13 +76,18 @@ def first_of(values: Iterable[Any]) -> MeshTensor | None:
     return None
 
 
-def issuer_of(procs: ProcMesh) -> Issuer:
+def issuer_of(procs: ProcMesh | Mesh) -> Issuer:
     """Return what issues operators for a mesh."""
-    return (find(Tensors) or install(Tensors)).issuer(procs)
+    issuer: Issuer | None = getattr(procs, "issuer", None)
+    return issuer or (find(Tensors) or install(Tensors)).issuer(cast("ProcMesh", procs))
 
 
 def of_mesh(tensor: torch.Tensor) -> MeshTensor:
     """Return it, if it is a tensor of a mesh."""
+    if isinstance(getattr(tensor, "descriptor", None), Descriptor) and not isinstance(tensor, MeshTensor):
+        raise TypeError(
+            f"{tensor!r} is of the global view, and this is for tensors of which each process has its own"
+        )
     if not isinstance(tensor, MeshTensor):
         raise TypeError(f"not a tensor of a mesh but {type(tensor).__name__}: its values are in this process")
     return tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -15,6 +15,8 @@ from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
+    from mesh_tensor._global._mesh import Mesh
+    from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._propagate import Issuer
 
 
@@ -26,7 +28,7 @@ class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.issuer = issuer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if MeshTensor in types:
+        if self.issuer.cls in types:
             return func(*args, **(kwargs or {}))
         if func is torch.ops.aten.lift_fresh.default:
             # `torch.tensor`: made here, and meant for the mesh.
@@ -66,11 +68,11 @@ def usage(procs: ProcMesh) -> ValueMesh[Usage]:
 
 
 @contextmanager
-def activate(procs: ProcMesh) -> Iterator[None]:
+def activate(procs: ProcMesh | Mesh) -> Iterator[None]:
     """Have tensors that are made within be on the processes of a mesh, one on each.
 
     Factories (`torch.ones`, `torch.randn`, `nn.Linear`) make a tensor on every process; operators on such tensors run on every
-    process, within and outside of the block.
+    process, within and outside of the block. For a `Mesh` they make tensors of the whole mesh.
 
     >>> import torch
     >>> from mesh_core import this_host
@@ -116,8 +118,18 @@ def slice_mesh(tensor: torch.Tensor, **coords: int | slice) -> MeshTensor:
         return result
 
 
-def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[torch.Tensor]:
-    """Wait for a tensor, and return what each process has of it."""
+@overload
+def fetch(  # type: ignore[overload-overlap]
+    tensor: GlobalTensor, *, timeout: float | None = None
+) -> torch.Tensor: ...
+@overload
+def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[torch.Tensor]: ...
+def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[torch.Tensor] | torch.Tensor:
+    """Wait for a tensor, and return what each process has of it, or, in the global view, all of it."""
+    if isinstance(tensor, torch.Tensor) and getattr(type(tensor), "is_global", False):
+        from mesh_tensor._global._tensor import whole
+
+        return whole(cast("GlobalTensor", tensor), timeout)
     tensor = of_mesh(tensor)
     stream = tensor.descriptor.stream
     with _disable_current_modes():
@@ -127,6 +139,10 @@ def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[to
 
 def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -> torch.Tensor:
     """Wait for a tensor, and return what one process has of it: that at these coordinates, or else the first."""
+    if isinstance(tensor, torch.Tensor) and getattr(type(tensor), "is_global", False):
+        from mesh_tensor._global._tensor import part
+
+        return part(cast("GlobalTensor", tensor), coords, timeout)
     tensor = of_mesh(tensor)
     stream = tensor.descriptor.stream
     procs = stream.procs

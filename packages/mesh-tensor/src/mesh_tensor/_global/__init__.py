@@ -1,0 +1,1 @@
+"""The global view: one tensor of the whole mesh, with parts of it on each process."""

@@ -1,0 +1,179 @@
+"""Meshes of the global view."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map, tree_unflatten
+
+from mesh_core import this_host
+from mesh_core.extensions import find, install
+from mesh_tensor._extension import Tensors
+from mesh_tensor._global._numbered import Numbered
+from mesh_tensor._global._sharding import Sharding, placements_of
+from mesh_tensor._global._tensor import GlobalTensor, stream_of
+from mesh_tensor._tensor import MeshTensor
+
+if TYPE_CHECKING:
+    from mesh_core import ProcMesh
+    from mesh_tensor._global._tensor import GlobalIssuer
+
+
+_PRELOAD = ("torch.distributed.tensor", "torch._dynamo")
+"""What DTensor imports, some of it only when it is first used: once for all processes, not in each."""
+
+
+class Mesh:
+    """Processes in an array whose dimensions have names, to spread tensors over.
+
+    Without `procs` it makes its processes on this machine, and ends them with `stop()` or at the end of a `with`.
+
+    >>> import torch
+    >>> from mesh_tensor import Mesh, distribute, fetch
+    >>> with Mesh(shape=(2, 1), mesh_dim_names=("data_parallel", "model_parallel")) as mesh:
+    ...     x = distribute(torch.arange(6.0).view(3, 2), mesh, ["data_parallel", None])
+    ...     print(fetch(x @ x.T))
+    tensor([[ 1.,  3.,  5.],
+            [ 3., 13., 23.],
+            [ 5., 23., 41.]])
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        mesh_dim_names: Sequence[str] | None = None,
+        procs: ProcMesh | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        names = tuple(f"dim_{dim}" for dim in range(len(shape))) if mesh_dim_names is None else mesh_dim_names
+        self.shape: tuple[int, ...] = shape
+        self.mesh_dim_names: tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
+        self._check()
+        sizes = dict(zip(self.mesh_dim_names, self.shape, strict=True))
+        self._own = procs is None
+        if procs is None:
+            share = max(1, (os.cpu_count() or 1) // math.prod(shape))
+            env = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(share)}
+            procs = this_host().spawn_procs(sizes, name, preload=_PRELOAD, env=env)
+        elif procs.sizes != sizes:
+            procs = _arranged(procs, sizes)
+        self.procs: ProcMesh = procs
+        self._tensors = find(Tensors) or install(Tensors)
+        self._stream = stream_of(self._tensors, self, procs)
+
+    def _check(self) -> None:
+        if not self.shape or any(not isinstance(size, int) or size < 1 for size in self.shape):
+            raise ValueError(f"the shape of a mesh must be positive numbers, got {self.shape}")
+        if len(self.mesh_dim_names) != len(self.shape):
+            raise ValueError(
+                f"{len(self.mesh_dim_names)} names {self.mesh_dim_names} for {len(self.shape)} dimensions {self.shape}: give one for each"
+            )
+        if len(set(self.mesh_dim_names)) != len(self.shape):
+            raise ValueError(f"the names of a mesh's dimensions must differ, got {self.mesh_dim_names}")
+
+    @property
+    def issuer(self) -> GlobalIssuer:
+        """What issues operators for it."""
+        return cast("GlobalIssuer", self._stream.issuer)
+
+    def size(self, dim: str | None = None) -> int:
+        """Return the number of processes, or of those along one dimension."""
+        if dim is None:
+            return math.prod(self.shape)
+        if dim not in self.mesh_dim_names:
+            raise ValueError(
+                f"{self} has no dimension {dim!r}; it has {', '.join(map(repr, self.mesh_dim_names))}"
+            )
+        return self.shape[self.mesh_dim_names.index(dim)]
+
+    def execute(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function on every process, with DTensors in place of tensors, and return what it returns.
+
+        Its DTensors come back as tensors of the mesh; all other results must be the same on all processes. It waits.
+
+        >>> import torch
+        >>> from mesh_tensor import Mesh, distribute, fetch
+        >>> with Mesh((2,), ("data",)) as mesh:
+        ...     x = distribute(torch.arange(4.0), mesh, ["data"])
+        ...     y, kind = mesh.execute(lambda x: (x * 2, type(x).__name__), x)
+        ...     print(kind, fetch(y))
+        DTensor tensor([0., 2., 4., 6.])
+        """
+        stream = self._stream
+
+        def name(value: Any) -> Any:
+            if isinstance(value, GlobalTensor):
+                if value.mesh is not self:
+                    raise ValueError(f"an argument is on {value.mesh}, and the function is to run on {self}")
+                return Numbered(value.ref.number)
+            return value
+
+        with _disable_current_modes(), stream.lock:
+            args, kwargs = tree_map(name, (args, kwargs))
+            number = next(self._tensors.numbers)
+            form, said = stream.agreed_on("execute", number, function, args, kwargs)
+            made = [stream.ref() for kind, _ in said if kind == "form"]
+            stream.tell("adopt", number, [each.number for each in made])
+            supply = iter(made)
+            leaves = [self.issuer.made(what, next(supply)) if kind == "form" else what for kind, what in said]
+        return tree_unflatten(leaves, form)
+
+    def stop(self) -> None:
+        """End the processes that it made; of others, free what they have of it."""
+        if self._stream.stopped:
+            return
+        self._stream.stop()
+        if self._own:
+            self.procs.stop().get()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(
+            f"{name}={size}" for name, size in zip(self.mesh_dim_names, self.shape, strict=True)
+        )
+        return f"Mesh({sizes})"
+
+
+def _arranged(procs: ProcMesh, sizes: dict[str, int]) -> ProcMesh:
+    if len(procs) != math.prod(sizes.values()):
+        raise ValueError(
+            f"a mesh of {sizes} has {math.prod(sizes.values())} processes, and {procs} has {len(procs)}: give as many"
+        )
+    whole = procs.flatten("all")
+    if len(sizes) == 1:
+        return whole.rename(all=next(iter(sizes)))
+    return whole.split(all=tuple(sizes), **sizes)
+
+
+def distribute(tensor: torch.Tensor, mesh: Mesh, sharding_spec: Sharding = None) -> GlobalTensor:
+    """Spread a tensor over a mesh.
+
+    `sharding_spec` has for each dimension of the tensor the name of the mesh's dimension that splits it, several of them, or `None`;
+    or one of PyTorch's placements for each dimension of the mesh. Without it every process has all of it. A tensor that is on the
+    mesh already is laid out anew, and gradients flow through that; one of this process becomes a leaf.
+    """
+    if isinstance(tensor, GlobalTensor):
+        if tensor.mesh is not mesh:
+            raise ValueError(f"the tensor is on {tensor.mesh} already, not on {mesh}: fetch() it first")
+        return tensor.redistribute(sharding_spec)
+    if isinstance(tensor, MeshTensor):
+        raise TypeError(f"{tensor!r} is of the per-rank view: fetch() what is to be distributed")
+    placements = placements_of(sharding_spec, mesh.mesh_dim_names, tensor.shape)
+    result = mesh.issuer.distribute(tensor, placements)
+    result.requires_grad_(tensor.requires_grad)
+    return result

@@ -1,0 +1,225 @@
+"""Modules whose parameters are tensors of a whole mesh."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mesh_tensor._global._mesh import distribute
+from mesh_tensor._global._sharding import placements_of
+from mesh_tensor._global._tensor import GlobalTensor, laid_out_as, summed
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
+
+    from mesh_tensor._global._mesh import Mesh
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class FullyShard:
+    """Each process along a dimension of the mesh keeps a part of the parameters, and of what an optimizer keeps for them.
+
+    They are brought together while their module computes.
+    """
+
+    dim: str
+
+
+@dataclass(frozen=True)
+class ColumnParallel:
+    """Each process along a dimension of the mesh computes a part of the output's features."""
+
+    dim: str
+
+
+@dataclass(frozen=True)
+class RowParallel:
+    """Each process along a dimension of the mesh has a part of the input's features; what they compute is added up."""
+
+    dim: str
+
+
+Style = FullyShard | ColumnParallel | RowParallel
+Plan = Mapping[str, Any]
+"""For names of modules or parameters, in which `*` stands for anything: a style, several of them, or, for a parameter, its sharding as
+`distribute()` takes it."""
+
+
+def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
+    """Have the parameters and buffers of a module be tensors of a mesh, and return the module.
+
+    Without a plan every process has all of them, so that a batch which is split over the mesh trains data-parallel. Make the
+    optimizer afterwards: the parameters are other objects.
+
+    >>> import torch
+    >>> from mesh_tensor import ColumnParallel, FullyShard, Mesh, RowParallel, distribute, module_to_mesh
+    >>> with Mesh((1, 2), ("data", "model")) as mesh:
+    ...     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    ...     plan = {"*": FullyShard("data"), "0": ColumnParallel("model"), "2": RowParallel("model")}
+    ...     model = module_to_mesh(model, mesh, plan)
+    ...     loss = model(distribute(torch.ones(2, 4), mesh, ["data", None])).square().mean()
+    ...     loss.backward()
+    ...     print(model[0].weight.grad.shape)
+    torch.Size([8, 4])
+    """
+    with _disable_current_modes():
+        planner = _Planner(module, mesh, plan or {})
+        made: dict[int, nn.Parameter] = {}
+        for prefix, owner in module.named_modules():
+            gathered: dict[str, tuple[Placement, ...]] = {}
+            for name, parameter in owner.named_parameters(prefix, recurse=False, remove_duplicate=False):
+                own = name.rpartition(".")[2]
+                layout = planner.layout(prefix, owner, name, parameter)
+                found = made.get(id(parameter))
+                if found is None:
+                    found = made[id(parameter)] = _parameter(parameter, mesh, layout.kept)
+                    # Two modules may have one parameter: what it was is not to become something else's number.
+                    planner.keep(parameter)
+                setattr(owner, own, found)
+                if layout.used != layout.kept:
+                    gathered[own] = layout.used
+            for own, buffer in list(owner._buffers.items()):  # noqa: SLF001 - which are not persistent is kept
+                if buffer is not None and not isinstance(buffer, GlobalTensor):
+                    owner._buffers[own] = distribute(buffer, mesh)  # noqa: SLF001 - likewise
+            if gathered:
+                _gather_while_it_computes(owner, gathered)
+            for dim in planner.rows(prefix):
+                owner.register_forward_hook(lambda _module, _args, output, dim=dim: summed(output, dim))
+        planner.check()
+    return module
+
+
+@dataclass(frozen=True)
+class _Layout:
+    kept: tuple[Placement, ...]
+    used: tuple[Placement, ...]
+    """How it lies on the mesh while its module computes."""
+
+
+class _Planner:
+    """Says how the parameters of a module lie on a mesh."""
+
+    def __init__(self, module: nn.Module, mesh: Mesh, plan: Plan) -> None:
+        self._mesh = mesh
+        self._styled: dict[str, list[Style]] = {}
+        self._shardings: dict[str, Any] = {}
+        self._used: set[str] = set()
+        self._kept: list[Any] = []
+        self._names = [name for name, _ in module.named_modules() if name]
+        for pattern, what in plan.items():
+            styles = [what] if isinstance(what, Style) else what
+            if isinstance(styles, list) and styles and all(isinstance(each, Style) for each in styles):
+                for style in styles:
+                    mesh.size(style.dim)
+                self._styled[pattern] = styles
+            else:
+                self._shardings[pattern] = what
+
+    def keep(self, what: Any) -> None:
+        self._kept.append(what)
+
+    def rows(self, module: str) -> list[str]:
+        return [each.dim for each in self._styles(module, None) if isinstance(each, RowParallel)]
+
+    def _styles(self, module: str, parameter: str | None) -> list[Style]:
+        found: list[Style] = []
+        for pattern, styles in self._styled.items():
+            if fnmatchcase(module, pattern) or (parameter is not None and fnmatchcase(parameter, pattern)):
+                self._used.add(pattern)
+                found += styles
+        return found
+
+    def layout(self, module: str, owner: nn.Module, name: str, parameter: torch.Tensor) -> _Layout:
+        names = self._mesh.mesh_dim_names
+        for pattern, sharding in self._shardings.items():
+            if fnmatchcase(name, pattern):
+                self._used.add(pattern)
+                placements = placements_of(sharding, names, parameter.shape)
+                return _Layout(placements, placements)
+        used: list[Placement] = [Replicate()] * len(names)
+        styles = self._styles(module, name)
+        for style in styles:
+            if not isinstance(style, FullyShard):
+                dim = _split(style, owner, name)
+                if dim is not None:
+                    used[names.index(style.dim)] = Shard(dim)
+        kept = list(used)
+        for style in styles:
+            if isinstance(style, FullyShard) and parameter.dim():
+                at = names.index(style.dim)
+                if used[at] != Replicate():
+                    raise ValueError(
+                        f"{name}: {style.dim!r} is to split it in two ways, by {style} and by another style"
+                    )
+                taken = {each.dim for each in kept if isinstance(each, Shard)}
+                free = [dim for dim in range(parameter.dim()) if dim not in taken]
+                kept[at] = Shard(free[0] if free else 0)
+        return _Layout(tuple(kept), tuple(used))
+
+    def check(self) -> None:
+        """Raise if a part of the plan concerns nothing."""
+        unused = [pattern for pattern in (*self._styled, *self._shardings) if pattern not in self._used]
+        if unused:
+            raise ValueError(
+                f"the plan's {', '.join(map(repr, unused))} is no module's or parameter's name; there are {', '.join(self._names[:8])}"
+                f"{', ...' if len(self._names) > 8 else ''}"
+            )
+
+
+def _split(style: Style, owner: nn.Module, name: str) -> int | None:
+    """Return the dimension of a parameter that a style splits."""
+    by_column = isinstance(style, ColumnParallel)
+    weight = name.endswith("weight")
+    if isinstance(owner, nn.Linear):
+        if weight:
+            return 0 if by_column else 1
+        return 0 if by_column else None
+    if isinstance(owner, nn.Embedding):
+        return 1 if by_column else 0
+    raise ValueError(
+        f"{type(style).__name__} is for Linear and Embedding, and {name} belongs to {type(owner).__name__}: give the parameter's "
+        'sharding instead, as ["model_parallel", None]'
+    )
+
+
+def _parameter(parameter: torch.Tensor, mesh: Mesh, placements: tuple[Placement, ...]) -> nn.Parameter:
+    if isinstance(parameter, GlobalTensor):
+        raise ValueError(f"the module is on {parameter.mesh} already")
+    spread = distribute(parameter.detach(), mesh, placements)
+    made = nn.Parameter(spread, requires_grad=parameter.requires_grad)
+    if made.requires_grad:
+        own = weakref.ref(made)
+
+        def lay_out(grad: torch.Tensor) -> torch.Tensor:
+            # Summed up, or spread, once: where the gradient is made, and not wherever it is used.
+            like: Any = own()
+            return grad if like is None else laid_out_as(grad, like)
+
+        made.register_hook(lay_out)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _gather_while_it_computes(module: nn.Module, used: dict[str, tuple[Placement, ...]]) -> None:
+    """Have these parameters be whole while a module computes: found before the module's parameters are looked for."""
+
+    def gather(owner: nn.Module, _: Any) -> None:
+        for name, placements in used.items():
+            parameter: Any = owner._parameters[name]  # noqa: SLF001 - the parameter itself
+            owner.__dict__[name] = parameter.redistribute(placements)
+
+    def forget(owner: nn.Module, _args: Any, _output: Any) -> None:
+        for name in used:
+            owner.__dict__.pop(name, None)
+
+    module.register_forward_pre_hook(gather)
+    module.register_forward_hook(forget, always_call=True)

@@ -1,0 +1,336 @@
+"""The tensor that users hold in the global view, and what issues its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mesh_core import DeviceMeshError, MeshError
+from mesh_tensor._descriptors import form_of
+from mesh_tensor._errors import RemoteException
+from mesh_tensor._extension import NUMBER, SPECIAL
+from mesh_tensor._global._sharding import Sharding, placements_of
+from mesh_tensor._propagate import Issuer
+from mesh_tensor._stream import Ref, Stream, caller
+from mesh_tensor._tensor import MeshTensor
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.distributed.tensor.placement_types import Placement
+
+    from mesh_core import ProcMesh
+    from mesh_tensor._descriptors import Descriptor, Form
+    from mesh_tensor._extension import Tensors
+    from mesh_tensor._global._mesh import Mesh
+
+
+class GlobalTensor(torch.Tensor):
+    """A tensor of a whole mesh: parts of it, or copies, are on its processes. Its shape is that of the whole."""
+
+    __slots__ = ("descriptor", "ref")
+    descriptor: Descriptor
+    ref: Ref
+
+    is_global = True
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001 - as DTensor does
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Have the workers do it."""
+        first = args[0] if args else None
+        if type(first) is not cls:
+            first = _first_of((*args, *(kwargs or {}).values()))
+            assert first is not None, "PyTorch calls this for tensors of this class only"
+        return first.descriptor.stream.issuer.issue(func, args, kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"GlobalTensor({self.descriptor}, mesh={self.mesh})"
+
+    __deepcopy__ = MeshTensor.__deepcopy__
+    __reduce_ex__ = MeshTensor.__reduce_ex__
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that has it."""
+        return _stream_of(self).mesh
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """How it lies on the mesh: PyTorch's placement for each of the mesh's dimensions. Waits for the workers."""
+        stream = _stream_of(self)
+        placed: tuple[Placement, ...] = stream.answers("placements", self.ref.number)[0]
+        return placed
+
+    def redistribute(self, sharding: Sharding = None) -> GlobalTensor:
+        """Return the same tensor, lying on the mesh in another way. Gradients flow through."""
+        placements = placements_of(sharding, self.mesh.mesh_dim_names, self.shape)
+        result: GlobalTensor = _Redistribute.apply(self, placements)
+        return result
+
+    def tolist(self) -> Any:
+        """Wait for it, and return all of it as numbers."""
+        return whole(self).tolist()
+
+    def full_tensor(self) -> torch.Tensor:
+        """Wait for it, and return all of it as a tensor of this process."""
+        return whole(self)
+
+
+def _first_of(values: Iterable[Any]) -> GlobalTensor | None:
+    for each in values:
+        if type(each) is GlobalTensor:
+            return each
+        if isinstance(each, (list, tuple)) and (found := _first_of(each)) is not None:
+            return found
+    return None
+
+
+def _stream_of(tensor: GlobalTensor) -> GlobalStream:
+    stream = tensor.descriptor.stream
+    assert isinstance(stream, GlobalStream)
+    return stream
+
+
+class _Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, tensor: Any, placements: tuple[Placement, ...]) -> Any:
+        issuer = tensor.descriptor.stream.issuer
+        made = (tuple(tensor.shape), tensor.dtype)
+        return issuer.special("redistribute", made, (tensor,), (placements,), placements)
+
+    @staticmethod
+    def backward(_: Any, *grads: Any) -> Any:
+        # Where a gradient lies is of no concern to who gets it.
+        return grads[0], None
+
+
+class _LaidOutAs(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, tensor: Any, other: Any) -> Any:
+        issuer = tensor.descriptor.stream.issuer
+        return issuer.special("like", (tuple(tensor.shape), tensor.dtype), (tensor, other), ())
+
+    @staticmethod
+    def backward(_: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, tensor: Any, dim: str) -> Any:
+        issuer = tensor.descriptor.stream.issuer
+        return issuer.special("summed", (tuple(tensor.shape), tensor.dtype), (tensor,), (dim,), dim)
+
+    @staticmethod
+    def backward(_: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def laid_out_as(tensor: torch.Tensor, other: GlobalTensor) -> torch.Tensor:
+    """Return the same tensor, lying on the mesh as another one."""
+    result: torch.Tensor = _LaidOutAs.apply(tensor, other.detach())
+    return result
+
+
+def summed(tensor: torch.Tensor, dim: str) -> torch.Tensor:
+    """Return the same tensor, with the sum along a dimension of the mesh where each process has a summand."""
+    result: torch.Tensor = _Summed.apply(tensor, dim)
+    return result
+
+
+def whole(tensor: GlobalTensor, timeout: float | None = None) -> torch.Tensor:
+    """Wait for it, and return all of it."""
+    value: torch.Tensor = _stream_of(tensor).answers("whole", tensor.ref.number, timeout=timeout)[0]
+    return value
+
+
+def part(tensor: GlobalTensor, coords: dict[str, int], timeout: float | None = None) -> torch.Tensor:
+    """Wait for it, and return what the process at these coordinates has of it."""
+    stream = _stream_of(tensor)
+    sizes = stream.procs.sizes
+    chosen = stream.procs.slice(**{dim: coords.get(dim, 0) for dim in sizes} | coords)
+    value: torch.Tensor = stream.answers("part_of", tensor.ref.number, of=chosen, timeout=timeout)[0]
+    return value
+
+
+class GlobalStream(Stream):
+    """What this process says to the processes of a mesh in the global view.
+
+    STM-3: all processes of the mesh carry out the same instructions, so that they meet in each collective. Whoever fails at an
+    operator has something of the right form in the place of its result, and goes on with that; it tells so when it is asked.
+    """
+
+    def __init__(self, tensors: Tensors, mesh: Mesh) -> None:
+        super().__init__(tensors, mesh.procs, GlobalTensor)
+        self.mesh = mesh
+        GlobalIssuer(self, GlobalTensor)
+        self.number = 0
+        self.stopped = False
+        self.join()
+
+    def join(self) -> None:
+        """Have the processes meet."""
+        names = self.mesh.mesh_dim_names
+        groups = [self.groups.along((name,))[0] for name in names]
+        ranks = self.groups.ranks()
+        self.number = next(self.tensors.groups)
+        self._tell("enter", self.number, names, self.mesh.shape, groups, ranks)
+
+    def stop(self) -> None:
+        """Have whatever is done with tensors of the mesh raise from now on."""
+        with self.lock:
+            if not self.broken:
+                self.leave()
+            self.stopped = self.broken = True
+
+    def leave(self) -> None:
+        """Have the processes give up what they have of the mesh."""
+        self._tell("exit", self.number)
+
+    def check(self) -> None:
+        """After processes were made again: no tensor is whole any longer (STM-2), and all meet anew."""
+        with self.lock, _disable_current_modes():
+            if self.stopped:
+                raise MeshError(
+                    f"{self.mesh} was stopped, and its tensors are gone: make another mesh to go on"
+                )
+            if not self.broken:
+                return
+            super().check()
+            self.leave()
+            self.join()
+
+    def agreed_on(self, question: str, *rest: Any) -> Any:
+        """Ask all processes, which have to agree, and return what they say."""
+        self.check()
+        return self.agreed("within", self.number, question, *rest)
+
+    def tell(self, what: str, *rest: Any) -> None:
+        """Have all processes do something."""
+        with self.lock:
+            self.flush()
+            self._tell("within", self.number, what, *rest)
+
+    def teach(self, *what: Any) -> int:
+        """Have the workers know a template, whose number this returns."""
+        with self.lock:
+            number: int = next(self.tensors.templates)
+            self.flush()
+            self._tell("within", self.number, "know", number, what)
+            return number
+
+    def put(self, value: torch.Tensor) -> Ref:
+        """Give the workers a tensor that all have a copy of."""
+        return self.place(value, placements_of(None, self.mesh.mesh_dim_names, value.shape))
+
+    def place(self, value: torch.Tensor, placements: tuple[Placement, ...]) -> Ref:
+        """Give the workers a tensor, of which each keeps its part."""
+        with self.lock, _disable_current_modes():
+            ref = self.ref()
+            self.flush()
+            self._tell("within", self.number, "put", ref.number, value.detach(), placements)
+            return ref
+
+    def answers(
+        self, question: str, *rest: Any, of: ProcMesh | None = None, timeout: float | None = None
+    ) -> list[Any]:
+        """Ask all processes, or some, and return what they say, in the order of their ranks."""
+        self.check()
+        with _disable_current_modes():
+            answers = self.wait(self.ask("within", self.number, question, *rest, of=of), timeout)
+            try:
+                return [self.value(point, answer) for point, answer in answers]
+            except RemoteException as error:
+                if self.procs.failed():
+                    raise DeviceMeshError.of(self.procs) from error
+                raise
+
+
+class GlobalIssuer(Issuer):
+    """Issues the operators of one mesh in the global view."""
+
+    stream: GlobalStream
+
+    def __init__(self, stream: GlobalStream, cls: type) -> None:
+        super().__init__(stream, cls)
+        self._random: dict[Any, bool] = {}
+        self._seeding: int | None = None
+
+    def clear(self) -> None:
+        """Forget what the workers know: they do not any longer."""
+        super().clear()
+        self._seeding = None
+
+    def issue(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Have the workers do it; random numbers come from a seed that this process draws."""
+        random = self._random.get(func)
+        if random is None:
+            random = self._random[func] = _is_random(func)
+        if not random:
+            return super().issue(func, args, kwargs)
+        stream = self.stream
+        with _disable_current_modes():
+            seed = int(torch.empty((), dtype=torch.int64).random_())
+        with stream.lock:
+            stream.check()
+            if self._seeding is None:
+                self._seeding = stream.teach(((SPECIAL, "seed", ""), None), [NUMBER], {}, 0, 0, 0, ())
+            stream.append(self._seeding, 0, [], [seed], caller())
+            return super().issue(func, args, kwargs)
+
+    def distribute(self, value: torch.Tensor, placements: tuple[Placement, ...]) -> GlobalTensor:
+        """Give each process its part of a tensor."""
+        self.stream.check()
+        value = value.detach().contiguous()
+        shape, strides, _, dtype, device = form_of(value)
+        descriptor = self.stream.descriptor((shape, strides, 0, dtype, device))
+        result: GlobalTensor = self._made(descriptor, self.stream.place(value, placements))
+        return result
+
+    def made(self, form: Form, ref: Ref) -> GlobalTensor:
+        """Return what stands for a tensor that workers have."""
+        result: GlobalTensor = self._made(self.stream.descriptor(form), ref)
+        return result
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Give the mesh those tensors of this process that are single numbers, as PyTorch does between devices."""
+
+        def give(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return type(value)(give(each) for each in value)
+            if not isinstance(value, torch.Tensor) or type(value) is self.cls:
+                return value
+            mesh = self.stream.mesh
+            if isinstance(value, MeshTensor):
+                raise ValueError(
+                    f"a tensor of the per-rank view, {value.descriptor} on {value.procs}, meets tensors of the global view, "
+                    f"on {mesh}: fetch() one of them, and distribute() it or share() it"
+                )
+            if value.dim():
+                # No TypeError: of that Python's operators make one of their own, which says nothing.
+                raise ValueError(
+                    f"a tensor of this process, {tuple(value.shape)} of {value.dtype}, meets tensors of {mesh}: "
+                    "give it to the mesh first, with distribute(), or have it made there, with activate()"
+                )
+            return self.share(value)
+
+        return give(args), {name: give(each) for name, each in (kwargs or {}).items()}
+
+
+def _is_random(func: OpOverload) -> bool:
+    # Attention says that it is random and is so only with dropout, which it is not called with on a CPU.
+    name: str = func._schema.name  # noqa: SLF001 - as the whole of PyTorch reads it
+    return torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in name
+
+
+def stream_of(tensors: Tensors, mesh: Mesh, procs: ProcMesh) -> GlobalStream:
+    """Return a stream to the processes, which know of tensors from now on."""
+    if not procs.alive():
+        raise MeshError(f"{procs} has no processes")
+    tensors.install_on(procs).get()
+    return GlobalStream(tensors, mesh)

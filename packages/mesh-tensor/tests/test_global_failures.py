@@ -1,0 +1,125 @@
+"""What goes wrong on some process of a mesh is told, and no process is left waiting for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mesh_core import Actor, DeviceMeshError, MeshError, ProcMesh, SupervisionError, endpoint, this_host
+
+torch = pytest.importorskip("torch")
+
+from mesh_tensor import Mesh, RemoteException, distribute, fetch, fetch_shard, usage  # noqa: E402
+
+pytestmark = [pytest.mark.beside, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def mesh(procs: ProcMesh) -> Iterator[Mesh]:
+    with Mesh((2,), ("data",), procs) as mesh:
+        yield mesh
+
+
+def test_a_failure_poisons_what_depends_on_it_and_nothing_else(mesh: Mesh) -> None:
+    x = distribute(torch.ones(4, 3), mesh, ["data", None])
+    bad = x.index_select(1, distribute(torch.tensor([7]), mesh))  # the line that is wrong
+    after = (bad.sum() * 2).redistribute()
+    for each in (bad, after):
+        with pytest.raises(RemoteException, match=r"id=7|index 7|out of range") as caught:
+            fetch(each)
+        assert "# the line that is wrong" in str(caught.value)
+    assert fetch(x + 1).sum() == 24
+
+
+def test_a_failure_on_one_process_leaves_no_other_waiting(mesh: Mesh) -> None:
+    table = distribute(torch.arange(6.0).view(3, 2), mesh)
+    rows = distribute(torch.tensor([0, 1, 2, 9]), mesh, ["data"])
+    found = torch.nn.functional.embedding(rows, table)
+    assert fetch_shard(found, data=0).tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    # The other process goes on to collectives, in which the one that has failed takes its part.
+    total = found.sum().redistribute()
+    with pytest.raises(RemoteException, match="data=1"):
+        fetch(total)
+    with pytest.raises(RemoteException, match="data=1"):
+        total.item()
+    table += total
+    with pytest.raises(RemoteException, match="data=1"):
+        fetch(table)
+    assert fetch(rows.sum()).item() == 12
+
+
+def test_a_failure_on_whole_tensors(mesh: Mesh) -> None:
+    x = distribute(-torch.eye(4), mesh, ["data", None])
+    torch.linalg.inv(x * 0)  # with a check that has no result: told to who asks next
+    with pytest.raises(RemoteException, match="singular"):
+        fetch(x)
+    assert fetch(x.sum()).item() == -4
+
+
+def test_a_function_that_fails(mesh: Mesh) -> None:
+    x = distribute(torch.ones(4), mesh, ["data"])
+
+    def fail(x: Any) -> None:
+        raise ValueError(f"no such {x.shape}")
+
+    with pytest.raises(RemoteException, match=r"no such torch\.Size"):
+        mesh.execute(fail, x)
+    with pytest.raises(RemoteException, match="tensor of one process"):
+        mesh.execute(lambda x: x.to_local(), x)
+    assert fetch(x).tolist() == [1.0] * 4
+
+
+def test_tensors_are_freed_and_with_their_mesh(procs: ProcMesh) -> None:
+    before = [each.tensors for each in usage(procs).values()]
+    with Mesh((2,), procs=procs) as mesh:
+        kept = [distribute(torch.ones(8), mesh, ["dim_0"]) for _ in range(3)]
+        gone = kept[0] + 1
+        fetch(gone)
+        del gone
+        fetch(kept[0])
+        assert [each.tensors for each in usage(procs).values()] == [n + 3 for n in before]
+        assert min(each.nbytes for each in usage(procs).values()) >= 3 * 16
+    assert [each.tensors for each in usage(procs).values()] == before
+
+
+class Victim(Actor):
+    @endpoint
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_dies_and_is_made_again() -> None:
+    with this_host().spawn_procs(
+        {"data": 2}, preload=["torch.distributed.tensor", "torch._dynamo"], name="mortal"
+    ) as procs:
+        mesh = Mesh((2,), ("data",), procs)
+        x = distribute(torch.arange(4.0), mesh, ["data"])
+        assert fetch(x.sum()).item() == 6
+        with pytest.raises(SupervisionError):
+            procs.slice(data=1).spawn("victim", Victim).end.call().get(timeout=30)
+        with pytest.raises(DeviceMeshError, match="data=1"):
+            fetch(x.redistribute())
+        for work in (lambda: x + 1, lambda: distribute(torch.ones(2), mesh), x.sum):
+            with pytest.raises(DeviceMeshError, match="data=1"):
+                work()
+        procs.respawn().get(timeout=60)
+        fresh = distribute(torch.arange(4.0), mesh, ["data"])
+        assert fetch((fresh * 2).sum()).item() == 12
+        # No tensor from before is whole any longer.
+        with pytest.raises(RemoteException, match="it was on a process of the mesh that has ended"):
+            fetch(x + 1)
+        mesh.stop()
+
+
+def test_a_mesh_that_was_stopped() -> None:
+    with Mesh((1,), name="stopped") as mesh:
+        x = distribute(torch.ones(2), mesh)
+        assert fetch(x).tolist() == [1.0, 1.0]
+    for work in (lambda: fetch(x), lambda: x + 1, lambda: distribute(torch.ones(2), mesh)):
+        with pytest.raises(MeshError, match=r"Mesh\(dim_0=1\) was stopped"):
+            work()
+    mesh.stop()
