@@ -9,6 +9,7 @@ use crate::realm::Realm;
 use crate::segments::Segments;
 use crate::transports::shm::Shm;
 use crate::transports::tcp::Tcp;
+use crate::transports::ucx::Ucx;
 use crate::transports::{Capabilities, Op, Ops, Peer, Transport};
 use crate::watch::Watch;
 use crate::workers::Workers;
@@ -60,8 +61,18 @@ enum Route {
 impl Engine {
     /// The engine of this process, with these transports besides its own.
     pub fn new(others: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
+        Self::new_with_ucx(others, None)
+    }
+
+    /// The same with UCX, if there are places where libucp may be: paths, or a name for the system to find. The first that can
+    /// be opened is.
+    pub fn new_with_ucx(
+        others: Vec<Arc<dyn Transport>>,
+        libraries: Option<Vec<String>>,
+    ) -> Result<Arc<Self>, TransferError> {
         let realm = Realm::draw()?;
-        let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(Shm::new(&realm)), Arc::new(Tcp::new(&realm))];
+        let mut transports: Vec<Arc<dyn Transport>> =
+            vec![Arc::new(Shm::new(&realm)), Arc::new(Ucx::new(&realm, libraries)), Arc::new(Tcp::new(&realm))];
         transports.extend(others);
         Self::with(realm, transports)
     }
@@ -170,6 +181,9 @@ impl Engine {
     pub fn close_all(self: &Arc<Self>) {
         for export in self.exports.live() {
             self.close(&export, true);
+        }
+        if self.realm.check_fork().is_ok() {
+            self.transports.iter().for_each(|transport| transport.stop());
         }
     }
 

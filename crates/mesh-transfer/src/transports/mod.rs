@@ -2,6 +2,7 @@
 
 pub(crate) mod shm;
 pub(crate) mod tcp;
+pub(crate) mod ucx;
 
 use crate::error::TransferError;
 use crate::exports::{Export, Exports};
@@ -146,6 +147,10 @@ pub trait Transport: Send + Sync + Debug {
 
     /// The export was closed: when this returns nobody reaches its memory by this transport. Blocks.
     fn withdraw(&self, _export: &Export) {}
+
+    /// The process ends: whatever runs for the transport is to have ended when this returns. Nothing is asked of it later but
+    /// what may fail. Blocks.
+    fn stop(&self) {}
 
     /// Reaches the owner of a handle. Blocks; an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport) has others tried.
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError>;

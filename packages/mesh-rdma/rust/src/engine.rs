@@ -39,11 +39,12 @@ type Candidates = (Vec<String>, Vec<(String, String)>);
 
 #[pymethods]
 impl PyEngine {
-    /// With these transports besides the native ones.
+    /// With these transports besides the native ones, and with UCX if there are places to look for it.
     #[new]
-    fn new(py: Python<'_>, others: Vec<Py<PyAny>>) -> PyResult<Self> {
+    #[pyo3(signature = (others, libucp=None))]
+    fn new(py: Python<'_>, others: Vec<Py<PyAny>>, libucp: Option<Vec<String>>) -> PyResult<Self> {
         let others = others.into_iter().map(|each| PyTransport::of(py, each)).collect::<PyResult<_>>()?;
-        Ok(Self(leave(py, || Engine::new(others))?))
+        Ok(Self(leave(py, || Engine::new_with_ucx(others, libucp))?))
     }
 
     /// Name, the four capabilities, and why it does not work here.

@@ -8,7 +8,7 @@ from mesh_core.plugins import Check, DoctorCheck, Finding, hookimpl
 
 
 def _check() -> Iterable[Finding]:
-    from mesh_rdma._native_transports import REMEDY
+    from mesh_rdma._native_transports import REMEDIES, REMEDY
     from mesh_rdma._transports import transports
 
     for each in transports():
@@ -23,7 +23,8 @@ def _check() -> Iterable[Finding]:
             does = ", ".join(word for word, is_so in words.items() if is_so)
             yield Finding(status="ok", detail=f"{each.name}: {does}")
         else:
-            yield Finding(status="warn", detail=f"{each.name}: {each.reason}", remedy=REMEDY)
+            remedy = REMEDIES.get(each.name, REMEDY)
+            yield Finding(status="warn", detail=f"{each.name}: {each.reason}", remedy=remedy)
 
 
 def _create() -> Check:

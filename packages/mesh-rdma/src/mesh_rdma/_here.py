@@ -8,6 +8,7 @@ import threading
 
 from mesh_rdma._native import Engine
 from mesh_rdma._outside import installed
+from mesh_rdma._ucx import places
 
 
 class _Here:
@@ -25,7 +26,7 @@ class _Here:
             return engine
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(installed())
+                self._engine = Engine(installed(), places())
                 self._pid = os.getpid()
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)

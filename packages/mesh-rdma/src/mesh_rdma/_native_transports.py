@@ -6,12 +6,16 @@ from collections.abc import Iterable
 from functools import partial
 
 from mesh_core.plugins import ProbeResult, hookimpl
+from mesh_rdma import _ucx
 from mesh_rdma._contract import NativeTransport, TransportCapabilities, TransportPlugin
 
 REMEDY = (
     "mount /proc and allow process_vm_readv and process_vm_writev (in Docker: --cap-add=SYS_PTRACE or another seccomp "
     "profile), and the loopback interface"
 )
+
+REMEDIES = {"ucx": _ucx.REMEDY}
+"""Where another is of no help."""
 
 
 def _probe(name: str) -> ProbeResult[TransportCapabilities]:
@@ -20,7 +24,7 @@ def _probe(name: str) -> ProbeResult[TransportCapabilities]:
     (found,) = (each for each in transports() if each.name == name)
     if found.reason is None:
         return ProbeResult.yes(found.capabilities)
-    return ProbeResult.no(found.reason, remedy=REMEDY)
+    return ProbeResult.no(found.reason, remedy=REMEDIES.get(name, REMEDY))
 
 
 def _plugin(name: str, summary: str) -> TransportPlugin:
@@ -30,10 +34,12 @@ def _plugin(name: str, summary: str) -> TransportPlugin:
 
 SHM = _plugin("shm", "memory of processes of one host, by the kernel's calls or mapped")
 TCP = _plugin("tcp", "a native thread of the owner, over the loopback interface")
+UCX = _plugin("ucx", "one-sided operations of libucp, where it is switched on")
 
 
 @hookimpl
 def mesh_register_transports() -> Iterable[TransportPlugin]:
-    """Both."""
+    """All of them."""
     yield SHM
     yield TCP
+    yield UCX
