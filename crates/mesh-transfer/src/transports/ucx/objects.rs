@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 
 /// How long requests of an endpoint that is being closed may take to end.
 const CLOSING: Duration = Duration::from_secs(2);
-/// Unless the user has said otherwise. An endpoint that tells of failures takes only transports that can, and shared memory
-/// does where it is told to.
-const SETTINGS: [(&CStr, &CStr); 2] = [(c"POSIX_ERROR_HANDLING", c"y"), (c"SYSV_ERROR_HANDLING", c"y")];
+/// An endpoint that tells of failures takes only transports that can, and shared memory does where it is told to. Version 1.13
+/// knows the setting by its last words only.
+const SETTINGS: [&CStr; 3] = [c"ERROR_HANDLING", c"POSIX_ERROR_HANDLING", c"SYSV_ERROR_HANDLING"];
+/// Where the user has said something of it, nothing is changed.
+const OF_USERS: [&str; 3] = ["UCX_MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"];
 
 /// One per process. Used by several threads at once, as UCX was told.
 #[derive(Debug)]
@@ -35,11 +37,10 @@ impl Context {
         // SAFETY: without prefix and file; the result is of this frame.
         let status = unsafe { (library.call.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) };
         library.check("read its settings (UCX_*)", status)?;
-        for (name, value) in SETTINGS {
-            let is_free = std::env::var_os(format!("UCX_{}", name.to_string_lossy())).is_none();
-            if is_free {
+        if OF_USERS.iter().all(|name| std::env::var_os(name).is_none()) {
+            for name in SETTINGS {
                 // SAFETY: two constant texts. A version that does not know it works without.
-                let _ = unsafe { (library.call.ucp_config_modify)(config, name.as_ptr(), value.as_ptr()) };
+                let _ = unsafe { (library.call.ucp_config_modify)(config, name.as_ptr(), c"y".as_ptr()) };
             }
         }
         let (major, minor) = Library::api();
