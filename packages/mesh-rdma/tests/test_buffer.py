@@ -199,7 +199,9 @@ def test_choice_is_explained(shared):
     buffer = shared.offer("data", b"x")
     said = explain(buffer)
     assert said.candidates == ("shm", "tcp")
-    assert str(explain(buffer, transport="tcp")) == "tcp; not shm: the transport 'tcp' was asked for"
+    forced = explain(buffer, transport="tcp")
+    assert forced.passed["shm"] == "the transport 'tcp' was asked for"
+    assert str(forced).startswith("tcp; not shm: the transport 'tcp' was asked for")
     assert buffer.backend == "shm"
     assert buffer.owner.startswith(f"pid {shared.process.pid} on host ")
-    assert [(each.name, each.available) for each in transports()] == [("shm", True), ("tcp", True)]
+    assert {"shm", "tcp"} <= {each.name for each in transports() if each.available}

@@ -8,11 +8,15 @@ from mesh_core.plugins import Check, DoctorCheck, Finding, hookimpl
 
 
 def _check() -> Iterable[Finding]:
+    from mesh_rdma import _ucx
     from mesh_rdma._native_transports import REMEDIES, REMEDY
     from mesh_rdma._transports import transports
 
     for each in transports():
-        if each.reason is None:
+        if each.name == "ucx" and _ucx.places() is None:
+            # Nothing is wrong with what nobody wants.
+            yield Finding(status="ok", detail="ucx: switched off (MESH_RDMA_UCX)")
+        elif each.reason is None:
             can = each.capabilities
             words = {
                 "reads and writes": can.copies,

@@ -1,7 +1,8 @@
 //! What UCX makes, with its end: contexts, workers, endpoints, registered memory and keys.
 
 use super::library::{
-    BUSY, EndpointParams, Handle, IN_PROGRESS, Library, MapParams, OK, Params, RequestParams, Status, WorkerParams, split,
+    BUSY, EndpointParams, Handle, IN_PROGRESS, Library, MapParams, OK, Params, RequestParams, Status, WorkerParams,
+    split,
 };
 use crate::error::TransferError;
 use std::ffi::{CStr, c_void};
@@ -13,8 +14,8 @@ use std::time::{Duration, Instant};
 /// How long requests of an endpoint that is being closed may take to end.
 const CLOSING: Duration = Duration::from_secs(2);
 /// An endpoint that tells of failures takes only transports that can, and shared memory does where it is told to. Version 1.13
-/// knows the setting by its last words only.
-const SETTINGS: [&CStr; 3] = [c"ERROR_HANDLING", c"POSIX_ERROR_HANDLING", c"SYSV_ERROR_HANDLING"];
+/// takes the first of these here, later ones the others.
+const SETTINGS: [&CStr; 3] = [c"MM_ERROR_HANDLING", c"POSIX_ERROR_HANDLING", c"SYSV_ERROR_HANDLING"];
 /// Where the user has said something of it, nothing is changed.
 const OF_USERS: [&str; 3] = ["UCX_MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"];
 
@@ -231,7 +232,14 @@ impl<'a> Endpoint<'a> {
         let params = RequestParams::new();
         // SAFETY: as the caller vouches.
         let found = unsafe {
-            (key.library.call.ucp_get_nbx)(self.raw, here as *mut c_void, len as usize, there, key.raw, &raw const params)
+            (key.library.call.ucp_get_nbx)(
+                self.raw,
+                here as *mut c_void,
+                len as usize,
+                there,
+                key.raw,
+                &raw const params,
+            )
         };
         begun(found)
     }
@@ -242,7 +250,14 @@ impl<'a> Endpoint<'a> {
         let params = RequestParams::new();
         // SAFETY: as the caller vouches.
         let found = unsafe {
-            (key.library.call.ucp_put_nbx)(self.raw, here as *const c_void, len as usize, there, key.raw, &raw const params)
+            (key.library.call.ucp_put_nbx)(
+                self.raw,
+                here as *const c_void,
+                len as usize,
+                there,
+                key.raw,
+                &raw const params,
+            )
         };
         begun(found)
     }

@@ -3,12 +3,9 @@
 //! The thread does what UCX wants done there, as most of its transports need the owner's processor, and sleeps when there is
 //! nothing. The worker is the reader's alone, so that it can be ended with it (UCX-3).
 
-use super::library::OK;
 use super::objects::{Context, Mapped, Worker};
 use super::signal::Signal;
-use super::wire::{
-    Answer, Ask, HELLO, MAGIC, Name, PIECES, PROOF, Shown, Side, Wire, prove, proves,
-};
+use super::wire::{Answer, Ask, HELLO, MAGIC, Name, PIECES, PROOF, Shown, Side, Wire, prove, proves};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Token;
@@ -274,7 +271,6 @@ fn lost(error: io::Error) -> TransferError {
 }
 
 fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), TransferError> {
-    debug_assert_eq!(OK, 0);
     let worker = Worker::new(&shared.context)?;
     let address = worker.address()?;
     wire.send(&[(address.len() as u32).to_le_bytes().as_slice(), &address].concat()).map_err(lost)?;

@@ -261,3 +261,63 @@ impl Wire {
         self.incoming.drain(..len);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn wire(bytes: &[u8]) -> Wire {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut made = Wire::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+        made.incoming = bytes.to_vec();
+        made
+    }
+
+    #[test]
+    fn what_is_said_is_heard_when_it_is_there_as_a_whole() {
+        let asks = [Ask::Open((1, 2), [3; 16]), Ask::Busy((4, 5)), Ask::Leave((6, 7))];
+        for ask in asks {
+            let bytes = ask.encode();
+            assert_eq!(Ask::next(&mut wire(&bytes)).unwrap(), Some(ask));
+            assert_eq!(Ask::next(&mut wire(&bytes[..ASK - 1])).unwrap(), None);
+        }
+        let segments = Segments::new([Segment { addr: 8, len: 3 }, Segment { addr: 100, len: 7 }]).unwrap();
+        let shown = Shown { writable: true, segments, key: vec![9; 30] };
+        let answers = [
+            Answer::Opened((1, 2), shown),
+            Answer::Refused((1, 2), ErrorKind::Gone),
+            Answer::Refused((1, 2), ErrorKind::Refused),
+            Answer::Revoked((3, 4)),
+        ];
+        for answer in answers {
+            let bytes = answer.encode();
+            assert_eq!(Answer::next(&mut wire(&bytes)).unwrap(), Some(answer));
+            assert_eq!(Answer::next(&mut wire(&bytes[..bytes.len() - 1])).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_an_error_and_makes_nobody_wait_for_more() {
+        let mut strange = [0; ASK];
+        strange[0] = 4;
+        assert!(Ask::next(&mut wire(&strange)).is_err());
+        let mut padded = Ask::Leave((1, 1)).encode();
+        padded[1] = 1;
+        assert!(Ask::next(&mut wire(&padded)).is_err());
+        let mut long = Answer::Revoked((1, 1)).encode();
+        long[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(Answer::next(&mut wire(&long)).is_err());
+        assert!(Answer::next(&mut wire(&[7; ANSWER])).is_err());
+    }
+
+    #[test]
+    fn a_proof_is_of_one_side_and_one_conversation() {
+        let (door, realm, reader, owner) = ([1; 16], [2; 16], [3; 16], [4; 16]);
+        let proof = prove(&door, Side::Owner, &realm, &reader, &owner);
+        assert!(proves(&door, Side::Owner, &realm, &reader, &owner, &proof));
+        assert!(!proves(&door, Side::Reader, &realm, &reader, &owner, &proof));
+        assert!(!proves(&door, Side::Owner, &realm, &owner, &reader, &proof));
+        assert!(!proves(&[9; 16], Side::Owner, &realm, &reader, &owner, &proof));
+    }
+}
