@@ -36,7 +36,7 @@ system = pytest.mark.skipif(not SYSTEM, reason="needs the system's libucp.so.0 (
 WITH_WHEEL = {"MESH_RDMA_UCX": "1"}
 WITH_SYSTEM = {"MESH_RDMA_UCX": "1", "MESH_RDMA_UCX_LIBRARY": "libucp.so.0"}
 ONE_BY_ONE = ["tcp", "posix,sysv", "posix,cma"]
-SHORT = "reads or writes or dropped or outside or answer or ended"
+SHORT = "reads or writes or dropped or answer"
 """What is run with the second library too."""
 
 

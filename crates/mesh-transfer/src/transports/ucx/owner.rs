@@ -277,7 +277,16 @@ fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), Transfe
     let mut busy_at = Instant::now();
     loop {
         let mut turns = 0;
-        while turns < TURNS && worker.progress() {
+        loop {
+            // UCX ends the whole process where it cannot acknowledge what a reader has written that has died. So the worker is
+            // not asked for more once that is known: a reader that dies closes its connection to us before those of UCX. That
+            // makes it rarer, and does not rule it out.
+            if wire.has_closed() {
+                return Ok(());
+            }
+            if turns == TURNS || !worker.progress() {
+                break;
+            }
             turns += 1;
         }
         if turns > 0 {

@@ -22,6 +22,8 @@ pub(super) const PIECES: usize = 4096;
 const KEY: usize = 64 * 1024;
 const ASK: usize = 32;
 const ANSWER: usize = 32;
+/// Connections get descriptors from here on.
+const HIGH: i32 = 768;
 /// What may wait to be sent.
 const WAITING: usize = 64 << 20;
 
@@ -195,6 +197,9 @@ pub(super) struct Wire {
 
 impl Wire {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        // Of a process that is killed the kernel closes the highest descriptors first: the other end then hears of that here
+        // before it does on the connections of UCX. Without room up there it stays where it is.
+        let stream = rustix::io::fcntl_dupfd_cloexec(&stream, HIGH).map_or(stream, TcpStream::from);
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         Ok(Self { stream, incoming: Vec::new(), outgoing: Vec::new() })
@@ -207,6 +212,14 @@ impl Wire {
         }
         self.outgoing.extend_from_slice(bytes);
         self.flush()
+    }
+
+    /// Whether the other end has closed it, or is no longer there; what it has said before is lost.
+    pub(super) fn has_closed(&self) -> bool {
+        match self.stream.peek(&mut [0]) {
+            Ok(count) => count == 0,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        }
     }
 
     /// Whether something waits to be sent.
