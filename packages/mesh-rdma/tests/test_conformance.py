@@ -249,7 +249,7 @@ def test_what_is_installed_is_listed_with_what_it_can_do(site):
     done = run(site, "good", "-m", "mesh_core", "plugins", "--json")
     assert done.returncode == 0, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)["plugins"] if each["kind"] == "transport"}
-    assert set(found) == {"shm", "tcp", "ibverbs", "unix"}
+    assert set(found) == {"shm", "tcp", "ibverbs", "ucx", "unix"}
 
 
 @pytest.mark.python

@@ -1,0 +1,650 @@
+//! The reader's end: a thread for each owner, which reads and writes for all threads of this process.
+//!
+//! UCX-4: an operation has its outcome when UCX has ended all that it has begun for it. What is given up is waited for a
+//! moment; then the endpoint is closed by force, which ends all that goes through it. Those of other operations are begun
+//! again, over a new connection.
+
+use super::super::{Op, Work};
+use super::library::{OK, Status};
+use super::objects::{Context, Endpoint, Key, Request, Worker};
+use super::owner::{SPIN, STACK, TURNS, timespec};
+use super::signal::Signal;
+use super::wire::{Answer, Ask, Name, Shown, Wire};
+use crate::error::{ErrorKind, TransferError};
+use crate::handle::Handle;
+use crate::segments::Segments;
+use crate::watch::Watch;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Requests of UCX that one operation has under way, and bytes.
+const WINDOW: usize = 64;
+const BYTES: u64 = 64 << 20;
+/// What one of them moves at most.
+const PIECE: u64 = 16 << 20;
+/// How often an operation that makes no progress is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long what was given up may take to end by itself.
+const GRACE: Duration = Duration::from_millis(100);
+/// How long a process may take to end once its connections have.
+const DYING: Duration = Duration::from_millis(200);
+
+/// How an operation ended. `None`: through no fault of its own, it is to be begun again.
+pub(super) type Done = Option<Result<(), TransferError>>;
+
+/// A connection to an owner.
+#[derive(Debug)]
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    wake: Signal,
+    inbox: Mutex<Inbox>,
+    is_stopping: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    jobs: Vec<Arc<Job>>,
+    has_ended: bool,
+    /// Why it could not begin.
+    failed: Option<TransferError>,
+}
+
+/// Operations that somebody waits for.
+#[derive(Debug)]
+struct Job {
+    ops: Vec<Op>,
+    watch: Watch,
+    done: Mutex<Option<Done>>,
+    told: Condvar,
+}
+
+impl Job {
+    fn finish(&self, done: Done) {
+        let mut place = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        place.get_or_insert(done);
+        drop(place);
+        self.told.notify_all();
+    }
+}
+
+impl Shared {
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Driver {
+    /// `address` is the owner's worker, `process` the owner, where it can be seen.
+    pub(super) fn start(
+        wire: Wire,
+        address: Vec<u8>,
+        process: Option<OwnedFd>,
+        pid: u32,
+        context: &Arc<Context>,
+    ) -> Result<Self, TransferError> {
+        let shared =
+            Arc::new(Shared { wake: Signal::new()?, inbox: Mutex::default(), is_stopping: AtomicBool::new(false) });
+        let (theirs, context) = (Arc::clone(&shared), Arc::clone(context));
+        let thread = std::thread::Builder::new().name("mesh-ucx".to_owned()).stack_size(STACK);
+        let thread = thread.spawn(move || {
+            let _ended = Ended(&theirs);
+            let failed = |error| theirs.inbox().failed = Some(error);
+            let worker = match Worker::new(&context) {
+                Ok(worker) => worker,
+                Err(error) => return failed(error),
+            };
+            let endpoint = match Endpoint::new(&worker, &address) {
+                Ok(endpoint) => endpoint,
+                Err(error) => return failed(error),
+            };
+            let mut driving = Driving {
+                endpoint: Some(endpoint),
+                wire,
+                process,
+                pid,
+                shared: &theirs,
+                context: &context,
+                entries: HashMap::new(),
+                active: Vec::new(),
+            };
+            driving.run(&worker);
+        });
+        let thread = thread.map_err(|error| TransferError::transport(format!("cannot start a thread: {error}")))?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Does them, and waits until they are done.
+    ///
+    /// # Safety
+    /// As for [`Peer::run`](super::super::Peer::run).
+    pub(super) unsafe fn carry(&self, ops: &[Op], watch: &Watch) -> Done {
+        let (done, told) = (Mutex::default(), Condvar::new());
+        let job = Arc::new(Job { ops: ops.to_vec(), watch: watch.clone(), done, told });
+        {
+            let mut inbox = self.shared.inbox();
+            if inbox.has_ended {
+                return inbox.failed.clone().map(Err);
+            }
+            inbox.jobs.push(Arc::clone(&job));
+        }
+        self.shared.wake.set();
+        let mut done = job.done.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(done) = done.take() {
+                return done;
+            }
+            done = job.told.wait(done).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.shared.inbox().has_ended
+    }
+
+    /// Ends it, with what is under way. Blocks.
+    pub(super) fn stop(&self) {
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
+        self.shared.wake.set();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // One that has panicked has ended as well.
+        let _ = thread.map(JoinHandle::join);
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
+        self.shared.wake.set();
+    }
+}
+
+/// Nobody waits for a thread that has ended, whatever has ended it.
+struct Ended<'a>(&'a Shared);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut inbox = self.0.inbox();
+        inbox.has_ended = true;
+        let failed = inbox.failed.clone();
+        for job in inbox.jobs.drain(..) {
+            job.finish(failed.clone().map(Err));
+        }
+    }
+}
+
+/// An export of the owner.
+#[derive(Debug)]
+struct Export {
+    state: State,
+    /// Operations that are at work on it.
+    users: usize,
+    /// Closed by its owner: to be left with the last of them.
+    is_revoked: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Asked,
+    Shown { writable: bool, segments: Segments, key: Option<Key> },
+    Refused(ErrorKind),
+}
+
+/// A part of an operation.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    name: Name,
+    is_write: bool,
+    here: u64,
+    there: u64,
+    len: u64,
+}
+
+/// Operations under way.
+#[derive(Debug)]
+struct Active {
+    job: Arc<Job>,
+    names: Vec<Name>,
+    /// Whether all exports were shown, and the parts are known.
+    is_planned: bool,
+    parts: VecDeque<Part>,
+    under_way: Vec<(Request, u64)>,
+    bytes: u64,
+    /// Something was written that may not be in the owner's memory yet.
+    has_written: bool,
+    failed: Option<TransferError>,
+    /// Since when it has only been waited for.
+    given_up: Option<Instant>,
+}
+
+/// What the thread has.
+struct Driving<'a> {
+    endpoint: Option<Endpoint<'a>>,
+    wire: Wire,
+    process: Option<OwnedFd>,
+    pid: u32,
+    shared: &'a Shared,
+    context: &'a Context,
+    entries: HashMap<Name, Export>,
+    active: Vec<Active>,
+}
+
+/// Why the connection ends.
+enum End {
+    /// As it is wanted to.
+    Wanted,
+    /// It has failed: for all that is under way.
+    Failed(TransferError),
+    /// An operation that was given up does not end: for the others through no fault of theirs.
+    GivenUp,
+}
+
+impl Driving<'_> {
+    fn run(&mut self, worker: &Worker) {
+        let end = self.drive(worker);
+        self.close(end);
+    }
+
+    /// UCX-4: ends all that is under way, and then says so.
+    fn close(&mut self, end: End) {
+        let mut requests = Vec::new();
+        for active in &mut self.active {
+            requests.extend(active.under_way.drain(..).map(|(request, _)| request));
+        }
+        if let Some(endpoint) = self.endpoint.take() {
+            endpoint.close(&mut requests);
+        }
+        self.entries.clear();
+        // From now on nobody else comes.
+        let mut left: Vec<Arc<Job>> = {
+            let mut inbox = self.shared.inbox();
+            inbox.has_ended = true;
+            std::mem::take(&mut inbox.jobs)
+        };
+        let error = match end {
+            End::Wanted => Some(TransferError::transport("this process has stopped using UCX")),
+            End::Failed(error) => Some(error),
+            End::GivenUp => None,
+        };
+        for active in self.active.drain(..) {
+            let own = active.given_up.and(active.failed);
+            active.job.finish(own.or(error.clone()).map(Err));
+        }
+        for job in left.drain(..) {
+            job.finish(None);
+        }
+    }
+
+    fn drive(&mut self, worker: &Worker) -> End {
+        let mut busy_at = Instant::now();
+        loop {
+            let jobs = std::mem::take(&mut self.shared.inbox().jobs);
+            let mut has_moved = !jobs.is_empty();
+            for job in jobs {
+                if let Err(error) = self.admit(job) {
+                    return End::Failed(error);
+                }
+            }
+            let mut turns = 0;
+            while turns < TURNS && worker.progress() {
+                turns += 1;
+            }
+            has_moved |= turns > 0;
+            match self.step() {
+                Ok(moved) => has_moved |= moved,
+                Err(end) => return end,
+            }
+            if has_moved {
+                busy_at = Instant::now();
+                continue;
+            }
+            if busy_at.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            match worker.arm() {
+                Ok(false) => {}
+                Ok(true) => self.sleep(worker),
+                Err(error) => return End::Failed(error),
+            }
+            if self.shared.is_stopping.load(Ordering::SeqCst) {
+                return End::Wanted;
+            }
+            if let Err(error) = self.listen() {
+                return End::Failed(error);
+            }
+        }
+    }
+
+    fn sleep(&self, worker: &Worker) {
+        let out = if self.wire.has_outgoing() { PollFlags::OUT } else { PollFlags::empty() };
+        let mut list = vec![
+            PollFd::new(&self.wire.stream, PollFlags::IN | out),
+            PollFd::from_borrowed_fd(worker.descriptor(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.shared.wake.as_fd(), PollFlags::IN),
+        ];
+        if let Some(process) = &self.process {
+            list.push(PollFd::new(process, PollFlags::IN));
+        }
+        let limit = (!self.active.is_empty()).then(|| timespec(LOOK));
+        // Interrupted or not, all are looked at.
+        let _ = poll(&mut list, limit.as_ref());
+        self.shared.wake.clear();
+    }
+
+    /// What the owner has said, and whether it is there.
+    fn listen(&mut self) -> Result<(), TransferError> {
+        if self.has_process_ended(Duration::ZERO) {
+            return Err(self.ended());
+        }
+        if self.endpoint.as_ref().is_some_and(Endpoint::has_failed) {
+            return Err(self.lost("UCX lost the other end"));
+        }
+        let heard = self.wire.flush().and_then(|()| self.wire.receive());
+        while let Some(answer) = Answer::next(&mut self.wire)? {
+            self.hear(answer)?;
+        }
+        heard.map_err(|error| self.lost(&error.to_string()))
+    }
+
+    fn hear(&mut self, answer: Answer) -> Result<(), TransferError> {
+        match answer {
+            Answer::Opened(name, Shown { writable, segments, key }) => {
+                let key = match (&self.endpoint, key.is_empty()) {
+                    (Some(endpoint), false) => Some(endpoint.unpack(&key)?),
+                    _ => None,
+                };
+                if let Some(entry) = self.entries.get_mut(&name) {
+                    entry.state = State::Shown { writable, segments, key };
+                }
+            }
+            Answer::Refused(name, kind) => {
+                if let Some(entry) = self.entries.get_mut(&name) {
+                    entry.state = State::Refused(kind);
+                }
+            }
+            Answer::Revoked(name) => {
+                let is_used = match self.entries.get_mut(&name) {
+                    Some(entry) => {
+                        entry.is_revoked = true;
+                        entry.users > 0
+                    }
+                    None => false,
+                };
+                if is_used {
+                    self.say(Ask::Busy(name))?;
+                } else {
+                    self.entries.remove(&name);
+                    self.say(Ask::Leave(name))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, ask: Ask) -> Result<(), TransferError> {
+        self.wire.send(&ask.encode()).map_err(|error| self.lost(&error.to_string()))
+    }
+
+    fn admit(&mut self, job: Arc<Job>) -> Result<(), TransferError> {
+        let mut names: Vec<Name> = job.ops.iter().map(|op| name_of(&op.handle)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut active = Active {
+            job: Arc::clone(&job),
+            names,
+            is_planned: false,
+            parts: VecDeque::new(),
+            under_way: Vec::new(),
+            bytes: 0,
+            has_written: false,
+            failed: None,
+            given_up: None,
+        };
+        for name in &active.names {
+            if let Some(entry) = self.entries.get_mut(name) {
+                entry.users += 1;
+                if entry.is_revoked {
+                    active.failed = Some(dropped());
+                }
+                continue;
+            }
+            self.entries.insert(*name, Export { state: State::Asked, users: 1, is_revoked: false });
+            if let Some(op) = job.ops.iter().find(|op| name_of(&op.handle) == *name) {
+                let ask = Ask::Open(*name, op.handle.token);
+                if let Err(error) = self.wire.send(&ask.encode()) {
+                    self.active.push(active);
+                    return Err(self.lost(&error.to_string()));
+                }
+            }
+        }
+        self.active.push(active);
+        Ok(())
+    }
+
+    /// Goes on with all operations; whether anything has moved.
+    fn step(&mut self) -> Result<bool, End> {
+        let mut has_moved = false;
+        let mut asks = false;
+        let mut at = 0;
+        while at < self.active.len() {
+            let Some(endpoint) = &self.endpoint else { return Err(End::Wanted) };
+            let active = &mut self.active[at];
+            if active.failed.is_none()
+                && let Err(error) = active.job.watch.check()
+            {
+                active.failed = Some(error);
+            }
+            if active.failed.is_some() && active.given_up.is_none() {
+                active.given_up = Some(Instant::now());
+                active.parts.clear();
+            }
+            if active.failed.is_none() && !active.is_planned {
+                match plan(&active.job.ops, &self.entries) {
+                    Ok(Some(parts)) => (active.parts, active.is_planned) = (parts, true),
+                    Ok(None) => asks = true,
+                    Err(error) => {
+                        active.failed = Some(error);
+                        continue;
+                    }
+                }
+            }
+            match active.advance(endpoint, &self.entries) {
+                Ok(Advance::Moved) => has_moved = true,
+                Ok(Advance::Waits) => {}
+                Ok(Advance::Ended) => {
+                    has_moved = true;
+                    let active = self.active.swap_remove(at);
+                    if let Err(error) = self.leave(&active.names) {
+                        active.job.finish(Some(active.failed.map_or(Ok(()), Err)));
+                        return Err(End::Failed(error));
+                    }
+                    active.job.finish(Some(active.failed.map_or(Ok(()), Err)));
+                    continue;
+                }
+                Err(status) => {
+                    let why = self.context.library().say(status);
+                    return Err(End::Failed(self.lost(&why)));
+                }
+            }
+            if self.active[at].given_up.is_some_and(|since| since.elapsed() > GRACE) {
+                return Err(End::GivenUp);
+            }
+            at += 1;
+        }
+        if asks {
+            self.listen().map_err(End::Failed)?;
+        }
+        Ok(has_moved)
+    }
+
+    fn leave(&mut self, names: &[Name]) -> Result<(), TransferError> {
+        for name in names {
+            let Some(entry) = self.entries.get_mut(name) else { continue };
+            entry.users -= 1;
+            if entry.users > 0 {
+                continue;
+            }
+            if entry.is_revoked {
+                self.entries.remove(name);
+                self.say(Ask::Leave(*name))?;
+            } else if matches!(entry.state, State::Refused(_)) {
+                self.entries.remove(name);
+            }
+        }
+        Ok(())
+    }
+
+    fn has_process_ended(&self, wait: Duration) -> bool {
+        self.process.as_ref().is_some_and(|process| {
+            poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timespec(wait))).is_ok_and(|count| count > 0)
+        })
+    }
+
+    fn ended(&self) -> TransferError {
+        TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid))
+    }
+
+    /// A process that ends closes its connections a moment before it has ended.
+    fn lost(&self, why: &str) -> TransferError {
+        if self.has_process_ended(DYING) {
+            return self.ended();
+        }
+        TransferError::transport(format!("the connection to process {} failed: {why}", self.pid))
+    }
+}
+
+enum Advance {
+    Moved,
+    Waits,
+    Ended,
+}
+
+impl Active {
+    fn advance(&mut self, endpoint: &Endpoint<'_>, entries: &HashMap<Name, Export>) -> Result<Advance, Status> {
+        let before = self.under_way.len();
+        let mut failed = OK;
+        let bytes = &mut self.bytes;
+        self.under_way.retain(|(request, len)| match endpoint.ended(request) {
+            None => true,
+            Some(status) => {
+                *bytes -= len;
+                if status != OK {
+                    failed = status;
+                }
+                false
+            }
+        });
+        if failed != OK {
+            return Err(failed);
+        }
+        let mut has_moved = self.under_way.len() != before;
+        while let Some(part) = self.parts.front()
+            && self.under_way.len() < WINDOW
+            && self.bytes < BYTES
+        {
+            let Some(Export { state: State::Shown { key: Some(key), .. }, .. }) = entries.get(&part.name) else {
+                break;
+            };
+            // SAFETY: the caller's memory, who waits until the job is finished, which is when this list is empty; the
+            // remote addresses are those that the owner has shown for this export, which the job uses.
+            let begun = unsafe {
+                if part.is_write {
+                    endpoint.put(part.here, part.there, part.len, key)?
+                } else {
+                    endpoint.get(part.here, part.there, part.len, key)?
+                }
+            };
+            self.has_written |= part.is_write;
+            if let Some(request) = begun {
+                self.under_way.push((request, part.len));
+                self.bytes += part.len;
+            }
+            self.parts.pop_front();
+            has_moved = true;
+        }
+        if self.under_way.is_empty() && self.parts.is_empty() && (self.is_planned || self.failed.is_some()) {
+            if !self.has_written {
+                return Ok(Advance::Ended);
+            }
+            // What has left this process is not there yet.
+            self.has_written = false;
+            if let Some(request) = endpoint.flush()? {
+                self.under_way.push((request, 0));
+            }
+            has_moved = true;
+        }
+        Ok(if has_moved { Advance::Moved } else { Advance::Waits })
+    }
+}
+
+fn name_of(handle: &Handle) -> Name {
+    (handle.slot, handle.generation)
+}
+
+fn dropped() -> TransferError {
+    TransferError::gone("the buffer was dropped by its owner")
+}
+
+/// The parts of operations; none while the owner has not shown all exports. All that a hostile handle may say is checked here,
+/// by what the owner says.
+fn plan(ops: &[Op], entries: &HashMap<Name, Export>) -> Result<Option<VecDeque<Part>>, TransferError> {
+    let refused = |why: &str| TransferError::new(ErrorKind::Refused, why);
+    let mut parts = VecDeque::new();
+    for op in ops {
+        let name = name_of(&op.handle);
+        let Some(entry) = entries.get(&name) else { return Err(dropped()) };
+        let (writable, there) = match &entry.state {
+            State::Asked => return Ok(None),
+            State::Shown { writable, segments, .. } => (*writable, segments),
+            State::Refused(ErrorKind::Gone) => return Err(dropped()),
+            State::Refused(ErrorKind::Refused) => return Err(refused("the owner does not recognise this handle")),
+            State::Refused(_) => {
+                return Err(TransferError::transport("the owner cannot have this memory reached by UCX"));
+            }
+        };
+        let (is_write, local) = match &op.work {
+            Work::Read { local, .. } => (false, local),
+            Work::Write { local, .. } => (true, local),
+            _ => return Err(TransferError::transport("UCX is used for reads and writes only")),
+        };
+        if entry.is_revoked {
+            return Err(dropped());
+        }
+        if is_write && !writable {
+            return Err(refused("the owner offers this memory for reading only"));
+        }
+        let (offset, len) = op.work.span();
+        let start = op.handle.start.checked_add(offset);
+        let Some(start) = start.filter(|start| start.checked_add(len).is_some_and(|end| end <= there.len())) else {
+            return Err(refused("the handle names more than the owner offers"));
+        };
+        let mut theirs = there.window(start, len);
+        let mut rest = theirs.next();
+        for mut piece in local.window(0, len) {
+            while piece.len > 0
+                && let Some(place) = &mut rest
+            {
+                let step = piece.len.min(place.len).min(PIECE);
+                parts.push_back(Part { name, is_write, here: piece.addr, there: place.addr, len: step });
+                piece.addr += step;
+                piece.len -= step;
+                place.addr += step;
+                place.len -= step;
+                if place.len == 0 {
+                    rest = theirs.next();
+                }
+            }
+        }
+    }
+    Ok(Some(parts))
+}
