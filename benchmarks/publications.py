@@ -169,15 +169,15 @@ def delta() -> dict[str, float]:
     new[rng.random(len(new), np.float32) < 0.02] ^= 1
     layout = layout_of(list(parts_of({"weights": old}, None)))
     there = np.frombuffer(empty(MIB << 20), np.uint16)
-    views = memoryview(old).cast("B"), memoryview(new).cast("B"), memoryview(there).cast("B")
-    made = encode(layout, *views[:2])
+    views = [each.view(np.uint8).data for each in (old, new, there)]
+    made = encode(layout, views[0], views[1])
     assert made is not None
 
     def make() -> None:
         memcpy(there, old)
         apply(layout, memoryview(made), views[2])
 
-    find_s, make_s = in_turn(lambda: encode(layout, *views[:2]), make)
+    find_s, make_s = in_turn(lambda: encode(layout, views[0], views[1]), make)
     assert np.array_equal(there, new)
     whole_s, changes_s = layout.nbytes / LINK, find_s + len(made) / LINK + make_s
     return {
@@ -189,8 +189,7 @@ def delta() -> dict[str, float]:
 
 
 def main() -> None:
-    print(f"{MIB} MiB, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    for name, work in (
+    figures: list[tuple[str, Callable[[], object]]] = [
         ("stall, 1 tensor", lambda: stall(1)),
         ("stall, 300 tensors", lambda: stall(300)),
         (f"stall, {TENSORS} tensors", lambda: stall(TENSORS)),
@@ -198,7 +197,9 @@ def main() -> None:
         ("4 ranks by rows to 6 by rows", lambda: resharded(0)),
         ("4 ranks by rows to 6 by columns", lambda: resharded(1)),
         ("delta, 2 of 100 changed", delta),
-    ):
+    ]
+    print(f"{MIB} MiB, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    for name, work in figures:
         print(f"{name}: {json.dumps(work())}", flush=True)
 
 

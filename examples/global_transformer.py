@@ -32,10 +32,11 @@ class Block(nn.Module):
         """Add what this block has found."""
         normed = self.norm(x)
         parts = (self.query(normed), self.key(normed), self.value(normed))
-        heads = [each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in parts]
-        seen = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        query, key, value = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in parts)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.down(functional.gelu(self.up(self.second_norm(x))))
+        found: Tensor = self.down(functional.gelu(self.up(self.second_norm(x))))
+        return x + found
 
 
 def transformer() -> nn.Module:
@@ -57,7 +58,7 @@ def train(model: nn.Module, batches: list[Tensor]) -> list[Tensor]:
         guess = model(batch[:, :-1])
         loss = functional.cross_entropy(guess.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.detach())
