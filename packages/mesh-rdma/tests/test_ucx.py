@@ -126,7 +126,7 @@ def test_settings_of_ucx_that_make_no_sense_are_told(tmp_path):
 CARE = """
 import json, os, threading
 from mesh_rdma import explain
-from mesh_rdma.testing._suite import _Process
+from mesh_rdma.testing._ends import Process
 
 said = {}
 
@@ -142,7 +142,7 @@ def read(buffer, size, **options):
     buffer.read_into(copy, transport="ucx", **options).get(timeout=40)
     return bytes(copy)
 
-owner = _Process()
+owner = Process()
 try:
     size = 24 << 20
     big, other = owner.offer("big", b"a" * size), owner.offer("other", b"other")

@@ -6,7 +6,7 @@
 use super::objects::{Context, Mapped, Worker};
 use super::signal::Signal;
 use super::wire::{Answer, Ask, HELLO, MAGIC, Name, PIECES, PROOF, Shown, Side, Wire, prove, proves};
-use crate::error::{ErrorKind, TransferError};
+use crate::error::{ErrorKind, TransferError, advice};
 use crate::exports::{Export, Exports};
 use crate::handle::Token;
 use crate::realm::random;
@@ -98,7 +98,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Service {
     pub(super) fn start(exports: &Arc<Exports>, context: &Arc<Context>) -> Result<Self, TransferError> {
-        let failed = |error: io::Error| TransferError::transport(format!("cannot listen for readers: {error}"));
+        let failed = |error: io::Error| {
+            TransferError::transport(format!("cannot listen for readers: {error}{}", advice(error.raw_os_error())))
+        };
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0));
         let listener = listener.or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
@@ -267,7 +269,7 @@ pub(super) fn timespec(limit: Duration) -> Timespec {
 }
 
 fn lost(error: io::Error) -> TransferError {
-    TransferError::transport(format!("the connection failed: {error}"))
+    TransferError::transport(format!("the connection failed: {error}{}", advice(error.raw_os_error())))
 }
 
 fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), TransferError> {

@@ -7,7 +7,7 @@ use super::owner::timespec;
 use super::places::Places;
 use super::wire::{ADDRESS, MAGIC, Side, WELCOME, Wire, prove, proves};
 use crate::control::{Control, Leased, identity};
-use crate::error::{ErrorKind, TransferError};
+use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{Handle, RealmId, Token};
 use crate::realm::{Realm, namespace, random};
 use crate::watch::Watch;
@@ -205,7 +205,10 @@ impl UcxPeer {
     fn failed(&self, error: &io::Error) -> TransferError {
         match error.kind() {
             io::ErrorKind::ConnectionRefused => self.ended(),
-            _ => TransferError::transport(format!("the connection to process {} failed: {error}", self.pid)),
+            _ => {
+                let advice = advice(error.raw_os_error());
+                TransferError::transport(format!("the connection to process {} failed: {error}{advice}", self.pid))
+            }
         }
     }
 
