@@ -291,6 +291,7 @@ def test_healed_training(run_example: Run):
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
+@pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
 def test_global_transformer(run_example: Run):
     lines = run_example("global_transformer", within=150)
     losses = [

@@ -49,7 +49,7 @@ TOOLS = {
 
 INIT = """#!/bin/busybox sh
 busybox=/bin/busybox
-for each in proc sys dev lower upper root; do $busybox mkdir -p /$each; done
+for each in proc sys dev lower upper guest; do $busybox mkdir -p /$each; done
 $busybox mount -t proc proc /proc
 $busybox mount -t sysfs sysfs /sys
 $busybox mount -t devtmpfs devtmpfs /dev
@@ -59,14 +59,14 @@ done </modules/order
 $busybox mount -t 9p -o trans=virtio,version=9p2000.L,ro,msize=262144,cache=loose root /lower
 $busybox mount -t tmpfs -o size=75% tmpfs /upper
 $busybox mkdir /upper/files /upper/work
-$busybox mount -t overlay -o lowerdir=/lower,upperdir=/upper/files,workdir=/upper/work overlay /root
-for each in proc sys dev; do $busybox mount -o move /$each /root/$each; done
-$busybox mount -t tmpfs tmpfs /root/run
-$busybox mkdir -p /root/run/soft-roce /root/dev/shm /root/dev/pts
-$busybox mount -t tmpfs tmpfs /root/dev/shm
-$busybox mount -t devpts devpts /root/dev/pts
-$busybox mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 share /root/run/soft-roce
-exec $busybox switch_root /root /bin/sh /run/soft-roce/start
+$busybox mount -t overlay -o lowerdir=/lower,upperdir=/upper/files,workdir=/upper/work overlay /guest
+for each in proc sys dev; do $busybox mount -o move /$each /guest/$each; done
+$busybox mount -t tmpfs tmpfs /guest/run
+$busybox mkdir -p /guest/run/soft-roce /guest/dev/shm /guest/dev/pts
+$busybox mount -t tmpfs tmpfs /guest/dev/shm
+$busybox mount -t devpts devpts /guest/dev/pts
+$busybox mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 share /guest/run/soft-roce
+exec $busybox switch_root /guest /bin/sh /run/soft-roce/start
 """
 
 
