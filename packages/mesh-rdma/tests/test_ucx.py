@@ -37,7 +37,7 @@ WITH_WHEEL = {"MESH_RDMA_UCX": "1"}
 WITH_SYSTEM = {"MESH_RDMA_UCX": "1", "MESH_RDMA_UCX_LIBRARY": "libucp.so.0"}
 ONE_BY_ONE = ["tcp", "posix,sysv", "posix,cma"]
 SHORT = "reads or writes or dropped or answer"
-"""What is run with the second library too."""
+"""What is run of the suite where all of it is run elsewhere."""
 
 
 def run(folder, environment, *arguments):
@@ -64,7 +64,7 @@ def conforms(folder, environment, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("tls", ONE_BY_ONE)
 def test_passes_the_suite_with_the_wheel(tls, tmp_path):
-    conforms(tmp_path, WITH_WHEEL | {"UCX_TLS": tls})
+    conforms(tmp_path, WITH_WHEEL | {"UCX_TLS": tls}, *(("-k", SHORT) if "sysv" in tls else ()))
 
 
 @system
@@ -212,3 +212,46 @@ def test_what_is_given_up_dropped_forked_or_killed(tls, tmp_path):
         "after the fork": True,
         "killed": "BufferGone",
     }
+
+
+KILLS = """
+import pickle, subprocess, sys
+from mesh_rdma.testing._ends import Process
+
+WRITER = '''
+import pickle, sys
+buffer = pickle.load(sys.stdin.buffer)
+parts = [buffer[at : at + (1 << 20)] for at in range(0, buffer.size(), 1 << 20)]
+while True:
+    for data in (b"e" * (1 << 20), b"o" * (1 << 20)):
+        for future in [part.write_from(data, transport="ucx") for part in parts]:
+            future.get(timeout=40)
+'''
+owner = Process()
+try:
+    big = owner.offer("big", b"e" * (48 << 20))
+    owner.offer("small", b"a")
+    first, last = (big[at : at + 1] for at in (0, big.size() - 1))
+    one, other = bytearray(1), bytearray(1)
+    for turn in range(24):
+        with subprocess.Popen([sys.executable, "-c", WRITER], stdin=subprocess.PIPE) as writer:
+            writer.stdin.write(pickle.dumps(big))
+            writer.stdin.close()
+            # The memory is looked at: when its ends differ the writer is in the middle.
+            for _ in range(1 + turn % 3):
+                while one == other:
+                    first.read_into(one, transport="shm").get(timeout=40)
+                    last.read_into(other, transport="shm").get(timeout=40)
+                one = bytearray(other)
+            writer.kill()
+        assert owner.look("small") == b"a", turn
+finally:
+    owner.end()
+"""
+
+
+@wheel
+@pytest.mark.slow
+def test_a_writer_that_is_killed_does_not_take_the_owner_with_it(tmp_path):
+    done = run(tmp_path, WITH_WHEEL | {"UCX_TLS": "tcp"}, "-c", KILLS)
+    assert done.returncode == 0, done.stderr

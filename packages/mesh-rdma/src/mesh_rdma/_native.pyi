@@ -100,7 +100,9 @@ class Window: ...
 @final
 class Engine:
     def __new__(
-        cls, others: list[Outside], told: Callable[[str, list[str], list[tuple[str, str]]], None],
+        cls,
+        others: list[Outside],
+        told: Callable[[str, list[str], list[tuple[str, str]]], None],
         libucp: list[str] | None = None,
     ) -> Self: ...
     def transports(self) -> list[tuple[str, bool, bool, bool, bool, str | None]]: ...

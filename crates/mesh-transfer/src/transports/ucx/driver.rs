@@ -4,18 +4,19 @@
 //! moment; then the endpoint is closed by force, which ends all that goes through it. Those of other operations are begun
 //! again, over a new connection.
 
-use super::super::{Op, Work};
+use super::super::Op;
 use super::library::{OK, Status};
-use super::objects::{Context, Endpoint, Key, Request, Worker};
+use super::objects::{Context, Endpoint, Mapped, Request, Worker};
 use super::owner::{SPIN, STACK, TURNS, timespec};
+use super::plan::{Export, Part, Plan, State, Verb, Way, dropped, is_write, name_of, plan};
+use super::pulls::MOST;
 use super::signal::Signal;
-use super::wire::{Answer, Ask, Name, Shown, Wire};
+use super::wire::{Answer, Ask, Name, Pull, Shown, Wire};
 use crate::error::{ErrorKind, TransferError};
-use crate::handle::Handle;
-use crate::segments::Segments;
 use crate::watch::Watch;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,10 +24,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Requests of UCX that one operation has under way, and bytes.
-const WINDOW: usize = 64;
-const BYTES: u64 = 64 << 20;
-/// What one of them moves at most.
-const PIECE: u64 = 16 << 20;
+pub(super) const WINDOW: usize = 64;
+pub(super) const BYTES: u64 = 64 << 20;
 /// How often an operation that makes no progress is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long what was given up may take to end by itself.
@@ -103,9 +102,9 @@ impl Driver {
                 Ok(worker) => worker,
                 Err(error) => return failed(error),
             };
-            let endpoint = match Endpoint::new(&worker, &address) {
-                Ok(endpoint) => endpoint,
-                Err(error) => return failed(error),
+            let (here, endpoint) = match (worker.address(), Endpoint::new(&worker, &address)) {
+                (Ok(here), Ok(endpoint)) => (here, endpoint),
+                (Err(error), _) | (_, Err(error)) => return failed(error),
             };
             let mut driving = Driving {
                 endpoint: Some(endpoint),
@@ -116,8 +115,17 @@ impl Driver {
                 context: &context,
                 entries: HashMap::new(),
                 active: Vec::new(),
+                address: here,
+                way: None,
+                last: 0,
             };
-            driving.run(&worker);
+            let ended = driving.run(&worker);
+            drop(driving);
+            // UCX-4: what it still had to send of the memory of writers, it has forgotten.
+            drop(worker);
+            for (job, done) in ended {
+                job.finish(done);
+            }
         });
         let thread = thread.map_err(|error| TransferError::transport(format!("cannot start a thread: {error}")))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
@@ -182,33 +190,6 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// An export of the owner.
-#[derive(Debug)]
-struct Export {
-    state: State,
-    /// Operations that are at work on it.
-    users: usize,
-    /// Closed by its owner: to be left with the last of them.
-    is_revoked: bool,
-}
-
-#[derive(Debug)]
-enum State {
-    Asked,
-    Shown { writable: bool, segments: Segments, key: Option<Key> },
-    Refused(ErrorKind),
-}
-
-/// A part of an operation.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    name: Name,
-    is_write: bool,
-    here: u64,
-    there: u64,
-    len: u64,
-}
-
 /// Operations under way.
 #[derive(Debug)]
 struct Active {
@@ -218,6 +199,10 @@ struct Active {
     is_planned: bool,
     parts: VecDeque<Part>,
     under_way: Vec<(Request, u64)>,
+    /// What the owner was asked to read, and how much it is.
+    pulled: HashMap<u32, u64>,
+    /// For that, this process's memory.
+    mapped: Vec<Mapped>,
     bytes: u64,
     /// Something was written that may not be in the owner's memory yet.
     has_written: bool,
@@ -233,9 +218,15 @@ struct Driving<'a> {
     process: Option<OwnedFd>,
     pid: u32,
     shared: &'a Shared,
-    context: &'a Context,
+    context: &'a Arc<Context>,
     entries: HashMap<Name, Export>,
     active: Vec<Active>,
+    /// Where this worker is.
+    address: Vec<u8>,
+    /// None before the first write.
+    way: Option<Way>,
+    /// The number of the last part that it was asked to read.
+    last: u32,
 }
 
 /// Why the connection ends.
@@ -249,13 +240,16 @@ enum End {
 }
 
 impl Driving<'_> {
-    fn run(&mut self, worker: &Worker) {
+    /// How all operations have ended, to be told when the worker has.
+    fn run(&mut self, worker: &Worker) -> Vec<(Arc<Job>, Done)> {
         let end = self.drive(worker);
-        self.close(end);
+        self.close(end)
     }
 
-    /// UCX-4: ends all that is under way, and then says so.
-    fn close(&mut self, end: End) {
+    /// UCX-4: ends all that is under way.
+    fn close(&mut self, end: End) -> Vec<(Arc<Job>, Done)> {
+        // Nothing more is to be read from here.
+        self.wire.close();
         let mut requests = Vec::new();
         for active in &mut self.active {
             requests.extend(active.under_way.drain(..).map(|(request, _)| request));
@@ -265,7 +259,7 @@ impl Driving<'_> {
         }
         self.entries.clear();
         // From now on nobody else comes.
-        let mut left: Vec<Arc<Job>> = {
+        let left: Vec<Arc<Job>> = {
             let mut inbox = self.shared.inbox();
             inbox.has_ended = true;
             std::mem::take(&mut inbox.jobs)
@@ -275,13 +269,11 @@ impl Driving<'_> {
             End::Failed(error) => Some(error),
             End::GivenUp => None,
         };
-        for active in self.active.drain(..) {
+        let ended = self.active.drain(..).map(|active| {
             let own = active.given_up.and(active.failed);
-            active.job.finish(own.or(error.clone()).map(Err));
-        }
-        for job in left.drain(..) {
-            job.finish(None);
-        }
+            (active.job, own.or(error.clone()).map(Err))
+        });
+        ended.chain(left.into_iter().map(|job| (job, None))).collect()
     }
 
     fn drive(&mut self, worker: &Worker) -> End {
@@ -381,17 +373,30 @@ impl Driving<'_> {
                     None => false,
                 };
                 if is_used {
-                    self.say(Ask::Busy(name))?;
+                    self.say(&Ask::Busy(name))?;
                 } else {
                     self.entries.remove(&name);
-                    self.say(Ask::Leave(name))?;
+                    self.say(&Ask::Leave(name))?;
+                }
+            }
+            Answer::Pulled(number, outcome) => {
+                let Some(active) = self.active.iter_mut().find(|active| active.pulled.contains_key(&number)) else {
+                    return Ok(());
+                };
+                active.bytes -= active.pulled.remove(&number).unwrap_or(0);
+                if let Err(kind) = outcome {
+                    let error = match kind {
+                        ErrorKind::Gone => dropped(),
+                        kind => TransferError::new(kind, "the owner does not let this be written"),
+                    };
+                    active.failed.get_or_insert(error);
                 }
             }
         }
         Ok(())
     }
 
-    fn say(&mut self, ask: Ask) -> Result<(), TransferError> {
+    fn say(&mut self, ask: &Ask) -> Result<(), TransferError> {
         self.wire.send(&ask.encode()).map_err(|error| self.lost(&error.to_string()))
     }
 
@@ -405,6 +410,8 @@ impl Driving<'_> {
             is_planned: false,
             parts: VecDeque::new(),
             under_way: Vec::new(),
+            pulled: HashMap::new(),
+            mapped: Vec::new(),
             bytes: 0,
             has_written: false,
             failed: None,
@@ -433,8 +440,14 @@ impl Driving<'_> {
 
     /// Goes on with all operations; whether anything has moved.
     fn step(&mut self) -> Result<bool, End> {
+        let is_new = |active: &Active| !active.is_planned && active.job.ops.iter().any(is_write);
+        if self.way.is_none() && self.active.iter().any(is_new) {
+            self.way = Some(self.find_way().map_err(End::Failed)?);
+        }
+        let mut pulled = self.active.iter().map(|active| active.pulled.len()).sum();
         let mut has_moved = false;
-        let mut asks = false;
+        // Whether the owner is to say something.
+        let mut asks = pulled > 0;
         let mut at = 0;
         while at < self.active.len() {
             let Some(endpoint) = &self.endpoint else { return Err(End::Wanted) };
@@ -449,8 +462,10 @@ impl Driving<'_> {
                 active.parts.clear();
             }
             if active.failed.is_none() && !active.is_planned {
-                match plan(&active.job.ops, &self.entries) {
-                    Ok(Some(parts)) => (active.parts, active.is_planned) = (parts, true),
+                match plan(&active.job.ops, &self.entries, self.way, self.context) {
+                    Ok(Some(Plan { parts, mapped })) => {
+                        (active.parts, active.mapped, active.is_planned) = (parts, mapped, true);
+                    }
                     Ok(None) => asks = true,
                     Err(error) => {
                         active.failed = Some(error);
@@ -458,12 +473,14 @@ impl Driving<'_> {
                     }
                 }
             }
-            match active.advance(endpoint, &self.entries) {
+            let mut asking = Asking { wire: &mut self.wire, last: &mut self.last, under_way: &mut pulled };
+            match active.advance(endpoint, &self.entries, &mut asking) {
                 Ok(Advance::Moved) => has_moved = true,
                 Ok(Advance::Waits) => {}
                 Ok(Advance::Ended) => {
                     has_moved = true;
-                    let active = self.active.swap_remove(at);
+                    let mut active = self.active.swap_remove(at);
+                    active.mapped.clear();
                     if let Err(error) = self.leave(&active.names) {
                         active.job.finish(Some(active.failed.map_or(Ok(()), Err)));
                         return Err(End::Failed(error));
@@ -471,10 +488,11 @@ impl Driving<'_> {
                     active.job.finish(Some(active.failed.map_or(Ok(()), Err)));
                     continue;
                 }
-                Err(status) => {
+                Err(Broken::Ucx(status)) => {
                     let why = self.context.library().say(status);
                     return Err(End::Failed(self.lost(&why)));
                 }
+                Err(Broken::Wire(error)) => return Err(End::Failed(self.lost(&error.to_string()))),
             }
             if self.active[at].given_up.is_some_and(|since| since.elapsed() > GRACE) {
                 return Err(End::GivenUp);
@@ -487,6 +505,17 @@ impl Driving<'_> {
         Ok(has_moved)
     }
 
+    fn find_way(&mut self) -> Result<Way, TransferError> {
+        Ok(match self.endpoint.as_ref().and_then(Endpoint::uses_tcp) {
+            Some(false) => Way::Put,
+            None => Way::Unknown,
+            Some(true) => {
+                self.say(&Ask::Address(self.address.clone()))?;
+                Way::Pull
+            }
+        })
+    }
+
     fn leave(&mut self, names: &[Name]) -> Result<(), TransferError> {
         for name in names {
             let Some(entry) = self.entries.get_mut(name) else { continue };
@@ -496,7 +525,7 @@ impl Driving<'_> {
             }
             if entry.is_revoked {
                 self.entries.remove(name);
-                self.say(Ask::Leave(*name))?;
+                self.say(&Ask::Leave(*name))?;
             } else if matches!(entry.state, State::Refused(_)) {
                 self.entries.remove(name);
             }
@@ -529,8 +558,38 @@ enum Advance {
     Ended,
 }
 
+/// What does not work any longer.
+enum Broken {
+    Ucx(Status),
+    Wire(io::Error),
+}
+
+/// What is needed to ask the owner.
+struct Asking<'a> {
+    wire: &'a mut Wire,
+    last: &'a mut u32,
+    /// What it was asked for, by all operations.
+    under_way: &'a mut usize,
+}
+
+impl Asking<'_> {
+    fn pull(&mut self, part: &Part, key: &Arc<[u8]>) -> Result<u32, Broken> {
+        *self.last = self.last.wrapping_add(1);
+        *self.under_way += 1;
+        let (number, key) = (*self.last, Arc::clone(key));
+        let pull = Pull { number, name: part.name, from: part.here, to: part.there, len: part.len, key };
+        self.wire.send(&Ask::Pull(pull).encode()).map_err(Broken::Wire)?;
+        Ok(number)
+    }
+}
+
 impl Active {
-    fn advance(&mut self, endpoint: &Endpoint<'_>, entries: &HashMap<Name, Export>) -> Result<Advance, Status> {
+    fn advance(
+        &mut self,
+        endpoint: &Endpoint<'_>,
+        entries: &HashMap<Name, Export>,
+        asking: &mut Asking<'_>,
+    ) -> Result<Advance, Broken> {
         let before = self.under_way.len();
         let mut failed = OK;
         let bytes = &mut self.bytes;
@@ -545,12 +604,13 @@ impl Active {
             }
         });
         if failed != OK {
-            return Err(failed);
+            return Err(Broken::Ucx(failed));
         }
         let mut has_moved = self.under_way.len() != before;
         while let Some(part) = self.parts.front()
-            && self.under_way.len() < WINDOW
+            && self.under_way.len() + self.pulled.len() < WINDOW
             && self.bytes < BYTES
+            && *asking.under_way < MOST
         {
             let Some(Export { state: State::Shown { key: Some(key), .. }, .. }) = entries.get(&part.name) else {
                 break;
@@ -558,93 +618,36 @@ impl Active {
             // SAFETY: the caller's memory, who waits until the job is finished, which is when this list is empty; the
             // remote addresses are those that the owner has shown for this export, which the job uses.
             let begun = unsafe {
-                if part.is_write {
-                    endpoint.put(part.here, part.there, part.len, key)?
-                } else {
-                    endpoint.get(part.here, part.there, part.len, key)?
+                match &part.verb {
+                    Verb::Get => endpoint.get(part.here, part.there, part.len, key),
+                    Verb::Put => endpoint.put(part.here, part.there, part.len, key),
+                    Verb::Pull(key) => {
+                        self.pulled.insert(asking.pull(part, key)?, part.len);
+                        self.bytes += part.len;
+                        Ok(None)
+                    }
                 }
             };
-            self.has_written |= part.is_write;
-            if let Some(request) = begun {
+            self.has_written |= matches!(part.verb, Verb::Put);
+            if let Some(request) = begun.map_err(Broken::Ucx)? {
                 self.under_way.push((request, part.len));
                 self.bytes += part.len;
             }
             self.parts.pop_front();
             has_moved = true;
         }
-        if self.under_way.is_empty() && self.parts.is_empty() && (self.is_planned || self.failed.is_some()) {
+        let is_idle = self.under_way.is_empty() && self.pulled.is_empty() && self.parts.is_empty();
+        if is_idle && (self.is_planned || self.failed.is_some()) {
             if !self.has_written {
                 return Ok(Advance::Ended);
             }
             // What has left this process is not there yet.
             self.has_written = false;
-            if let Some(request) = endpoint.flush()? {
+            if let Some(request) = endpoint.flush().map_err(Broken::Ucx)? {
                 self.under_way.push((request, 0));
             }
             has_moved = true;
         }
         Ok(if has_moved { Advance::Moved } else { Advance::Waits })
     }
-}
-
-fn name_of(handle: &Handle) -> Name {
-    (handle.slot, handle.generation)
-}
-
-fn dropped() -> TransferError {
-    TransferError::gone("the buffer was dropped by its owner")
-}
-
-/// The parts of operations; none while the owner has not shown all exports. All that a hostile handle may say is checked here,
-/// by what the owner says.
-fn plan(ops: &[Op], entries: &HashMap<Name, Export>) -> Result<Option<VecDeque<Part>>, TransferError> {
-    let refused = |why: &str| TransferError::new(ErrorKind::Refused, why);
-    let mut parts = VecDeque::new();
-    for op in ops {
-        let name = name_of(&op.handle);
-        let Some(entry) = entries.get(&name) else { return Err(dropped()) };
-        let (writable, there) = match &entry.state {
-            State::Asked => return Ok(None),
-            State::Shown { writable, segments, .. } => (*writable, segments),
-            State::Refused(ErrorKind::Gone) => return Err(dropped()),
-            State::Refused(ErrorKind::Refused) => return Err(refused("the owner does not recognise this handle")),
-            State::Refused(_) => {
-                return Err(TransferError::transport("the owner cannot have this memory reached by UCX"));
-            }
-        };
-        let (is_write, local) = match &op.work {
-            Work::Read { local, .. } => (false, local),
-            Work::Write { local, .. } => (true, local),
-            _ => return Err(TransferError::transport("UCX is used for reads and writes only")),
-        };
-        if entry.is_revoked {
-            return Err(dropped());
-        }
-        if is_write && !writable {
-            return Err(refused("the owner offers this memory for reading only"));
-        }
-        let (offset, len) = op.work.span();
-        let start = op.handle.start.checked_add(offset);
-        let Some(start) = start.filter(|start| start.checked_add(len).is_some_and(|end| end <= there.len())) else {
-            return Err(refused("the handle names more than the owner offers"));
-        };
-        let mut theirs = there.window(start, len);
-        let mut rest = theirs.next();
-        for mut piece in local.window(0, len) {
-            while piece.len > 0
-                && let Some(place) = &mut rest
-            {
-                let step = piece.len.min(place.len).min(PIECE);
-                parts.push_back(Part { name, is_write, here: piece.addr, there: place.addr, len: step });
-                piece.addr += step;
-                piece.len -= step;
-                place.addr += step;
-                place.len -= step;
-                if place.len == 0 {
-                    rest = theirs.next();
-                }
-            }
-        }
-    }
-    Ok(Some(parts))
 }

@@ -157,6 +157,7 @@ functions! {
     ucp_ep_create: fn(Handle, *const EndpointParams, *mut Handle) -> Status;
     ucp_ep_close_nbx: fn(Handle, *const RequestParams) -> Handle;
     ucp_ep_flush_nbx: fn(Handle, *const RequestParams) -> Handle;
+    ucp_ep_print_info: fn(Handle, *mut libc::FILE);
     ucp_ep_rkey_unpack: fn(Handle, *const c_void, *mut Handle) -> Status;
     ucp_rkey_destroy: fn(Handle);
     ucp_get_nbx: fn(Handle, *mut c_void, usize, u64, Handle, *const RequestParams) -> Handle;

@@ -10,6 +10,8 @@
 //! UCX-3: each reader has a worker of its own at the owner. If the reader ends, or does not leave in time, that worker is ended
 //! before the memory is let go: what is still on its way finds nobody. What the kernel does for the reader on the owner's
 //! host (`cma`) is under a lease besides (LSE-1).
+//! UCX-5: nobody writes over UCX's `tcp`: it ends a process that cannot acknowledge what it has received, as the writer has died.
+//! The writer has the owner read from it instead, which checks each such request against the export.
 
 mod driver;
 mod library;
@@ -17,6 +19,8 @@ mod objects;
 mod owner;
 mod peer;
 mod places;
+mod plan;
+mod pulls;
 mod signal;
 mod wire;
 

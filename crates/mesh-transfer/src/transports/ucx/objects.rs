@@ -5,6 +5,7 @@ use super::library::{
     split,
 };
 use crate::error::TransferError;
+use crate::segments::Segment;
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -152,7 +153,7 @@ unsafe impl Sync for Mapped {}
 impl Mapped {
     /// # Safety
     /// Must be memory of this process for as long as this lives.
-    pub(super) unsafe fn new(context: &Arc<Context>, addr: u64, len: u64) -> Result<Self, TransferError> {
+    unsafe fn new(context: &Arc<Context>, addr: u64, len: u64) -> Result<Self, TransferError> {
         let library = context.library();
         let len = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space has"))?;
         let (params, mut raw) = (MapParams::new(addr, len), std::ptr::null_mut());
@@ -170,6 +171,18 @@ impl Mapped {
             (library.call.ucp_rkey_buffer_release)(key);
         }
         Ok(made)
+    }
+
+    /// All from the first of these pieces to the last, if there are any.
+    ///
+    /// # Safety
+    /// As for `new`.
+    pub(super) unsafe fn covering(context: &Arc<Context>, list: &[Segment]) -> Result<Option<Self>, TransferError> {
+        let begin = list.iter().map(|piece| piece.addr).min();
+        let end = list.iter().map(|piece| piece.addr + piece.len).max();
+        let (Some(begin), Some(end)) = (begin, end) else { return Ok(None) };
+        // SAFETY: as the caller vouches.
+        unsafe { Self::new(context, begin, end - begin) }.map(Some)
     }
 
     /// What others need to reach it.
@@ -214,6 +227,28 @@ impl<'a> Endpoint<'a> {
 
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::SeqCst)
+    }
+
+    /// Whether the other end is reached by TCP, were it besides others; none if UCX does not say.
+    pub(super) fn uses_tcp(&self) -> Option<bool> {
+        let (mut text, mut len) = (std::ptr::null_mut(), 0);
+        // SAFETY: two variables of this frame, which outlive the stream.
+        let stream = unsafe { libc::open_memstream(&raw mut text, &raw mut len) };
+        if stream.is_null() {
+            return None;
+        }
+        // SAFETY: an endpoint of this thread, and a stream that is closed once.
+        let closed = unsafe {
+            (self.worker.context.library.call.ucp_ep_print_info)(self.raw, stream);
+            libc::fclose(stream)
+        };
+        // SAFETY: what the stream has left there: a text that ends with a zero, or nothing.
+        let said = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
+        // SAFETY: the stream's memory, freed once.
+        unsafe { libc::free(text.cast()) };
+        let lanes: Vec<_> = said.iter().flat_map(|said| said.lines()).filter(|line| line.contains("lane[")).collect();
+        let is_known = closed == 0 && !lanes.is_empty();
+        is_known.then(|| lanes.iter().any(|lane| lane.contains(":tcp/")))
     }
 
     /// Makes a key usable.
