@@ -11,6 +11,7 @@ use crate::segments::Segments;
 use crate::transports::ibverbs::Ibverbs;
 use crate::transports::shm::Shm;
 use crate::transports::tcp::Tcp;
+use crate::transports::ucx::Ucx;
 use crate::transports::{Capabilities, Op, Ops, Peer, Transport};
 use crate::watch::Watch;
 use crate::workers::Workers;
@@ -79,8 +80,18 @@ enum Route {
 impl Engine {
     /// The engine of this process, with these transports besides its own; one of the same name stands in the place of its own.
     pub fn new(others: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
+        Self::new_with_ucx(others, None)
+    }
+
+    /// The same with UCX, if there are places where libucp may be: paths, or a name for the system to find. The first that can
+    /// be opened is.
+    pub fn new_with_ucx(
+        others: Vec<Arc<dyn Transport>>,
+        libraries: Option<Vec<String>>,
+    ) -> Result<Arc<Self>, TransferError> {
         let realm = Realm::draw()?;
-        let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(Shm::new(&realm)), Arc::new(Tcp::new(&realm))];
+        let mut transports: Vec<Arc<dyn Transport>> =
+            vec![Arc::new(Shm::new(&realm)), Arc::new(Ucx::new(&realm, libraries)), Arc::new(Tcp::new(&realm))];
         transports.push(Arc::new(Ibverbs::new(&realm)));
         transports.retain(|own| others.iter().all(|other| other.name() != own.name()));
         transports.extend(others);

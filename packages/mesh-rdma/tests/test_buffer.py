@@ -202,4 +202,4 @@ def test_choice_is_explained(shared):
     assert str(explain(buffer, transport="tcp")).startswith("tcp; not shm: the transport 'tcp' was asked for")
     assert buffer.backend == "shm"
     assert buffer.owner.startswith(f"pid {shared.process.pid} on host ")
-    assert [(each.name, each.available) for each in transports()][:2] == [("shm", True), ("tcp", True)]
+    assert {"shm", "tcp"} <= {each.name for each in transports() if each.available}

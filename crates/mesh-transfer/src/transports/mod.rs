@@ -3,6 +3,7 @@
 pub(crate) mod ibverbs;
 pub(crate) mod shm;
 pub(crate) mod tcp;
+pub(crate) mod ucx;
 
 use crate::error::TransferError;
 use crate::exports::{Export, Exports};

@@ -48,12 +48,13 @@ type Candidates = (Vec<String>, Vec<(String, String)>);
 
 #[pymethods]
 impl PyEngine {
-    /// With these transports besides the native ones. `told` is called with an owner, the transports for its memory, and those
+    /// With these transports besides the native ones, and with UCX if there are places to look for it. `told` is called with an owner, the transports for its memory, and those
     /// that were passed over, with the reason.
     #[new]
-    fn new(py: Python<'_>, others: Vec<Py<PyAny>>, told: Py<PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (others, told, libucp=None))]
+    fn new(py: Python<'_>, others: Vec<Py<PyAny>>, told: Py<PyAny>, libucp: Option<Vec<String>>) -> PyResult<Self> {
         let others = others.into_iter().map(|each| PyTransport::of(py, each)).collect::<PyResult<_>>()?;
-        let engine = leave(py, || Engine::new(others))?;
+        let engine = leave(py, || Engine::new_with_ucx(others, libucp))?;
         engine.on_choice(move |handle, choice| {
             // Where the interpreter is ending nobody listens; what a listener raises is shown, and no concern of the transfer.
             Python::try_attach(|py| {

@@ -80,6 +80,7 @@ def _has_rdma_devices() -> bool:
 def _check() -> Iterable[Finding]:
     from mesh_core import MeshError
     from mesh_core.plugins import PluginManager
+    from mesh_rdma import _ucx
     from mesh_rdma._contract import TRANSPORTS
     from mesh_rdma._transports import transports
 
@@ -88,7 +89,9 @@ def _check() -> Iterable[Finding]:
         for each in transports():
             row = _row(each.name, each.capabilities)
             if each.reason is not None:
-                if each.name == "ibverbs" and not _has_rdma_devices():
+                if (each.name == "ibverbs" and not _has_rdma_devices()) or (
+                    each.name == "ucx" and _ucx.places() is None
+                ):
                     # As on most machines: nothing is amiss.
                     yield Finding(status="ok", detail=f"{each.name:<8} not used: {each.reason}")
                     continue

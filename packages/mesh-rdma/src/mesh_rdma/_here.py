@@ -10,6 +10,7 @@ import threading
 from mesh_core.extensions import Membership, membership
 from mesh_rdma._native import Engine
 from mesh_rdma._outside import installed
+from mesh_rdma._ucx import places
 
 
 def _tell(owner: str, candidates: list[str], passed: list[tuple[str, str]]) -> None:
@@ -51,7 +52,7 @@ class _Here:
     def _make(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(installed(), _tell)
+                self._engine = Engine(installed(), _tell, places())
                 self._pid = os.getpid()
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from mesh_core.plugins import ProbeResult, hookimpl
+from mesh_rdma import _ucx
 from mesh_rdma._contract import NativeTransport, TransportCapabilities, TransportPlugin
 from mesh_rdma._verbs import stand_in
 
@@ -17,7 +18,8 @@ REMEDIES = {
     "ibverbs": (
         "install the driver of the adapter (in Debian and Ubuntu the packages rdma-core, ibverbs-providers and libibverbs1), give its "
         "port a cable and an address, and let this user, or container, use /dev/infiniband and lock memory (ulimit -l)"
-    )
+    ),
+    "ucx": _ucx.REMEDY,
 }
 """Of those for which it is another one."""
 
@@ -39,6 +41,7 @@ def _plugin(name: str, summary: str) -> TransportPlugin:
 SHM = _plugin("shm", "memory of processes of one host, by the kernel's calls or mapped")
 TCP = _plugin("tcp", "a native thread of the owner; encrypted between hosts")
 IBVERBS = _plugin("ibverbs", "RDMA devices of both ends, over InfiniBand or RoCE")
+UCX = _plugin("ucx", "one-sided operations of libucp, where it is switched on")
 
 
 @hookimpl
@@ -47,3 +50,4 @@ def mesh_register_transports() -> Iterable[TransportPlugin]:
     yield SHM
     yield TCP
     yield stand_in() or IBVERBS
+    yield UCX

@@ -30,7 +30,7 @@ def transports() -> list[TransportStatus]:
     """Return the transports that are installed, each tried in this process.
 
     >>> from mesh_rdma import transports
-    >>> [each.name for each in transports()][:2]
+    >>> [each.name for each in transports() if each.name in ("shm", "tcp")]
     ['shm', 'tcp']
     """
     return [

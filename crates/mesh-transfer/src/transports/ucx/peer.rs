@@ -1,0 +1,291 @@
+//! An owner that is reached by UCX.
+
+use super::super::{Op, Peer};
+use super::driver::Driver;
+use super::objects::Context;
+use super::owner::timespec;
+use super::places::Places;
+use super::wire::{ADDRESS, MAGIC, Side, WELCOME, Wire, prove, proves};
+use crate::control::{Control, Leased, identity};
+use crate::error::{ErrorKind, TransferError, advice};
+use crate::handle::{Handle, RealmId, Token};
+use crate::realm::{Realm, namespace, random};
+use crate::watch::Watch;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How long to wait for a connection and the owner's proof.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How often a wait for the owner looks whether it was given up.
+const LOOK: Duration = Duration::from_millis(50);
+/// How often an operation is begun again that another one has ended.
+const TRIES: usize = 4;
+/// Operations that go under one lease together, at most, and about how many bytes.
+const GROUP: usize = 1000;
+const TOGETHER: u64 = 4 << 20;
+
+/// The threads of this process that read and write, to be stopped with it.
+#[derive(Debug, Default)]
+pub(super) struct Drivers {
+    list: Mutex<Vec<Weak<Driver>>>,
+    has_stopped: AtomicBool,
+}
+
+impl Drivers {
+    pub(super) fn check(&self) -> Result<(), TransferError> {
+        if self.has_stopped.load(Ordering::SeqCst) {
+            return Err(TransferError::transport("this process is ending"));
+        }
+        Ok(())
+    }
+
+    fn add(&self, driver: &Arc<Driver>) -> Result<(), TransferError> {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check()?;
+        list.retain(|driver| driver.strong_count() > 0);
+        list.push(Arc::downgrade(driver));
+        Ok(())
+    }
+
+    /// Ends all of them. Blocks.
+    pub(super) fn stop(&self) {
+        let drivers = {
+            let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+            self.has_stopped.store(true, Ordering::SeqCst);
+            std::mem::take(&mut *list)
+        };
+        for driver in drivers.iter().filter_map(Weak::upgrade) {
+            driver.stop();
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct UcxPeer {
+    context: Arc<Context>,
+    drivers: Arc<Drivers>,
+    routes: Vec<SocketAddr>,
+    realm: RealmId,
+    door: Token,
+    pid: u32,
+    /// The owner as a process, where it can be seen: a forked copy of it may keep its connections open.
+    process: Option<OwnedFd>,
+    /// The owner's control page, where it can be had, and who this process is there.
+    control: Option<Control>,
+    me: u64,
+    driver: Mutex<Option<Arc<Driver>>>,
+}
+
+impl UcxPeer {
+    pub(super) fn new(
+        here: &Realm,
+        handle: &Handle,
+        places: &Places,
+        context: &Arc<Context>,
+        drivers: &Arc<Drivers>,
+    ) -> Result<Self, TransferError> {
+        let is_here = handle.boot == here.boot;
+        let is_visible = is_here && places.numbers != 0 && places.numbers == namespace("pid");
+        // Opened before the owner proves that it lives, so that this is no later process of the same number.
+        let process = Pid::from_raw(handle.pid.cast_signed()).filter(|_| is_visible);
+        let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        // Who may not look into a process, the kernel does not let write to it either: then nothing has to be leased.
+        let control = match Control::attach(handle.pid, places.page, &handle.realm) {
+            _ if !is_visible => None,
+            Ok(control) => Some(control),
+            Err(error) if error.kind == ErrorKind::Gone => return Err(error),
+            Err(_) => None,
+        };
+        Ok(Self {
+            context: Arc::clone(context),
+            drivers: Arc::clone(drivers),
+            routes: places.routes(is_here),
+            realm: handle.realm,
+            door: places.door,
+            pid: handle.pid,
+            process,
+            control,
+            me: identity(here.pid, here.started),
+            driver: Mutex::default(),
+        })
+    }
+
+    /// The connection; a new one if there is none that works.
+    pub(super) fn reach(&self, watch: &Watch) -> Result<Arc<Driver>, TransferError> {
+        // Held meanwhile: who comes second uses what the first has made.
+        let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = driver.as_ref().filter(|driver| !driver.has_ended()) {
+            return Ok(Arc::clone(driver));
+        }
+        *driver = None;
+        let made = Arc::new(self.dial(watch)?);
+        if let Err(error) = self.drivers.add(&made) {
+            made.stop();
+            return Err(error);
+        }
+        *driver = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    fn dial(&self, watch: &Watch) -> Result<Driver, TransferError> {
+        let mut last = TransferError::transport("the owner has no address at which this host could reach it");
+        for route in &self.routes {
+            watch.check()?;
+            match self.dial_at(route, watch) {
+                Ok(driver) => return Ok(driver),
+                Err(error) if error.kind == ErrorKind::Transport => last = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last)
+    }
+
+    fn dial_at(&self, route: &SocketAddr, watch: &Watch) -> Result<Driver, TransferError> {
+        let end = Instant::now() + watch.left().unwrap_or(CONNECT).clamp(Duration::from_millis(1), CONNECT);
+        let left = || end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let stream = TcpStream::connect_timeout(route, left()).map_err(|error| self.failed(&error))?;
+        let mut wire = Wire::new(stream).map_err(|error| self.failed(&error))?;
+        let reader = random()?;
+        wire.send(&[MAGIC.as_slice(), &reader, &self.realm].concat()).map_err(|error| self.failed(&error))?;
+        let welcome = self.wait_for(&mut wire, WELCOME, end, watch)?;
+        let owner = std::array::from_fn(|i| welcome[i]);
+        let proof = std::array::from_fn(|i| welcome[16 + i]);
+        // UCX-1
+        if !proves(&self.door, Side::Owner, &self.realm, &reader, &owner, &proof) {
+            return Err(self.ended());
+        }
+        let mine = prove(&self.door, Side::Reader, &self.realm, &reader, &owner);
+        wire.send(&mine).map_err(|error| self.failed(&error))?;
+        let len = self.wait_for(&mut wire, 4, end, watch)?;
+        let len = u32::from_le_bytes(std::array::from_fn(|i| len[i])) as usize;
+        if len > ADDRESS {
+            return Err(TransferError::transport("the owner speaks another protocol"));
+        }
+        let address = self.wait_for(&mut wire, len, end, watch)?;
+        let process = self.process.as_ref().and_then(|process| process.try_clone().ok());
+        Driver::start(wire, address, process, self.pid, &self.context)
+    }
+
+    fn wait_for(&self, wire: &mut Wire, len: usize, end: Instant, watch: &Watch) -> Result<Vec<u8>, TransferError> {
+        loop {
+            if let Some(bytes) = wire.take(len) {
+                return Ok(bytes);
+            }
+            watch.check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(TransferError::transport(format!(
+                    "process {} did not answer in time: it may be stopped, or out of descriptors",
+                    self.pid
+                )));
+            }
+            let mut list = vec![PollFd::new(&wire.stream, PollFlags::IN)];
+            if let Some(process) = &self.process {
+                list.push(PollFd::new(process, PollFlags::IN));
+            }
+            match poll(&mut list, Some(&timespec(left.min(LOOK)))) {
+                Ok(_) if list.get(1).is_some_and(|process| !process.revents().is_empty()) => return Err(self.ended()),
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => wire.receive().map_err(|error| self.failed(&error))?,
+                Err(errno) => return Err(TransferError::os("wait for the owner")(errno)),
+            }
+        }
+    }
+
+    fn ended(&self) -> TransferError {
+        TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid))
+    }
+
+    fn failed(&self, error: &io::Error) -> TransferError {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => self.ended(),
+            _ => {
+                let advice = advice(error.raw_os_error());
+                TransferError::transport(format!("the connection to process {} failed: {error}{advice}", self.pid))
+            }
+        }
+    }
+
+    /// What keeps the memory of these operations where the kernel writes to it for this process (LSE-1).
+    fn lease(&self, ops: &[Op]) -> Result<Option<Leased<'_>>, TransferError> {
+        let Some(control) = &self.control else { return Ok(None) };
+        match ops {
+            [one] => control.lease(self.me, one.handle.slot, one.handle.generation).map(|(lease, _)| Some(lease)),
+            many => {
+                let lease = control.lease_every(self.me)?;
+                for op in many {
+                    lease.offered(op.handle.slot, op.handle.generation)?;
+                }
+                Ok(Some(lease))
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_group(&self, ops: &[Op], watch: &Watch) -> Result<(), TransferError> {
+        for _ in 0..TRIES {
+            watch.check()?;
+            let driver = self.reach(watch)?;
+            let _lease = self.lease(ops)?;
+            // SAFETY: as the caller vouches.
+            match unsafe { driver.carry(ops, watch) } {
+                None => {}
+                // The owner may be there, and the connection old: who makes a new one sees which.
+                Some(Err(error)) if error.kind == ErrorKind::Transport => {
+                    return Err(match self.reach(watch) {
+                        Err(why) if why.kind == ErrorKind::Gone => why,
+                        _ => error,
+                    });
+                }
+                Some(done) => return done,
+            }
+        }
+        Err(TransferError::transport("UCX was interrupted again and again by operations that were given up"))
+    }
+}
+
+impl Peer for UcxPeer {
+    unsafe fn run(&self, ops: &[Op], _found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+        self.drivers.check()?;
+        let mut rest = ops;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |op: &&Op| {
+                bytes += op.work.span().1;
+                bytes <= TOGETHER
+            };
+            let count = rest.iter().take(GROUP).take_while(fits).count();
+            let (group, after) = rest.split_at(count.max(1));
+            // SAFETY: as the caller vouches.
+            unsafe { self.run_group(group, watch)? };
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn is_alive(&self) -> bool {
+        match &self.process {
+            Some(process) => {
+                let limit = timespec(Duration::ZERO);
+                poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).is_ok_and(|count| count == 0)
+            }
+            None => self
+                .driver
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .as_ref()
+                .is_some_and(|driver| !driver.has_ended()),
+        }
+    }
+
+    fn is_quick(&self) -> bool {
+        false
+    }
+}

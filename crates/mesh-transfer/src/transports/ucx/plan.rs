@@ -1,0 +1,160 @@
+//! What an operation consists of: which bytes of this process go to, or come from, which of the owner's.
+
+use super::super::{Op, Work};
+use super::objects::{Context, Key, Mapped};
+use super::wire::Name;
+use crate::error::{ErrorKind, TransferError};
+use crate::handle::Handle;
+use crate::segments::Segments;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// What one request of UCX moves at most.
+const PIECE: u64 = 16 << 20;
+
+/// An export of the owner.
+#[derive(Debug)]
+pub(super) struct Export {
+    pub(super) state: State,
+    /// Operations that are at work on it.
+    pub(super) users: usize,
+    /// Closed by its owner: to be left with the last of them.
+    pub(super) is_revoked: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    Asked,
+    Shown { writable: bool, segments: Segments, key: Option<Key> },
+    Refused(ErrorKind),
+}
+
+/// A part of an operation.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) name: Name,
+    pub(super) verb: Verb,
+    pub(super) here: u64,
+    pub(super) there: u64,
+    pub(super) len: u64,
+}
+
+/// How to write.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    Put,
+    /// The owner reads it from here (UCX-5).
+    Pull,
+    /// This version of UCX does not say by what it reaches the owner.
+    Unknown,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Verb {
+    Get,
+    Put,
+    /// With this key of the memory here.
+    Pull(Arc<[u8]>),
+}
+
+/// All parts of operations.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) parts: VecDeque<Part>,
+    /// Memory of this process that the owner is to read.
+    pub(super) mapped: Vec<Mapped>,
+}
+
+pub(super) fn is_write(op: &Op) -> bool {
+    matches!(op.work, Work::Write { .. })
+}
+
+pub(super) fn name_of(handle: &Handle) -> Name {
+    (handle.slot, handle.generation)
+}
+
+pub(super) fn dropped() -> TransferError {
+    TransferError::gone("the buffer was dropped by its owner")
+}
+
+/// None while the owner has not shown all exports. All that a hostile handle may say is checked here, by what the owner says.
+pub(super) fn plan(
+    ops: &[Op],
+    entries: &HashMap<Name, Export>,
+    way: Option<Way>,
+    context: &Arc<Context>,
+) -> Result<Option<Plan>, TransferError> {
+    let refused = |why: &str| TransferError::new(ErrorKind::Refused, why);
+    let is_asked = |op: &Op| entries.get(&name_of(&op.handle)).is_some_and(|entry| matches!(entry.state, State::Asked));
+    if ops.iter().any(is_asked) {
+        return Ok(None);
+    }
+    let mut plan = Plan::default();
+    for op in ops {
+        let name = name_of(&op.handle);
+        let Some(entry) = entries.get(&name) else { return Err(dropped()) };
+        let (writable, there) = match &entry.state {
+            State::Shown { writable, segments, .. } => (*writable, segments),
+            State::Asked | State::Refused(ErrorKind::Gone) => return Err(dropped()),
+            State::Refused(ErrorKind::Refused) => return Err(refused("the owner does not recognise this handle")),
+            State::Refused(_) => {
+                return Err(TransferError::transport("the owner cannot have this memory reached by UCX"));
+            }
+        };
+        let (Work::Read { local, .. } | Work::Write { local, .. }) = &op.work else {
+            return Err(TransferError::transport("UCX is used for reads and writes only"));
+        };
+        if entry.is_revoked {
+            return Err(dropped());
+        }
+        if is_write(op) && !writable {
+            return Err(refused("the owner offers this memory for reading only"));
+        }
+        let (offset, len) = op.work.span();
+        let start = op.handle.start.checked_add(offset);
+        let Some(start) = start.filter(|start| start.checked_add(len).is_some_and(|end| end <= there.len())) else {
+            return Err(refused("the handle names more than the owner offers"));
+        };
+        let verb = match way {
+            _ if !is_write(op) => Verb::Get,
+            Some(Way::Put) => Verb::Put,
+            Some(Way::Pull) => match covering(local, context)? {
+                Some(memory) => {
+                    let key = memory.key().into();
+                    plan.mapped.push(memory);
+                    Verb::Pull(key)
+                }
+                None => continue,
+            },
+            Some(Way::Unknown) | None => {
+                return Err(TransferError::transport(
+                    "UCX does not say by what it reaches the owner, and over tcp it must not write",
+                ));
+            }
+        };
+        let mut theirs = there.window(start, len);
+        let mut rest = theirs.next();
+        for mut piece in local.window(0, len) {
+            while piece.len > 0
+                && let Some(place) = &mut rest
+            {
+                let step = piece.len.min(place.len).min(PIECE);
+                let verb = verb.clone();
+                plan.parts.push_back(Part { name, verb, here: piece.addr, there: place.addr, len: step });
+                piece.addr += step;
+                piece.len -= step;
+                place.addr += step;
+                place.len -= step;
+                if place.len == 0 {
+                    rest = theirs.next();
+                }
+            }
+        }
+    }
+    Ok(Some(plan))
+}
+
+fn covering(local: &Segments, context: &Arc<Context>) -> Result<Option<Mapped>, TransferError> {
+    // SAFETY: memory of an operation's caller, who waits until that is finished, which is after this is given up.
+    unsafe { Mapped::covering(context, local.list()) }
+}

@@ -1,0 +1,33 @@
+//! A descriptor by which one thread wakes another out of its sleep.
+
+use crate::error::TransferError;
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+#[derive(Debug)]
+pub(super) struct Signal(OwnedFd);
+
+impl Signal {
+    pub(super) fn new() -> Result<Self, TransferError> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self(eventfd(0, flags).map_err(TransferError::os("make a descriptor to wake a thread by"))?))
+    }
+
+    /// Has it be readable.
+    pub(super) fn set(&self) {
+        // Full is as good as set.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Has it be readable no longer.
+    pub(super) fn clear(&self) {
+        // Not set is no error.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Signal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

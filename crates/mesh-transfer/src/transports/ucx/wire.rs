@@ -1,0 +1,421 @@
+//! The control connection of the UCX transport: who proves what to whom, and what is said then.
+
+use crate::error::{ErrorKind, TransferError};
+use crate::handle::{RealmId, Token};
+use crate::segments::{Segment, Segments};
+use ring::hmac;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+pub(super) const MAGIC: [u8; 4] = *b"MXU\x02";
+/// What a reader says first: the magic, a nonce, and whom it wants.
+pub(super) const HELLO: usize = 4 + 16 + 16;
+/// What the owner answers: its nonce, and its proof.
+pub(super) const WELCOME: usize = 16 + PROOF;
+/// The reader's proof.
+pub(super) const PROOF: usize = 32;
+/// An owner's worker is reached by so many bytes at most.
+pub(super) const ADDRESS: usize = 64 * 1024;
+/// An export of more pieces is left to other transports.
+pub(super) const PIECES: usize = 4096;
+/// A key has so many bytes at most.
+pub(super) const KEY: usize = 64 * 1024;
+const ASK: usize = 40;
+const ANSWER: usize = 32;
+/// Connections get descriptors from here on.
+const HIGH: i32 = 768;
+/// What may wait to be sent.
+const WAITING: usize = 64 << 20;
+
+pub(super) type Nonce = [u8; 16];
+/// Slot and generation.
+pub(super) type Name = (u32, u32);
+
+#[derive(Clone, Copy)]
+pub(super) enum Side {
+    Owner,
+    Reader,
+}
+
+fn said(side: Side, realm: &RealmId, reader: &Nonce, owner: &Nonce) -> Vec<u8> {
+    let side: &[u8] = match side {
+        Side::Owner => b"ucx owner",
+        Side::Reader => b"ucx reader",
+    };
+    [side, realm, reader, owner].concat()
+}
+
+pub(super) fn prove(door: &Token, side: Side, realm: &RealmId, reader: &Nonce, owner: &Nonce) -> [u8; PROOF] {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, door);
+    let tag = hmac::sign(&key, &said(side, realm, reader, owner));
+    std::array::from_fn(|i| tag.as_ref()[i])
+}
+
+pub(super) fn proves(
+    door: &Token,
+    side: Side,
+    realm: &RealmId,
+    reader: &Nonce,
+    owner: &Nonce,
+    proof: &[u8; PROOF],
+) -> bool {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, door);
+    hmac::verify(&key, &said(side, realm, reader, owner), proof).is_ok()
+}
+
+/// What the owner is to read from a writer's memory, as that must not write (UCX-5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pull {
+    /// How the writer knows it.
+    pub(super) number: u32,
+    pub(super) name: Name,
+    /// In the writer's memory, which the key opens, and in the owner's.
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) len: u64,
+    pub(super) key: Arc<[u8]>,
+}
+
+/// What a reader says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// It wants to use an export.
+    Open(Name, Token),
+    /// It has heard that the export is closed, and is at work on it.
+    Busy(Name),
+    /// It does not use the export any longer: of all that it wrote there, nothing is on its way.
+    Leave(Name),
+    /// Where its own worker is reached. Said once, before the first of the next.
+    Address(Vec<u8>),
+    Pull(Pull),
+}
+
+impl Ask {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; ASK];
+        let name = |out: &mut Vec<u8>, (slot, generation): Name| {
+            out[4..8].copy_from_slice(&slot.to_le_bytes());
+            out[8..12].copy_from_slice(&generation.to_le_bytes());
+        };
+        match self {
+            Self::Open(at, token) => {
+                out[0] = 1;
+                name(&mut out, *at);
+                out[16..32].copy_from_slice(token);
+            }
+            Self::Busy(at) => {
+                out[0] = 2;
+                name(&mut out, *at);
+            }
+            Self::Leave(at) => {
+                out[0] = 3;
+                name(&mut out, *at);
+            }
+            Self::Address(address) => {
+                out[0] = 4;
+                out[1..4].copy_from_slice(&(address.len() as u32).to_le_bytes()[..3]);
+                out.extend_from_slice(address);
+            }
+            Self::Pull(pull) => {
+                out[0] = 5;
+                out[1..4].copy_from_slice(&(pull.key.len() as u32).to_le_bytes()[..3]);
+                name(&mut out, pull.name);
+                out[12..16].copy_from_slice(&pull.number.to_le_bytes());
+                out[16..24].copy_from_slice(&pull.from.to_le_bytes());
+                out[24..32].copy_from_slice(&pull.to.to_le_bytes());
+                out[32..40].copy_from_slice(&pull.len.to_le_bytes());
+                out.extend_from_slice(&pull.key);
+            }
+        }
+        out
+    }
+
+    /// Of all its bytes, whose last are those that its head counts.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let name = (word(4), word(8));
+        let ask = match bytes[0] {
+            1 => Self::Open(name, std::array::from_fn(|i| bytes[16 + i])),
+            2 => Self::Busy(name),
+            3 => Self::Leave(name),
+            4 => Self::Address(bytes[ASK..].to_vec()),
+            5 => Self::Pull(Pull {
+                number: word(12),
+                name,
+                from: long(16),
+                to: long(24),
+                len: long(32),
+                key: bytes[ASK..].into(),
+            }),
+            _ => return None,
+        };
+        (ask.encode() == bytes).then_some(ask)
+    }
+
+    /// The next one that has come as a whole.
+    pub(super) fn next(wire: &mut Wire) -> Result<Option<Self>, TransferError> {
+        let Some(head) = wire.peek::<ASK>() else { return Ok(None) };
+        let rest = u32::from_le_bytes([head[1], head[2], head[3], 0]) as usize;
+        if rest > ADDRESS.max(KEY) {
+            return Err(nonsense());
+        }
+        let Some(all) = wire.incoming.get(..ASK + rest) else { return Ok(None) };
+        let ask = Self::decode(all).ok_or_else(nonsense)?;
+        wire.skip(ASK + rest);
+        Ok(Some(ask))
+    }
+}
+
+/// An export, as its owner shows it to a reader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    pub(super) writable: bool,
+    pub(super) segments: Segments,
+    pub(super) key: Vec<u8>,
+}
+
+/// What an owner says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Opened(Name, Shown),
+    Refused(Name, ErrorKind),
+    /// The export is closed: no operation on it may begin, and the reader is to say when there is none.
+    Revoked(Name),
+    /// What the writer has asked to be read from it is in the export, or must not be.
+    Pulled(u32, Result<(), ErrorKind>),
+}
+
+impl Answer {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (kind, (slot, generation), error) = match self {
+            Self::Opened(name, _) => (1, *name, 0),
+            Self::Refused(name, ErrorKind::Gone) => (2, *name, 1),
+            Self::Refused(name, ErrorKind::Refused) => (2, *name, 2),
+            Self::Refused(name, _) => (2, *name, 3),
+            Self::Revoked(name) => (3, *name, 0),
+            Self::Pulled(number, Ok(())) => (4, (*number, 0), 0),
+            Self::Pulled(number, Err(ErrorKind::Gone)) => (4, (*number, 0), 1),
+            Self::Pulled(number, Err(_)) => (4, (*number, 0), 2),
+        };
+        let mut out = vec![0; ANSWER];
+        (out[0], out[1]) = (kind, error);
+        out[4..8].copy_from_slice(&slot.to_le_bytes());
+        out[8..12].copy_from_slice(&generation.to_le_bytes());
+        if let Self::Opened(_, shown) = self {
+            let list = shown.segments.list();
+            out[2] = u8::from(shown.writable);
+            out[16..20].copy_from_slice(&(list.len() as u32).to_le_bytes());
+            out[20..24].copy_from_slice(&(shown.key.len() as u32).to_le_bytes());
+            for piece in list {
+                out.extend_from_slice(&piece.addr.to_le_bytes());
+                out.extend_from_slice(&piece.len.to_le_bytes());
+            }
+            out.extend_from_slice(&shown.key);
+        }
+        out
+    }
+
+    /// The next one that has come as a whole.
+    pub(super) fn next(wire: &mut Wire) -> Result<Option<Self>, TransferError> {
+        let Some(head) = wire.peek::<ANSWER>() else { return Ok(None) };
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
+        let name = (word(4), word(8));
+        let (pieces, key) = (word(16) as usize, word(20) as usize);
+        if pieces > PIECES || key > KEY {
+            return Err(nonsense());
+        }
+        let len = ANSWER + pieces * 16 + key;
+        let Some(all) = wire.incoming.get(..len) else { return Ok(None) };
+        let answer = match (head[0], head[1]) {
+            (1, 0) => {
+                let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| all[at + i]));
+                let at = |n: usize| ANSWER + n * 16;
+                let list = (0..pieces).map(|n| Segment { addr: long(at(n)), len: long(at(n) + 8) });
+                let segments = Segments::new(list).map_err(|_| nonsense())?;
+                Self::Opened(name, Shown { writable: head[2] == 1, segments, key: all[at(pieces)..].to_vec() })
+            }
+            (2, 1) => Self::Refused(name, ErrorKind::Gone),
+            (2, 2) => Self::Refused(name, ErrorKind::Refused),
+            (2, _) => Self::Refused(name, ErrorKind::Transport),
+            (3, 0) => Self::Revoked(name),
+            (4, 0) => Self::Pulled(name.0, Ok(())),
+            (4, 1) => Self::Pulled(name.0, Err(ErrorKind::Gone)),
+            (4, 2) => Self::Pulled(name.0, Err(ErrorKind::Refused)),
+            _ => return Err(nonsense()),
+        };
+        wire.skip(len);
+        Ok(Some(answer))
+    }
+}
+
+pub(super) fn nonsense() -> TransferError {
+    TransferError::transport("the other end speaks another protocol")
+}
+
+/// A connection that never blocks, with what has come of the next message, and what could not be sent yet.
+#[derive(Debug)]
+pub(super) struct Wire {
+    pub(super) stream: TcpStream,
+    incoming: Vec<u8>,
+    outgoing: Vec<u8>,
+}
+
+impl Wire {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        // Of a process that is killed the kernel closes the highest descriptors first: the other end then hears of that here
+        // before it does on the connections of UCX. Without room up there it stays where it is.
+        let stream = rustix::io::fcntl_dupfd_cloexec(&stream, HIGH).map_or(stream, TcpStream::from);
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, incoming: Vec::new(), outgoing: Vec::new() })
+    }
+
+    /// Sends it, now or as soon as there is room.
+    pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.outgoing.len() + bytes.len() > WAITING {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.outgoing.extend_from_slice(bytes);
+        self.flush()
+    }
+
+    /// Whether the other end has closed it, or is no longer there; what it has said before is lost.
+    pub(super) fn has_closed(&self) -> bool {
+        match self.stream.peek(&mut [0]) {
+            Ok(count) => count == 0,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        }
+    }
+
+    /// Says nothing more. The other end hears of it.
+    pub(super) fn close(&self) {
+        // One that is closed already is as wanted.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Whether something waits to be sent.
+    pub(super) fn has_outgoing(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        while !self.outgoing.is_empty() {
+            match self.stream.write(&self.outgoing) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => drop(self.outgoing.drain(..sent)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has come. An error once the other end has closed.
+    pub(super) fn receive(&mut self) -> io::Result<()> {
+        let mut some = [0; 16 * 1024];
+        loop {
+            match self.stream.read(&mut some) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.incoming.extend_from_slice(&some[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            // The rest when this was looked at.
+            if self.incoming.len() > ADDRESS {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The next bytes, if they are all there.
+    pub(super) fn peek<const N: usize>(&self) -> Option<[u8; N]> {
+        self.incoming.get(..N)?.try_into().ok()
+    }
+
+    /// The next `len` bytes, if they are all there.
+    pub(super) fn take(&mut self, len: usize) -> Option<Vec<u8>> {
+        let taken = self.incoming.get(..len)?.to_vec();
+        self.skip(len);
+        Some(taken)
+    }
+
+    pub(super) fn skip(&mut self, len: usize) {
+        self.incoming.drain(..len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn wire(bytes: &[u8]) -> Wire {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut made = Wire::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+        made.incoming = bytes.to_vec();
+        made
+    }
+
+    #[test]
+    fn what_is_said_is_heard_when_it_is_there_as_a_whole() {
+        let pull = Pull { number: 8, name: (9, 10), from: 11, to: 12, len: 13, key: [14; 15].into() };
+        let asks = [
+            Ask::Open((1, 2), [3; 16]),
+            Ask::Busy((4, 5)),
+            Ask::Leave((6, 7)),
+            Ask::Address(vec![1; 300]),
+            Ask::Pull(pull),
+        ];
+        for ask in asks {
+            let bytes = ask.encode();
+            assert_eq!(Ask::next(&mut wire(&bytes[..bytes.len() - 1])).unwrap(), None);
+            assert_eq!(Ask::next(&mut wire(&bytes)).unwrap(), Some(ask));
+        }
+        let segments = Segments::new([Segment { addr: 8, len: 3 }, Segment { addr: 100, len: 7 }]).unwrap();
+        let shown = Shown { writable: true, segments, key: vec![9; 30] };
+        let answers = [
+            Answer::Opened((1, 2), shown),
+            Answer::Refused((1, 2), ErrorKind::Gone),
+            Answer::Refused((1, 2), ErrorKind::Refused),
+            Answer::Revoked((3, 4)),
+            Answer::Pulled(5, Ok(())),
+            Answer::Pulled(6, Err(ErrorKind::Refused)),
+        ];
+        for answer in answers {
+            let bytes = answer.encode();
+            assert_eq!(Answer::next(&mut wire(&bytes)).unwrap(), Some(answer));
+            assert_eq!(Answer::next(&mut wire(&bytes[..bytes.len() - 1])).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_an_error_and_makes_nobody_wait_for_more() {
+        let mut strange = [0; ASK];
+        strange[0] = 6;
+        assert!(Ask::next(&mut wire(&strange)).is_err());
+        let mut padded = Ask::Leave((1, 1)).encode();
+        padded[13] = 1;
+        assert!(Ask::next(&mut wire(&padded)).is_err());
+        let mut endless = Ask::Address(Vec::new()).encode();
+        endless[3] = 2;
+        assert!(Ask::next(&mut wire(&endless)).is_err());
+        let mut long = Answer::Revoked((1, 1)).encode();
+        long[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(Answer::next(&mut wire(&long)).is_err());
+        assert!(Answer::next(&mut wire(&[7; ANSWER])).is_err());
+    }
+
+    #[test]
+    fn a_proof_is_of_one_side_and_one_conversation() {
+        let (door, realm, reader, owner) = ([1; 16], [2; 16], [3; 16], [4; 16]);
+        let proof = prove(&door, Side::Owner, &realm, &reader, &owner);
+        assert!(proves(&door, Side::Owner, &realm, &reader, &owner, &proof));
+        assert!(!proves(&door, Side::Reader, &realm, &reader, &owner, &proof));
+        assert!(!proves(&door, Side::Owner, &realm, &owner, &reader, &proof));
+        assert!(!proves(&[9; 16], Side::Owner, &realm, &reader, &owner, &proof));
+    }
+}
