@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mesh_tensor._global._mesh import Mesh, distribute
     from mesh_tensor._global._modules import ColumnParallel, FullyShard, RowParallel, module_to_mesh
     from mesh_tensor._global._tensor import GlobalTensor
+    from mesh_tensor._looking import Inspection, Part, inspect, show
     from mesh_tensor._remote import RemoteFunction, remote
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
@@ -27,8 +28,10 @@ __all__ = [
     "ColumnParallel",
     "FullyShard",
     "GlobalTensor",
+    "Inspection",
     "Mesh",
     "MeshTensor",
+    "Part",
     "RanksDisagree",
     "RemoteException",
     "RemoteFunction",
@@ -41,12 +44,14 @@ __all__ = [
     "distribute",
     "fetch",
     "fetch_shard",
+    "inspect",
     "manual_seed",
     "module_to_mesh",
     "rank_tensor",
     "reduce",
     "remote",
     "share",
+    "show",
     "slice_mesh",
     "usage",
 ]
@@ -56,8 +61,10 @@ _LATER = {
     "ColumnParallel": "mesh_tensor._global._modules",
     "FullyShard": "mesh_tensor._global._modules",
     "GlobalTensor": "mesh_tensor._global._tensor",
+    "Inspection": "mesh_tensor._looking",
     "Mesh": "mesh_tensor._global._mesh",
     "MeshTensor": "mesh_tensor._tensor",
+    "Part": "mesh_tensor._looking",
     "RanksDisagree": "mesh_tensor._errors",
     "RemoteException": "mesh_tensor._errors",
     "RemoteFunction": "mesh_tensor._remote",
@@ -69,12 +76,14 @@ _LATER = {
     "distribute": "mesh_tensor._global._mesh",
     "fetch": "mesh_tensor._view",
     "fetch_shard": "mesh_tensor._view",
+    "inspect": "mesh_tensor._looking",
     "manual_seed": "mesh_tensor._collectives",
     "module_to_mesh": "mesh_tensor._global._modules",
     "rank_tensor": "mesh_tensor._collectives",
     "reduce": "mesh_tensor._collectives",
     "remote": "mesh_tensor._remote",
     "share": "mesh_tensor._view",
+    "show": "mesh_tensor._looking",
     "slice_mesh": "mesh_tensor._view",
     "usage": "mesh_tensor._view",
 }

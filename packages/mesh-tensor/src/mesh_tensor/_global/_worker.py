@@ -33,6 +33,7 @@ from mesh_tensor._extension import _sent as sent
 from mesh_tensor._global._attention import BACKWARD, FORWARD, attend, missing, splits
 from mesh_tensor._global._copies import Copies
 from mesh_tensor._global._numbered import Numbered
+from mesh_tensor._looking import looked
 from mesh_tensor._operators import find
 
 if TYPE_CHECKING:
@@ -184,6 +185,15 @@ class Worker:
         if failed is not None or not isinstance(tensor, DTensor):
             return sent(failed or tensor)
         return sent(tensor.to_local())
+
+    def look(self, number: int) -> Any:
+        """Return what there is to see of what this process has of a tensor."""
+        tensor = self.bench.env.get(number, LOST)
+        failed = failure_of(tensor)
+        if failed is not None or not isinstance(tensor, DTensor):
+            return sent(failed or tensor)
+        _, start = compute_local_shape_and_global_offset(tensor.shape, self.mesh, tensor.placements)
+        return looked(tensor.to_local(), start)
 
     def _loose(self) -> Failed | None:
         """Return what has failed that no tensor stands for, once."""
