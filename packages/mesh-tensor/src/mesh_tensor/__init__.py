@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mesh_tensor._looking import Inspection, Part, inspect, show
     from mesh_tensor._remote import RemoteFunction, remote
     from mesh_tensor._tensor import MeshTensor
+    from mesh_tensor._timeline import Span, Timeline, timeline
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "RemoteException",
     "RemoteFunction",
     "RowParallel",
+    "Span",
+    "Timeline",
     "Usage",
     "__version__",
     "activate",
@@ -53,6 +56,7 @@ __all__ = [
     "share",
     "show",
     "slice_mesh",
+    "timeline",
     "usage",
 ]
 
@@ -69,6 +73,8 @@ _LATER = {
     "RemoteException": "mesh_tensor._errors",
     "RemoteFunction": "mesh_tensor._remote",
     "RowParallel": "mesh_tensor._global._modules",
+    "Span": "mesh_tensor._timeline",
+    "Timeline": "mesh_tensor._timeline",
     "Usage": "mesh_tensor._view",
     "activate": "mesh_tensor._view",
     "all_gather": "mesh_tensor._collectives",
@@ -85,6 +91,7 @@ _LATER = {
     "share": "mesh_tensor._view",
     "show": "mesh_tensor._looking",
     "slice_mesh": "mesh_tensor._view",
+    "timeline": "mesh_tensor._timeline",
     "usage": "mesh_tensor._view",
 }
 

@@ -15,11 +15,12 @@ from mesh_core import MeshError
 from mesh_core.extensions import Extension, Proc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from mesh_core import ProcMesh
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Flusher
+    from mesh_tensor._timing import Timing
 
 IN_PLACE_SHAPE = 1
 LIST = 2
@@ -102,7 +103,7 @@ class Template:
         """Be called so, and do this."""
         (name, _), self.args, self.kwargs, self.refs, self.out, self.mode, self.written = what
         # A function of the user's has a name of its own.
-        self.name = (name[0] == SPECIAL and name[2]) or ".".join(name)
+        self.name = (name[0] == SPECIAL and name[2]) or ".".join(filter(None, name))
         self.func = func
         # Tensors alone, as most: no list of arguments is to be put together.
         self.plain = not self.kwargs and all(each is HOLE for each in self.args) and not self.mode
@@ -138,10 +139,12 @@ class Bench:
         self._store: Any = None
         self.env: dict[int, Any] = {}
         self.templates: dict[int, Template] = {}
+        self.timing: Timing | None = None
+        """What notes down when what is done here, while somebody wants to know."""
         self.loose: Failed | None = None
         """The first failure that no tensor stands for: of an operator without results."""
 
-    def run(self, first: int, code: Any, scalars: list[Any], freed: list[int]) -> None:
+    def run(self, first: int, code: Any, scalars: Iterable[Any], freed: list[int]) -> None:
         """Carry out a batch."""
         env, templates = self.env, self.templates
         numbers = iter(scalars)
@@ -223,6 +226,17 @@ class Bench:
 
         found = self.env.get(number, LOST)
         return _sent(found) if found is LOST or type(found) is Failed else looked(found)
+
+    def time(self) -> None:
+        """Begin to note down when what is done."""
+        from mesh_tensor._timing import Timing
+
+        self.timing = Timing(self)
+
+    def timed(self) -> Any:
+        """Return what was noted down, and end it."""
+        timing, self.timing = self.timing, None
+        return "value", ([], 0) if timing is None else (timing.spans, timing.left_out)
 
     def usage(self) -> Any:
         """Return how many tensors there are, and how much memory they use; views share it."""
@@ -361,6 +375,8 @@ class Tensors(Extension):
         if bench is None:
             bench = self._benches[sender.address] = Bench(self.proc.address)
         with torch.no_grad():
+            if bench.timing is not None:
+                return bench.timing.do(kind, rest)
             return getattr(bench, kind)(*rest)
 
 

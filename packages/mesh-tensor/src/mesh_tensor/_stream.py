@@ -15,7 +15,7 @@ import sys
 import threading
 from array import array
 from collections import deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mesh_core import Future, ProcMesh, ValueMesh
     from mesh_tensor._extension import Tensors
     from mesh_tensor._propagate import Issuer
+    from mesh_tensor._timeline import Timeline
 
 T = TypeVar("T")
 BATCH = 512
@@ -77,6 +78,8 @@ class Stream:
         self._descriptors: dict[Form, Descriptor] = {}
         self.issuer: Issuer
         self.groups = Groups(self)
+        self.timeline: Timeline | None = None
+        """Who notes down what is sent and waited for, if anybody does."""
         self.broken = False
         """A process has ended: `check()` before anything is looked up that the workers may not know any longer."""
         self._watch = watch(procs, self._ended)
@@ -158,6 +161,8 @@ class Stream:
         if self.waiting >= BATCH:
             self.flush()
         elif self.waiting == 1:
+            if self.timeline is not None:
+                self.timeline.issuing()
             self.tensors.flusher.wake(self)
 
     def flush(self) -> None:
@@ -172,6 +177,8 @@ class Stream:
             self._code, self._scalars = array("q"), []
             self.issued += self.waiting
             self.waiting = 0
+            if self.timeline is not None:
+                self.timeline.sent(first, self.issued - first)
             self._tell("run", first, code, scalars, freed)
 
     def put(self, value: torch.Tensor) -> Ref:
@@ -205,7 +212,8 @@ class Stream:
     def wait(self, future: Future[T], timeout: float | None = None) -> T:
         """Wait for answers; the death of a process that was to give one is told by its coordinates."""
         try:
-            return future.get(timeout=timeout)
+            with nullcontext() if self.timeline is None else self.timeline.waiting():
+                return future.get(timeout=timeout)
         except SupervisionError as error:
             if not self.procs.failed():
                 raise
@@ -218,14 +226,14 @@ class Stream:
             return rest[0]
         instruction, operator, error, trace = rest
         raise RemoteException(
-            f"{operator} failed at {point} of {self.procs}: {error}\n  issued at {line_of(self._place(instruction))}\n"
+            f"{operator} failed at {point} of {self.procs}: {error}\n  issued at {line_of(self.source(instruction))}\n"
             f"The traceback there:\n{trace}",
             operator=operator,
             point=point,
             trace=trace,
         )
 
-    def _place(self, instruction: int) -> tuple[Any, int] | None:
+    def source(self, instruction: int) -> tuple[Any, int] | None:
         """Return where an instruction was issued, if it is not too long ago."""
         behind = self.issued + self.waiting - instruction
         return self.places[-behind] if 0 < behind <= len(self.places) else None

@@ -1,0 +1,220 @@
+"""When what was done: by the script, and by each process of a mesh."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mesh_core import MeshError, Point
+from mesh_tensor._errors import line_of
+from mesh_tensor._stream import caller
+from mesh_tensor._tensor import issuer_of
+
+if TYPE_CHECKING:
+    from mesh_core import ProcMesh
+    from mesh_tensor._global._mesh import Mesh
+    from mesh_tensor._stream import Stream
+
+KINDS = ("compute", "collective", "other")
+"""As the processes count them."""
+_TOP = 10
+_LEAVING = 5.0
+"""How long, in seconds, who leaves by an exception waits for what was recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took its time."""
+
+    name: str
+    kind: str
+    """`compute`, `collective` or `other` on a process; `issue` or `wait` in the script."""
+    begun: float
+    """In seconds since 1970, by the clock of the machine."""
+    ended: float
+    line: str | None = None
+    """The line of the script that it comes from."""
+    queued: float | None = None
+    """For how many seconds it was on its way, or waited for what was before it."""
+
+
+class Timeline:
+    """What was done on a mesh while it was recorded. Printed, it is a summary; `save` writes it for a viewer of traces."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.begun = time.time()
+        self.ended = self.begun
+        self.script: list[Span] = []
+        """What the script has issued, and where it has waited."""
+        self.processes: list[tuple[Point, list[Span]]] = []
+        """What each process has done."""
+        self.left_out = 0
+        """Spans of the process that has most of them, for which there was no room."""
+        self._first = self.begun
+        self._sent: list[tuple[int, int, float]] = []
+
+    def issuing(self) -> None:
+        """Note that the first of a batch of instructions is issued now."""
+        self._first = time.time()
+
+    def sent(self, first: int, count: int) -> None:
+        """Note that these instructions are sent now."""
+        if count:
+            now = time.time()
+            self._sent.append((first, count, now))
+            self.script.append(Span(f"issue {count:,}", "issue", self._first, now, self._line(first)))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Note that the script waits meanwhile."""
+        frame = caller()
+        line = line_of((frame.f_code, frame.f_lasti))
+        begun = time.time()
+        try:
+            yield
+        finally:
+            self.script.append(Span("wait", "wait", begun, time.time(), line))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as a trace that Perfetto and Chrome show (https://ui.perfetto.dev)."""
+        events: list[dict[str, Any]] = []
+        rows = [("script", self.script), *((_named(point), spans) for point, spans in self.processes)]
+        for number, (name, spans) in enumerate(rows):
+            events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
+            events.append(
+                {"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}}
+            )
+            events.extend(self._event(span, number) for span in spans)
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+    def _event(self, span: Span, number: int) -> dict[str, Any]:
+        more = {"line": span.line, "queued_ms": None if span.queued is None else span.queued * 1e3}
+        return {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.kind,
+            "pid": number,
+            "tid": 0,
+            "ts": (span.begun - self.begun) * 1e6,
+            "dur": (span.ended - span.begun) * 1e6,
+            "args": {name: value for name, value in more.items() if value is not None},
+        }
+
+    def __str__(self) -> str:
+        whole = self.ended - self.begun
+        waits = sum(span.ended - span.begun for span in self.script if span.kind == "wait")
+        lines = [f"{whole * 1e3:.1f} ms, of which the script has waited {waits * 1e3:.1f} ms"]
+        lines.append(
+            f"{'process':24}{'compute ms':>12}{'collective ms':>15}{'idle ms':>10}{'instructions':>14}"
+        )
+        operators: Counter[str] = Counter()
+        times: Counter[str] = Counter()
+        for point, spans in self.processes:
+            spent = dict.fromkeys(KINDS, 0.0)
+            count = 0
+            for span in spans:
+                # A collective within an operator is no more computing.
+                spent[span.kind] += span.ended - span.begun
+                if span.queued is not None:
+                    count += 1
+                    operators[span.name] += 1
+                    times[span.name] += round((span.ended - span.begun) * 1e9)
+                elif span.kind == "collective":
+                    spent["compute"] -= span.ended - span.begun
+            idle = max(0.0, whole - sum(spent.values()))
+            numbers = (
+                f"{spent['compute'] * 1e3:12.1f}",
+                f"{spent['collective'] * 1e3:15.1f}",
+                f"{idle * 1e3:10.1f}",
+            )
+            lines.append(f"{_named(point):24}{''.join(numbers)}{count:14,}")
+        if times:
+            lines.append("what took longest, in all processes:")
+        for name, spent_on in times.most_common(_TOP):
+            lines.append(f"  {name:40}{spent_on / 1e6:10.1f} ms{operators[name]:10,} times")
+        if self.left_out:
+            lines.append(f"{self.left_out:,} later spans of a process are left out")
+        return "\n".join(lines)
+
+    def fill(self, answers: list[tuple[Point, Any]]) -> None:
+        """Take what the processes have noted down."""
+        self.ended = time.time()
+        sent_at: dict[int, float] = {}
+        for first, count, when in self._sent:
+            sent_at.update(dict.fromkeys(range(first, first + count), when))
+        lines = {number: self._line(number) for number in sent_at}
+        for point, (spans, left_out) in answers:
+            self.left_out = max(self.left_out, left_out)
+            made = [
+                Span(
+                    name,
+                    KINDS[kind],
+                    begun / 1e9,
+                    ended / 1e9,
+                    lines.get(number),
+                    max(0.0, begun / 1e9 - sent_at[number]) if number in sent_at else None,
+                )
+                for number, name, kind, begun, ended in spans
+            ]
+            self.processes.append((point, made))
+
+    def _line(self, instruction: int) -> str | None:
+        place = self._stream.source(instruction)
+        return None if place is None else line_of(place)
+
+
+@contextmanager
+def timeline(procs: ProcMesh | Mesh) -> Iterator[Timeline]:
+    """Record when what is done on a mesh, in the script and in each process, until the end of the block.
+
+    It waits, at the end of the block, until all that was issued is done.
+
+    >>> import torch
+    >>> from mesh_core import this_host
+    >>> from mesh_tensor import activate, reduce, timeline
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs, activate(procs):
+    ...     with timeline(procs) as recorded:
+    ...         x = reduce(torch.ones(64, 64) @ torch.ones(64, 64))
+    ...     [[span.name for span in spans] for _, spans in recorded.processes][0]
+    ['aten.ones.default', 'aten.ones.default', 'aten.mm.default', 'mesh_tensor.reduce']
+    """
+    stream = issuer_of(procs).stream
+    stream.check()
+    if stream.timeline is not None:
+        raise RuntimeError(
+            f"{procs} is being recorded already: there can be one timeline of a mesh at a time"
+        )
+    with stream.lock, _disable_current_modes():
+        stream.flush()
+        stream._tell("time")  # noqa: SLF001 - one of the words that all processes know
+        recorded = stream.timeline = Timeline(stream)
+    try:
+        yield recorded
+    except BaseException:
+        # What is wrong is told by this exception.
+        with suppress(MeshError, TimeoutError):
+            recorded.fill(_end(stream, _LEAVING))
+        raise
+    recorded.fill(_end(stream))
+
+
+def _end(stream: Stream, timeout: float | None = None) -> list[tuple[Point, Any]]:
+    with stream.lock, _disable_current_modes():
+        try:
+            asked = stream.ask("timed")
+        finally:
+            stream.timeline = None
+        return [(point, stream.value(point, answer)) for point, answer in stream.wait(asked, timeout)]
+
+
+def _named(point: Point) -> str:
+    return ", ".join(f"{dim}={at}" for dim, at in point.items()) or "the only process"

@@ -1,0 +1,82 @@
+"""A process's part in a timeline: when each instruction began here, and ended."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mesh_tensor._extension import SPECIAL
+
+if TYPE_CHECKING:
+    from mesh_tensor._extension import Bench
+
+MOST = 1_000_000
+"""Spans that are kept; what comes after them is counted."""
+COMPUTE, COLLECTIVE, OTHER = range(3)
+_COLLECTIVES = {f"{SPECIAL}.{each}" for each in ("reduce", "reduce_scatter", "all_gather", "all_to_all")}
+_SPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor")
+
+
+class _Meetings(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the collectives within operators on DTensors."""
+
+    def __init__(self, timing: Timing) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.timing = timing
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            # It does what it does with this one still here.
+            return NotImplemented
+        if func.namespace not in _SPACES:
+            return func(*args, **(kwargs or {}))
+        begun = time.time_ns()
+        result = func(*args, **(kwargs or {}))
+        self.timing.add(-1, func.name().partition("::")[2], COLLECTIVE, begun)
+        return result
+
+
+class Timing:
+    """What one controller has a process note down."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.spans: list[tuple[int, str, int, int, int]] = []
+        """Number of the instruction, what it is, which kind, beginning and end in nanoseconds since 1970."""
+        self.left_out = 0
+        self._meetings = _Meetings(self)
+
+    def add(self, instruction: int, name: str, kind: int, begun: int) -> None:
+        """Note what has begun then and ends now."""
+        if len(self.spans) < MOST:
+            self.spans.append((instruction, name, kind, begun, time.time_ns()))
+        else:
+            self.left_out += 1
+
+    def do(self, kind: str, rest: list[Any]) -> Any:
+        """Do what the controller says, and note it."""
+        if kind == "run":
+            with self._meetings:
+                return self._run(*rest)
+        begun = time.time_ns()
+        result = getattr(self.bench, kind)(*rest)
+        if kind == "timed":
+            return result
+        self.add(-1, kind if kind != "within" else rest[1], OTHER, begun)
+        return result
+
+    def _run(self, first: int, code: Any, scalars: list[Any], freed: list[int]) -> None:
+        numbers = iter(scalars)
+        at, count = 0, first
+        while at < len(code):
+            template = self.bench.templates[code[at]]
+            end = at + 2 + template.refs
+            begun = time.time_ns()
+            self.bench.run(count, code[at:end], numbers, [])
+            kind = COLLECTIVE if template.name in _COLLECTIVES else COMPUTE
+            self.add(count, template.name, kind, begun)
+            at, count = end, count + 1
+        self.bench.run(count, code[:0], [], freed)

@@ -1,0 +1,130 @@
+"""When what was done on a mesh."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh_core import DeviceMeshError, ProcMesh, this_host
+
+torch = pytest.importorskip("torch")
+
+from mesh_tensor import (  # noqa: E402
+    Mesh,
+    RemoteException,
+    activate,
+    distribute,
+    fetch,
+    rank_tensor,
+    reduce,
+    remote,
+    share,
+    timeline,
+)
+
+pytestmark = [pytest.mark.beside, pytest.mark.slow]
+
+
+def test_what_the_script_and_each_process_have_done_is_there_with_its_lines(procs: ProcMesh) -> None:
+    x = share(torch.ones(4, 4), procs)
+    with timeline(procs) as recorded:
+        y = x @ x
+        fetch(reduce(y, "gpus"), timeout=60)
+    assert [point["gpus"] for point, _ in recorded.processes] == [0, 1]
+    for _, spans in recorded.processes:
+        done = [(span.name, span.kind) for span in spans if span.queued is not None]
+        assert done == [("aten.mm.default", "compute"), ("mesh_tensor.reduce", "collective")]
+        product = next(span for span in spans if span.queued is not None)
+        assert product.line is not None
+        assert product.line.endswith("y = x @ x")
+        assert recorded.begun <= product.begun <= product.ended <= recorded.ended
+        assert product.queued is not None
+        assert product.queued >= 0
+    assert {span.kind for span in recorded.script} == {"issue", "wait"}
+    waited = next(span for span in recorded.script if span.kind == "wait")
+    assert waited.line is not None
+    assert "fetch(reduce(y" in waited.line
+
+
+def test_collectives_within_operators_of_the_global_view_are_seen(procs: ProcMesh) -> None:
+    with Mesh((2,), ("data",), procs) as mesh:
+        x = distribute(torch.arange(8.0).view(4, 2), mesh, ["data", None])
+        with timeline(mesh) as recorded:
+            y = x.redistribute([None, None]).sum()
+        assert y.item() == 28.0
+    for _, spans in recorded.processes:
+        assert any(span.kind == "collective" and "gather" in span.name for span in spans)
+        assert any(span.name == "aten.sum.default" and span.kind == "compute" for span in spans)
+
+
+def test_it_is_printed_as_a_summary_and_saved_as_a_trace(procs: ProcMesh, tmp_path: Path) -> None:
+    x = share(torch.ones(2), procs)
+    with timeline(procs) as recorded:
+        for _ in range(3):
+            x = x + 1
+    lines = str(recorded).splitlines()
+    assert "the script has waited" in lines[0]
+    assert lines[1].split()[:3] == ["process", "compute", "ms"]
+    assert [line.split()[0] for line in lines[2:4]] == ["gpus=0", "gpus=1"]
+    assert lines[-1].split()[0] == "aten.add.Tensor"
+    assert lines[-1].endswith("6 times")
+    recorded.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert names == {0: "script", 1: "gpus=0", 2: "gpus=1"}
+    added = [each for each in events if each["name"] == "aten.add.Tensor"]
+    assert sorted(each["pid"] for each in added) == [1, 1, 1, 2, 2, 2]
+    assert all(each["ph"] == "X" and each["dur"] >= 0 and each["ts"] >= 0 for each in added)
+    assert all(each["args"]["line"].endswith("x = x + 1") for each in added)
+
+
+def test_afterwards_nothing_is_recorded_and_another_one_begins_anew(procs: ProcMesh) -> None:
+    x = share(torch.ones(2), procs)
+    with timeline(procs) as first:
+        x = x + 1
+    before = len(first.processes[0][1])
+    x = x * 2
+    with timeline(procs) as second:
+        x = x - 1
+        with pytest.raises(RuntimeError, match="one timeline of a mesh at a time"), timeline(procs):
+            pass
+    assert [span.name for span in second.processes[0][1] if span.queued is not None] == ["aten.sub.Tensor"]
+    assert len(first.processes[0][1]) == before
+    assert fetch(x).values()[0].tolist() == [3.0, 3.0]
+
+
+@remote(propagate=lambda x: x)
+def failing(x: Any) -> Any:
+    raise ValueError("no")
+
+
+def test_what_fails_while_it_records_fails_as_ever(procs: ProcMesh) -> None:
+    x = share(torch.ones(2), procs)
+    with pytest.raises(RemoteException, match="failing failed at"), timeline(procs) as recorded:
+        fetch(failing(x))
+    assert [span.name for span in recorded.processes[0][1] if span.queued is not None] == ["failing"]
+    with timeline(procs):
+        pass
+
+
+@remote(propagate=lambda x: x)
+def dying(x: Any) -> Any:
+    if x.item() == 1:
+        os._exit(1)
+    return x
+
+
+def test_a_process_that_dies_meanwhile_is_told_and_replaced() -> None:
+    with this_host().spawn_procs({"gpus": 2}, preload=["torch"]) as procs:
+        rank = rank_tensor(procs, "gpus")
+        with pytest.raises(DeviceMeshError), timeline(procs):
+            fetch(dying(rank), timeout=60)
+        procs.respawn().get(timeout=60)
+        with timeline(procs) as recorded, activate(procs):
+            torch.ones(1)
+        found = [[span.name for span in spans if span.queued is not None] for _, spans in recorded.processes]
+        assert found == [["aten.ones.default"]] * 2
