@@ -20,7 +20,7 @@ from supervised import WITHIN
 
 from mesh_core import DeviceMeshError, MeshError, ProcMesh, this_host
 from mesh_core.extensions import uninstall
-from mesh_supervision import Ignore, form_group, heal_mesh, keep_snapshots, whole
+from mesh_supervision import ElasticMesh, Ignore, form_group, heal_mesh, keep_snapshots, whole
 
 pytest.importorskip("torch", reason="torch is not installed: mesh-supervision does without")
 
@@ -167,3 +167,27 @@ def test_those_killed_at_any_moment_are_healed(procs: ProcMesh, trainers: Any) -
     assert trainers.result.call().get(timeout=WITHIN).values() == undisturbed
     assert killed
     assert healed or killed, f"{steps} steps, {len(killed)} killed"
+
+
+def test_a_training_of_more_and_fewer_members_has_the_losses_of_one(procs: ProcMesh) -> None:
+    """ELA-2, with a group that is formed anew by each change."""
+    shares, steps = 6, 12
+    spawn = {"env": {"OMP_NUM_THREADS": "1"}, "preload": ["torch", "torch._dynamo"]}
+
+    def trained(sizes: dict[int, int], kills: dict[int, int]) -> list[float]:
+        with ElasticMesh(Trainer, minimum=1, maximum=3, members=sizes[0], group=True, spawn=spawn) as elastic:
+            done = 0
+            while done < steps:
+                elastic.resize(sizes.get(done, sizes[0]))
+                trainers = elastic.safe_point()
+                with contextlib.suppress(DeviceMeshError), whole(trainers):
+                    done = trainers.step.call(shares, kills.pop(done, -1)).get(timeout=WITHIN).values()[0]
+            losses: list[list[float]] = [
+                each for each, _ in trainers.result.call().get(timeout=WITHIN).values()
+            ]
+            assert all(each == losses[0] for each in losses)
+            return losses[0]
+
+    alone = trained({0: 1}, {})
+    changing = dict(enumerate([2, 2, 3, 3, 1, 1, 2, 3, 3, 1, 2, 2]))
+    assert trained(changing, {1: 1, 3: 2, 7: 0}) == pytest.approx(alone, rel=1e-4)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mesh_supervision._backoff import Backoff
     from mesh_supervision._breaker import Circuit, CircuitBreaker
     from mesh_supervision._combine import ByKind, ByRank, Levels
+    from mesh_supervision._elastic import ElasticMesh, Notice, leaving
+    from mesh_supervision._elastic_turn import Change
     from mesh_supervision._groups import Group, form_group
     from mesh_supervision._heal import heal_mesh, whole
     from mesh_supervision._machine import RestartType, Strategy
@@ -32,12 +34,15 @@ __all__ = [
     "Backoff",
     "ByKind",
     "ByRank",
+    "Change",
     "Circuit",
     "CircuitBreaker",
+    "ElasticMesh",
     "Escalate",
     "Group",
     "Ignore",
     "Levels",
+    "Notice",
     "OneForAll",
     "OneForOne",
     "RestForOne",
@@ -50,6 +55,7 @@ __all__ = [
     "form_group",
     "heal_mesh",
     "keep_snapshots",
+    "leaving",
     "snapshot",
     "whole",
 ]
@@ -62,6 +68,10 @@ _LATER = {
     "ByKind": "mesh_supervision._combine",
     "ByRank": "mesh_supervision._combine",
     "Levels": "mesh_supervision._combine",
+    "ElasticMesh": "mesh_supervision._elastic",
+    "Notice": "mesh_supervision._elastic",
+    "leaving": "mesh_supervision._elastic",
+    "Change": "mesh_supervision._elastic_turn",
     "Group": "mesh_supervision._groups",
     "form_group": "mesh_supervision._groups",
     "heal_mesh": "mesh_supervision._heal",

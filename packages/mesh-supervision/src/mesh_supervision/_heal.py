@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -328,7 +328,9 @@ def heal_mesh(
                 subject = healer.subject
         except Exception as raised:
             # More may have died, and be the cause.
-            if time.monotonic() >= until or not (healer.is_joining or _loses(subject, raised, lost)):
+            if time.monotonic() >= until or not (
+                healer.is_joining or _loses(subject.mesh, subject.lost, raised, lost)
+            ):
                 raise
             error, carried = raised, healer.state
         else:
@@ -369,12 +371,15 @@ def whole(mesh: Any) -> Iterator[None]:
     except DeviceMeshError:
         raise
     except Exception as error:
-        if _loses(_subject(mesh), error, ()):
+        healed = find(_Healed)
+        subject = None if healed is None else healed.subjects.get(mesh)
+        lost = (lambda: [point.rank for point in mesh.failed()]) if subject is None else subject.lost
+        if _loses(mesh, lost, error, ()):
             raise DeviceMeshError.of(mesh) from error
         raise
 
 
-def _loses(subject: _Subject, error: Exception, before: Sequence[int]) -> bool:
+def _loses(mesh: Any, lost: Callable[[], list[int]], error: Exception, before: Sequence[int]) -> bool:
     """Whether ranks were lost beside those known before, or will be known to be soon, which an error may come from."""
     news = threading.Event()
 
@@ -384,9 +389,9 @@ def _loses(subject: _Subject, error: Exception, before: Sequence[int]) -> bool:
     until, known = time.monotonic() + _GRACE_S, set(before)
     if known and isinstance(error, (SupervisionError, Undeliverable)):
         return True
-    watching = watch(subject.mesh, on_end)
+    watching = watch(mesh, on_end)
     try:
-        while not set(subject.lost()) - known:
+        while not set(lost()) - known:
             if not isinstance(error, (MeshError, RuntimeError)) or not news.wait(until - time.monotonic()):
                 return False
             news.clear()

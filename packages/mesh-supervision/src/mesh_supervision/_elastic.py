@@ -1,0 +1,348 @@
+"""Meshes with more or fewer members as hosts come and go: :class:`ElasticMesh`.
+
+ELA-1: the members change in :meth:`ElasticMesh.safe_point`, and nowhere else; what it returns is whole.
+ELA-2: all members have one state after a change: that of one that stays, or else of one that leaves, or else the last snapshot.
+ELA-3: a host that is about to go gets no members; those that it has leave at the next safe point, before their processes are
+stopped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from mesh_core import HostMesh, MeshError, ProcMesh, this_host
+from mesh_core.extensions import Extension, Proc, current_proc, find, install
+from mesh_supervision._elastic_turn import Change, Member, Members, Plan, Turn, ignoring, stop
+from mesh_supervision._simple import Ignore
+from mesh_supervision._snapshots import Snapshots, is_kept, keep_snapshots
+
+A = TypeVar("A")
+_TRIES = 10
+"""So often a change begins again as more members die meanwhile."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A host is about to go."""
+
+    host: str
+    deadline: float
+    """When it goes, by ``time.monotonic()`` of the process that has the mesh."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Going:
+    """A message: this host is about to go."""
+
+    host: str
+    grace: float
+    reason: str
+
+
+class _Notices(Extension):
+    """Tells the process that has elastic meshes of hosts that are about to go."""
+
+    name = "supervision.notices"
+    payload: Proc
+
+    def start(self) -> None:
+        """Have no meshes yet."""
+        self._lock = threading.Lock()
+        self._meshes: list[ElasticMesh[Any]] = []
+
+    def add(self, mesh: ElasticMesh[Any]) -> None:
+        """Tell that mesh too."""
+        with self._lock:
+            self._meshes.append(mesh)
+
+    def remove(self, mesh: ElasticMesh[Any]) -> None:
+        """Tell it no more."""
+        with self._lock:
+            self._meshes.remove(mesh)
+
+    def receive(self, message: _Going, sender: Proc) -> None:
+        """Pass it on."""
+        with self._lock:
+            meshes = list(self._meshes)
+        for mesh in meshes:
+            mesh.notice(message.host, message.grace, message.reason)
+
+
+def leaving(grace: float = 30.0, reason: str = "") -> None:
+    """Say that the host of this process is about to go, in ``grace`` seconds: every :class:`ElasticMesh` of the job hears of it.
+
+    For whatever hears first: a handler of the signal that a scheduler sends before it takes a machine away, or a thread that asks a
+    cloud. It can be called in any process whose mesh was spawned after the first `ElasticMesh` was made, and in that mesh's own.
+    """
+    found = find(_Notices)
+    if found is None:
+        raise MeshError(f"{current_proc()} belongs to no ElasticMesh, and was spawned before there was one")
+    going = _Going(current_proc().host, grace, reason)
+    if found.proc == found.payload:
+        found.receive(going, found.proc)
+    else:
+        found.tell(found.payload, going)
+
+
+class ElasticMesh(Generic[A]):
+    """Between ``minimum`` and ``maximum`` members, each with an actor on every process that it has on its host.
+
+    The members are replicas of each other: with ``__snapshot__`` and ``__restore__`` a new one begins with the state of the others.
+
+    >>> from mesh_core import Actor, endpoint
+    >>> from mesh_core.extensions import uninstall
+    >>> from mesh_supervision import ElasticMesh
+    >>> class Trainer(Actor):
+    ...     def __init__(self) -> None:
+    ...         self.done = 0
+    ...     def __snapshot__(self) -> int:
+    ...         return self.done
+    ...     def __restore__(self, done: int) -> None:
+    ...         self.done = done
+    ...     @endpoint
+    ...     def step(self) -> int:
+    ...         self.done += 1
+    ...         return self.done
+    >>> with ElasticMesh(Trainer, minimum=1, maximum=3, members=2) as elastic:
+    ...     print(elastic.safe_point().step.call().get(timeout=30).values())
+    ...     elastic.resize(3)
+    ...     print(elastic.safe_point().step.call().get(timeout=30).values())
+    [1, 1]
+    [2, 2, 2]
+    >>> for name in ("supervision.snapshots", "supervision.notices"):
+    ...     uninstall(name)
+
+    Args:
+        actor: the class of the actors.
+        *args: for its constructor.
+        minimum: with fewer members :meth:`safe_point` waits for hosts.
+        maximum: there are never more.
+        members: how many there are to be at first, where there is room; without it as many as there is room for.
+        hosts: where they are; without it this machine.
+        per_host: how many members a host has room for; without it any number.
+        sizes: the processes of one member, for example ``{"gpus": 8}``; without it one.
+        dim: the dimension along which the members lie in the mesh.
+        group: whether all processes are a group of ``torch.distributed``, formed anew with every change.
+        spawn: options for ``spawn_procs``, such as ``{"preload": ["torch"]}``.
+        on_change: called in :meth:`safe_point` with each change, once the mesh is whole again.
+        **kwargs: for the constructor.
+    """
+
+    def __init__(
+        self,
+        actor: type[A],
+        *args: Any,
+        minimum: int = 1,
+        maximum: int,
+        members: int | None = None,
+        hosts: HostMesh | None = None,
+        per_host: int | None = None,
+        sizes: Mapping[str, int] | None = None,
+        dim: str = "members",
+        group: bool = False,
+        spawn: Mapping[str, Any] | None = None,
+        on_change: Callable[[Change], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not 1 <= minimum <= maximum:
+            raise ValueError(f"1 <= minimum <= maximum must hold, got minimum={minimum}, maximum={maximum}")
+        if dim in (sizes or {}):
+            raise ValueError(
+                f"the members lie along {dim!r}, which is a dimension of each of them too: give another dim="
+            )
+        self.minimum = minimum
+        self.maximum = maximum
+        self.changes: list[Change] = []
+        """What safe points have done, in order."""
+        self._name = actor.__qualname__
+        self._per_host = per_host
+        self._on_change = on_change
+        self._wanted = maximum if members is None else self._checked(members)
+        self._lock = threading.RLock()
+        """Of a change."""
+        self._news = threading.Condition()
+        """Something has happened that may matter to who waits for hosts."""
+        self._hosts: dict[str, HostMesh] = {}
+        self._notices: dict[str, Notice] = {}
+        self._stopped = False
+
+        def make(procs: ProcMesh) -> Any:
+            return procs.spawn(actor.__name__.lower(), actor, *args, supervise=Ignore(), **kwargs)
+
+        store = (find(Snapshots) or keep_snapshots()).store if is_kept(actor) else None
+        self._members = Members(dim, dict(sizes or {}), ignoring(spawn), make, group, store)
+        self._told = find(_Notices) or install(_Notices, current_proc())
+        self.add_hosts(this_host() if hosts is None else hosts)
+        self._told.add(self)
+
+    # What the world says. From any thread.
+
+    def add_hosts(self, hosts: HostMesh) -> None:
+        """Have these as well; one that had been about to go is back."""
+        with self._news:
+            for each in [one for _, one in hosts] if len(hosts) > 1 else [hosts]:
+                name = each.names[0]
+                self._hosts[name] = each
+                self._notices.pop(name, None)
+            self._news.notify_all()
+
+    def notice(self, host: HostMesh | str, grace: float = 30.0, reason: str = "") -> None:
+        """Say that a host, or several, will be gone in ``grace`` seconds: their members leave at the next safe point (ELA-3)."""
+        deadline = time.monotonic() + grace
+        with self._news:
+            for name in [host] if isinstance(host, str) else host.names:
+                self._notices[name] = Notice(name, deadline, reason)
+            self._news.notify_all()
+
+    @property
+    def notices(self) -> list[Notice]:
+        """Of hosts that are about to go, or gone."""
+        with self._news:
+            return list(self._notices.values())
+
+    def resize(self, members: int) -> None:
+        """Have so many members from the next safe point on, as far as there is room."""
+        with self._news:
+            self._wanted = self._checked(members)
+            self._news.notify_all()
+
+    def _checked(self, members: int) -> int:
+        if not self.minimum <= members <= self.maximum:
+            raise ValueError(
+                f"{members} members are not between the minimum, {self.minimum}, and the maximum, {self.maximum}"
+            )
+        return members
+
+    # What the program does.
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next safe point would change nothing, as far as is known."""
+        with self._lock:
+            return self._plan() is None
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self._members.all)
+
+    def safe_point(self, timeout: float = 120.0) -> Any:
+        """Return the mesh of all members, after the changes that are due (ELA-1).
+
+        Call it where no call to the members is under way, such as before each step. Where nothing has happened it costs a look, and
+        the mesh is the same object as before; otherwise it is another one, with new ranks. With fewer members than the minimum it waits
+        for hosts, for ``timeout`` seconds.
+        """
+        until = time.monotonic() + timeout
+        with self._lock:
+            if self._stopped:
+                raise MeshError("the elastic mesh was stopped: make another one")
+            tries = 0
+            while True:
+                plan = self._plan()
+                if plan is None:
+                    if self.size >= self.minimum:
+                        return self._members.mesh
+                    self._await_hosts(until)
+                    continue
+                tries += 1
+                turn = Turn(self._members, plan, until)
+                try:
+                    turn.run()
+                except Exception as error:
+                    is_worth_it = turn.may_be_tried_again(error)
+                    turn.undo()
+                    for host, why in turn.bad_hosts.items():
+                        self.notice(host, 0.0, why)
+                    if tries == _TRIES or time.monotonic() >= until or not is_worth_it:
+                        raise
+                else:
+                    self.changes.append(plan.change)
+                    if self._on_change is not None:
+                        self._on_change(plan.change)
+
+    def _await_hosts(self, until: float) -> None:
+        with self._news:
+            if self._room(self._members.all):
+                return
+            if not self._news.wait(max(0.0, until - time.monotonic())):
+                going = ", ".join(
+                    f"{each.host} ({each.reason or 'no reason given'})" for each in self._notices.values()
+                )
+                raise MeshError(
+                    f"the elastic mesh has {self.size} members and needs {self.minimum}, and no host has room for more: "
+                    f"hosts {', '.join(self._hosts) or 'none'}, of which these are about to go or gone: {going or 'none'}. Give it others with "
+                    "add_hosts()"
+                )
+
+    def _plan(self) -> Plan | None:
+        """What is due; none if nothing is."""
+        with self._news:
+            going = set(self._notices)
+            wanted = self._wanted
+        members = self._members.all
+        lost = [each for each in members if each.is_lost]
+        leave = [each for each in members if each not in lost and each.host in going]
+        stay = [each for each in members if each not in lost and each not in leave]
+        stay, surplus = stay[:wanted], stay[wanted:]
+        hosts = self._room(stay)[: wanted - len(stay)]
+        group = self._members.group
+        if not (lost or leave or surplus or hosts or (group is not None and group.is_broken)):
+            return None
+        return Plan(stay, [*leave, *surplus], lost, hosts)
+
+    def _room(self, members: Sequence[Member]) -> list[tuple[str, HostMesh]]:
+        """The hosts of the next members that there is room for, the emptiest first."""
+        with self._news:
+            hosts = {
+                name: host
+                for name, host in self._hosts.items()
+                if name not in self._notices and _is_there(host)
+            }
+        counts = {name: sum(each.host == name for each in members) for name in hosts}
+        found: list[tuple[str, HostMesh]] = []
+        while counts and len(found) < self.maximum:
+            name = min(counts, key=counts.__getitem__)
+            if self._per_host is not None and counts[name] >= self._per_host:
+                break
+            counts[name] += 1
+            found.append((name, hosts[name]))
+        return found
+
+    def stop(self) -> None:
+        """Stop all members."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            self._told.remove(self)
+            if self._members.group is not None:
+                self._members.group.close()
+            stop(self._members.all)
+            self._members.all, self._members.mesh = [], None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<ElasticMesh of {self._name}: {self.size} members, {self.minimum} to {self.maximum}>"
+
+
+def _is_there(host: HostMesh) -> bool:
+    """Whether a host is not known to be dead."""
+    try:
+        host.select(lambda _: True)
+    except ValueError:
+        return False
+    return True
