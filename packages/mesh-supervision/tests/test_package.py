@@ -15,7 +15,7 @@ from mesh_core.plugins import POLICIES, PluginManager
 
 PACKAGE = Path(__file__).parents[1]
 DOCS = PACKAGE.parents[1] / "docs"
-PAGES = ("choose-a-policy", "restore-state", "heal-a-training", "elastic-training")
+PAGES = ("choose-a-policy", "restore-state", "heal-a-training", "elastic-training", "watch-a-job")
 
 LIST_FOREIGN_MODULES = """
 import sys

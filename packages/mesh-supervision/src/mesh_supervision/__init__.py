@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mesh_supervision._snapshots import Snapshots, keep_snapshots, snapshot
     from mesh_supervision._store import Version
     from mesh_supervision._supervisor import OneForAll, OneForOne, RestForOne, Supervisor
+    from mesh_supervision._watching._metrics import MetricsServer, export_metrics
 
     __version__: str
 
@@ -42,6 +43,7 @@ __all__ = [
     "Group",
     "Ignore",
     "Levels",
+    "MetricsServer",
     "Notice",
     "OneForAll",
     "OneForOne",
@@ -52,6 +54,7 @@ __all__ = [
     "Supervisor",
     "Version",
     "__version__",
+    "export_metrics",
     "form_group",
     "heal_mesh",
     "keep_snapshots",
@@ -88,6 +91,8 @@ _LATER = {
     "OneForOne": "mesh_supervision._supervisor",
     "RestForOne": "mesh_supervision._supervisor",
     "Supervisor": "mesh_supervision._supervisor",
+    "MetricsServer": "mesh_supervision._watching._metrics",
+    "export_metrics": "mesh_supervision._watching._metrics",
 }
 
 

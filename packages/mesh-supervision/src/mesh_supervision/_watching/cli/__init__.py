@@ -1,0 +1,125 @@
+"""``mesh top`` and ``mesh metrics``."""
+
+from __future__ import annotations
+
+import string
+import sys
+import threading
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable
+from pathlib import Path
+
+from mesh_core import MeshError
+from mesh_core.inspect import RunningJob, connect
+from mesh_core.plugins import CommandPlugin, hookimpl
+
+_ID = 16
+
+
+class TopCommand:
+    """Watch a job that runs on this machine, or through one of its hosts with credentials, on the screen."""
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Declare arguments."""
+        _add_where(parser)
+        parser.add_argument(
+            "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="look so often (1)"
+        )
+
+    def run(self, args: Namespace) -> int:
+        """Show it until q is pressed, or the job ends."""
+        job = _job_of(args)
+        try:
+            from mesh_supervision._watching._top import Top
+        except ModuleNotFoundError as error:
+            if error.name not in ("textual", "rich"):
+                raise
+            raise MeshError(
+                "mesh top draws with Textual, which is not installed: pip install mesh-supervision[top]"
+            ) from error
+        if not sys.stdout.isatty():
+            raise MeshError("mesh top needs a terminal; `mesh look snapshot` prints the same once")
+        said = Top(job, args.interval).run()
+        if said:
+            print(f"mesh top: {said}", file=sys.stderr)
+        return 0
+
+
+class MetricsCommand:
+    """Serve a job's numbers to Prometheus, or print them once."""
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Declare arguments."""
+        _add_where(parser)
+        parser.add_argument("--once", action="store_true", help="print them, and serve nothing")
+        parser.add_argument(
+            "--listen", default="127.0.0.1", metavar="ADDRESS", help="where to serve them (127.0.0.1)"
+        )
+        parser.add_argument("--port", type=int, default=9464, help="at which port (9464)")
+
+    def run(self, args: Namespace) -> int:
+        """Serve until Ctrl-C."""
+        from mesh_supervision._watching._metrics import MetricsServer, exposition
+
+        job = _job_of(args)
+        if args.once:
+            print(exposition(job.snapshot()), end="")
+            return 0
+        with MetricsServer(args.port, args.listen, snapshot=job.snapshot) as server:
+            print(f"metrics of job {job.info.pid} at {server.url}; Ctrl-C ends it", flush=True)
+            try:
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                return 0
+        return 0
+
+
+def _add_where(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--job", type=_job, metavar="JOB", help="the pid of the job's script, or the job's id"
+    )
+    parser.add_argument("--host", metavar="ADDRESS", help="look through this host of the job: tcp://b7:26600")
+    parser.add_argument(
+        "--credentials",
+        type=Path,
+        metavar="DIR",
+        help="with --host: the folder of the owner, or an observer's",
+    )
+
+
+def _job_of(args: Namespace) -> RunningJob:
+    if (args.host is None) != (args.credentials is None):
+        raise MeshError("--host and --credentials go together: which host to look through, and with what")
+    return connect(args.job, host=args.host, credentials=args.credentials)
+
+
+def _job(text: str) -> int | str:
+    if len(text) == _ID and set(text) <= set(string.hexdigits):
+        return text.lower()
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is neither a pid nor an id of {_ID} hexadecimal digits")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return seconds
+
+
+PLUGINS = (
+    CommandPlugin(name="top", api_version=1, create=TopCommand, summary="watch a running job on the screen"),
+    CommandPlugin(
+        name="metrics", api_version=1, create=MetricsCommand, summary="serve a job's numbers to Prometheus"
+    ),
+)
+
+
+@hookimpl
+def mesh_register_commands() -> Iterable[CommandPlugin]:
+    """`mesh top`, `mesh metrics`."""
+    return PLUGINS
