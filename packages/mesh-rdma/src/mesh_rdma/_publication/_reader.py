@@ -196,7 +196,12 @@ class PublicationReader:
         """
         asked = _Asked(version, min_version, wait, timeout)
         parts = self._parts.of(state, pieces)
-        leases = self._lease(asked)
+        try:
+            leases = self._lease(asked)
+        except PublicationGone:
+            # What is mapped for it would keep the memory of an owner that has ended.
+            self._load = None
+            raise
         try:
             load, layouts = self._load, [lease.layout for lease in leases]
             if load is None or not load.fits(layouts, parts, cast):
