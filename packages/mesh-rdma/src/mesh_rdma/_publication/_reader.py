@@ -85,7 +85,7 @@ class Lease:
 
     def end(self) -> None:
         """Give it back."""
-        self.connection.close()
+        _release(self.connection)
         if self.slot >= 0:
             os.close(self.slot)
             self.slot = -1
@@ -255,7 +255,8 @@ class PublicationReader:
             send(connection, {**ask, "seen": known.seen, "incarnation": known.incarnation})
             reply, descriptors = self._hear(connection, source, asked)
         except BaseException:
-            connection.close()
+            # It may have been given a lease at the last moment.
+            _release(connection)
             raise
         slot, layout = descriptors
         try:
@@ -352,3 +353,13 @@ class PublicationReader:
 def _end(leases: list[Lease]) -> None:
     for lease in leases:
         lease.end()
+
+
+def _release(connection: socket.socket) -> None:
+    """End a connection in good order: an owner that does not hear so takes this process for dead."""
+    try:
+        send(connection, {"released": True})
+    except OSError:
+        # It was ended by a fork, or the owner has ended.
+        pass
+    connection.close()
