@@ -23,7 +23,7 @@ from mesh_rdma._errors import (
     VersionUnavailable,
     advice,
 )
-from mesh_rdma._publication._forks import close_in_forks
+from mesh_rdma._here import close_in_forks
 from mesh_rdma._publication._layout import Layout, Parts, Piece
 from mesh_rdma._publication._load import Load
 from mesh_rdma._publication._weights import Weights

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 from mesh_rdma._buffer import RDMABuffer, handle_of
 from mesh_rdma._errors import InvalidTransfer, RDMAError, RDMATimeout
-from mesh_rdma._here import engine
+from mesh_rdma._here import close_in_forks, engine
 from mesh_rdma._memory import memory_of
 from mesh_rdma._pool import empty
-from mesh_rdma._publication._forks import close_in_forks
 from mesh_rdma._publication._layout import Layout
 from mesh_rdma._publication._versions import Ask, Lease, Refusal, Versions
 from mesh_rdma._publication._wire import address_of, open_socket, peer_of, receive, send
