@@ -1,7 +1,9 @@
-"""A parameter server: workers fetch weights and push gradients at their own pace, nobody waits for the slowest.
+"""A parameter server: workers read weights and push gradients at their own pace, nobody waits for the slowest.
 
-The server is one actor; the workers hold a reference to it. Its messages come one at a time, so that its state needs
-no lock. Data and weights are numpy arrays, which travel beside the message without being copied into it.
+The server is one actor; the workers hold a reference to it. Its messages come one at a time, so that steps need no lock. The
+weights are no messages: workers copy them straight from the server's memory, whatever it is doing. A copy may have a part of the
+step that is being taken, which training of this kind bears; see `weight_sync.py` for versions that are never a mixture.
+Needs mesh-rdma and numpy.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh_core import Actor, current_rank, endpoint, this_host
+from mesh_rdma import RDMABuffer
 
 Array = npt.NDArray[np.float64]
 
@@ -25,11 +28,13 @@ class Server(Actor):
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.weights: Array = np.zeros(FEATURES)
+        self.offered = RDMABuffer(self.weights)
         self.version = 0
 
     @endpoint
-    def pull(self) -> Array:
-        return self.weights
+    def offer(self) -> RDMABuffer:
+        """Say where the weights are; they stay there."""
+        return self.offered
 
     @endpoint
     def push(self, gradient: Array) -> int:
@@ -50,10 +55,11 @@ class Worker(Actor):
 
     @endpoint
     def train(self, steps: int) -> int:
-        """Pull, compute, push; returns the last version of the weights that this worker has seen."""
-        version = 0
+        """Read, compute, push; returns the last version of the weights that this worker has made."""
+        version, weights = 0, np.empty(FEATURES)
+        offered = self.server.offer.call_one().get(timeout=30)
         for _ in range(steps):
-            weights = self.server.pull.call_one().get(timeout=30)
+            offered.read_into(weights).get(timeout=30)
             gradient = self.inputs.T @ (self.inputs @ weights - self.targets) / len(self.targets)
             version = self.server.push.call_one(gradient).get(timeout=30)
         return version
@@ -69,7 +75,8 @@ def main() -> None:
 
         for finished, version in enumerate(workers.train.stream(STEPS), start=1):
             print(f"{finished} of {WORKERS} workers done, weights at version {version.get(timeout=60)}")
-        weights = server.pull.call_one().get(timeout=30)
+        weights = np.empty(FEATURES)
+        server.offer.call_one().get(timeout=30).read_into(weights).get(timeout=30)
         print(
             f"distance to the truth: {np.linalg.norm(TRUTH):.3f} before, {np.linalg.norm(weights - TRUTH):.3f} after"
         )

@@ -3,6 +3,7 @@
 //! Knows no Python. An [`Engine`] is one process's part: [`Engine::export`] offers memory and gives a [`Handle`], a few
 //! hundred bytes that may be sent anywhere; [`Engine::submit`] does an [`Op`] on the memory that a handle names.
 
+mod boxes;
 mod choice;
 mod cma;
 mod completion;
@@ -27,6 +28,7 @@ mod workers;
 #[cfg(test)]
 mod tests;
 
+pub use boxes::{Boxes, Grid};
 pub use choice::{Choice, Distance, Need, Ours, choose};
 pub use completion::{Operation, Outcome};
 pub use delta::{apply_changes, find_changes};

@@ -5,6 +5,7 @@ import random
 import re
 import struct
 import sys
+import time
 import zlib
 from typing import Any
 
@@ -20,6 +21,8 @@ from mesh_rdma import (
 )
 
 SIZES = (5000, 7, 300)
+LOOKS = 10
+"""How often a version that is held is looked at."""
 
 
 def fill(state: dict[str, np.ndarray], version: int) -> None:
@@ -51,6 +54,7 @@ class Peer:
         self.state = blank()
         self.target = blank()
         self.last = 0
+        self.dice = random.Random(1)
         self.reader: PublicationReader | None = None
 
     def own(self, known_as: str, versions: int) -> PublicationReader:
@@ -58,9 +62,11 @@ class Peer:
         self.publication = Publication(self.state, name=known_as, versions=versions, start=1)
         return self.publication.reader()
 
-    def publish(self, count: int) -> int:
-        """Publish so often; returns the last number."""
+    def publish(self, count: int, seconds: float = 0.0) -> int:
+        """Publish so often, spread over about so many seconds; returns the last number."""
         for _ in range(count):
+            if seconds:
+                time.sleep(self.dice.random() * 2 * seconds / count)
             while True:
                 fill(self.state, self.last + 1)
                 try:
@@ -89,11 +95,14 @@ class Peer:
         except VersionUnavailable:
             pass
 
-    def read(self, count: int, seed: int) -> tuple[int, list[str]]:
-        """Read so often, unless the owner ends; returns how often that was, and what was wrong."""
+    def read(self, count: int, seed: int, waits: int = 1) -> tuple[int, list[str]]:
+        """Read so often, unless the owner ends; returns how often all bytes were looked at, and what was wrong.
+
+        Reads that may wait for a version are one in ``waits`` of the others.
+        """
         dice, done, wrong = random.Random(seed), 0, []
         for _ in range(count):
-            way = dice.choice(("use", "load", "hold", "exact", "next"))
+            way = dice.choices(("use", "load", "hold", "exact", "next"), (waits, waits, waits, 1, 1))[0]
             try:
                 number, found = self.once(way, dice)
             except (VersionUnavailable, RDMATimeout):
@@ -101,7 +110,7 @@ class Peer:
             except PublicationGone:
                 # Killed: the test makes another one before it asks again.
                 break
-            done += 1
+            done += LOOKS if way == "hold" else 1
             if found != (number, True):
                 wrong.append(f"torn or mislabelled: version {number} is {found}, by {way}")
             if way != "exact" and number < self.last:
@@ -125,7 +134,7 @@ class Peer:
             found = seen(weights)
             arrays, number = dict(weights), weights.version
         # The arrays keep the version, beyond the block.
-        for _ in range(2 if way == "hold" else 0):
+        for _ in range(LOOKS - 1 if way == "hold" else 0):
             if seen(arrays) != found:
                 return number, (-1, False)
         return number, found

@@ -259,7 +259,23 @@ def test_the_lease_of_a_killed_reader_comes_back(other, third, publication):
     other.kill()
     published.join(30)
     assert publication.version == 3
+    # Both ends know: who had what, before its place was used again.
+    pid = other.process.pid
+    assert sorted((each.pid, each.version) for each in publication.failures) == [(pid, 1), (pid, 2)]
+    assert all("has ended, or was killed" in each.reason for each in publication.failures)
     assert third.read(reader) == (3, {3})
+
+
+def test_readers_that_end_in_good_order_are_no_failures(other, third, publication):
+    reader = publication.reader()
+    publication.next()
+    other.use(reader, "one")
+    other.end()
+    assert third.read(reader) == (1, {1})
+    with pytest.raises(RDMATimeout):
+        reader.use(min_version=2, timeout=0.01)
+    without_leases(publication)
+    assert publication.failures == []
 
 
 def test_a_forked_copy_of_a_reader_keeps_no_lease(other, publication):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mesh_rdma._publication._boxes import Box, cover, runs
+from mesh_rdma._publication._boxes import Box, cover, grid
 
 np = pytest.importorskip("numpy")
 
@@ -50,7 +50,7 @@ def test_what_nobody_offers_is_named():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_runs_are_the_bytes_of_the_box_in_order(seed):
+def test_the_pieces_of_a_grid_are_the_bytes_of_the_box_in_order(seed):
     dice = random.Random(seed)
     shape = [dice.randint(1, 5) for _ in range(dice.randint(0, 4))]
     start = [dice.randint(0, size) for size in shape]
@@ -59,14 +59,15 @@ def test_runs_are_the_bytes_of_the_box_in_order(seed):
         return
     whole = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
     data = whole.tobytes()
-    target = np.full(box.shape, -1, np.int32)
-    for offset, length, places in runs(shape, box, 4):
-        piece = np.frombuffer(data[offset : offset + length], np.int32)
-        place = target[places] if places else target
-        place[...] = piece.reshape(place.shape)
-    assert np.array_equal(target, whole[tuple(map(slice, box.start, box.stop))])
+    lies = grid(shape, box, 4)
+    starts = [lies.offset]
+    for count, step in zip(lies.counts, lies.steps, strict=True):
+        starts = [at + n * step for at in starts for n in range(count)]
+    found = b"".join(data[at : at + lies.run] for at in starts)
+    assert found == whole[tuple(map(slice, box.start, box.stop))].tobytes()
 
 
-def test_whole_rows_are_one_run():
-    assert len(list(runs((8, 16, 4), Box((2, 0, 0), (6, 16, 4)), 4))) == 1
-    assert len(list(runs((8, 16, 4), Box((2, 0, 0), (6, 16, 2)), 4))) == 4 * 16
+def test_whole_rows_are_one_piece():
+    assert grid((8, 16, 4), Box((2, 0, 0), (6, 16, 4)), 4) == (512, [], [], 1024)
+    assert grid((8, 16, 4), Box((2, 0, 0), (6, 16, 2)), 4) == (512, [4, 16], [256, 16], 8)
+    assert grid((8, 16, 4), Box((2, 3, 0), (3, 4, 4)), 4) == (560, [], [], 16)

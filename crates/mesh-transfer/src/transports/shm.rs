@@ -111,6 +111,8 @@ struct ShmPeer {
 }
 
 type Mapped = Result<Arc<Mapping>, Instant>;
+/// An arena by descriptor and number, mapped.
+type Last = ((u32, u32), Arc<Mapping>);
 
 /// Where memory of an export is.
 enum Place {
@@ -128,7 +130,7 @@ struct Known {
 
 impl ShmPeer {
     /// Where the memory of the operation's export is, after all that the owner would check. Under a lease of it.
-    fn place(&self, op: &Op, offered: Offered) -> Result<Place, TransferError> {
+    fn place(&self, op: &Op, offered: Offered, last: &mut Option<Last>) -> Result<Place, TransferError> {
         let Handle { slot, generation, token, start, .. } = *op.handle;
         if !is_same(&offered.token, &token) {
             return Err(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle"));
@@ -142,7 +144,7 @@ impl ShmPeer {
             return Err(TransferError::new(ErrorKind::Refused, "the owner offers this memory for reading only"));
         }
         if let Some(pooled) = offered.pooled
-            && let Some(map) = self.mapping(pooled)
+            && let Some(map) = self.mapping_after(pooled, last)
         {
             map.at(pooled.offset, offered.length).ok_or_else(damaged)?;
             return Ok(Place::Here(map, pooled.offset));
@@ -152,6 +154,19 @@ impl ShmPeer {
             return if one.len() == offered.length { Ok(Place::There(one)) } else { Err(damaged()) };
         }
         Ok(Place::There(self.known(slot, generation, offered)?.segments.clone()))
+    }
+
+    /// As `mapping`, which is asked if it is not the last one.
+    fn mapping_after(&self, pooled: Pooled, last: &mut Option<Last>) -> Option<Arc<Mapping>> {
+        let name = (pooled.fd, pooled.id);
+        if let Some((known, map)) = last
+            && *known == name
+        {
+            return Some(Arc::clone(map));
+        }
+        let map = self.mapping(pooled)?;
+        *last = Some((name, Arc::clone(&map)));
+        Some(map)
     }
 
     /// The arena, mapped; none if that cannot be done now: the kernel's calls reach the memory as well.
@@ -257,7 +272,7 @@ impl ShmPeer {
         let (lease, offered) = self.control.lease(self.me, op.handle.slot, op.handle.generation)?;
         let (offset, len) = op.work.span();
         let start = op.handle.start + offset;
-        let done = match self.place(op, offered)? {
+        let done = match self.place(op, offered, &mut None)? {
             Place::Here(map, at) => {
                 // SAFETY: as the caller vouches.
                 let copied = unsafe { Self::copy_large(way, local, (&map, at + start), len, watch) };
@@ -310,11 +325,13 @@ impl ShmPeer {
         let lease = self.control.lease_every(self.me)?;
         let mut lists = Lists::new(&self.other, way, ops.len());
         let mut is_mapped = false;
+        // Nearly always the next one is in the arena of the one before: others are in line for the table of all.
+        let mut last = None;
         for op in ops {
             let (_, local) = copy_of(&op.work)?;
             let (offset, len) = op.work.span();
             let start = op.handle.start + offset;
-            match self.place(op, lease.offered(op.handle.slot, op.handle.generation)?)? {
+            match self.place(op, lease.offered(op.handle.slot, op.handle.generation)?, &mut last)? {
                 Place::Here(map, at) => {
                     // SAFETY: as the caller vouches.
                     unsafe { Self::copy(way, (local, 0), (&map, at + start), len, is_much)? };

@@ -1,6 +1,7 @@
 //! The Python face of mesh-transfer: conversions, leaving the interpreter, errors; no decisions.
 
 mod action;
+mod boxes;
 mod delta;
 mod door;
 mod engine;
@@ -25,6 +26,7 @@ mod _native {
         m.add("QUICK", mesh_transfer::QUICK)?;
         m.add("ERROR_KINDS", mesh_transfer::ErrorKind::ALL.map(mesh_transfer::ErrorKind::word).to_vec())?;
         m.add_class::<action::PyAction>()?;
+        m.add_class::<boxes::PyBoxes>()?;
         m.add_class::<engine::PyEngine>()?;
         m.add_class::<engine::PyExport>()?;
         m.add_class::<handle::PyHandle>()?;

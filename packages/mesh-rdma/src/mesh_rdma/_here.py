@@ -1,4 +1,4 @@
-"""The engine of this process: made when the first buffer is made or used."""
+"""The engine of this process: made when the first buffer is made or used; and what a forked copy must not keep."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import atexit
 import os
 import sys
 import threading
+import weakref
+from typing import Protocol
 
 from mesh_core.extensions import Membership, membership
 from mesh_rdma._native import Engine
@@ -24,10 +26,20 @@ def _tell(owner: str, candidates: list[str], passed: list[tuple[str, str]]) -> N
         logging.getLogger("mesh_rdma").info("memory of %s is reached by %s", owner, chosen)
 
 
+class Closable(Protocol):
+    """A socket, or what is like one."""
+
+    def close(self) -> None:
+        """Close this process's descriptor."""
+
+
 class _Here:
     """The one engine of a process, which is what handles name."""
 
     def __init__(self) -> None:
+        self._kept: weakref.WeakSet[Closable] = weakref.WeakSet()
+        """What is closed in forked copies."""
+        self._heeds_forks = False
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._pid = 0
@@ -73,6 +85,18 @@ class _Here:
                 engine.join(member.credentials, member.revocations, addresses, silence)
                 self._member = member
 
+    def close_in_forks(self, closable: Closable) -> None:
+        """Have a connection end with this process: a forked copy that had it as well would keep it, and a lease with it."""
+        # Without the lock, which a forked copy may find taken for ever. To be told of a fork twice does no harm.
+        if not self._heeds_forks:
+            self._heeds_forks = True
+            os.register_at_fork(after_in_child=self._forked)
+        self._kept.add(closable)
+
+    def _forked(self) -> None:
+        for each in list(self._kept):
+            each.close()
+
     def _close(self) -> None:
         if self._engine is not None and self._pid == os.getpid():
             self._engine.close_all()
@@ -82,3 +106,4 @@ _HERE = _Here()
 engine = _HERE.engine
 joined = _HERE.joined
 look = _HERE.look
+close_in_forks = _HERE.close_in_forks

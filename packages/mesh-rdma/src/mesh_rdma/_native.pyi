@@ -11,6 +11,7 @@ __all__ = [
     "QUICK",
     "Action",
     "Block",
+    "Boxes",
     "Engine",
     "Export",
     "Handle",
@@ -46,6 +47,11 @@ class Memory:
 
 @final
 class Block: ...
+
+@final
+class Boxes:
+    def __new__(cls, parts: list[tuple[int, list[int], list[int], int, Memory]]) -> Self: ...
+    def copy(self, source: Memory) -> None: ...
 
 @final
 class Handle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,17 @@ def cover(wanted: Box, offered: Sequence[Box], first: int = 0) -> tuple[list[tup
     return parts, missing
 
 
-def runs(shape: Sequence[int], box: Box, item: int) -> Iterator[tuple[int, int, tuple[slice, ...]]]:
-    """Yield the pieces of a box that lie in one in a contiguous array: the first byte, the length, and where in the box."""
+class Grid(NamedTuple):
+    """The pieces of a box, which are of one length: where the first one begins, how many in each dimension, and how far apart."""
+
+    offset: int
+    counts: list[int]
+    steps: list[int]
+    run: int
+
+
+def grid(shape: Sequence[int], box: Box, item: int) -> Grid:
+    """Return the pieces of a box that lie in one in a contiguous array, in bytes. Without counts it is one piece."""
     steps, step = [], item
     for size in reversed(shape):
         steps.append(step)
@@ -84,13 +93,9 @@ def runs(shape: Sequence[int], box: Box, item: int) -> Iterator[tuple[int, int, 
         inner -= 1
     inner = max(inner - 1, 0)
     sizes = box.shape
-    length = item
+    run = item
     for size in sizes[inner:]:
-        length *= size
+        run *= size
     base = sum(at * step for at, step in zip(box.start, steps, strict=True))
-    for index in product(*(range(size) for size in sizes[:inner])):
-        yield (
-            base + sum(at * step for at, step in zip(index, steps, strict=False)),
-            length,
-            tuple(slice(at, at + 1) for at in index),
-        )
+    outer = [(size, step) for size, step in zip(sizes[:inner], steps, strict=False) if size != 1]
+    return Grid(base, [size for size, _ in outer], [step for _, step in outer], run)

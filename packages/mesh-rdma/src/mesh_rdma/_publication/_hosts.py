@@ -2,7 +2,8 @@
 
 CPS-1: a host has one copy of a version, however many of its processes read it.
 CPS-2: a version that is being fetched is leased at where it is fetched from, so that it is whole.
-CPS-3: a host that joins fetches its first version from another copy, where there is one.
+CPS-3: a host that joins fetches its first version from another copy, where there is one. The owner sends to two hosts at once;
+what more there are wait until one of these has the version, and fetch it there: a tree, in which each gives to two.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from mesh_rdma._publication._reader import place
 from mesh_rdma._publication._server import Lent, ReaderFailure, Server, Slot
 
 _LIMIT_S = 60.0
+_AT_ONCE = 2
+"""So many hosts fetch from one at once. One alone would leave a link idle while the other end makes room."""
 
 
 class Place(NamedTuple):
@@ -141,6 +144,10 @@ class _Copy:
     place: Place
     version: int | None = None
     fetching: bool = False
+    sending: int = 0
+    """How many fetch from it."""
+    direct: bool = False
+    """Whether it could not fetch from another one, and does so from the owner."""
 
 
 class Copies:
@@ -153,6 +160,10 @@ class Copies:
         self._copies: list[_Copy] = []
         self._procs: list[ProcMesh] = []
         self._closed = False
+        self._sending = 0
+        """How many fetch from the owner."""
+        self._queue: list[_Copy] = []
+        """Those that have room, and nobody to fetch from yet."""
         self.delta_bytes: int | None = None
         """How long the latest delta was."""
 
@@ -180,14 +191,10 @@ class Copies:
         for copy in added:
             copy.mirror.begin.call_one().get(timeout=_LIMIT_S)
         with self._lock:
-            peers = [copy for copy in self._copies if copy.version is not None]
             self._copies += added
             self._procs.append(procs)
-        for n, copy in enumerate(added):
-            if peers:
-                self._fetch_from(peers[n % len(peers)], copy)
-            else:
-                self._fetch(copy)
+        for copy in added:
+            self._fetch(copy)
 
     def publish(self) -> None:
         """There is a new version."""
@@ -267,46 +274,96 @@ class Copies:
             return True
 
     def _fetch(self, copy: _Copy) -> None:
-        """Have a host fetch the newest version from here."""
+        """Have a host fetch the newest version."""
         if self._begin(copy):
-            self._when_room(copy, partial(self._fetch_now, copy))
+            self._when_room(copy, partial(self._find_source, copy))
 
-    def _fetch_now(self, copy: _Copy) -> None:
+    def _find_source(self, copy: _Copy) -> None:
+        """Have it fetch from where the fewest others do (CPS-3), or wait for its turn."""
+        newest = self._server.newest
+        with self._lock:
+            having = [each for each in self._copies if each.version is not None and each is not copy]
+            if copy.version is not None:
+                having = [each for each in having if each.version == newest]
+            peer = None if copy.direct else min(having, key=lambda each: each.sending, default=None)
+            if peer is not None and peer.sending < _AT_ONCE:
+                peer.sending += 1
+            elif self._sending < _AT_ONCE and not (copy.version is None and peer is not None):
+                peer = None
+                self._sending += 1
+            else:
+                self._queue.append(copy)
+                return
+        if peer is None:
+            self._fetch_here(copy)
+        else:
+            self._fetch_from(peer, copy)
+
+    def _sent(self, peer: _Copy | None) -> None:
+        """Somebody has fetched: the next one's turn."""
+        with self._lock:
+            if peer is None:
+                self._sending -= 1
+            else:
+                peer.sending -= 1
+            waiting, self._queue = self._queue, []
+        for copy in waiting:
+            self._find_source(copy)
+
+    def _again(self, copy: _Copy, peer: _Copy | None) -> None:
+        """Have a host fetch once more; not from another one again."""
+        with self._lock:
+            copy.fetching = False
+            copy.direct = peer is not None
+        self._sent(peer)
+        self._fetch(copy)
+
+    def _fetch_here(self, copy: _Copy) -> None:
         lent = self._server.lend(copy.place.pid)  # CPS-2
         if lent is None or lent.version == copy.version:
             if lent is not None:
                 self._server.give_back(lent)
             with self._lock:
                 copy.fetching = False
+            self._sent(None)
             return
-        self._take(copy, lent.version, lent.slot.buffer, partial(self._server.give_back, lent))
+        self._take(copy, lent.version, lent.slot.buffer, partial(self._server.give_back, lent), None)
 
     def _fetch_from(self, peer: _Copy, copy: _Copy) -> None:
-        """Have a host fetch its first version from another one (CPS-3)."""
-        if not self._begin(copy):
-            return
+        """Have a host fetch from another one, or from here if that has ended."""
 
         def lent(future: Future[Any]) -> None:
             found = None if future.exception() is not None else future.get()
-            if found is None:
-                copy.fetching = False
-                self._fetch(copy)
+            if found is not None and (copy.version is None or found[1] > copy.version):
+                number, version, buffer = found
+                give_back = partial(peer.mirror.give_back.broadcast, number)
+                self._take(copy, version, buffer, give_back, peer)
                 return
-            number, version, buffer = found
-            self._take(copy, version, buffer, partial(peer.mirror.give_back.broadcast, number))
+            if found is not None:
+                peer.mirror.give_back.broadcast(found[0])
+            self._again(copy, peer)
 
         peer.mirror.lend.call_one().add_done_callback(lent)
 
-    def _take(self, copy: _Copy, version: int, source: RDMABuffer, give_back: Callable[[], object]) -> None:
+    def _take(
+        self,
+        copy: _Copy,
+        version: int,
+        source: RDMABuffer,
+        give_back: Callable[[], object],
+        peer: _Copy | None,
+    ) -> None:
         def over(future: Future[Any]) -> None:
             give_back()
             error = future.exception()
-            if error is None and not future.get():
-                with self._lock:
-                    copy.fetching = False
-                self._fetch(copy)
-                return
-            self._fetched(copy, version, error)
+            # What is wrong may be the other one, which may have ended; nothing is if there is no place for the version yet.
+            if (error is not None and peer is not None and not _is_lost(error)) or (
+                error is None and not future.get()
+            ):
+                self._again(copy, peer)
+            else:
+                self._fetched(copy, version, error)
+                self._sent(peer)
 
         copy.mirror.take.call_one(version, source).add_done_callback(over)
 
@@ -316,7 +373,7 @@ class Copies:
     def _fetched(self, copy: _Copy, version: int, error: BaseException | None) -> None:
         """A host has a version now, or could not have it."""
         with self._lock:
-            copy.fetching = False
+            copy.fetching = copy.direct = False
             if error is None:
                 copy.version = version
             elif _is_lost(error) and copy in self._copies:

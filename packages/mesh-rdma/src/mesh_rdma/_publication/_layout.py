@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, eq, is_, methodcaller
 from typing import Any
 
 from mesh_rdma._errors import InvalidTransfer
@@ -202,54 +203,64 @@ class Parts:
     """The tensors of the state dict that was looked at last: only what is another one since is looked at again."""
 
     def __init__(self) -> None:
-        self._known: tuple[list[tuple[str, Any, Any]], list[tuple[str, Piece]], list[Part]] | None = None
+        self._known: _Known | None = None
 
     def of(self, state: Mapping[str, Any], pieces: Mapping[str, Piece] | None) -> list[Part]:
         """Return what `parts_of` yields: the same list, if it is the same."""
-        given = list((pieces or {}).items())
+        given = dict(pieces or {})
         known = self._known
-        if (
-            known is not None
-            and known[1] == given
-            and len(known[0]) == len(state)
-            and all(
-                value is other and name == known_name and shown == _shown(other)
-                for (known_name, value, shown), (name, other) in zip(known[0], state.items(), strict=False)
-            )
-        ):
-            return known[2]
+        if known is not None and known.given == given and known.is_of(state):
+            return known.parts
         parts = list(parts_of(state, pieces))
-        self._known = [(name, value, _shown(value)) for name, value in state.items()], given, parts
+        self._known = _Known(state, given, parts)
         return parts
 
 
-class _Never:
-    """Is never what it was."""
+Look = Callable[[Any], object]
 
-    def __eq__(self, other: object) -> bool:
-        return False
-
-    __hash__ = object.__hash__
-
-
-_NEVER = _Never()
+# They cannot be resized as long as they are in use here.
+_BYTES: tuple[Look, ...] = (len,)
+_ARRAY: tuple[Look, ...] = (attrgetter("shape"), attrgetter("dtype"))
+_TENSOR: tuple[Look, ...] = (*_ARRAY, methodcaller("data_ptr"), methodcaller("stride"))
+_OTHER: tuple[Look, ...] = (lambda _: object(),)
+"""Is never what it was."""
 
 
-def _shown(value: Any) -> Any:
-    """Return what says whether an array or tensor is where and what it was."""
-    pointer = getattr(value, "data_ptr", None)
-    if pointer is None:
-        if isinstance(value, (bytes, bytearray)):
-            # It cannot be resized as long as it is in use here.
-            return len(value)
+class _Known:
+    """What was looked at.
+
+    There may be tens of thousands of tensors. To look again is a pass over all for each of their properties, in which nothing
+    is kept: what is would have the garbage collector walk over all of them, which takes longer than the pass.
+    """
+
+    def __init__(self, state: Mapping[str, Any], given: dict[str, Piece], parts: list[Part]) -> None:
+        self.given, self.parts = given, parts
+        self._names, self._values = list(state), list(state.values())
+        kinds: dict[tuple[Look, ...], list[Any]] = {}
+        for value in self._values:
+            kinds.setdefault(_looks_at(value), []).append(value)
+        self._looks = [
+            (look, values, list(map(look, values))) for looks, values in kinds.items() for look in looks
+        ]
+
+    def is_of(self, state: Mapping[str, Any]) -> bool:
+        """Whether these are the same tensors, where they were and what they were."""
         return (
-            (value.shape, value.dtype)
-            if hasattr(value, "dtype") and not hasattr(value, "to_local")
-            else _NEVER
+            list(state) == self._names
+            and all(map(is_, state.values(), self._values))
+            and all(all(map(eq, map(look, values), shown)) for look, values, shown in self._looks)
         )
+
+
+def _looks_at(value: Any) -> tuple[Look, ...]:
+    """Return what finds out of a value whether it is where and what it was."""
     if hasattr(value, "to_local"):
-        return _NEVER
-    return pointer(), value.shape, value.stride(), value.dtype
+        return _OTHER
+    if hasattr(value, "data_ptr"):
+        return _TENSOR
+    if isinstance(value, (bytes, bytearray)):
+        return _BYTES
+    return _ARRAY if hasattr(value, "dtype") else _OTHER
 
 
 def layout_of(parts: Sequence[tuple[str, Any, Kind, Piece]]) -> Layout:

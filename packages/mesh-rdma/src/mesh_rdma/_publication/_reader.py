@@ -23,7 +23,7 @@ from mesh_rdma._errors import (
     VersionUnavailable,
     advice,
 )
-from mesh_rdma._publication._forks import close_in_forks
+from mesh_rdma._here import close_in_forks
 from mesh_rdma._publication._layout import Layout, Parts, Piece
 from mesh_rdma._publication._load import Load
 from mesh_rdma._publication._weights import Weights
@@ -85,7 +85,7 @@ class Lease:
 
     def end(self) -> None:
         """Give it back."""
-        self.connection.close()
+        _release(self.connection)
         if self.slot >= 0:
             os.close(self.slot)
             self.slot = -1
@@ -196,7 +196,12 @@ class PublicationReader:
         """
         asked = _Asked(version, min_version, wait, timeout)
         parts = self._parts.of(state, pieces)
-        leases = self._lease(asked)
+        try:
+            leases = self._lease(asked)
+        except PublicationGone:
+            # What is mapped for it would keep the memory of an owner that has ended.
+            self._load = None
+            raise
         try:
             load, layouts = self._load, [lease.layout for lease in leases]
             if load is None or not load.fits(layouts, parts, cast):
@@ -250,7 +255,8 @@ class PublicationReader:
             send(connection, {**ask, "seen": known.seen, "incarnation": known.incarnation})
             reply, descriptors = self._hear(connection, source, asked)
         except BaseException:
-            connection.close()
+            # It may have been given a lease at the last moment.
+            _release(connection)
             raise
         slot, layout = descriptors
         try:
@@ -347,3 +353,13 @@ class PublicationReader:
 def _end(leases: list[Lease]) -> None:
     for lease in leases:
         lease.end()
+
+
+def _release(connection: socket.socket) -> None:
+    """End a connection in good order: an owner that does not hear so takes this process for dead."""
+    try:
+        send(connection, {"released": True})
+    except OSError:
+        # It was ended by a fork, or the owner has ended.
+        pass
+    connection.close()

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 from mesh_rdma._buffer import RDMABuffer, handle_of
 from mesh_rdma._errors import InvalidTransfer, RDMAError, RDMATimeout
-from mesh_rdma._here import engine
+from mesh_rdma._here import close_in_forks, engine
 from mesh_rdma._memory import memory_of
 from mesh_rdma._pool import empty
-from mesh_rdma._publication._forks import close_in_forks
 from mesh_rdma._publication._layout import Layout
 from mesh_rdma._publication._versions import Ask, Lease, Refusal, Versions
 from mesh_rdma._publication._wire import address_of, open_socket, peer_of, receive, send
 
 _BACKLOG = 4096
+_DIED = "it has ended, or was killed, before it gave the version back"
 _AGAIN = 0.1
 """Seconds after which a process without descriptors looks again for readers."""
 
@@ -347,7 +347,11 @@ class Server:
             return
         except (OSError, ValueError):
             message = None
-        if message is None or not self._obey(connection, message):
+        if message is not None and message.get("released") is True:
+            self._drop(connection)
+        elif message is None or not self._obey(connection, message):
+            if connection in self._holders():
+                self._note(connection, _DIED)
             self._drop(connection)
 
     def _obey(self, connection: socket.socket, message: dict[str, Any]) -> bool:
@@ -368,6 +372,10 @@ class Server:
             there = ", ".join(map(str, self._versions.held())) or "none yet"
             self._answer(connection, outcome, f"there are versions: {there}")
         return True
+
+    def _holders(self) -> dict[Hashable, int]:
+        with self._lock:
+            return self._versions.holders()
 
     def _note(self, connection: socket.socket, reason: str) -> None:
         with self._lock:

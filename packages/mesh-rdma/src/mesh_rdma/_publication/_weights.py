@@ -22,6 +22,13 @@ class _Mapping(mmap.mmap):
 
 def map_lease(lease: Lease, *, writable: bool = False) -> tuple[memoryview, _Mapping]:
     """Return the version's bytes, which keep the lease, and what keeps them. What is written there, only this process sees."""
+    view, mapping = map_slot(lease, writable=writable)
+    mapping.lease = lease
+    return view, mapping
+
+
+def map_slot(lease: Lease, *, writable: bool = False) -> tuple[memoryview, _Mapping]:
+    """Return the same, which keep no lease: for who looks at them only as long as there is one."""
     skip = lease.offset % mmap.ALLOCATIONGRANULARITY
     length = skip + max(lease.layout.nbytes, 1)
     start = lease.offset - skip
@@ -31,7 +38,6 @@ def map_lease(lease: Lease, *, writable: bool = False) -> tuple[memoryview, _Map
     else:
         flags, protection = mmap.MAP_SHARED, mmap.PROT_READ
     mapping = _Mapping(lease.slot, length, flags=flags, prot=protection, offset=start)
-    mapping.lease = lease
     return memoryview(mapping)[skip : skip + lease.layout.nbytes], mapping
 
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from mesh_core import Future, Promise
+from mesh_core import Future, MeshError, Promise
 from mesh_core.extensions import NOT_CARRIED, Extension, Proc, Spawning, find, install
 from mesh_rdma._errors import RDMAError
 from mesh_rdma._here import joined
@@ -99,10 +99,15 @@ class Trees(Extension):
             promise.set_exception(outcome_of(error))
 
 
-_LOCK = threading.Lock()
-
-
 def here() -> Trees:
     """Return this process's instance."""
-    with _LOCK:
-        return find(Trees) or install(Trees)
+    found = find(Trees)
+    if found is None:
+        try:
+            return install(Trees)
+        except MeshError:
+            # Another thread was sooner, or the first broadcast to this process has just brought it.
+            found = find(Trees)
+            if found is None:
+                raise
+    return found

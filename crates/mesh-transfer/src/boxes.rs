@@ -1,0 +1,313 @@
+//! Parts of arrays that lie in many short pieces in one memory, copied side by side into others.
+//!
+//! BOX-1: nothing outside of the memory that is given, and of the targets, is read or written: both were checked as the part was added.
+
+use crate::cma::in_lanes;
+use crate::copy::copy;
+use crate::error::TransferError;
+use crate::segments::Segments;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a core takes at once.
+const TURN: u64 = 1 << 20;
+/// Short pieces are put together here, in the first cache, and leave it by streaming stores.
+const STAGE: usize = 16 << 10;
+/// From this length on a piece goes straight to its target.
+const LONG: u64 = 4 << 10;
+/// How far ahead of the piece that is copied others are fetched: the processor does not foresee where the next one begins.
+const AHEAD: u64 = 2 << 10;
+const CACHE_LINE: u64 = 64;
+
+/// The pieces of one part: `counts` of them in each dimension, so many bytes from one to the next.
+#[derive(Clone, Debug)]
+pub struct Grid {
+    /// Where in the memory the first one begins.
+    pub offset: u64,
+    /// How many there are, the outermost dimension first.
+    pub counts: Vec<u64>,
+    /// From the beginning of one to that of the next, in each dimension.
+    pub steps: Vec<u64>,
+    /// The length of each.
+    pub run: u64,
+}
+
+impl Grid {
+    /// How many bytes it has, and where the last of them ends; none if that is beyond all numbers.
+    fn extent(&self) -> Option<(u64, u64)> {
+        let (mut bytes, mut last) = (self.run, self.offset);
+        for (count, step) in self.counts.iter().zip(&self.steps) {
+            bytes = bytes.checked_mul(*count)?;
+            last = last.checked_add(count.checked_sub(1)?.checked_mul(*step)?)?;
+        }
+        Some((bytes, last.checked_add(self.run)?))
+    }
+}
+
+#[derive(Debug)]
+struct Part {
+    grid: Grid,
+    target: Segments,
+}
+
+/// Such parts, planned once and copied as often as one likes.
+#[derive(Debug, Default)]
+pub struct Boxes {
+    parts: Vec<Part>,
+    /// Where each part ends, counted from the first byte of all.
+    ends: Vec<u64>,
+    /// How long the memory must be at least.
+    reach: u64,
+}
+
+impl Boxes {
+    /// One more part, which fills the target.
+    ///
+    /// # Errors
+    /// If it has not as many bytes as the target.
+    pub fn add(&mut self, grid: Grid, target: Segments) -> Result<(), TransferError> {
+        let is_one = grid.counts.len() == grid.steps.len() && grid.run > 0;
+        let Some((bytes, end)) = grid.extent().filter(|(bytes, _)| is_one && *bytes == target.len()) else {
+            let text = format!("a part of {:?} pieces of {} bytes does not fill its target", grid.counts, grid.run);
+            return Err(TransferError::invalid(text));
+        };
+        self.reach = self.reach.max(end);
+        self.ends.push(self.len() + bytes);
+        self.parts.push(Part { grid, target });
+        Ok(())
+    }
+
+    /// How many bytes all have together.
+    pub fn len(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Whether there is not a byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills all targets from the memory of `len` bytes at `source`, on several cores where that is faster.
+    ///
+    /// # Safety
+    /// `source` must be readable, and the targets be this process's and writable, throughout; they must not overlap.
+    ///
+    /// # Errors
+    /// If the memory is shorter than the parts reach.
+    pub unsafe fn copy(&self, source: *const u8, len: u64) -> Result<(), TransferError> {
+        if len < self.reach {
+            let text = format!("the parts reach to byte {}, beyond memory of {len} bytes", self.reach);
+            return Err(TransferError::invalid(text));
+        }
+        let (all, next, source) = (self.len(), AtomicU64::new(0), Shared(source));
+        in_lanes(all, || {
+            let at = next.fetch_add(TURN, Ordering::Relaxed);
+            if at >= all {
+                return Ok(false);
+            }
+            // SAFETY: as the caller vouches; BOX-1.
+            unsafe { self.turn(source, at, (at + TURN).min(all)) };
+            Ok(true)
+        })
+    }
+
+    /// # Safety
+    /// As for [`Self::copy`]; the turn lies inside.
+    unsafe fn turn(&self, source: Shared, from: u64, to: u64) {
+        let mut stage = Stage { bytes: [0; STAGE], filled: 0 };
+        let mut at = from;
+        let first = self.ends.partition_point(|end| *end <= from);
+        for (part, end) in self.parts[first..].iter().zip(&self.ends[first..]) {
+            if at >= to {
+                break;
+            }
+            let (begin, stop) = (end - part.target.len(), to.min(*end));
+            // SAFETY: as the caller vouches.
+            unsafe { part.copy(source, at - begin, stop - begin, &mut stage) };
+            at = stop;
+        }
+    }
+}
+
+/// The address, for all cores.
+#[derive(Clone, Copy)]
+struct Shared(*const u8);
+
+// SAFETY: it is memory that all threads of the process may read throughout, as `Boxes::copy` is promised.
+unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
+
+struct Stage {
+    bytes: [u8; STAGE],
+    filled: usize,
+}
+
+impl Part {
+    /// Copies its bytes from the one to the other.
+    ///
+    /// # Safety
+    /// As for [`Boxes::copy`].
+    unsafe fn copy(&self, source: Shared, from: u64, to: u64, stage: &mut Stage) {
+        let Grid { offset, counts, steps, run } = &self.grid;
+        let (mut number, mut skip) = (from / run, from % run);
+        let mut index = vec![0; counts.len()];
+        let mut place = *offset;
+        for dim in (0..counts.len()).rev() {
+            index[dim] = number % counts[dim];
+            number /= counts[dim];
+            place += index[dim] * steps[dim];
+        }
+        // Of the innermost dimension, a few pieces on.
+        let ahead = steps.last().map_or(0, |step| step * (AHEAD / run).max(1));
+        let (mut at, mut flushed) = (from, from);
+        while at < to {
+            let len = (run - skip).min(to - at);
+            // SAFETY: inside, as `add` and `copy` have checked (BOX-1).
+            let piece = unsafe { source.0.add((place + skip) as usize) };
+            if *run >= LONG {
+                // SAFETY: as the caller vouches.
+                unsafe { self.put(piece, at, len) };
+            } else {
+                fetch(piece.wrapping_add(ahead as usize), len);
+                if stage.filled + len as usize > STAGE {
+                    // SAFETY: as the caller vouches.
+                    unsafe { self.put(stage.bytes.as_ptr(), flushed, stage.filled as u64) };
+                    (flushed, stage.filled) = (at, 0);
+                }
+                // SAFETY: there is room, as was just seen.
+                unsafe {
+                    let room = stage.bytes.as_mut_ptr().add(stage.filled);
+                    std::ptr::copy_nonoverlapping(piece, room, len as usize);
+                }
+                stage.filled += len as usize;
+            }
+            (at, skip) = (at + len, 0);
+            for dim in (0..counts.len()).rev() {
+                index[dim] += 1;
+                place += steps[dim];
+                if index[dim] < counts[dim] {
+                    break;
+                }
+                place -= counts[dim] * steps[dim];
+                index[dim] = 0;
+            }
+        }
+        // SAFETY: as the caller vouches.
+        unsafe { self.put(stage.bytes.as_ptr(), flushed, stage.filled as u64) };
+        stage.filled = 0;
+    }
+
+    /// Puts bytes at a place of the target.
+    ///
+    /// # Safety
+    /// As for [`Boxes::copy`]; `from` has `len` bytes.
+    unsafe fn put(&self, mut from: *const u8, at: u64, len: u64) {
+        for piece in self.target.window(at, len) {
+            // SAFETY: inside of both, as the caller vouches.
+            unsafe {
+                copy(from, piece.addr as *mut u8, piece.len as usize, true);
+                from = from.add(piece.len as usize);
+            }
+        }
+    }
+}
+
+/// Has the processor fetch what is copied soon; where nothing is, nothing happens.
+fn fetch(at: *const u8, len: u64) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..len + CACHE_LINE).step_by(CACHE_LINE as usize) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: part of SSE; a hint, which may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line as usize).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, len, CACHE_LINE);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segments::Segment;
+
+    /// Every byte of a grid, one by one.
+    fn bytes_of(grid: &Grid, source: &[u8]) -> Vec<u8> {
+        let mut starts = vec![grid.offset];
+        for (count, step) in grid.counts.iter().zip(&grid.steps) {
+            starts = starts.iter().flat_map(|at| (0..*count).map(move |n| at + n * step)).collect();
+        }
+        starts.iter().flat_map(|at| &source[*at as usize..(*at + grid.run) as usize]).copied().collect()
+    }
+
+    #[test]
+    fn every_grid_is_copied_byte_by_byte_and_nothing_else_is_written() {
+        let source: Vec<u8> = (0..9 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 23) as u8).collect();
+        let grid = |offset, counts: &[u64], steps: &[u64], run| Grid {
+            offset,
+            counts: counts.into(),
+            steps: steps.into(),
+            run,
+        };
+        let grids = [
+            grid(5, &[], &[], 3),
+            grid(0, &[1], &[7], 7),
+            grid(3, &[3000], &[2232], 372),
+            grid(64, &[40, 50], &[130_000, 700], 513),
+            grid(1, &[7, 3, 11], &[40_000, 5000, 37], 37),
+            grid(9, &[700], &[9001], 6000),
+            grid(0, &[200_000], &[3], 1),
+        ];
+        let mut boxes = Boxes::default();
+        let mut targets: Vec<Vec<u8>> = Vec::new();
+        for (n, grid) in grids.iter().enumerate() {
+            let len = bytes_of(grid, &source).len();
+            targets.push(vec![0xEE; 2 * len + 200]);
+            let base = targets[n].as_mut_ptr() as u64 + 100;
+            // Every second one into pieces that lie apart.
+            let segments = if n % 2 == 0 {
+                Segments::one(base, len as u64)
+            } else {
+                let half = len as u64 / 2;
+                let list = [(base, half), (base + half + 50, len as u64 - half)];
+                Segments::new(list.map(|(addr, len)| Segment { addr, len })).unwrap()
+            };
+            boxes.add(grid.clone(), segments).unwrap();
+        }
+        // SAFETY: all of it is this test's.
+        unsafe { boxes.copy(source.as_ptr(), source.len() as u64).unwrap() };
+        for (n, (grid, target)) in grids.iter().zip(&targets).enumerate() {
+            let expected = bytes_of(grid, &source);
+            let mut wanted = vec![0xEE; target.len()];
+            let half = if n % 2 == 0 { expected.len() } else { expected.len() / 2 };
+            let gap = if n % 2 == 0 { 0 } else { 50 };
+            wanted[100..100 + half].copy_from_slice(&expected[..half]);
+            wanted[100 + half + gap..100 + gap + expected.len()].copy_from_slice(&expected[half..]);
+            assert!(*target == wanted, "grid {n}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let mut target = vec![0_u8; 100];
+        let base = target.as_mut_ptr() as u64;
+        let to = |len| Segments::one(base, len);
+        let grid = |counts: &[u64], run| Grid { offset: 8, counts: counts.into(), steps: vec![20; counts.len()], run };
+        let mut boxes = Boxes::default();
+        assert!(boxes.is_empty());
+        for (grid, len) in [
+            (grid(&[5], 10), 51),
+            (grid(&[5], 0), 0),
+            (grid(&[0], 10), 0),
+            (grid(&[u64::MAX, 3], 10), 10),
+            (Grid { steps: vec![], ..grid(&[5], 10) }, 50),
+            (Grid { offset: u64::MAX, ..grid(&[5], 10) }, 50),
+        ] {
+            assert!(boxes.add(grid, to(len)).is_err());
+        }
+        boxes.add(grid(&[5], 10), to(50)).unwrap();
+        let source = [7_u8; 98];
+        // SAFETY: all of it is this test's.
+        let copied = unsafe { (boxes.copy(source.as_ptr(), 97), boxes.copy(source.as_ptr(), 98)) };
+        assert!(copied.0.is_err() && copied.1.is_ok());
+        assert_eq!(target[..51], [[7; 50].as_slice(), &[0]].concat());
+    }
+}
