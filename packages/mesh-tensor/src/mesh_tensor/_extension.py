@@ -6,7 +6,9 @@ Imported in every process of a job, and therefore without PyTorch until tensors 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
+import time
 import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -134,6 +136,7 @@ class Bench:
     def __init__(self, address: Any) -> None:
         self.address = address
         """This process's own."""
+        self._birth = (os.getpid(), time.monotonic_ns())
         self.groups: dict[int, Any] = {}
         self._meshes: dict[int, Any] = {}
         self._store: Any = None
@@ -253,6 +256,10 @@ class Bench:
     def who(self) -> Any:
         """Return which process this is."""
         return "value", self.address
+
+    def birth(self) -> Any:
+        """Return what tells this from what was there before the process was made again."""
+        return self._birth
 
     def serve(self) -> Any:
         """Begin a place at which processes find each other."""

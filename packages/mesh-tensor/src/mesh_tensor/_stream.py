@@ -80,6 +80,8 @@ class Stream:
         self._descriptors: dict[Form, Descriptor] = {}
         self.issuer: Issuer
         self.groups = Groups(self)
+        self._born: list[Any] | None = None
+        """When each process began to have tensors, once some were made again."""
         self.lives = 0
         """How often processes were made again: what they were taught before that is gone."""
         self.programs: WeakValueDictionary[int, Program] = WeakValueDictionary()
@@ -100,9 +102,14 @@ class Stream:
                 raise DeviceMeshError.of(self.procs)
             self._watch = watch(self.procs, self._ended)
             self.broken = False
+            self.tensors.install_on(self.procs).get()
+            born = [answer for _, answer in self.wait(self.tensors.call(self.procs, ("birth",)))]
+            if born == self._born:
+                # Told late of an end that is known: whoever asked for these processes since is not to lose what waits.
+                return
+            self._born = born
             self._code, self._scalars = array("q"), []
             self.waiting = 0
-            self.tensors.install_on(self.procs).get()
             self._tell("leave", self.groups.clear())
             self.issuer.clear()
             self.lives += 1
@@ -148,6 +155,8 @@ class Stream:
     def unlearn(self, templates: list[int]) -> None:
         """Have the workers forget templates that are not used any longer."""
         with self.lock:
+            for recorder in self.tensors.recorders.values():
+                recorder.forgotten = True
             self.flush()
             self._tell("unlearn", templates)
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mesh_tensor._capture._program import Definition
 from mesh_tensor._capture._recorder import Instruction, Program, Recorder, Stepping, coded
 from mesh_tensor._capture._watch import (
+    Gradients,
     Seen,
     State,
     Surroundings,
@@ -120,6 +121,7 @@ class Recording:
                 tensor.descriptor = descriptor
                 tensor.ref = ref
                 made.append(tensor)
+        self.watch.gradients.settle()
         leaves = [
             made[each.made]
             if each.made is not None
@@ -269,7 +271,14 @@ class Ending:
             ref for ref in self._aliases if ref() is not None
         ]
         refs += [each.optimizer for each in self._live.values()]
-        watch = Watch(self._stream, users, refs, seen, surroundings)
+        watch = Watch(
+            self._stream,
+            users,
+            refs,
+            seen=seen,
+            surroundings=surroundings,
+            gradients=Gradients([each for each in found if each.requires_grad], self._before.grads, made),
+        )
         programs, seeds = self._programs(parts, [*escaped, *aliases])
         made_of = [descriptor for _, descriptor in self._made]
         return pattern, Recording(self._stream, programs, seeds, watch, made_of, self._results, self._spec)
@@ -316,11 +325,13 @@ class Ending:
         told = self._changed(surroundings)
         if told is not None:
             return told
+        if self._recorder.forgotten:
+            return "the processes have forgotten some of it meanwhile"
         if strange:
             return "it uses what a step of an optimizer makes"
-        if before.last is not None and before.last.shape == shape:
+        if before.last is not None and before.last.key == self._call.key and before.last.shape == shape:
             return None
-        if any(each.grad is not None and not before.grads.get(id(each)) for each in found):
+        if any(each.grad is not None and id(each) not in before.grads for each in found):
             return "it has made gradients"
         return "it has made tensors that the script keeps" if unexplained else None
 

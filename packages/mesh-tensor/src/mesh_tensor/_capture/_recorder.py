@@ -98,6 +98,8 @@ class Recorder:
         self.steppings: list[Stepping] = []
         self._stepping: Stepping | None = None
         self.error: CaptureError | None = None
+        self.forgotten = False
+        """The workers have forgotten some of what was written down."""
         self._hooks = ExitStack()
 
     def __enter__(self) -> Self:

@@ -155,8 +155,7 @@ class Captured(Generic[P, R]):
                 f"{name} was recorded {len(self.reasons)} times, which is its limit. The last reasons were:\n  {told}\n"
                 "Pass what changes as a tensor, or allow more with capture(limit=...)."
             )
-        last = self._last if self._last is not None and self._last.key == call.key else None
-        before = Before(self._surroundings.state(), last)
+        before = Before(self._surroundings.state(), self._last)
         inputs = [_alias(each) for each in call.tensors]
         with Recorder(tensors) as recorder:
             recorder.inputs = tuple(each.ref.number for each in inputs)
@@ -166,9 +165,11 @@ class Captured(Generic[P, R]):
         ending = Ending(name, call, recorder, before, live=self._live, inputs=inputs, result=[result])
         del result
         shown = ending.shown()
+        last = self._last
         self._last, recording = ending.finish(self._surroundings)
         self.reasons.append(reason)
-        self._streak = 0 if recording is not None else self._streak + 1
+        again = recording is None and last is not None and last.key == call.key
+        self._streak = self._streak + 1 if again else int(recording is None)
         if self._streak > _STREAK:
             raise CaptureError(
                 f"{name} cannot be replayed, as {self._streak} calls in a row were each unlike the next: {self._last.unsettled}. Take "

@@ -197,6 +197,45 @@ class Seen:
         return None
 
 
+class Gradients:
+    """The `.grad` of parameters: what it has to be before a replay, and what it is afterwards."""
+
+    def __init__(self, tensors: list[Any], before: dict[int, bool], made: set[int]) -> None:
+        self._leaves = [weak(tensor) for tensor in tensors]
+        self._ends = [tensor.grad for tensor in tensors]
+        self._made = [
+            each is None or (hasattr(each, "ref") and each.ref.number in made) for each in self._ends
+        ]
+        self._there = [before.get(id(tensor), tensor.grad is not None) for tensor in tensors]
+        self._ids = [id(each) for each in self._ends]
+        self._steady = self._there == [each is not None for each in self._ends]
+        self._stale = False
+        # What the step has not made is only known, so that it is freed when the script lets go of it.
+        self._ends = [each if made else None for each, made in zip(self._ends, self._made, strict=True)]
+
+    def fit(self) -> bool:
+        """Whether they are as they were before the call that was recorded, as far as it matters."""
+        tensors = [ref() for ref in self._leaves]
+        ids = [id(None if each is None else each.grad) for each in tensors]
+        self._stale = not (self._steady and ids == self._ids)
+        if not self._stale:
+            return True
+        nothing = id(None)
+        return all(
+            (now != nothing) == there if made else now == then
+            for now, then, made, there in zip(ids, self._ids, self._made, self._there, strict=True)
+        )
+
+    def settle(self) -> None:
+        """Have them be as they are after the call."""
+        if not self._stale:
+            return
+        for ref, end, made in zip(self._leaves, self._ends, self._made, strict=True):
+            tensor = ref()
+            if made and tensor is not None and tensor.grad is not end:
+                tensor.grad = end
+
+
 class Watch:
     """All that has to be as it was for a recording to be replayed."""
 
@@ -205,8 +244,10 @@ class Watch:
         stream: Stream,
         users: dict[int, tuple[weak[Ref], weak[Any], Any]],
         kept: list[weak[Any]],
+        *,
         seen: Seen,
         surroundings: Surroundings,
+        gradients: Gradients,
     ) -> None:
         self._stream = stream
         self._lives = stream.lives
@@ -219,10 +260,7 @@ class Watch:
         found = leaves(users)
         self._tensors = [weak(tensor) for tensor in found]
         self._flags = [tensor.requires_grad for tensor in found]
-        leaf = [tensor for tensor in found if tensor.requires_grad]
-        self._leaves = [weak(tensor) for tensor in leaf]
-        self._grads = [_weakly(tensor.grad) for tensor in leaf]
-        self._graded = [tensor.grad is not None for tensor in leaf]
+        self.gradients = gradients
         self._ids: list[int] = []
         self._held: list[Any] = []
         """Values whose identity is looked at: none of them may be gone, and another one in its place."""
@@ -235,11 +273,6 @@ class Watch:
             return "processes of the mesh were made again"
         if None in (alive := [ref() for ref in self._users]):
             return f"a tensor that it uses is gone: the one of {line_of(self._places[alive.index(None)])}"
-        tensors = [ref() for ref in self._leaves]
-        grads = [None if each is None else each.grad for each in tensors]
-        had = [ref() for ref in self._grads]
-        if list(map(id, grads)) != list(map(id, had)) or [each is not None for each in had] != self._graded:
-            return "the .grad of a parameter was changed between calls: call zero_grad() within the step"
         if None in [ref() for ref in self._kept]:
             return "something that it makes and the script had kept, or an optimizer, was dropped"
         return None
@@ -249,6 +282,8 @@ class Watch:
         tensors = [ref() for ref in self._tensors]
         if [each is not None and each.requires_grad for each in tensors] != self._flags:
             return "requires_grad of a tensor that it uses was changed"
+        if not self.gradients.fit():
+            return "the .grad of a parameter is not what it was before the call that was recorded"
         if list(map(id, self._objects())) == self._ids and all(
             value._version == version  # noqa: SLF001 - how often it was changed
             for value, version in self._versions
@@ -286,14 +321,6 @@ def leaves(users: dict[int, tuple[weak[Ref], weak[Any], Any]]) -> list[Any]:
     """Return the tensors among these that were not computed from others."""
     found = [tensor() for _, tensor, _ in users.values()]
     return [each for each in found if each is not None and each.is_leaf]
-
-
-def _weakly(value: Any) -> Any:
-    return _nothing if value is None else weak(value)
-
-
-def _nothing() -> None:
-    """Stand for a reference to no gradient."""
 
 
 def _first(before: State, after: State) -> str:

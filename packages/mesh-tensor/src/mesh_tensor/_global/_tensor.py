@@ -201,9 +201,11 @@ class GlobalStream(Stream):
                 )
             if not self.broken:
                 return
+            before = self.lives
             super().check()
-            self.leave()
-            self.join()
+            if self.lives != before:
+                self.leave()
+                self.join()
 
     def agreed_on(self, question: str, *rest: Any) -> Any:
         """Ask all processes, which have to agree, and return what they say."""
