@@ -135,6 +135,15 @@ def captured(size: str, count: int, steps: int = STEPS) -> dict[str, float]:
     return {"ms": done / steps * 1e3, "script us": spent / steps * 1e6}
 
 
+def plain() -> float:
+    """Microseconds of an operator on 64 numbers, which is 1.0 where the machine has nothing else to do."""
+    x = torch.ones(8, 8)
+    begin = time.thread_time()
+    for _ in range(20_000):
+        x + x
+    return (time.thread_time() - begin) / 20_000 * 1e6
+
+
 def beside(size: str) -> dict[str, float]:
     """Both in turn."""
     rounds = [(torchrun(size), captured(size, 2)) for _ in range(ROUNDS)]
@@ -162,6 +171,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     found: dict[str, Any] = {size: beside(size) for size in ([asked.only] if asked.only else SIZES)}
+    found["plain operator us"] = plain()
     found["script us by number of processes"] = {
         count: captured("small", count, 50)["script us"] for count in (2, 4, 8, 16, 32)
     }
