@@ -18,6 +18,7 @@ EXAMPLES = workspace.ROOT / "examples"
 LONGEST = 100
 TESTED = {
     "batch_inference",
+    "captured_training",
     "crawler",
     "ddp",
     "generators_trainer",
@@ -305,6 +306,20 @@ def test_global_transformer(run_example: Run):
     assert len(losses) == 10
     assert all(float(mesh) == pytest.approx(float(alone), abs=2e-4) for mesh, alone in losses)
     assert float(losses[-1][0]) < float(losses[0][0])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
+@pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
+@pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
+def test_captured_training(run_example: Run):
+    plain, captured, *rest = run_example("captured_training", within=150)
+    assert plain.split(",")[0].split()[2:] == captured.split(",")[0].split()[1:]
+    assert rest == [
+        "58 of 60 calls were replays; the others:",
+        "  the first call",
+        "  AdamW has made its state",
+        "losses are the same",
+    ]
 
 
 # What runs the notebook's cells, and prints their output. Not in the test's own process: it leaves threads behind.

@@ -15,6 +15,7 @@ from mesh_tensor import (  # noqa: E402
     all_gather,
     all_to_all,
     fetch,
+    fetch_shard,
     rank_tensor,
     reduce,
     share,
@@ -109,3 +110,22 @@ def test_what_cannot_be_done_is_said(grid: ProcMesh) -> None:
         reduce(share(torch.ones(2), grid).requires_grad_(), op="max")
     with pytest.raises(TypeError, match="in this process"):
         reduce(torch.ones(2))
+
+
+def test_a_list_is_reduced_at_once(procs: ProcMesh) -> None:
+    rank = rank_tensor(procs, "gpus")
+    given = [rank + torch.tensor(1.0), (rank * 10).expand(2, 2).t(), rank.double().view(1)]
+    average, counted, wide = reduce(given, "gpus", "avg")
+    assert fetch_shard(average, gpus=1).item() == 1.5
+    assert fetch_shard(counted, gpus=0).tolist() == [[5, 5], [5, 5]]
+    assert (wide.dtype, fetch_shard(wide).tolist()) == (torch.float64, [0.5])
+    assert [fetch_shard(each).tolist() for each in reduce(given, op="max")] == [
+        2.0,
+        [[10, 10], [10, 10]],
+        [1.0],
+    ]
+    assert reduce([]) == []
+    with pytest.raises(ValueError, match="neither scattered nor stacked"):
+        reduce(given, op="stack")
+    with pytest.raises(ValueError, match="no gradient flows through"):
+        reduce([given[0].requires_grad_()])

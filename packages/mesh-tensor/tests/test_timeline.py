@@ -17,6 +17,7 @@ from mesh_tensor import (  # noqa: E402
     Mesh,
     RemoteException,
     activate,
+    capture,
     distribute,
     fetch,
     rank_tensor,
@@ -128,3 +129,24 @@ def test_a_process_that_dies_meanwhile_is_told_and_replaced() -> None:
             torch.ones(1)
         found = [[span.name for span in spans if span.queued is not None] for _, spans in recorded.processes]
         assert found == [["aten.ones.default"]] * 2
+
+
+def test_a_captured_step_is_one_span(procs: ProcMesh) -> None:
+    x = share(torch.ones(2), procs)
+
+    @capture
+    def step(x: Any) -> Any:
+        return x + 1 + 1
+
+    step(x)
+    assert step.replays == 0
+    with timeline(procs) as recorded:
+        for _ in range(3):
+            x = step(x)
+    assert step.replays == 3
+    for _, spans in recorded.processes:
+        done = [(span.name, span.kind) for span in spans if span.queued is not None]
+        assert done == [("replay", "compute")] * 3
+        assert all(
+            span.line is not None and "x = step(x)" in span.line for span in spans if span.name == "replay"
+        )

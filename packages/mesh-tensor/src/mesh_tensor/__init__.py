@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mesh_tensor._capture._step import Captured, capture
     from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
-    from mesh_tensor._errors import RanksDisagree, RemoteException
+    from mesh_tensor._errors import CaptureError, RanksDisagree, RemoteException
     from mesh_tensor._global._mesh import Mesh, distribute
     from mesh_tensor._global._modules import ColumnParallel, FullyShard, RowParallel, module_to_mesh
     from mesh_tensor._global._tensor import GlobalTensor
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
 
 __all__ = [
+    "CaptureError",
+    "Captured",
     "ColumnParallel",
     "FullyShard",
     "GlobalTensor",
@@ -44,6 +47,7 @@ __all__ = [
     "activate",
     "all_gather",
     "all_to_all",
+    "capture",
     "distribute",
     "fetch",
     "fetch_shard",
@@ -62,6 +66,8 @@ __all__ = [
 
 # Imported when they are first named: PyTorch takes a second.
 _LATER = {
+    "CaptureError": "mesh_tensor._errors",
+    "Captured": "mesh_tensor._capture._step",
     "ColumnParallel": "mesh_tensor._global._modules",
     "FullyShard": "mesh_tensor._global._modules",
     "GlobalTensor": "mesh_tensor._global._tensor",
@@ -79,6 +85,7 @@ _LATER = {
     "activate": "mesh_tensor._view",
     "all_gather": "mesh_tensor._collectives",
     "all_to_all": "mesh_tensor._collectives",
+    "capture": "mesh_tensor._capture._step",
     "distribute": "mesh_tensor._global._mesh",
     "fetch": "mesh_tensor._view",
     "fetch_shard": "mesh_tensor._view",

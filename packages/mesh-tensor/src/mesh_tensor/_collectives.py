@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from mesh_tensor._descriptors import strides_of
+from mesh_tensor._extension import HOLE, LIST, SPECIAL
+from mesh_tensor._propagate import Hit
 from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
 
 if TYPE_CHECKING:
@@ -38,13 +42,26 @@ def manual_seed(seed: int, procs: ProcMesh, *, shared: bool = False) -> None:
     issuer.special("seed", None, (), (seed, None if shared else issuer.stream.groups.ranks()), seed, shared)
 
 
+@overload
 def reduce(
     tensor: torch.Tensor, dims: str | Sequence[str] | None = None, op: Op = "sum", *, scatter: bool = False
-) -> torch.Tensor:
+) -> torch.Tensor: ...
+@overload
+def reduce(
+    tensor: Sequence[torch.Tensor], dims: str | Sequence[str] | None = None, op: Op = "sum"
+) -> list[torch.Tensor]: ...
+def reduce(
+    tensor: torch.Tensor | Sequence[torch.Tensor],
+    dims: str | Sequence[str] | None = None,
+    op: Op = "sum",
+    *,
+    scatter: bool = False,
+) -> torch.Tensor | list[torch.Tensor]:
     """Make one tensor of those of all processes along dimensions of the mesh, by default all; each process gets it.
 
     `scatter` leaves each process its own part of the first dimension. `op="stack"` puts the tensors beside each other, in a
-    new first dimension. Gradients flow through sums, averages and stacks.
+    new first dimension. Gradients flow through sums, averages and stacks. A list of tensors is reduced at once, each with those of its
+    place; no gradients flow through that.
 
     >>> from mesh_core import this_host
     >>> from mesh_tensor import fetch, rank_tensor, reduce
@@ -52,6 +69,8 @@ def reduce(
     ...     print(fetch(reduce(rank_tensor(procs, "gpus"), "gpus")).values())
     [tensor(6), tensor(6), tensor(6), tensor(6)]
     """
+    if not isinstance(tensor, torch.Tensor):
+        return _reduce_all([of_mesh(each) for each in tensor], dims, op, scatter)
     tensor = of_mesh(tensor)
     along = _dims(tensor, dims)
     if op == "stack":
@@ -99,6 +118,45 @@ def _reduce(tensor: MeshTensor, dims: tuple[str, ...], op: str, scatter: bool) -
         "reduce_scatter" if scatter else "reduce", (shape, tensor.dtype), (tensor,), (op, number), op, number
     )
     return result
+
+
+def _reduce_all(
+    tensors: list[MeshTensor], dims: str | Sequence[str] | None, op: str, scatter: bool
+) -> list[torch.Tensor]:
+    if scatter or op == "stack":
+        raise ValueError(
+            "a list of tensors can be reduced, but neither scattered nor stacked: do so one by one"
+        )
+    if not tensors:
+        return []
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        raise ValueError(
+            "no gradient flows through reduce() of a list: detach() its tensors, or reduce them one by one"
+        )
+    issuer = tensors[0].descriptor.stream.issuer
+    stream = issuer.stream
+    others = {each.procs for each in tensors} - {stream.procs}
+    if others:
+        raise ValueError(
+            f"reduce() got a tensor on {stream.procs}, and another on {others.pop()}: it works on one mesh"
+        )
+    number, _ = stream.groups.along(_dims(tensors[0], dims))
+
+    def learn() -> Hit:
+        made: list[Any] = []
+        for each in tensors:
+            shape = tuple(each.shape)
+            made.append(stream.descriptor((shape, strides_of(shape), 0, each.dtype, each.device)))
+        arguments = [op, number, *[HOLE] * len(tensors)]
+        template = stream.teach(
+            ((SPECIAL, "reduce_all", ""), None), arguments, {}, len(tensors), len(made), LIST, ()
+        )
+        return Hit(template, made, 0, True)
+
+    key = ("reduce_all", op, number, *[each.descriptor for each in tensors])
+    with _disable_current_modes():
+        _, results = issuer.function(key, learn, list(tensors))
+    return results
 
 
 def _gather(tensor: MeshTensor, dims: tuple[str, ...]) -> torch.Tensor:

@@ -29,6 +29,10 @@ class RanksDisagree(MeshError):
     """The processes of a mesh have different values where there can be only one."""
 
 
+class CaptureError(MeshError):
+    """A step cannot be captured: a replay of it would not do what calling it does."""
+
+
 def line_of(place: tuple[Any, int] | None) -> str:
     """Return where an instruction was issued, with the line itself."""
     if place is None:

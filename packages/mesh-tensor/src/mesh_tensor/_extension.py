@@ -6,7 +6,9 @@ Imported in every process of a job, and therefore without PyTorch until tensors 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
+import time
 import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from mesh_core import ProcMesh
+    from mesh_tensor._capture._recorder import Recorder
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Flusher
     from mesh_tensor._timing import Timing
@@ -33,7 +36,7 @@ class Failed:
 
     __slots__ = ("error", "instruction", "operator", "trace")
 
-    def __init__(self, instruction: int, operator: str, error: BaseException) -> None:
+    def __init__(self, instruction: int | tuple[int, int, int], operator: str, error: BaseException) -> None:
         self.instruction = instruction
         self.operator = operator
         self.error = f"{type(error).__name__}: {error}"
@@ -134,6 +137,7 @@ class Bench:
     def __init__(self, address: Any) -> None:
         self.address = address
         """This process's own."""
+        self._birth = (os.getpid(), time.monotonic_ns())
         self.groups: dict[int, Any] = {}
         self._meshes: dict[int, Any] = {}
         self._store: Any = None
@@ -141,6 +145,9 @@ class Bench:
         self.templates: dict[int, Template] = {}
         self.timing: Timing | None = None
         """What notes down when what is done here, while somebody wants to know."""
+        self.programs: dict[int, Any] = {}
+        self.replaying: tuple[int, int] | None = None
+        """Of the instructions that are carried out: which replay they belong to, and of which program."""
         self.loose: Failed | None = None
         """The first failure that no tensor stands for: of an operator without results."""
 
@@ -165,10 +172,30 @@ class Bench:
                 else:
                     self._general(template, out, code[first_ref:at], numbers)
             except Exception as error:  # noqa: BLE001 - kept, for whoever asks
-                self._fail(template, out, code[first_ref:at], count, error)
+                self.fail(template, out, code[first_ref:at], count, error)
             count += 1
-        for ref in freed:
-            env.pop(ref, None)
+        self.free(freed)
+
+    def free(self, numbers: list[int]) -> None:
+        """Let go of tensors, and of programs, whose numbers are negative."""
+        env = self.env
+        for number in numbers:
+            if number < 0:
+                self.programs.pop(-number, None)
+            else:
+                env.pop(number, None)
+
+    def define(self, number: int, what: Any) -> None:
+        """Learn a program."""
+        from mesh_tensor._capture._program import Replayed
+
+        self.programs[number] = Replayed(self, number, what)
+
+    def replay(self, number: int, freed: list[int], *what: Any) -> None:
+        """Carry a program out."""
+        self.programs[number].replay(*what)
+        if freed:
+            self.free(freed)
 
     def know(self, number: int, what: tuple[Any, ...]) -> None:
         """Learn a template."""
@@ -251,6 +278,10 @@ class Bench:
         """Return which process this is."""
         return "value", self.address
 
+    def birth(self) -> Any:
+        """Return what tells this from what was there before the process was made again."""
+        return self._birth
+
     def serve(self) -> Any:
         """Begin a place at which processes find each other."""
         from mesh_tensor._groups import serve
@@ -299,10 +330,12 @@ class Bench:
         else:
             self.env[out] = result
 
-    def _fail(self, template: Template, out: int, refs: list[int], count: int, error: Exception) -> None:
+    def fail(self, template: Template, out: int, refs: list[int], count: int, error: Exception) -> None:
+        """Keep a failure in place of the results."""
         env = self.env
+        where = count if self.replaying is None else (*self.replaying, count)
         if isinstance(error, Instead):
-            error.mark(Failed(count, template.name, error.error))
+            error.mark(Failed(where, template.name, error.error))
             if template.out:
                 self._keep(template, out, error.results)
             return
@@ -312,7 +345,7 @@ class Bench:
         if failed is None and any(ref not in env for ref in refs):
             error = MeshError(GONE)
         if failed is None:
-            failed = Failed(count, template.name, error)
+            failed = Failed(where, template.name, error)
         for each in range(out, out + template.out):
             env[each] = failed
         if any(template.written):
@@ -338,6 +371,14 @@ class Tensors(Extension):
         self.numbers = itertools.count(1)
         self.templates = itertools.count(1)
         self.groups = itertools.count(1)
+        self.recorders: dict[int, Recorder] = {}
+        """By thread, what is being recorded there."""
+
+    def recorded(self, tell: Callable[[Recorder], None]) -> None:
+        """Tell what records in this thread, if anything does."""
+        recorder = self.recorders.get(threading.get_ident())
+        if recorder is not None:
+            tell(recorder)
 
     def stop(self) -> None:
         """End what was begun."""

@@ -173,6 +173,8 @@ class Issuer:
 
     def share(self, value: torch.Tensor) -> Any:
         """Give all processes of the mesh the same tensor."""
+        if self.stream.tensors.recorders:
+            self.stream.tensors.recorded(lambda recorder: recorder.shares(value))
         value = value.detach()
         if not value.is_contiguous():
             value = value.contiguous()

@@ -33,16 +33,16 @@ def rank_tensor(bench: Bench, places: dict[Any, int]) -> torch.Tensor:
     return torch.tensor(places[bench.address])
 
 
-def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
-    """Return the same on all processes of the group: all their tensors in one."""
+def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int, *, owned: bool = False) -> torch.Tensor:
+    """Return the same on all processes of the group: all their tensors in one. What is `owned` may be written to."""
     one = bench.groups[group]
-    result = tensor.clone(memory_format=torch.contiguous_format)
+    result = tensor if owned else tensor.clone(memory_format=torch.contiguous_format)
     options = AllreduceOptions()
     options.reduceOp = OPS[op]
     one.allreduce([result], options).wait()
     if op == "avg":
         size: int = one.size()
-        return result / size if result.is_floating_point() or result.is_complex() else result // size
+        return result.div_(size) if result.is_floating_point() or result.is_complex() else result // size
     return result
 
 
@@ -52,6 +52,21 @@ def reduce_scatter(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> t
     parts = reduce(bench, tensor, op, group).chunk(one.size())
     mine: torch.Tensor = parts[one.rank()]
     return mine.clone()
+
+
+def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Do so with several, those of one type beside each other in one memory."""
+    kinds: dict[torch.dtype, list[int]] = {}
+    for at, each in enumerate(tensors):
+        kinds.setdefault(each.dtype, []).append(at)
+    results = list(tensors)
+    for places in kinds.values():
+        flat = torch.cat([tensors[at].reshape(-1) for at in places])
+        sizes = [tensors[at].numel() for at in places]
+        parts = torch.split(reduce(bench, flat, op, group, owned=True), sizes)
+        for at, part in zip(places, parts, strict=True):
+            results[at] = part.view(tensors[at].shape)
+    return results
 
 
 def all_gather(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
@@ -117,6 +132,7 @@ SPECIAL = {
     for each in (
         rank_tensor,
         reduce,
+        reduce_all,
         reduce_scatter,
         all_gather,
         all_to_all,

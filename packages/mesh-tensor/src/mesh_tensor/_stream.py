@@ -18,6 +18,7 @@ from collections import deque
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from mesh_core import Future, ProcMesh, ValueMesh
+    from mesh_tensor._capture._program import Definition
+    from mesh_tensor._capture._recorder import Program
     from mesh_tensor._extension import Tensors
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._timeline import Timeline
@@ -41,7 +44,7 @@ BATCH = 512
 """Instructions that wait for company at most."""
 PLACES = 1 << 16
 """Of so many instructions it is known which line has issued them."""
-_INNER = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
+INNER = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
 _PAUSE = 0.0005
 """A stream to which nothing was added for so long is sent."""
 
@@ -49,7 +52,7 @@ _PAUSE = 0.0005
 class Ref:
     """Names a tensor of the workers; the last to let go of it has it freed there."""
 
-    __slots__ = ("number", "stream")
+    __slots__ = ("__weakref__", "number", "stream")
 
     def __init__(self, stream: Stream, number: int) -> None:
         self.stream = stream
@@ -80,6 +83,12 @@ class Stream:
         self.groups = Groups(self)
         self.timeline: Timeline | None = None
         """Who notes down what is sent and waited for, if anybody does."""
+        self._born: list[Any] | None = None
+        """When each process began to have tensors, once some were made again."""
+        self.lives = 0
+        """How often processes were made again: what they were taught before that is gone."""
+        self.programs: WeakValueDictionary[int, Program] = WeakValueDictionary()
+        """What they can replay."""
         self.broken = False
         """A process has ended: `check()` before anything is looked up that the workers may not know any longer."""
         self._watch = watch(procs, self._ended)
@@ -96,11 +105,17 @@ class Stream:
                 raise DeviceMeshError.of(self.procs)
             self._watch = watch(self.procs, self._ended)
             self.broken = False
+            self.tensors.install_on(self.procs).get()
+            born = [answer for _, answer in self.wait(self.tensors.call(self.procs, ("birth",)))]
+            if born == self._born:
+                # Told late of an end that is known: whoever asked for these processes since is not to lose what waits.
+                return
+            self._born = born
             self._code, self._scalars = array("q"), []
             self.waiting = 0
-            self.tensors.install_on(self.procs).get()
             self._tell("leave", self.groups.clear())
             self.issuer.clear()
+            self.lives += 1
 
     def link(self, other: Stream) -> None:
         """Have both be one for their order, and those that either is one with (STM-4)."""
@@ -127,7 +142,10 @@ class Stream:
 
     def ref(self) -> Ref:
         """Name a tensor that is to be made."""
-        return Ref(self, next(self.tensors.numbers))
+        made = Ref(self, next(self.tensors.numbers))
+        if self.tensors.recorders:
+            self.tensors.recorded(lambda recorder: recorder.made(made))
+        return made
 
     def teach(self, *what: Any) -> int:
         """Have the workers know a template, whose number this returns."""
@@ -140,6 +158,8 @@ class Stream:
     def unlearn(self, templates: list[int]) -> None:
         """Have the workers forget templates that are not used any longer."""
         with self.lock:
+            for recorder in self.tensors.recorders.values():
+                recorder.forgotten = True
             self.flush()
             self._tell("unlearn", templates)
 
@@ -149,6 +169,10 @@ class Stream:
         """Add an instruction, issued by that frame. To be called with the lock."""
         if self._others:
             self._before()
+        if self.tensors.recorders:
+            self.tensors.recorded(
+                lambda recorder: recorder.append(self, template, out, tensors, scalars=scalars, frame=frame)
+            )
         if len(tensors) == 2:
             first, second = tensors
             self._code.extend((template, out, first.ref.number, second.ref.number))
@@ -181,16 +205,45 @@ class Stream:
                 self.timeline.sent(first, self.issued - first)
             self._tell("run", first, code, scalars, freed)
 
+    def define(self, program: Program, what: Definition) -> None:
+        """Have the workers know a program."""
+        with self.lock:
+            self.flush()
+            self._tell("define", program.number, what)
+            self.programs[program.number] = program
+
+    def replay(
+        self, program: Program, inputs: list[int], made: list[int], *, numbers: list[int], frame: FrameType
+    ) -> None:
+        """Have the workers carry a program out, all of it in one message."""
+        with self.lock:
+            if self._others:
+                self._before()
+            if self._code:
+                self.flush()
+            freed, self.freed = self.freed, []
+            count = self.issued
+            self.issued += 1
+            self.places.append((frame.f_code, frame.f_lasti))
+            if self.timeline is not None:
+                self.timeline.issuing()
+                self.timeline.sent(count, 1)
+            self._tell("replay", program.number, freed, count, inputs, made, numbers)
+
     def put(self, value: torch.Tensor) -> Ref:
         """Give the workers a tensor, the same to all."""
         with self.lock, _disable_current_modes():
             ref = self.ref()
+            if self.tensors.recorders:
+                self.tensors.recorded(lambda recorder: recorder.constant(self, ref, value))
             self.flush()
             self._tell("put", ref.number, value.detach())
             return ref
 
     def ask(self, *question: Any, of: ProcMesh | None = None) -> Future[ValueMesh[Any]]:
         """Ask the processes something, or some of them, behind all that was issued."""
+        if self.tensors.recorders:
+            self.tensors.recorded(lambda recorder: recorder.asked(question))
         with self.lock, _disable_current_modes():
             self._before()
             self.flush()
@@ -226,12 +279,21 @@ class Stream:
             return rest[0]
         instruction, operator, error, trace = rest
         raise RemoteException(
-            f"{operator} failed at {point} of {self.procs}: {error}\n  issued at {line_of(self.source(instruction))}\n"
+            f"{operator} failed at {point} of {self.procs}: {error}\n  {self._issued(instruction)}\n"
             f"The traceback there:\n{trace}",
             operator=operator,
             point=point,
             trace=trace,
         )
+
+    def _issued(self, instruction: int | tuple[int, int, int]) -> str:
+        """Say where an instruction was issued."""
+        if isinstance(instruction, int):
+            return f"issued at {line_of(self.source(instruction))}"
+        replay, number, at = instruction
+        program = self.programs.get(number)
+        recorded = "a line of a step that is gone" if program is None else line_of(program.places[at])
+        return f"recorded at {recorded}\n  replayed at {line_of(self.source(replay))}"
 
     def source(self, instruction: int) -> tuple[Any, int] | None:
         """Return where an instruction was issued, if it is not too long ago."""
@@ -284,7 +346,7 @@ class Flusher:
 def caller() -> FrameType:
     """Return the frame of the nearest code that is neither PyTorch's nor this package's."""
     frame = sys._getframe(3)  # noqa: SLF001 - the frame of who calls PyTorch, at no cost
-    while frame.f_code.co_filename.startswith(_INNER) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(INNER) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 

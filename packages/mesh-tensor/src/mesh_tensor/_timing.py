@@ -65,6 +65,10 @@ class Timing:
         result = getattr(self.bench, kind)(*rest)
         if kind == "timed":
             return result
+        if kind == "replay":
+            # A step that was captured, as a whole.
+            self.add(rest[2], kind, COMPUTE, begun)
+            return result
         self.add(-1, kind if kind != "within" else rest[1], OTHER, begun)
         return result
 

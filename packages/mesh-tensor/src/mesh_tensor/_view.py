@@ -93,8 +93,10 @@ def share(tensor: torch.Tensor, procs: ProcMesh) -> MeshTensor:
     """Give all processes of a mesh the same tensor, and return what stands for it."""
     if type(tensor) is MeshTensor:
         raise TypeError(f"the tensor is on {tensor.procs} already")
+    issuer = issuer_of(procs)
+    issuer.stream.tensors.recorded(lambda recorder: recorder.spreads())
     with _disable_current_modes():
-        result: MeshTensor = issuer_of(procs).share(tensor)
+        result: MeshTensor = issuer.share(tensor)
         return result
 
 

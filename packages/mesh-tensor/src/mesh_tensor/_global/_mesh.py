@@ -174,6 +174,7 @@ def distribute(tensor: torch.Tensor, mesh: Mesh, sharding_spec: Sharding = None)
     if isinstance(tensor, MeshTensor):
         raise TypeError(f"{tensor!r} is of the per-rank view: fetch() what is to be distributed")
     placements = placements_of(sharding_spec, mesh.mesh_dim_names, tensor.shape)
+    mesh.issuer.stream.tensors.recorded(lambda recorder: recorder.spreads())
     result = mesh.issuer.distribute(tensor, placements)
     result.requires_grad_(tensor.requires_grad)
     return result

@@ -201,9 +201,11 @@ class GlobalStream(Stream):
                 )
             if not self.broken:
                 return
+            before = self.lives
             super().check()
-            self.leave()
-            self.join()
+            if self.lives != before:
+                self.leave()
+                self.join()
 
     def agreed_on(self, question: str, *rest: Any) -> Any:
         """Ask all processes, which have to agree, and return what they say."""
@@ -232,6 +234,8 @@ class GlobalStream(Stream):
         """Give the workers a tensor, of which each keeps its part."""
         with self.lock, _disable_current_modes():
             ref = self.ref()
+            if self.tensors.recorders:
+                self.tensors.recorded(lambda recorder: recorder.constant(self, ref, value, placements))
             self.flush()
             self._tell("within", self.number, "put", ref.number, value.detach(), placements)
             return ref
@@ -259,12 +263,12 @@ class GlobalIssuer(Issuer):
     def __init__(self, stream: GlobalStream, cls: type) -> None:
         super().__init__(stream, cls)
         self._random: dict[Any, bool] = {}
-        self._seeding: int | None = None
+        self.seeding: int | None = None
 
     def clear(self) -> None:
         """Forget what the workers know: they do not any longer."""
         super().clear()
-        self._seeding = None
+        self.seeding = None
 
     def issue(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Have the workers do it; random numbers come from a seed that this process draws."""
@@ -278,9 +282,9 @@ class GlobalIssuer(Issuer):
             seed = int(torch.empty((), dtype=torch.int64).random_())
         with stream.lock:
             stream.check()
-            if self._seeding is None:
-                self._seeding = stream.teach(((SPECIAL, "seed", ""), None), [NUMBER], {}, 0, 0, 0, ())
-            stream.append(self._seeding, 0, [], [seed], caller())
+            if self.seeding is None:
+                self.seeding = stream.teach(((SPECIAL, "seed", ""), None), [NUMBER], {}, 0, 0, 0, ())
+            stream.append(self.seeding, 0, [], [seed], caller())
             return super().issue(func, args, kwargs)
 
     def distribute(self, value: torch.Tensor, placements: tuple[Placement, ...]) -> GlobalTensor:
