@@ -23,6 +23,7 @@ from mesh_core._mesh import check_name
 from mesh_core._native import Placement, Target
 from mesh_core._serialize import dumps, loads
 from mesh_core.extensions._base import NOT_CARRIED, Extension
+from mesh_core.extensions._here import Signatures
 
 if TYPE_CHECKING:
     import asyncio
@@ -315,6 +316,7 @@ class _Running:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._tasks: dict[CallKey, asyncio.Task[None]] = {}
+        self._signatures = process.slots.of(Signatures)
 
     def hook(self) -> None:
         """Have the process call those of its hooks that it defines."""
@@ -413,8 +415,8 @@ class _Running:
 
     def _receive(self, message: Message) -> None:
         try:
-            said, sender = message.load()
-            message.reply(self.extension.receive(said, sender))
+            said, signature = message.load()
+            message.reply(self.extension.receive(said, self._signatures.read(signature)))
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             self._fail(message, error)
 
@@ -436,11 +438,11 @@ class _Running:
 
     async def _handle(self, message: Message) -> None:
         try:
-            said, sender = message.load()
+            said, signature = message.load()
             stage = self._process.stage()
             if stage.held is not None:
                 await stage.room()
-            held = message.reply(await self.extension.receive(said, sender))
+            held = message.reply(await self.extension.receive(said, self._signatures.read(signature)))
             if held is not None:
                 stage.held = held
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear

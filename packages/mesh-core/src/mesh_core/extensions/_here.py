@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ from mesh_core._native import roll, seat
 if TYPE_CHECKING:
     from mesh_core._native import Point
     from mesh_core._process import Process
+
+_MOST_READ = 4096
+"""So many signatures are remembered."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,42 @@ def current_proc() -> Proc:
 
 def proc_of(process: Process) -> Proc:
     """The same, where the process's own object is at hand."""
+    return _proc_with(process, _hosts_of(process))
+
+
+class Signatures:
+    """Who has sent a message, as it travels: made anew only where something of it has changed, and read once."""
+
+    def __init__(self) -> None:
+        self._own: tuple[Mapping[str, str], bytes] = ({}, b"")
+        self._read: dict[bytes, Proc] = {}
+
+    def own(self, process: Process) -> bytes:
+        """That of this process."""
+        hosts = _hosts_of(process)
+        known, signature = self._own
+        if not signature or hosts != known:
+            signature = pickle.dumps(_proc_with(process, hosts), 5)
+            self._own = hosts, signature
+        return signature
+
+    def read(self, signature: bytes) -> Proc:
+        """The process that has signed so."""
+        found = self._read.get(signature)
+        if found is None:
+            if len(self._read) >= _MOST_READ:
+                self._read.clear()
+            found = self._read[signature] = pickle.loads(signature)
+        return found
+
+
+def _hosts_of(process: Process) -> dict[str, str]:
+    if process.identity.mesh_id != 0 or process.closed:
+        return {}
+    return {name: address for _, name, address, *_ in roll(process.runtime)}
+
+
+def _proc_with(process: Process, hosts: Mapping[str, str]) -> Proc:
     me = process.identity
     return Proc(
         mesh_name=me.mesh_name,
@@ -74,9 +114,7 @@ def proc_of(process: Process) -> Proc:
         pid=process.pid,
         job=process.job,
         address=process.runtime.me,
-        hosts={name: address for _, name, address, *_ in roll(process.runtime)}
-        if me.mesh_id == 0 and not process.closed
-        else {},
+        hosts=hosts,
         incarnation=seat(process.runtime, *process.runtime.me)[2],
         is_host=me.is_host,
     )
