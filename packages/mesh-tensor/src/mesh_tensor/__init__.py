@@ -14,6 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mesh_tensor._checkpoint._load import load
+    from mesh_tensor._checkpoint._place import CheckpointError
+    from mesh_tensor._checkpoint._safetensors import export_safetensors
+    from mesh_tensor._checkpoint._save import save
     from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
     from mesh_tensor._errors import RanksDisagree, RemoteException
     from mesh_tensor._global._mesh import Mesh, distribute
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
 
 __all__ = [
+    "CheckpointError",
     "ColumnParallel",
     "FullyShard",
     "GlobalTensor",
@@ -39,13 +44,16 @@ __all__ = [
     "all_gather",
     "all_to_all",
     "distribute",
+    "export_safetensors",
     "fetch",
     "fetch_shard",
+    "load",
     "manual_seed",
     "module_to_mesh",
     "rank_tensor",
     "reduce",
     "remote",
+    "save",
     "share",
     "slice_mesh",
     "usage",
@@ -53,6 +61,7 @@ __all__ = [
 
 # Imported when they are first named: PyTorch takes a second.
 _LATER = {
+    "CheckpointError": "mesh_tensor._checkpoint._place",
     "ColumnParallel": "mesh_tensor._global._modules",
     "FullyShard": "mesh_tensor._global._modules",
     "GlobalTensor": "mesh_tensor._global._tensor",
@@ -67,13 +76,16 @@ _LATER = {
     "all_gather": "mesh_tensor._collectives",
     "all_to_all": "mesh_tensor._collectives",
     "distribute": "mesh_tensor._global._mesh",
+    "export_safetensors": "mesh_tensor._checkpoint._safetensors",
     "fetch": "mesh_tensor._view",
     "fetch_shard": "mesh_tensor._view",
+    "load": "mesh_tensor._checkpoint._load",
     "manual_seed": "mesh_tensor._collectives",
     "module_to_mesh": "mesh_tensor._global._modules",
     "rank_tensor": "mesh_tensor._collectives",
     "reduce": "mesh_tensor._collectives",
     "remote": "mesh_tensor._remote",
+    "save": "mesh_tensor._checkpoint._save",
     "share": "mesh_tensor._view",
     "slice_mesh": "mesh_tensor._view",
     "usage": "mesh_tensor._view",
