@@ -168,6 +168,10 @@ def test_what_cannot_be_loaded_is_said_and_changes_nothing(procs: ProcMesh, tmp_
         load({"weight": share(torch.zeros(4), procs)}, tmp_path / "a")
     with pytest.raises(CheckpointError, match="'step' is a tensor here"):
         load({"weight": y, "step": y}, tmp_path / "a")
+    optimizer = torch.optim.AdamW([nn.Parameter(y.clone())])
+    with pytest.raises(CheckpointError, match=r"has no 'optimizer\."):
+        load({"weight": y, "optimizer": optimizer}, tmp_path / "a")
+    assert not optimizer.state
     part = next((tmp_path / "a").glob("__1_*.distcp"))
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=f"not whole: its file {part.name} has"):

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core.extensions import find, install
 from mesh_tensor._checkpoint._place import CheckpointError, found
-from mesh_tensor._checkpoint._save import ABOUT
+from mesh_tensor._checkpoint._save import ABOUT, forget
 from mesh_tensor._checkpoint._state import flat, opened, put
 from mesh_tensor._checkpoint._worker import Files, Wanted, check_whole, read_into
 from mesh_tensor._descriptors import Descriptor
@@ -32,6 +32,8 @@ from mesh_tensor._descriptors import Descriptor
 if TYPE_CHECKING:
     from mesh_tensor._stream import Stream
 
+_Named = tuple[str, Any, bool]
+_Read = tuple["Stream", int, list[_Named]]
 S = TypeVar("S", bound=Mapping[str, Any])
 
 
@@ -45,9 +47,20 @@ def load(state: S, path: str | os.PathLike[str], *, ranks: Sequence[int] | None 
     `ranks`: for each process of the mesh the rank whose tensors it gets.
     """
     checkpoint = Checkpoint(found(Path(path).absolute()))
-    _prepare(state)
-    content = opened(state)
-    streams: dict[Stream, list[tuple[str, Any, bool]]] = {}
+    prepared: list[torch.optim.Optimizer] = []
+    try:
+        _prepare(state, prepared)
+        content = _load(opened(state), checkpoint, ranks)
+    except BaseException:
+        for optimizer in prepared:
+            optimizer.state.clear()
+        raise
+    result: S = _closed(state, content)
+    return result
+
+
+def _load(content: Any, checkpoint: Checkpoint, ranks: Sequence[int] | None) -> Any:
+    streams: dict[Stream, list[_Named]] = {}
     values: dict[str, tuple[Any, Any]] = {}
     with _disable_current_modes(), torch.no_grad():
         for name, (way, value) in flat(content).items():
@@ -59,7 +72,15 @@ def load(state: S, path: str | os.PathLike[str], *, ranks: Sequence[int] | None 
                 values[name] = value, checkpoint.tensor(name)
             else:
                 values[name] = way, checkpoint.value(name)
-        adopting = [_read(checkpoint, stream, wanted, ranks) for stream, wanted in streams.items()]
+        adopting: list[_Read] = []
+        try:
+            for stream, wanted in streams.items():
+                adopting.append((stream, next(stream.tensors.numbers), wanted))
+                _read(checkpoint, *adopting[-1], ranks)
+        except BaseException:
+            for stream, number, _ in adopting:
+                forget(stream, number)
+            raise
         for stream, number, wanted in adopting:
             _adopt(stream, number, wanted)
         for place, value in values.values():
@@ -67,18 +88,18 @@ def load(state: S, path: str | os.PathLike[str], *, ranks: Sequence[int] | None 
                 place.copy_(value)
             else:
                 put(content, place, value)
-    result: S = _closed(state, content)
-    return result
+    return content
 
 
 def _read(
-    checkpoint: Checkpoint, stream: Stream, wanted: list[tuple[str, Any, bool]], ranks: Sequence[int] | None
-) -> tuple[Stream, int, list[tuple[str, Any, bool]]]:
+    checkpoint: Checkpoint, stream: Stream, number: int, wanted: list[_Named], ranks: Sequence[int] | None
+) -> None:
     stream.check()
     (find(Files) or install(Files)).install_on(stream.procs).get()
-    number = next(stream.tensors.numbers)
+    places = stream.groups.ranks()
     sources = {
-        address: rank if ranks is None else ranks[rank] for address, rank in stream.groups.ranks().items()
+        address: rank if ranks is None or rank >= len(ranks) else ranks[rank]
+        for address, rank in places.items()
     }
     asked = [Wanted(name, tensor.ref.number, stacked) for name, tensor, stacked in wanted]
     told = stream.ask(
@@ -86,10 +107,9 @@ def _read(
     )
     for point, answer in stream.wait(told):
         stream.value(point, answer)
-    return stream, number, wanted
 
 
-def _adopt(stream: Stream, number: int, wanted: list[tuple[str, Any, bool]]) -> None:
+def _adopt(stream: Stream, number: int, wanted: list[_Named]) -> None:
     fresh = [stream.ref() if getattr(tensor, "is_global", False) else None for _, tensor, _ in wanted]
     named = [
         (name, tensor.ref.number, 0 if ref is None else ref.number)
@@ -204,12 +224,13 @@ class Checkpoint:
             return torch.load(io.BytesIO(file.read(where.length)), weights_only=False)
 
 
-def _prepare(state: Any) -> None:
+def _prepare(state: Any, prepared: list[torch.optim.Optimizer]) -> None:
     """Have optimizers that have not taken a step yet have the state that is to be loaded."""
     if isinstance(state, torch.optim.Optimizer):
         parameters = [each for group in state.param_groups for each in group["params"] if each.requires_grad]
         if state.state or not parameters:
             return
+        prepared.append(state)
         before = [(each, each.grad) for each in parameters]
         rates = [(group, group["lr"]) for group in state.param_groups]
         try:
@@ -225,7 +246,7 @@ def _prepare(state: Any) -> None:
                 group["lr"] = rate
     elif isinstance(state, Mapping):
         for each in state.values():
-            _prepare(each)
+            _prepare(each, prepared)
 
 
 def _closed(state: Any, content: Any) -> Any:

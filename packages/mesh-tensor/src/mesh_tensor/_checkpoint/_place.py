@@ -36,10 +36,12 @@ class Place:
             )
         _sweep(path)
         self.partial = path.parent / f".{path.name}.{uuid.uuid4().hex}.partial"
-        self.partial.mkdir()
-        self._lock = os.open(self.partial, os.O_RDONLY | os.O_DIRECTORY)
-        # Whoever saves there next tells by it whether somebody still writes here.
+        new = self.partial.with_suffix(".new")
+        new.mkdir()
+        self._lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
+        # Whoever saves there next tells by it whether somebody still writes here; locked before anybody looks.
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new.rename(self.partial)
 
     def finish(self) -> None:
         """Have it be what is at the path (CKP-1)."""

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mesh_core import Promise
+from mesh_core import MeshError, Promise
 from mesh_core.extensions import find, install
 from mesh_tensor._checkpoint._place import Place
 from mesh_tensor._checkpoint._state import flat, opened
@@ -93,11 +94,20 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> Future[Path]
                         "checkpoint", "snapshot", part.number, ranks[part.stream], part.tensors
                     )
         except BaseException:
+            for part in parts.values():
+                forget(part.stream, part.number)
             place.give_up()
             raise
     saving = _Saving(files, place, list(parts.values()), mine=mine, paths=paths, apart=apart)
     threading.Thread(target=saving.run, name="mesh-tensor-save", daemon=True).start()
     return saving.promise.future
+
+
+def forget(stream: Stream, number: int) -> None:
+    """Have the processes let go of what they keep, once they have come to it."""
+    with suppress(MeshError), stream.lock:
+        stream.flush()
+        stream.tensors.tell(stream.procs, ("checkpoint", "discard", number))
 
 
 class _Saving:
@@ -146,7 +156,7 @@ class _Saving:
             theirs = self._plans()
         except BaseException:
             for part in self._parts:
-                self._files.tell(part.stream.procs, (part.number, path, None))
+                forget(part.stream, part.number)
             raise
         # The controller's own values are the first part.
         planner = DefaultSavePlanner()

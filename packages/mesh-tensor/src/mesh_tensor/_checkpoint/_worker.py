@@ -154,6 +154,12 @@ def adopt(bench: Bench, number: int, refs: list[tuple[str, int, int]]) -> Any:
     return "value", None
 
 
+def discard(_bench: Bench, number: int) -> Any:
+    """Let go of what was kept."""
+    _kept().pop(number, None)
+    return "value", None
+
+
 def read_into(path: str, metadata: Metadata, items: list[ReadItem], tensors: dict[str, torch.Tensor]) -> None:
     """Read pieces into tensors."""
     reader = FileSystemReader(path)
@@ -211,10 +217,10 @@ class Files(Extension):
         """At a controller what is being saved to each path."""
 
     async def receive(self, message: tuple[Any, ...], sender: Proc) -> Any:
-        """Write what was kept, or let go of it."""
+        """Write what was kept."""
         number, path, plan = message
         kept = self.kept.pop(number, None)
-        if plan is None or not plan.items:
+        if not plan.items:
             return []
         return await asyncio.to_thread(write, path, plan, kept)
 
