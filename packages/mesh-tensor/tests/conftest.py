@@ -9,7 +9,7 @@ import pytest
 from mesh_core import ProcMesh, shutdown, this_host
 
 # Once for all processes, and not in each of them when a tensor is first spread over a mesh.
-PRELOAD = ["torch.distributed.tensor", "torch._dynamo"]
+PRELOAD = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -74,6 +74,13 @@ def test_wrong_shapes_are_told_at_once(procs: ProcMesh) -> None:
         share(torch.ones(2), procs).sum(3)
 
 
+def test_lists_of_what_all_have_alike(procs: ProcMesh) -> None:
+    x = share(torch.tensor([1.0, float("nan")]), procs).requires_grad_()
+    assert str(x.tolist()) == "[1.0, nan]"
+    with pytest.raises(RanksDisagree, match=r"gpus=0 .*gpus=1 .*fetch_shard"):
+        rank_tensor(procs, "gpus").tolist()
+
+
 def test_ranks_that_disagree(procs: ProcMesh) -> None:
     x = rank_tensor(procs, "gpus")
     for work in (x.item, lambda: bool(x == 0), lambda: torch.nonzero(x.view(1))):

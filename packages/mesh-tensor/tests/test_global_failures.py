@@ -24,6 +24,12 @@ def mesh(procs: ProcMesh) -> Iterator[Mesh]:
         yield mesh
 
 
+def test_a_pytorch_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
+    with pytest.raises(MeshError, match=r"needs PyTorch 2\.15 or newer, and this is 2\.14\.1"):
+        Mesh((2,), ("data",))
+
+
 def test_a_failure_poisons_what_depends_on_it_and_nothing_else(mesh: Mesh) -> None:
     x = distribute(torch.ones(4, 3), mesh, ["data", None])
     bad = x.index_select(1, distribute(torch.tensor([7]), mesh))  # the line that is wrong

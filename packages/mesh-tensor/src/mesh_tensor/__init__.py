@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mesh_tensor._capture._step import Captured, capture
+    from mesh_tensor._checkpoint._load import load
+    from mesh_tensor._checkpoint._place import CheckpointError
+    from mesh_tensor._checkpoint._safetensors import export_safetensors
+    from mesh_tensor._checkpoint._save import save
     from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
     from mesh_tensor._errors import CaptureError, RanksDisagree, RemoteException
     from mesh_tensor._global._mesh import Mesh, distribute
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CaptureError",
     "Captured",
+    "CheckpointError",
     "ColumnParallel",
     "FullyShard",
     "GlobalTensor",
@@ -49,14 +54,17 @@ __all__ = [
     "all_to_all",
     "capture",
     "distribute",
+    "export_safetensors",
     "fetch",
     "fetch_shard",
     "inspect",
+    "load",
     "manual_seed",
     "module_to_mesh",
     "rank_tensor",
     "reduce",
     "remote",
+    "save",
     "share",
     "show",
     "slice_mesh",
@@ -68,6 +76,7 @@ __all__ = [
 _LATER = {
     "CaptureError": "mesh_tensor._errors",
     "Captured": "mesh_tensor._capture._step",
+    "CheckpointError": "mesh_tensor._checkpoint._place",
     "ColumnParallel": "mesh_tensor._global._modules",
     "FullyShard": "mesh_tensor._global._modules",
     "GlobalTensor": "mesh_tensor._global._tensor",
@@ -87,14 +96,17 @@ _LATER = {
     "all_to_all": "mesh_tensor._collectives",
     "capture": "mesh_tensor._capture._step",
     "distribute": "mesh_tensor._global._mesh",
+    "export_safetensors": "mesh_tensor._checkpoint._safetensors",
     "fetch": "mesh_tensor._view",
     "fetch_shard": "mesh_tensor._view",
     "inspect": "mesh_tensor._looking",
+    "load": "mesh_tensor._checkpoint._load",
     "manual_seed": "mesh_tensor._collectives",
     "module_to_mesh": "mesh_tensor._global._modules",
     "rank_tensor": "mesh_tensor._collectives",
     "reduce": "mesh_tensor._collectives",
     "remote": "mesh_tensor._remote",
+    "save": "mesh_tensor._checkpoint._save",
     "share": "mesh_tensor._view",
     "show": "mesh_tensor._looking",
     "slice_mesh": "mesh_tensor._view",

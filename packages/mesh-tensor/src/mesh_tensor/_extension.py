@@ -296,6 +296,21 @@ class Bench:
         self.groups[number] = join(self.address, number, meeting, members)
         return "value", None
 
+    def checkpoint(self, what: str, *rest: Any) -> Any:
+        """Do something for a checkpoint."""
+        from mesh_tensor._checkpoint import _worker
+
+        try:
+            return getattr(_worker, what)(self, *rest)
+        except Exception as error:  # noqa: BLE001 - said
+            return _sent(Failed(-1, "checkpoint", error))
+
+    def refresh(self, tensor: Any) -> None:
+        """Have a tensor of the global view show what it is a view of, as that is now."""
+        for mesh in self._meshes.values():
+            if mesh.mesh is tensor.device_mesh:
+                mesh.refresh([tensor])
+
     def _loose(self) -> Any:
         loose, self.loose = self.loose, None
         return None if loose is None else _sent(loose)

@@ -270,6 +270,8 @@ class Stream:
         except SupervisionError as error:
             if not self.procs.failed():
                 raise
+            # Who goes on hears of it as well, whenever the notice comes.
+            self.broken = True
             raise DeviceMeshError.of(self.procs) from error
 
     def value(self, point: Any, answer: Any) -> Any:

@@ -60,6 +60,12 @@ class MeshTensor(torch.Tensor):
             f"{self!r} cannot be pickled, as its values are on the mesh's processes: fetch() it, and pickle or send that"
         )
 
+    def tolist(self) -> Any:
+        """Wait for it, and return its values as numbers; all processes have to agree."""
+        from mesh_tensor._view import numbers
+
+        return numbers(self)
+
     @property
     def procs(self) -> ProcMesh:
         """The processes that have its values."""

@@ -11,6 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mesh_core import ValueMesh
+from mesh_tensor._errors import RanksDisagree
+from mesh_tensor._stream import _same as same
 from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
 
 if TYPE_CHECKING:
@@ -137,6 +139,18 @@ def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[to
     with _disable_current_modes():
         answers = stream.wait(stream.ask("get", tensor.ref.number), timeout)
         return ValueMesh.of(answers.extent, [stream.value(point, answer) for point, answer in answers])
+
+
+def numbers(tensor: MeshTensor) -> Any:
+    """Wait for a tensor that is the same on all processes, and return its values as Python's numbers."""
+    (where, first), *rest = [(point, each.tolist()) for point, each in fetch(tensor)]
+    for point, each in rest:
+        if not same(each, first):
+            raise RanksDisagree(
+                f"{where} and {point} have other values of {tensor!r}: there can be only one list. Reduce the tensor over the mesh "
+                "first, or fetch the value of one process with fetch_shard()."
+            )
+    return first
 
 
 def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -> torch.Tensor:

@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map, tree_unflatten
 
-from mesh_core import this_host
+from mesh_core import MeshError, this_host
 from mesh_core.extensions import find, install
 from mesh_tensor._extension import Tensors
 from mesh_tensor._global._numbered import Numbered
@@ -52,6 +53,11 @@ class Mesh:
         *,
         name: str | None = None,
     ) -> None:
+        if TorchVersion(torch.__version__) < "2.15":
+            raise MeshError(
+                f"the global view needs PyTorch 2.15 or newer, and this is {torch.__version__}: install a newer one, with "
+                "mesh-tensor[global] for example. The per-rank view works with this one"
+            )
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         names = tuple(f"dim_{dim}" for dim in range(len(shape))) if mesh_dim_names is None else mesh_dim_names
         self.shape: tuple[int, ...] = shape

@@ -1,0 +1,1 @@
+"""Tensors of meshes in files: `torch.distributed.checkpoint`, planned by the controller and written by the workers."""
