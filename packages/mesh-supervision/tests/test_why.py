@@ -17,7 +17,7 @@ import pytest
 from supervised import WITHIN
 from test_health import actor, snap
 
-from mesh_core import Actor, Channel, MeshError, Port, Promise, endpoint, inspect, this_host
+from mesh_core import Actor, Channel, MeshError, Pool, Port, Promise, Queue, endpoint, inspect, this_host
 from mesh_core.inspect import ProcStacks, StackFrame, ThreadStack
 from mesh_supervision._watching._why import Reason, why
 
@@ -79,6 +79,32 @@ class Worker(Actor):
     @endpoint(explicit_response_port=True)
     def keep(self, port: Port[int]) -> None:
         self.kept.append(port)
+
+    @endpoint
+    async def ask_async(self, other: Any) -> None:
+        await other.lock.call_one()
+
+    @endpoint
+    def flood(self, other: Any) -> None:
+        other.nap.broadcast()
+        while True:
+            other.swallow.broadcast(bytes(1 << 20))
+
+    @endpoint
+    def swallow(self, data: bytes) -> None:
+        pass
+
+    @endpoint
+    def take(self, queue: Queue[int]) -> int:
+        return queue.take().get()
+
+    @endpoint
+    def task(self, number: int) -> int:
+        return number if number != 3 else self.held()
+
+    def held(self) -> int:
+        threading.Event().wait()
+        return 0
 
     @endpoint
     def run(self) -> None:
@@ -161,6 +187,37 @@ def test_a_chain_of_calls_is_followed_to_its_end(workers: Any) -> None:
     assert culprit.who == "workers[2]"
     assert culprit.chain == ("controller", "workers[0]", "workers[1]", "workers[2]")
     assert culprit.waiting == 3
+
+
+def test_coroutines_are_followed_too(workers: Any) -> None:
+    first, second = workers.slice(gpus=0), workers.slice(gpus=1)
+    waiting(first.ask_async.call_one(second))
+    (culprit,) = reason(lambda found: bool(found.culprits) and len(found.culprits[0].chain) == 3).culprits
+    assert culprit.who == "workers[1]"
+    assert "in lock" in culprit.line
+
+
+def test_who_does_not_take_messages_is_named_to_those_that_cannot_send(workers: Any) -> None:
+    first, second = workers.slice(gpus=0), workers.slice(gpus=1)
+    waiting(first.flood.call_one(second))
+    culprits = reason(lambda found: bool(found.culprits) and len(found.culprits[0].chain) == 3).culprits
+    assert culprits[0].who == "workers[1]"
+    assert "runs nap for" in culprits[0].text
+    assert "messages wait behind it" in culprits[0].text
+
+
+def test_a_queue_that_nobody_fills_is_named(workers: Any) -> None:
+    with Queue[int]() as queue:
+        waiting(workers.slice(gpus=1).take.call_one(queue))
+        found = reason(lambda found: bool(found.culprits) and bool(found.culprits[0].chain))
+        assert found.culprits[0].chain[:2] == ("controller", "workers[1]")
+
+
+def test_a_task_of_a_pool_that_does_not_end_is_named(workers: Any) -> None:
+    pool = Pool(workers)
+    waiting(pool.submit(workers.task, 3))
+    found = reason(lambda found: bool(found.culprits) and "in held" in found.culprits[0].line)
+    assert found.culprits[0].who.startswith("workers[")
 
 
 def test_a_circle_is_named(workers: Any) -> None:
