@@ -257,6 +257,8 @@ def test_actors_in_a_group(job: spmd.SPMD) -> None:
             assert found == pytest.approx(alone, rel=1e-5)
         with pytest.raises(MeshError, match="has a default process group already"):
             job.run(total, 1).get(timeout=LIMIT)
+        # That has not ended the actors' group.
+        assert len(trainers.train.call().get(timeout=LIMIT)) == 2
         trainers.stop().get(timeout=LIMIT)
     assert job.run(total, 1).get(timeout=LIMIT).values() == [3, 3]
 
@@ -284,6 +286,25 @@ def test_a_dead_rank(runtime: None) -> None:
             job.run(die_on_one).get(timeout=LIMIT)
         procs.respawn().get(timeout=LIMIT)
         assert spmd.setup(procs).run(total, 2).get(timeout=LIMIT).values() == [6, 6]
+
+
+def end_on_one() -> None:
+    import sys
+
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        sys.exit(5)
+    dist.barrier()
+
+
+def test_a_function_that_ends_its_program(job: spmd.SPMD) -> None:
+    with pytest.raises(ActorError) as caught:
+        job.run(end_on_one).get(timeout=LIMIT)
+    one, other = caught.value.results.values()
+    assert "rank 1 had failed first, with SystemExit: 5" in str(one)
+    assert other.cause_type is SystemExit
+    assert job.run(total, 1).get(timeout=LIMIT).values() == [3, 3]
 
 
 def test_bad_arguments(job: spmd.SPMD) -> None:

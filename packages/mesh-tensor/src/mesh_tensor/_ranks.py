@@ -147,6 +147,8 @@ class Meetings(Extension):
         self._open: dict[int, _Meeting] = {}
         self._changed = threading.Condition()
         self._jobs = itertools.count(1)
+        self.turn = threading.Lock()
+        """Held by who changes the environment and the group of this process: one run waits for the end of another."""
         self.member: int | None = None
         """The actor of this process that has joined the default group for its life."""
 
@@ -253,12 +255,13 @@ class Ranks(Actor):
     @endpoint
     def enter(self, layout: Layout, port: int) -> None:
         """Set this process's environment."""
-        os.environ.update(layout.environment(context().message_rank.rank, port))
-        if layout.is_local and Path("/sys/class/net", _LOOPBACK).exists():
-            # Otherwise gloo looks its own host's name up, which may take seconds and may not be found.
-            os.environ.setdefault(_INTERFACE, _LOOPBACK)
-        elif not layout.is_local and os.environ.get(_INTERFACE) == _LOOPBACK:
-            del os.environ[_INTERFACE]
+        with meetings().turn:
+            os.environ.update(layout.environment(context().message_rank.rank, port))
+            if layout.is_local and Path("/sys/class/net", _LOOPBACK).exists():
+                # Otherwise gloo looks its own host's name up, which may take seconds and may not be found.
+                os.environ.setdefault(_INTERFACE, _LOOPBACK)
+            elif not layout.is_local and os.environ.get(_INTERFACE) == _LOOPBACK:
+                del os.environ[_INTERFACE]
 
     @endpoint
     def run(
@@ -354,29 +357,33 @@ def _recover() -> None:
 def _ranked(run: Run) -> Iterator[None]:
     """Be one rank of a run."""
     rank = context().message_rank.rank
-    mine = run.layout.environment(rank, run.port)
-    before = {name: os.environ.get(name) for name in mine}
-    os.environ.update(mine)
-    try:
-        yield
-    except Exception as error:
-        cause = _cause(run, rank, error)
-        _recover()
-        if cause is None or not _follows(error):
-            raise
-        first, why = cause
-        raise MeshError(f"rank {first} had failed first, with {why}; then here: {error}") from error
-    finally:
-        leave()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        meetings().tell(run.owner, _Done(run.port, rank))
+    with meetings().turn:
+        mine = run.layout.environment(rank, run.port)
+        before = {name: os.environ.get(name) for name in mine}
+        # That of an actor which lives here: what fails because of it must not end it.
+        is_taken = meetings().member is not None
+        os.environ.update(mine)
+        try:
+            yield
+        except BaseException as error:
+            cause = _cause(run, rank, error)
+            _recover()
+            if cause is None or not _follows(error):
+                raise
+            first, why = cause
+            raise MeshError(f"rank {first} had failed first, with {why}; then here: {error}") from error
+        finally:
+            if not is_taken:
+                leave()
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            meetings().tell(run.owner, _Done(run.port, rank))
 
 
-def _cause(run: Run, rank: int, error: Exception) -> tuple[int, str] | None:
+def _cause(run: Run, rank: int, error: BaseException) -> tuple[int, str] | None:
     """Tell that this rank has failed, and return which one did so first, if that was another."""
     why = f"{type(error).__name__}: {error}"
     first: tuple[int, str] | None = None
@@ -389,7 +396,7 @@ def meetings() -> Meetings:
     return find(Meetings) or install(Meetings)
 
 
-def _follows(error: Exception) -> bool:
+def _follows(error: BaseException) -> bool:
     """Whether an error is what PyTorch raises where another rank has gone."""
     dist = sys.modules.get("torch.distributed")
     return type(error) is RuntimeError or (dist is not None and isinstance(error, dist.DistError))

@@ -161,8 +161,10 @@ class SPMDActor(Actor):
         """Join the process group, together with the actors on all other ranks."""
         instance = context().actor_instance
         assert instance is not None, "actors are made by spawn"
-        join(backend, timeout, under=f"actor {instance.actor_id}")
-        self._member = meetings().member = instance.actor_id
+        here = meetings()
+        with here.turn:
+            join(backend, timeout, under=f"actor {instance.actor_id}")
+            self._member = here.member = instance.actor_id
 
     def __cleanup__(self, exc: BaseException | None) -> None:
         """Leave it: call this where you override it."""
