@@ -4,10 +4,11 @@
 //! header (80 bytes) | region and placement of a cast | name | part table (8 bytes a part) | parts
 //! ```
 //!
-//! A part table entry is a length; with the top bit set the part's bytes are a [`SharedRef`] to memory that both
-//! ends map, and the length is that of the memory.
+//! A part table entry is a length. With the top bit set the part's bytes are a [`crate::SharedRef`] to memory that both
+//! ends map, and the length is that of the memory; with the next bit set they say where the part's receiver gets it.
 
 use crate::hosts::HostSet;
+use crate::part::Part;
 use crate::{ActorId, CallId, Carried, FrameError, HostNo, Joined, MeshId, Piece, Placement, ProcAddr};
 use bytes::Bytes;
 use mesh_topology::{Region, Wire};
@@ -24,9 +25,6 @@ pub const MAX_BODY: u64 = 1 << 40;
 
 const MAGIC: u16 = 0x4d68;
 const VERSION: u8 = 3;
-const SHARED: u64 = 1 << 63;
-const SHARED_LEN: usize = 32;
-
 /// Bits of a header's flags, on the wire. Outside this crate nobody has to do with them: [`Header`] has names for those of
 /// the frame itself, the types of [`crate::messages`] and [`crate::control`] for those that belong to a kind.
 pub(crate) mod flags {
@@ -36,12 +34,14 @@ pub(crate) mod flags {
     pub(crate) const SHARED: u16 = 8;
     /// Of the frame: see [`super::Header::carries_refs`].
     pub(crate) const REFS: u16 = 1 << 4;
+    /// Of the frame: see [`super::Header::is_distant`].
+    pub(crate) const DISTANT: u16 = 1 << 5;
     /// Of the frame: see [`super::Header::is_abroad`].
     pub(crate) const ABROAD: u16 = 1 << 12;
     /// Of the frame: see [`super::Header::is_charged`].
     pub(crate) const CHARGED: u16 = 1 << 15;
     /// Those that mean the same in every frame.
-    pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | REFS | ABROAD | CHARGED;
+    pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | REFS | DISTANT | ABROAD | CHARGED;
 
     /// Of a reply or a value for a port: the payload is an encoded exception.
     pub(crate) const ERROR: u16 = 1;
@@ -266,10 +266,21 @@ impl Header {
         self.flags |= flags::REFS;
     }
 
+    /// Whether some of its parts lie in memory of its sender, on another host, from where its receiver gets them.
+    #[must_use]
+    pub fn is_distant(&self) -> bool {
+        self.flags & flags::DISTANT != 0
+    }
+
+    /// Says whether some of its parts lie in memory of its sender.
+    pub fn set_distant(&mut self, distant: bool) {
+        self.flag(flags::DISTANT, distant);
+    }
+
     /// Whether whoever drops the frame has something to give back: memory, or references.
     #[must_use]
     pub fn is_owed(&self) -> bool {
-        self.flags & (flags::SHARED | flags::REFS) != 0
+        self.flags & (flags::SHARED | flags::REFS | flags::DISTANT) != 0
     }
 
     /// Whether the sender counts the message, and wants its bytes back when it was handled (see [`crate::Meter`]).
@@ -389,78 +400,6 @@ fn u64_at(raw: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&raw[at..at + 8]);
     u64::from_le_bytes(word)
-}
-
-/// Memory of another process on this host, named so that anyone on the host can map it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SharedRef {
-    /// The process that owns the memory.
-    pub pid: u32,
-    /// Its descriptor of the slab there.
-    pub fd: u32,
-    /// The slab's number, never reused by its owner: what a receiver keys its mappings by.
-    pub slab: u64,
-    /// Where in the slab the part begins.
-    pub offset: u64,
-    /// Which of the slab's chunks it is; its count of holders stands at the slab's beginning.
-    pub chunk: u32,
-    /// Which use of the chunk this is: who lets go of an earlier one does not touch this one.
-    pub turn: u32,
-}
-
-impl SharedRef {
-    fn encode(&self) -> [u8; SHARED_LEN] {
-        let mut out = [0; SHARED_LEN];
-        out[0..4].copy_from_slice(&self.pid.to_le_bytes());
-        out[4..8].copy_from_slice(&self.fd.to_le_bytes());
-        out[8..16].copy_from_slice(&self.slab.to_le_bytes());
-        out[16..24].copy_from_slice(&self.offset.to_le_bytes());
-        out[24..28].copy_from_slice(&self.chunk.to_le_bytes());
-        out[28..32].copy_from_slice(&self.turn.to_le_bytes());
-        out
-    }
-
-    fn decode(raw: &[u8]) -> Self {
-        Self {
-            pid: u32_at(raw, 0),
-            fd: u32_at(raw, 4),
-            slab: u64_at(raw, 8),
-            offset: u64_at(raw, 16),
-            chunk: u32_at(raw, 24),
-            turn: u32_at(raw, 28),
-        }
-    }
-}
-
-/// One part of a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The bytes themselves.
-    Inline(Bytes),
-    /// Memory that the receiver maps.
-    Shared {
-        /// Where it is.
-        at: SharedRef,
-        /// How long it is.
-        len: u64,
-    },
-}
-
-impl Part {
-    /// Bytes of the part as its reader sees them.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        match self {
-            Self::Inline(bytes) => bytes.len() as u64,
-            Self::Shared { len, .. } => *len,
-        }
-    }
-
-    /// Whether the part has no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 /// Who a message is for: one rank of a mesh, or a region of it.
@@ -638,27 +577,15 @@ impl Frame {
     #[must_use]
     pub fn build(mut header: Header, cast: Option<&Target>, name: &[u8], parts: &[Part]) -> Self {
         let target = cast.map(Target::to_wire).unwrap_or_default();
-        let data: usize = parts
-            .iter()
-            .map(|part| match part {
-                Part::Inline(bytes) => bytes.len(),
-                Part::Shared { .. } => SHARED_LEN,
-            })
-            .sum();
+        let data: usize = parts.iter().map(Part::wire_len).sum();
         let mut body = Vec::with_capacity(target.len() + name.len() + 8 * parts.len() + data);
         body.extend_from_slice(&target);
         body.extend_from_slice(name);
-        for part in parts {
-            let entry = match part {
-                Part::Inline(bytes) => bytes.len() as u64,
-                Part::Shared { len, .. } => len | SHARED,
-            };
-            body.extend_from_slice(&entry.to_le_bytes());
-        }
+        parts.iter().for_each(|part| body.extend_from_slice(&part.entry().to_le_bytes()));
         for part in parts {
             match part {
                 Part::Inline(bytes) => body.extend_from_slice(bytes),
-                Part::Shared { at, .. } => body.extend_from_slice(&at.encode()),
+                other => body.extend_from_slice(&other.wire()),
             }
         }
         header.target_len = u16::try_from(target.len()).expect("a region's wire form is short");
@@ -736,19 +663,10 @@ impl Frame {
         let mut parts = Vec::with_capacity(count);
         for i in 0..count {
             let entry = u64_at(&self.body, table + 8 * i);
-            let (len, inline) = (entry & !SHARED, if entry & SHARED == 0 { entry } else { SHARED_LEN as u64 });
-            let rest = (self.body.len() - at) as u64;
-            if inline > rest {
-                return Err(FrameError::Overrun { what: "part" });
-            }
-            // Not truncated: `inline` is at most the length of a slice in memory.
-            let end = at + inline as usize;
-            parts.push(if entry & SHARED == 0 {
-                Part::Inline(self.body.slice(at..end))
-            } else {
-                Part::Shared { at: SharedRef::decode(&self.body[at..end]), len }
-            });
-            at = end;
+            let rest = self.body.slice(at..);
+            let (part, len) = Part::read(entry, &rest).ok_or(FrameError::Overrun { what: "part" })?;
+            parts.push(part);
+            at += len;
         }
         if at != self.body.len() {
             return Err(FrameError::Trailing((self.body.len() - at) as u64));
@@ -756,16 +674,25 @@ impl Frame {
         Ok(parts)
     }
 
-    /// The references in the message. Of a frame that says that it has some, and has not, none.
+    /// The values that its receivers hold by it: those that references in it are to, and its distant parts. Of a frame that
+    /// says that it has some, and has not, none.
     #[must_use]
     pub fn carried(&self) -> Vec<Carried> {
-        if !self.header.carries_refs() {
+        if !self.header.carries_refs() && !self.header.is_distant() {
             return Vec::new();
         }
-        match self.parts().ok().and_then(|parts| parts.into_iter().next()) {
-            Some(Part::Inline(envelope)) => Carried::split(&envelope).map_or_else(Vec::new, |(_, all)| all),
+        let parts = self.parts().unwrap_or_default();
+        let mut all = match parts.first() {
+            Some(Part::Inline(envelope)) if self.header.carries_refs() => {
+                Carried::split(envelope).map_or_else(Vec::new, |(_, all)| all)
+            }
             _ => Vec::new(),
-        }
+        };
+        all.extend(parts.iter().filter_map(|part| match part {
+            Part::Distant { id, held, .. } => Some(Carried { owner: self.header.src, id: *id, ticket: *held }),
+            Part::Inline(_) | Part::Shared { .. } => None,
+        }));
+        all
     }
 
     /// What the frame counts against its receiver's budget: its name and parts, wherever these lie, and
@@ -774,15 +701,12 @@ impl Frame {
     pub fn cost(&self) -> u64 {
         let fixed = u64::from(self.header.target_len) + 8 * u64::from(self.header.parts);
         let plain = (MESSAGE_COST + self.body.len() as u64).saturating_sub(fixed);
-        if !self.header.sharing().shared {
+        if !self.header.sharing().shared && !self.header.is_distant() {
             return plain;
         }
-        let shared = self.parts().unwrap_or_default().into_iter().filter_map(|part| match part {
-            Part::Shared { len, .. } => Some(len),
-            Part::Inline(_) => None,
-        });
-        // The length of the memory in place of that of the reference to it.
-        shared.fold(plain, |sum, len| sum.saturating_sub(SHARED_LEN as u64).saturating_add(len))
+        // The length of the memory in place of that of what stands for it.
+        let elsewhere = self.parts().unwrap_or_default().into_iter().filter(|part| !matches!(part, Part::Inline(_)));
+        elsewhere.fold(plain, |sum, part| sum.saturating_sub(part.wire_len() as u64).saturating_add(part.len()))
     }
 
     /// Bytes that the frame takes on a link.

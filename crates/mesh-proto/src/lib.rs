@@ -9,6 +9,7 @@
 //! - [`Moves`]: where the ranks of meshes are that were repaired.
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
 //! - [`Early`]: messages that are quicker than the spawn that they depend on.
+//! - [`Landing`]: messages whose large parts are still being fetched, and those behind them.
 //! - [`Meter`], [`Ledger`]: how much may be under way to one mailbox.
 //! - [`Backlog`]: messages that wait for room while their senders go on.
 //! - [`Answers`]: replies that wait until their callers' processes read.
@@ -39,10 +40,12 @@ mod holders;
 pub mod hosts;
 mod ids;
 mod joined;
+mod landing;
 mod lifecycle;
 pub mod logs;
 pub mod messages;
 mod moves;
+mod part;
 mod placement;
 mod reason;
 mod router;
@@ -56,13 +59,15 @@ pub use early::Early;
 pub use error::FrameError;
 pub use family::{Aftermath, Family, Owned};
 pub use flow::{Admission, Credit, Flow, INITIAL_WINDOW, Ledger, Meter};
-pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Part, SharedRef, Sharing, Target};
+pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Sharing, Target};
 pub use gather::{Gather, Outcome};
 pub use holders::{Deserter, Holders, Ticket, Verdict};
 pub use ids::{ActorId, CallId, HOST_MESHES, HostNo, IdMaker, MeshId, ProcAddr, is_host_mesh};
 pub use joined::{Joined, Piece};
+pub use landing::Landing;
 pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};
 pub use moves::{Moved, Moves, Run, Seat};
+pub use part::{Part, SharedRef};
 pub use placement::{Placement, Spread};
 pub use reason::{EndKind, EndReason, HostEnd, PortEnd, Undelivered};
 pub use router::{LinkId, Route, Router};

@@ -6,6 +6,7 @@
 mod afar;
 mod agent;
 mod board;
+mod bypass;
 mod calls;
 mod completion;
 mod copy;
@@ -42,6 +43,7 @@ mod wait;
 mod waits;
 
 pub use agent::SpawnSpec;
+pub use bypass::{BYPASS_VERSION, Bypass, RawBypass};
 pub use calls::{Call, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};

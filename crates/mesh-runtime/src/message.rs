@@ -53,7 +53,7 @@ fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> 
     let sole = frame.header.sharing().sole;
     let shared = frame.parts()?.into_iter().filter_map(|part| match part {
         Part::Shared { at, len } => Some(memory.open(&at, len, sole)),
-        Part::Inline(_) => None,
+        Part::Inline(_) | Part::Distant { .. } => None,
     });
     // All are opened before any error counts: dropping the others is what gives them back.
     let shared: Vec<_> = shared.collect();
@@ -80,17 +80,25 @@ pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Few<Bytes>> {
     let mut shared = if sharing.shared { map(frame, memory).ok()? } else { Vec::new() }.into_iter();
     let parts = frame.parts().ok()?;
     header.set_sharing(Sharing { shared: false, ..sharing });
-    header.body_len = (fixed + 8 * parts.len()) as u64 + parts.iter().map(Part::len).sum::<u64>();
+    let len = |part: &Part| match part {
+        Part::Distant { .. } => part.wire().len() as u64,
+        here => here.len(),
+    };
+    header.body_len = (fixed + 8 * parts.len()) as u64 + parts.iter().map(len).sum::<u64>();
     let mut head = Vec::with_capacity(HEADER_LEN + fixed + 8 * parts.len());
     head.extend_from_slice(&header.encode());
     head.extend_from_slice(&frame.body[..fixed]);
-    parts.iter().for_each(|part| head.extend_from_slice(&part.len().to_le_bytes()));
+    parts.iter().for_each(|part| {
+        let entry = if let Part::Shared { len, .. } = part { *len } else { part.entry() };
+        head.extend_from_slice(&entry.to_le_bytes());
+    });
     let mut pieces = Few::new();
     let mut small = head;
     for part in parts {
         let bytes = match part {
             Part::Shared { .. } => Bytes::from_owner(Mapped(shared.next()?)),
             Part::Inline(bytes) => bytes,
+            Part::Distant { .. } => Bytes::from(part.wire().into_owned()),
         };
         if bytes.len() <= SMALL {
             small.extend_from_slice(&bytes);
@@ -269,6 +277,9 @@ impl Message {
                     .next()
                     .map(PartData::Shared)
                     .ok_or(RuntimeError::Os { what: "open a message's shared part twice", errno: Errno::NXIO }),
+                Part::Distant { .. } => {
+                    Err(RuntimeError::Os { what: "open a part that has not landed", errno: Errno::NXIO })
+                }
             })
             .collect::<Result<_, _>>()?;
         Ok((payload, rest))

@@ -9,9 +9,11 @@
 //! REF-3: all kept values together take no more than the budget. Who finds no room waits, in the order of arrival.
 //! REF-4: once its owner has died, every holder knows; what it has mapped already stays readable.
 
+use crate::bypass::Offer;
 use crate::completion::{Completion, Fate};
 use crate::runtime::Runtime;
 use crate::runtime::copies::Afar;
+use crate::shm;
 pub(crate) use crate::shm::View as Mapped;
 use bytes::Bytes;
 use mesh_proto::{Ended, Holders, ProcAddr, SharedRef, Ticket};
@@ -100,6 +102,8 @@ pub(crate) struct Entry {
     pub(crate) holders: Holders,
     /// The values that references in this one are to.
     _inner: Vec<Arc<Hold>>,
+    /// Of a part of a message that other hosts get past the gateways: how it is offered, and where it is mapped.
+    pub(crate) offer: Option<(Offer, shm::Place)>,
 }
 
 /// Where a kept value lies.
@@ -214,8 +218,25 @@ impl Refs {
 
     pub(crate) fn insert(&self, me: ProcAddr, id: u64, entry: (Place, u64, u64), inner: Vec<Arc<Hold>>) {
         let (place, len, cost) = entry;
-        let entry = Entry { place, len, cost, holders: Holders::new(me), _inner: inner };
+        let entry = Entry { place, len, cost, holders: Holders::new(me), _inner: inner, offer: None };
         lock(&self.state).entries.insert(id, entry);
+    }
+
+    /// Counts so many bytes, if there is room at once.
+    pub(crate) fn reserve_now(&self, bytes: u64) -> bool {
+        let mut state = lock(&self.state);
+        let fits = state.waiting.is_empty() && state.used.saturating_add(bytes) <= self.budget;
+        if fits {
+            state.used += bytes;
+        }
+        fits
+    }
+
+    /// A value that was inserted is offered past the gateways.
+    pub(crate) fn offered(&self, id: u64, offer: (Offer, shm::Place)) {
+        if let Some(entry) = lock(&self.state).entries.get_mut(&id) {
+            entry.offer = Some(offer);
+        }
     }
 
     /// Changes who holds a value; returns it if that was the last (REF-1).

@@ -321,6 +321,18 @@ impl Pool {
     }
 }
 
+/// Where a chunk is mapped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) at: *mut u8,
+    _map: Arc<Mapping>,
+}
+
+// SAFETY: an address; whoever reads or writes there says why they may.
+unsafe impl Send for Place {}
+// SAFETY: as above.
+unsafe impl Sync for Place {}
+
 /// A chunk of this process's memory that is being written; given back if it is dropped before it is done.
 #[derive(Debug)]
 pub(crate) struct Room {
@@ -353,6 +365,14 @@ impl Room {
         // SAFETY: the range lies in the chunk, as asserted, which is ours until its holders hear of it; the map keeps it
         // mapped, and the bytes are not in it.
         unsafe { crate::copy::copy(bytes, self.map.at(self.offset + place), spare) };
+    }
+
+    /// Where it is, for who writes into it by other means. It stays there as long as what is returned does.
+    pub(crate) fn place(&self) -> Place {
+        if self.fresh {
+            self.map.populate(self.offset, self.len);
+        }
+        Place { at: self.map.at(self.offset), _map: Arc::clone(&self.map) }
     }
 
     /// How many bytes it is for.
@@ -721,7 +741,7 @@ impl Memory {
 
     /// A frame will never be opened: its memory goes back.
     pub(crate) fn let_go(&self, frame: &Frame) {
-        if frame.header.carries_refs()
+        if (frame.header.carries_refs() || frame.header.is_distant())
             && let Some(runtime) = self.of.get().and_then(Weak::upgrade)
         {
             runtime.refs_unsent(frame);

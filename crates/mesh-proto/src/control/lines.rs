@@ -46,7 +46,7 @@ impl Lines {
         Some(match raw.byte()? {
             0 => match parts.next()? {
                 Part::Inline(batch) => Self::Found(batch),
-                Part::Shared { .. } => return None,
+                Part::Shared { .. } | Part::Distant { .. } => return None,
             },
             1 => Self::More,
             2 => Self::Flush(raw.number()?),

@@ -34,6 +34,6 @@ use bytes::Bytes;
 fn body(frame: &Frame) -> Option<Bytes> {
     match frame.parts().ok()?.into_iter().next()? {
         Part::Inline(bytes) => Some(bytes),
-        Part::Shared { .. } => None,
+        Part::Shared { .. } | Part::Distant { .. } => None,
     }
 }

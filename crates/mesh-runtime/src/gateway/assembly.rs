@@ -6,7 +6,7 @@ use bytes::Bytes;
 use mesh_proto::{Frame, HEADER_LEN, Header, HostNo, Kind, Part, Sharing, Target};
 
 /// Whether the receivers of such a message map its large parts.
-fn is_mapped(kind: Kind) -> bool {
+pub(crate) fn is_mapped(kind: Kind) -> bool {
     matches!(kind, Kind::Call | Kind::Tell | Kind::Reply | Kind::Post | Kind::Spawn | Kind::Partial | Kind::Extend)
 }
 

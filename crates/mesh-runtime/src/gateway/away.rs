@@ -72,7 +72,7 @@ impl Runtime {
         let queued = {
             let mut state = lock(&self.gateway.state);
             let state = &mut *state;
-            if frame.header.kind == Kind::Reply && !shares && !state.merge.is_empty() {
+            if frame.header.kind == Kind::Reply && !shares && !frame.header.is_distant() && !state.merge.is_empty() {
                 let now = self.started.elapsed();
                 let ready = state.merge.on_reply(frame.clone(), now);
                 let queued = ready.into_iter().map(|one| {

@@ -523,6 +523,7 @@ impl Runtime {
     /// What this process has to do with a host that is dead: its calls there are lost, its meshes have lost ranks.
     pub(super) fn ranks_lost_with(&self, host: HostNo, verdict: &HostEnd) {
         let ended = verdict.ended();
+        self.landings_end(|one| one.host == host);
         let known = lock(&self.known_afar).on(host);
         for addr in known {
             self.deliver(Down::notice(addr, &ended).frame(ProcAddr::agent(host), self.me));

@@ -42,6 +42,7 @@ use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
 use crate::tls::{Identity, Listener};
 use assembly::Assembly;
+pub(crate) use assembly::is_mapped;
 use attaching::Pending;
 use mesh_proto::control::{Attachment, Introduction};
 use mesh_proto::hosts::{Fate, HostMerge, Packet, Pulse, RelayMerge, Strands, Topology};

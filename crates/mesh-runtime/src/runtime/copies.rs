@@ -139,7 +139,7 @@ impl Runtime {
             let parts = frame.parts().unwrap_or_default();
             let place = parts.iter().find_map(|part| match part {
                 Part::Shared { at, len } => Some((*at, *len)),
-                Part::Inline(_) => None,
+                Part::Inline(_) | Part::Distant { .. } => None,
             });
             for other in waiting {
                 if place.is_none_or(|(at, _)| self.memory.lend_to(&at, other.proc)) {

@@ -25,7 +25,16 @@ const LARGE_REPLY: u64 = 4096;
 pub(super) const MOST_PROCS: u32 = 1 << 20;
 
 impl Runtime {
+    /// Takes in what has arrived; behind what its sender has sent before.
     pub(crate) fn deliver(&self, frame: Frame) {
+        if self.landings.is_busy() || frame.header.is_distant() {
+            self.land(frame);
+        } else {
+            self.take_in(frame);
+        }
+    }
+
+    pub(super) fn take_in(&self, frame: Frame) {
         let header = frame.header;
         if self.is_outdated(header.src) {
             self.memory.let_go(&frame);

@@ -6,6 +6,7 @@
 //! - `backlog`: messages that wait here for room at their receivers;
 //! - `descriptors`: promises that are finished by a write to a descriptor;
 //! - `incoming`: messages that arrive, and their inboxes; `early`: those that come before the spawn that they depend on;
+//! - `landing`: large parts that travel past the gateways, and the order of what comes behind them;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `refs`: values that are kept here, and references to those of others; `copies`: what is here of other hosts' values;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
@@ -13,11 +14,13 @@
 mod answers;
 mod backlog;
 pub(crate) mod copies;
+mod counts;
 mod descriptors;
 mod early;
 mod folder;
 mod incoming;
 mod knocks;
+mod landing;
 mod moving;
 mod outgoing;
 mod ports;
@@ -26,6 +29,7 @@ mod waiting;
 
 pub use answers::Spawned;
 pub use backlog::{Calling, Deferral, Later, millis};
+pub use counts::Counts;
 pub(crate) use outgoing::relate;
 pub use outgoing::{Body, Outgoing, Terms};
 pub(crate) use ports::STREAM;
@@ -100,39 +104,6 @@ pub struct Options {
     pub shm_idle: Duration,
 }
 
-/// Figures about a runtime, for people and for tests of leaks.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    /// Live links.
-    pub links: usize,
-    /// Calls that wait.
-    pub calls: usize,
-    /// Actors of this process.
-    pub actors: usize,
-    /// Procs of this host.
-    pub procs: usize,
-    /// Ports that this process receives at, and that it has in hand to send to.
-    pub ports: usize,
-    /// Bytes of shared memory that this process owns.
-    pub shm_bytes: usize,
-    /// Mailboxes that this process has sent to, and keeps count of.
-    pub meters: usize,
-    /// Messages that wait here for room at their receivers, and their bytes.
-    pub deferred: (usize, u64),
-    /// Replies that wait here until their callers' processes read, and their bytes.
-    pub replies: (usize, u64),
-    /// The same of arguments of spawns.
-    pub spawns: (usize, u64),
-    /// Bytes of large replies that have come and that nobody has looked at.
-    pub held: u64,
-    /// Values that are kept here for references, and their bytes.
-    pub kept: (usize, u64),
-    /// Values of others that this process holds references to.
-    pub refs: usize,
-    /// How often values of this process were fetched, and how many copies are here of those of other hosts.
-    pub fetched: (u64, usize),
-}
-
 /// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
 #[derive(Clone, Debug)]
 pub(crate) struct Home {
@@ -183,6 +154,7 @@ pub struct Runtime {
     alarmed: AtomicBool,
     pub(crate) gateway: Gateway,
     waiting: early::Waiting,
+    landings: landing::Landings,
     /// The job has had other hosts, as this process was told: what it is sent may be quicker than a spawn.
     abroad: AtomicBool,
     /// What people call this host.
@@ -373,6 +345,7 @@ impl Runtime {
                 alarmed: AtomicBool::new(false),
                 gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
                 waiting: early::Waiting::default(),
+                landings: landing::Landings::default(),
                 abroad: AtomicBool::new(false),
                 name: OnceLock::new(),
                 home: OnceLock::new(),
@@ -441,30 +414,6 @@ impl Runtime {
     /// Has a promise shown to those who look into this process, under a name, while somebody waits for it.
     pub fn show_promise(&self, name: &str, completion: &Arc<Completion>) {
         self.promises.show(name, completion);
-    }
-
-    /// What waits and what lives.
-    pub fn counts(&self) -> Counts {
-        // One lock after the other, never two at once.
-        let links = read(&self.links).len();
-        let actors = read(&self.inboxes).len();
-        let procs = lock(&self.agent).len();
-        Counts {
-            links,
-            calls: self.calls.len(),
-            actors,
-            procs,
-            ports: self.ports.len(),
-            shm_bytes: self.memory.bytes(),
-            meters: self.meters.len(),
-            deferred: self.deferred.size(),
-            replies: self.answering.size(),
-            spawns: self.spawning.size(),
-            held: self.held_replies.load(Ordering::Relaxed),
-            kept: self.refs.kept(),
-            refs: self.refs.foreign(self.me),
-            fetched: self.refs.afar.counts(),
-        }
     }
 
     /// Marks the runtime as copied into a forked child, where nothing of it works.

@@ -139,7 +139,14 @@ pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
 }
 
 impl Runtime {
-    fn pack(&self, target: &Target, payload: &[u8], buffers: &[&[u8]]) -> (Vec<Part>, Sharing) {
+    /// The parts of a message. What is `distant` of its buffers is there already.
+    fn pack(
+        &self,
+        target: &Target,
+        payload: &[u8],
+        buffers: &[&[u8]],
+        distant: Vec<Option<Part>>,
+    ) -> (Vec<Part>, Sharing) {
         let mut parts = Vec::with_capacity(1 + buffers.len());
         parts.push(Part::Inline(Bytes::copy_from_slice(payload)));
         let mut sharing = Sharing { sole: target.len() == 1, shared: false };
@@ -150,7 +157,12 @@ impl Runtime {
             false if !self.me.is_agent() && target.hosts().contains(self.me.host) => None,
             false => Some(&agent),
         };
+        let mut distant = distant.into_iter();
         for data in buffers {
+            if let Some(part) = distant.next().flatten() {
+                parts.push(part);
+                continue;
+            }
             let near = near.filter(|_| data.len() >= self.options.shm_threshold);
             let shared = near.and_then(|near| self.memory.put(data, near, self.board.spare()));
             parts.push(match shared {
@@ -199,7 +211,9 @@ impl Runtime {
         if buffers.is_empty() {
             return Frame::build_plain(header, cast, name, payload);
         }
-        let (parts, sharing) = self.pack(target, payload, buffers);
+        let distant = self.carry_past(header.kind, target, buffers);
+        header.set_distant(distant.is_some());
+        let (parts, sharing) = self.pack(target, payload, buffers, distant.unwrap_or_default());
         header.set_sharing(sharing);
         Frame::build(header, cast, name, &parts)
     }
@@ -307,7 +321,7 @@ impl Runtime {
     /// Answers a task. What its caller may not get, should this process die now, holds up what it sends ahead (TAK-2): a
     /// reply that waits here, and one that refers to memory of this process.
     fn answer_task(&self, frame: Frame, due: Option<Instant>, actor: ActorId) -> Option<Arc<Completion>> {
-        let (by, shared) = (frame.header.dst, frame.header.sharing().shared);
+        let (by, shared) = (frame.header.dst, frame.header.sharing().shared || frame.header.is_distant());
         let (held, is_out) = self.answer(frame, due, holds_back(Kind::Call));
         if (shared || !is_out)
             && let Some(inbox) = self.inbox(actor)
@@ -477,7 +491,8 @@ impl Runtime {
         if from.is_some() && self.me.is_agent() && frame.header.dst.host == self.me.host {
             self.overhear(&frame.header);
         }
-        if frame.header.carries_refs() && self.me.is_agent() && frame.header.dst.host == self.me.host {
+        let carries = frame.header.carries_refs() || frame.header.is_distant();
+        if carries && self.me.is_agent() && frame.header.dst.host == self.me.host {
             self.note_carried(&frame);
         }
         let route = read(&self.router).route(frame.header.dst);
@@ -563,6 +578,9 @@ impl Runtime {
             return;
         }
         let Some(asked) = Asked::of(&header) else { return };
+        if header.kind == Kind::Fetch && header.src == self.me && self.unasked(asked.call) {
+            return;
+        }
         if header.src == self.me {
             self.calls.on_outcome(&self.reactor, asked.call, asked.place as usize, outcome);
             self.forget_fallen();

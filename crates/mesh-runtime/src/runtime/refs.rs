@@ -106,7 +106,7 @@ impl Runtime {
         Some(self.hold_under(addr, ticket, Some(Arc::clone(within))))
     }
 
-    fn hold_under(&self, addr: RefAddr, ticket: Ticket, within: Option<Arc<Hold>>) -> Arc<Hold> {
+    pub(super) fn hold_under(&self, addr: RefAddr, ticket: Ticket, within: Option<Arc<Hold>>) -> Arc<Hold> {
         let (hold, fresh) = self.refs.hold(&self.weak(), addr, ticket, within);
         if fresh && addr.owner != self.me {
             let route = read(&self.router).route(addr.owner);
@@ -158,7 +158,7 @@ impl Runtime {
         }
     }
 
-    fn tell_ref(&self, addr: RefAddr, news: Holding) {
+    pub(super) fn tell_ref(&self, addr: RefAddr, news: Holding) {
         if addr.owner == self.me {
             self.on_ref_held(addr.id, self.me, news);
         } else {
@@ -188,13 +188,26 @@ impl Runtime {
 
     /// Nobody holds these values any more.
     fn drop_values(&self, gone: impl IntoIterator<Item = Entry>) {
-        for entry in gone {
-            if let Place::Shared(at) = &entry.place {
-                self.memory.unkeep(at);
-            }
-            let cost = entry.cost;
+        for mut entry in gone {
+            let (place, cost) = (entry.place.clone(), entry.cost);
+            let offer = entry.offer.take();
             // What it had in it goes with it.
             drop(entry);
+            if let (Some((offer, mapped)), Place::Shared(at)) = (offer, &place) {
+                // Not before nobody reads it any more (BYP-1).
+                let (runtime, at) = (self.weak(), *at);
+                offer.withdraw(Box::new(move || {
+                    drop(mapped);
+                    if let Some(runtime) = runtime.upgrade() {
+                        runtime.memory.unkeep(&at);
+                        runtime.refs.settle(cost);
+                    }
+                }));
+                continue;
+            }
+            if let Place::Shared(at) = &place {
+                self.memory.unkeep(at);
+            }
             self.refs.settle(cost);
         }
     }

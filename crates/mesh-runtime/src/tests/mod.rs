@@ -8,6 +8,7 @@ mod calls;
 mod completion;
 mod flow;
 mod inspect;
+mod landing;
 mod link;
 mod logs;
 mod moving;

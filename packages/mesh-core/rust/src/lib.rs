@@ -1,5 +1,6 @@
 //! The Python face of the runtime: conversions, leaving the interpreter, errors; no decisions.
 
+mod bypass;
 mod call;
 mod codes;
 mod completion;
@@ -71,6 +72,7 @@ mod _native {
         m.add_class::<refs::PyKept>()?;
         m.add_class::<refs::PyPutting>()?;
         m.add_class::<refs::PyRefPart>()?;
+        m.add_function(wrap_pyfunction!(bypass::set_bypass, m)?)?;
         m.add_function(wrap_pyfunction!(refs::capture, m)?)?;
         m.add_function(wrap_pyfunction!(refs::putting, m)?)?;
         m.add_function(wrap_pyfunction!(refs::kept, m)?)?;

@@ -686,6 +686,9 @@ impl PyRuntime {
         out.set_item("refs", counts.refs)?;
         out.set_item("fetched", counts.fetched.0)?;
         out.set_item("copies", counts.fetched.1)?;
+        out.set_item("parts_offered", counts.bypassed.0)?;
+        out.set_item("parts_past_gateways", counts.bypassed.1)?;
+        out.set_item("landing", counts.landing)?;
         Ok(out)
     }
 }

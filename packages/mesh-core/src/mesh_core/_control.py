@@ -16,6 +16,8 @@ class Control:
     """To the script: have an extension in the processes of hosts."""
     BOOTSTRAP: Final = ".bootstrap"
     """Run this function; what it raises ends the process."""
+    BYPASS: Final = ".bypass"
+    """By the process itself: its first large part for another host has come by. Is something installed that moves those?"""
     INSPECT: Final = ".inspect"
     """Somebody has connected to the job's inspection socket: the runtime tells the controller."""
 

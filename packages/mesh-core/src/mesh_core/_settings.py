@@ -191,6 +191,10 @@ class Settings:
     shm_idle: float = _setting(10.0, _SECONDS)
     """How long a process keeps shared memory that it does not use, for its next messages, in seconds."""
 
+    bypass_threshold: int = _setting(MIB, _Number(int, 0, 2**62, "bytes"))
+    """Parts of a message for one process of another host travel past the host agents from this size on, where a package is
+    installed that moves them, such as mesh-rdma; 0 has all parts go through the agents. At least 256 KiB."""
+
     log_level: str = _setting("INFO", _Choice(LOG_LEVELS))
     """What workers' logging and Mesh's own shows: DEBUG, INFO, WARNING, ERROR or CRITICAL and above."""
 

@@ -23,6 +23,7 @@ from mesh_core import _ending, _unseen
 from mesh_core._codes import MessageKind
 from mesh_core._constructing import ActorLoop, Constructors
 from mesh_core._context import Instance, parse_shape
+from mesh_core._bypass import find_bypass
 from mesh_core._control import Control
 from mesh_core._dumps import stacks
 from mesh_core._errors import BOOTSTRAP_FAILED, MeshError
@@ -334,6 +335,8 @@ class Stage:
                     message.reply(None)
                 else:
                     self._decline(message, failure, str(failure))
+            case Control.BYPASS:
+                find_bypass(self.process)
             case Control.INSTALL:
                 extensions.have(message.load(), asked=message.call != 0)
                 message.reply(None)

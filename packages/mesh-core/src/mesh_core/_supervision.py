@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core import _native, _process, _unseen
 from mesh_core._codes import MessageKind, Request
 from mesh_core._context import current_instance
+from mesh_core._bypass import find_bypass
 from mesh_core._control import Control
 from mesh_core._errors import SupervisionError
 from mesh_core._failure import FailureKind, MeshFailure, error_of, of_loss
@@ -163,6 +164,8 @@ class Faults:
         match message.name:
             case Control.INSPECT:
                 self._process.hooks.knocked()
+            case Control.BYPASS:
+                find_bypass(self._process)
             case Control.HOSTS:
                 hosts, carried, tell = message.load()
                 self._process.host_procs.make(hosts, carried, tell=tell)

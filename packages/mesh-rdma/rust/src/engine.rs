@@ -216,6 +216,10 @@ impl PyEngine {
 }
 
 impl PyEngine {
+    pub(crate) fn shared(&self) -> &Arc<Engine> {
+        &self.0
+    }
+
     fn copy(
         &self,
         py: Python<'_>,

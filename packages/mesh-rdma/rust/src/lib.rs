@@ -2,6 +2,7 @@
 
 mod action;
 mod boxes;
+mod bypass;
 mod delta;
 mod door;
 mod engine;
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 mod _native {
     use super::*;
 
+    #[pymodule_export]
+    use crate::bypass::bypass_of;
     #[pymodule_export]
     use crate::delta::{apply_changes, find_changes};
 

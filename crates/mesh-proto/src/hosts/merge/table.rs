@@ -235,7 +235,7 @@ pub(super) fn write(header: Header, payloads: Vec<Payload>, series: &[Entry]) ->
 pub(super) fn read(frame: &Frame) -> Result<Vec<Entry>, FrameError> {
     let mut bodies = frame.parts()?.into_iter().map(|part| match part {
         Part::Inline(bytes) => Ok(bytes),
-        Part::Shared { .. } => Err(OVERRUN),
+        Part::Shared { .. } | Part::Distant { .. } => Err(OVERRUN),
     });
     let table = bodies.next().ok_or(OVERRUN)??;
     let mut words = Words { table: &table, at: 0 };

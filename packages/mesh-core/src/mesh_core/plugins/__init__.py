@@ -10,6 +10,7 @@ has plugins of its own declares their :class:`PluginKind`.
 """
 
 from mesh_core.plugins._descriptors import (
+    BypassPlugin,
     Capability,
     Check,
     Command,
@@ -22,15 +23,17 @@ from mesh_core.plugins._descriptors import (
     always_available,
     name_problem,
 )
-from mesh_core.plugins._kinds import COMMANDS, DOCTOR_CHECKS, POLICIES, PluginKind
+from mesh_core.plugins._kinds import BYPASSES, COMMANDS, DOCTOR_CHECKS, POLICIES, PluginKind
 from mesh_core.plugins._manager import PluginManager, PluginReport, PluginStatus
 from mesh_core.plugins._scan import PluginEntry
 from mesh_core.plugins._specs import hookimpl
 
 __all__ = [
+    "BYPASSES",
     "COMMANDS",
     "DOCTOR_CHECKS",
     "POLICIES",
+    "BypassPlugin",
     "Capability",
     "Check",
     "Command",

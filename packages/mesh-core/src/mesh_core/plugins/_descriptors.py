@@ -186,6 +186,21 @@ class PolicyPlugin(Plugin[None]):
     create: Callable[[], Policy]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BypassPlugin(Plugin[None]):
+    """What moves large parts of messages from one host to another past the host agents.
+
+    ``create()`` returns a capsule as ``mesh_core/bypass.h`` describes it; see :func:`mesh_core.get_include`. It is called in
+    each process that sends or is sent a large part, by the thread that the process has for such things. A part that does not
+    come by it comes through the agents.
+
+    >>> BypassPlugin(name="pigeons", api_version=1, create=lambda: capsule, summary="takes its time").name
+    'pigeons'
+    """
+
+    create: Callable[[], object]
+
+
 @runtime_checkable
 class Command(Protocol):
     """A subcommand of ``mesh``.

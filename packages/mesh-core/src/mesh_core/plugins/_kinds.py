@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from mesh_core.plugins._descriptors import (
+    BypassPlugin,
     CommandPlugin,
     DoctorCheck,
     Plugin,
@@ -103,9 +104,19 @@ class PluginKind(Generic[P_co]):
     @property
     def plural(self) -> str:
         """The word for many."""
-        return self.word.removesuffix("y") + "ies" if self.word.endswith("y") else self.word + "s"
+        if self.word.endswith("y"):
+            return self.word.removesuffix("y") + "ies"
+        return self.word + ("es" if self.word.endswith("s") else "s")
 
 
+BYPASSES: Final = PluginKind(
+    word="bypass",
+    group="mesh.bypasses",
+    hook="mesh_register_bypasses",
+    descriptor=BypassPlugin,
+    api_version=1,
+    owner="mesh-core",
+)
 POLICIES: Final = PluginKind(
     word="policy",
     group="mesh.policies",

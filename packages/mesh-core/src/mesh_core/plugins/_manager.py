@@ -22,7 +22,7 @@ import pluggy
 from mesh_core._errors import PluginError, PluginLoadError
 from mesh_core._nearest import did_you_mean, nearest
 from mesh_core.plugins._descriptors import Capability, Plugin, ProbeResult, always_available, name_problem
-from mesh_core.plugins._kinds import COMMANDS, DOCTOR_CHECKS, KINDS_GROUP, POLICIES, PREFIX, PluginKind
+from mesh_core.plugins._kinds import BYPASSES, COMMANDS, DOCTOR_CHECKS, KINDS_GROUP, POLICIES, PREFIX, PluginKind
 from mesh_core.plugins._owners import NAME_OWNERS
 from mesh_core.plugins._scan import PluginEntry, Scan, normal, scan
 from mesh_core.plugins._specs import PROJECT, spec_of
@@ -75,7 +75,7 @@ class PluginManager:
         self._broken: dict[PluginEntry, PluginLoadError] = {}
         self._hooks = pluggy.PluginManager(PROJECT)
         self._specified: set[str] = set()
-        for kind in (COMMANDS, DOCTOR_CHECKS, POLICIES):
+        for kind in (BYPASSES, COMMANDS, DOCTOR_CHECKS, POLICIES):
             self._specify(kind)
 
     @cached_property

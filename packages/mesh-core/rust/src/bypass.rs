@@ -1,0 +1,33 @@
+//! A road past the gateways for large parts of messages, as another package offers it in a capsule.
+
+use crate::runtime::PyRuntime;
+use mesh_runtime::{BYPASS_VERSION, Bypass, RawBypass};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+/// Has parts of `from_bytes` and more travel past the gateways, by what the capsule has; or notes that nothing can do that.
+#[pyfunction]
+#[pyo3(signature = (runtime, capsule, from_bytes))]
+pub(crate) fn set_bypass(
+    runtime: &PyRuntime,
+    capsule: Option<&Bound<'_, PyCapsule>>,
+    from_bytes: usize,
+) -> PyResult<()> {
+    let Some(capsule) = capsule else {
+        runtime.shared().set_bypass(None);
+        return Ok(());
+    };
+    let raw = capsule.pointer_checked(Some(c"mesh_core.bypass"))?.cast::<RawBypass>();
+    // SAFETY: what a capsule of this name points to begins with the version, whatever that is.
+    let version = unsafe { raw.cast::<u32>().read() };
+    if version != BYPASS_VERSION {
+        return Err(PyRuntimeError::new_err(format!(
+            "mesh-core speaks version {BYPASS_VERSION} of mesh_core/bypass.h, and this plugin version {version}; install versions \
+             of both that belong together"
+        )));
+    }
+    // SAFETY: of this version; the header demands that it stays until the process ends.
+    runtime.shared().set_bypass(Some((unsafe { Bypass::new(raw) }, from_bytes)));
+    Ok(())
+}

@@ -1,0 +1,21 @@
+"""Large parts of mesh-core's messages between hosts, by the transports of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mesh_core.plugins import BypassPlugin, hookimpl
+
+
+def _create() -> object:
+    from mesh_rdma._here import joined
+    from mesh_rdma._native import bypass_of
+
+    return bypass_of(joined())
+
+
+@hookimpl
+def mesh_register_bypasses() -> Iterable[BypassPlugin]:
+    """The one of this package."""
+    summary = "large parts of messages between hosts, by the best transport of the two processes"
+    yield BypassPlugin(name="rdma", api_version=1, create=_create, summary=summary)
