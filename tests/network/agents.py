@@ -153,11 +153,15 @@ class Job:
 class Site:
     """The machines of a network, the credentials of one job, agents and controllers."""
 
-    def __init__(self, network: Network, folder: Path, *, window: float = 2.0, fan_out: int = 16) -> None:
+    def __init__(
+        self, network: Network, folder: Path, *, window: float = 2.0, fan_out: int = 16, bypass: int = 0
+    ) -> None:
         self.network = network
         self.folder = folder
         self.window = window
         self.fan_out = fan_out
+        # Large parts go through the agents, unless it says from which length on they do not.
+        self.bypass = bypass
         self.credentials = Credentials.new(folder / "credentials")
         self.agents: dict[int, Agent] = {}
         self._count = 0
@@ -245,6 +249,7 @@ class Site:
             "PYTHONPATH": os.pathsep.join([str(PROGRAMS), str(Path(mesh_core.__file__).parents[1])]),
             "MESH_HEARTBEAT_TIMEOUT": str(self.window),
             "MESH_FAN_OUT": str(self.fan_out),
+            "MESH_BYPASS_THRESHOLD": str(self.bypass),
         }
         with log.open("w") as written:
             process = host.start(

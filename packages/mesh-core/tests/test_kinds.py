@@ -9,6 +9,7 @@ import pytest
 
 from mesh_core import PluginError, PluginLoadError
 from mesh_core.plugins import (
+    BYPASSES,
     COMMANDS,
     DOCTOR_CHECKS,
     POLICIES,
@@ -80,7 +81,7 @@ class Quiet(list[PluginLoadError]):
 # What is declared.
 
 
-@pytest.mark.parametrize("kind", [COMMANDS, DOCTOR_CHECKS, POLICIES], ids=lambda kind: kind.word)
+@pytest.mark.parametrize("kind", [BYPASSES, COMMANDS, DOCTOR_CHECKS, POLICIES], ids=lambda kind: kind.word)
 def test_own_kinds_keep_the_contract(kind):
     suite = type("Suite", (KindConformance,), {"kind": kind})()
     for promise in (each for each in dir(suite) if each.startswith("test_")):

@@ -37,7 +37,7 @@ class Rank(Actor):
 
     @endpoint
     def ready(self):
-        """Do what a process does at its first large part, so that the very next travels past the agents."""
+        """Do what a process does at its first large part."""
         find_bypass(current())
 
     @endpoint
@@ -85,6 +85,22 @@ class Rank(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def acquaint(rank):
+    """Have this process and a rank try the way to each other's memory: what they send until then comes through the agents."""
+
+    def both_came():
+        before, there = (
+            found["parts_past_gateways"] for found in (counts(), rank.counts.call_one().get(timeout=30))
+        )
+        rank.echo.call_one(bytes(LARGE)).get(timeout=60)
+        after, then = (
+            found["parts_past_gateways"] for found in (counts(), rank.counts.call_one().get(timeout=30))
+        )
+        return after > before and then > there
+
+    wait_until(both_came)
+
+
 @pytest.fixture(scope="module")
 def hosts():
     with LocalCluster(hosts=2) as cluster:
@@ -97,16 +113,23 @@ def ranks(hosts):
     ranks = procs.spawn("ranks", Rank)
     find_bypass(current())
     ranks.ready.call().get(timeout=60)
+    for host in range(2):
+        acquaint(ranks.slice(hosts=host))
     yield ranks
     procs.stop().get(timeout=60)
 
 
 def gave_all_back(*actors):
     """Nothing is kept for messages any more, and none is landing."""
+
     def is_clean(found):
         return found["landing"] == found["kept"] == found["kept_bytes"] == 0
 
-    wait_until(lambda: is_clean(counts()) and all(is_clean(each.counts.call_one().get(timeout=30)) for each in actors))
+    wait_until(
+        lambda: (
+            is_clean(counts()) and all(is_clean(each.counts.call_one().get(timeout=30)) for each in actors)
+        )
+    )
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _ending, _unseen
+from mesh_core._bypass import find_bypass
 from mesh_core._codes import MessageKind
 from mesh_core._constructing import ActorLoop, Constructors
 from mesh_core._context import Instance, parse_shape
-from mesh_core._bypass import find_bypass
 from mesh_core._control import Control
 from mesh_core._dumps import stacks
 from mesh_core._errors import BOOTSTRAP_FAILED, MeshError

@@ -27,9 +27,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native, _process, _unseen
+from mesh_core._bypass import find_bypass
 from mesh_core._codes import MessageKind, Request
 from mesh_core._context import current_instance
-from mesh_core._bypass import find_bypass
 from mesh_core._control import Control
 from mesh_core._errors import SupervisionError
 from mesh_core._failure import FailureKind, MeshFailure, error_of, of_loss

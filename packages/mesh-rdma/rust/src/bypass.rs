@@ -1,19 +1,31 @@
 //! Large parts of messages between hosts, by the engine: `mesh_core/bypass.h`. Two wheels share no Rust types.
+//!
+//! BPS-1: no message waits for a road that nobody has tried: the first part from a process comes through the agents, while a byte
+//! of it is read to see whether its memory can be reached.
+//! BPS-2: unless the user allows others, parts take transports that keep what is read from strangers, as the agents do.
 
 use crate::engine::PyEngine;
-use mesh_transfer::{Engine, Export, Handle, Op, Segments, Work};
+use mesh_transfer::{Engine, Export, Handle, Need, Op, Segments, Work};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 const VERSION: u32 = 1;
-/// After so long a part is left to the gateways.
+/// After so long a part is left to the agents.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// So long may a byte take that a road is tried by.
+const TRIAL: Duration = Duration::from_secs(10);
+/// A road that failed is left alone for so long.
+const REST: Duration = Duration::from_secs(60);
+/// More owners are not remembered.
+const MOST_ROADS: usize = 4096;
+/// What needs no leave: memory of the same machine, and connections with TLS.
+const PRIVATE: [&str; 2] = ["shm", "tcp"];
 
 type Freed = unsafe extern "C" fn(*mut c_void);
 type Done = unsafe extern "C" fn(*mut c_void, i32);
@@ -28,6 +40,24 @@ struct Raw {
     engine: Arc<Engine>,
     offers: Mutex<HashMap<u64, Arc<Export>>>,
     next: AtomicU64,
+    /// Whether all transports may be taken.
+    every: bool,
+    /// How the owners of parts are reached, by their incarnations.
+    roads: Arc<Mutex<HashMap<[u8; 16], Road>>>,
+}
+
+/// How an owner's memory is reached.
+#[derive(Clone, Copy)]
+enum Road {
+    /// Being tried.
+    Tried,
+    Open,
+    /// Not, until then.
+    Closed(Instant),
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What mesh-core is told once nobody reads its memory any more.
@@ -73,18 +103,69 @@ impl Raw {
         }
         is_offered.store(true, Ordering::SeqCst);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.offers.lock().unwrap_or_else(PoisonError::into_inner).insert(number, export);
+        locked(&self.offers).insert(number, export);
         Some((number, ticket))
     }
 
     fn fetch(&self, ticket: &[u8], (into, length): (u64, u64), told: Told) {
+        let handle = Handle::decode(ticket).ok().filter(|handle| handle.len == length).map(Arc::new);
+        let Some((handle, forced)) = handle.and_then(|handle| Some((Arc::clone(&handle), self.transport(&handle)?)))
+        else {
+            return told.tell(false);
+        };
+        if !self.is_open(&handle, forced) {
+            return told.tell(false);
+        }
         let work = Work::Read { local: Segments::one(into, length), offset: 0 };
-        let handle = Handle::decode(ticket).ok().filter(|handle| handle.len == length);
-        let Some(op) = handle.and_then(|handle| Op::new(&Arc::new(handle), work).ok()) else { return told.tell(false) };
+        let Ok(op) = Op::new(&handle, work) else { return told.tell(false) };
         // SAFETY: mesh-core keeps the memory for this alone until it is told, which is after the last byte (OPR-1).
-        let operation = unsafe { self.engine.submit(([op], ()), Some(PATIENCE), None) };
-        let outcome = Arc::clone(&operation);
-        operation.on_done(move || told.tell(outcome.has_succeeded()));
+        let operation = unsafe { self.engine.submit(([op], ()), Some(PATIENCE), forced) };
+        let (outcome, roads) = (Arc::clone(&operation), Arc::clone(&self.roads));
+        operation.on_done(move || {
+            let all = outcome.has_succeeded();
+            if !all {
+                locked(&roads).insert(handle.realm, Road::Closed(Instant::now() + REST));
+            }
+            told.tell(all);
+        });
+    }
+
+    /// By which transport alone an owner's memory is to be read; none of those if by any. None at all if by no such.
+    fn transport(&self, handle: &Handle) -> Option<Option<&'static str>> {
+        if self.every {
+            return Some(None);
+        }
+        let choice = self.engine.explain(handle, Need { copies: true, atomics: false }, None);
+        PRIVATE.into_iter().find(|name| choice.candidates.iter().any(|each| each == name)).map(Some)
+    }
+
+    /// Whether an owner's memory is known to be reached. If nobody knows that is found out, by its first byte (BPS-1).
+    fn is_open(&self, handle: &Arc<Handle>, forced: Option<&str>) -> bool {
+        {
+            let mut roads = locked(&self.roads);
+            match roads.get(&handle.realm) {
+                Some(Road::Open) => return true,
+                Some(Road::Tried) => return false,
+                Some(Road::Closed(until)) if *until > Instant::now() => return false,
+                Some(Road::Closed(_)) | None => roads.insert(handle.realm, Road::Tried),
+            };
+        }
+        let mut byte = Box::new([0_u8; 1]);
+        let work = Work::Read { local: Segments::one(byte.as_mut_ptr() as u64, 1), offset: 0 };
+        let Ok(op) = Op::new(handle, work) else { return false };
+        // SAFETY: the byte is kept with the operation, and is nobody else's.
+        let operation = unsafe { self.engine.submit(([op], byte), Some(TRIAL), forced) };
+        let (outcome, roads, realm) = (Arc::clone(&operation), Arc::clone(&self.roads), handle.realm);
+        operation.on_done(move || {
+            let found = if outcome.has_succeeded() { Road::Open } else { Road::Closed(Instant::now() + REST) };
+            let mut roads = locked(&roads);
+            if roads.len() > MOST_ROADS {
+                // Of owners that have ended, most of them; who is asked for again is tried again.
+                roads.retain(|_, road| matches!(road, Road::Tried));
+            }
+            roads.insert(realm, found);
+        });
+        operation.has_succeeded()
     }
 }
 
@@ -113,7 +194,7 @@ unsafe extern "C" fn offer(
 unsafe extern "C" fn withdraw(this: *const Raw, number: u64) {
     // SAFETY: as above.
     let this = unsafe { &*this };
-    let export = this.offers.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    let export = locked(&this.offers).remove(&number);
     if let Some(export) = export {
         this.engine.close(&export, false);
     }
@@ -133,12 +214,12 @@ unsafe extern "C" fn fetch(
     this.fetch(ticket, (into as u64, length), Told { done, arg: arg as usize });
 }
 
-/// A capsule with what mesh-core moves large parts of messages by. What it points to stays until the process ends.
+/// A capsule with what mesh-core moves large parts of messages by; `every` transport, or those alone that keep them private. What it points to stays until the process ends.
 #[pyfunction]
-pub(crate) fn bypass_of<'py>(py: Python<'py>, engine: &PyEngine) -> PyResult<Bound<'py, PyCapsule>> {
+pub(crate) fn bypass_of<'py>(py: Python<'py>, engine: &PyEngine, every: bool) -> PyResult<Bound<'py, PyCapsule>> {
     let engine = Arc::clone(engine.shared());
-    let (offers, next) = (Mutex::default(), AtomicU64::new(1));
-    let raw = Raw { version: VERSION, offer, withdraw, fetch, engine, offers, next };
+    let (offers, next, roads) = (Mutex::default(), AtomicU64::new(1), Arc::default());
+    let raw = Raw { version: VERSION, offer, withdraw, fetch, engine, offers, next, every, roads };
     let raw = NonNull::from(Box::leak(Box::new(raw))).cast::<c_void>();
     // SAFETY: it is never freed.
     unsafe { PyCapsule::new_with_pointer(py, raw, c"mesh_core.bypass") }

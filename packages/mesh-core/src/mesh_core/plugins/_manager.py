@@ -22,7 +22,15 @@ import pluggy
 from mesh_core._errors import PluginError, PluginLoadError
 from mesh_core._nearest import did_you_mean, nearest
 from mesh_core.plugins._descriptors import Capability, Plugin, ProbeResult, always_available, name_problem
-from mesh_core.plugins._kinds import BYPASSES, COMMANDS, DOCTOR_CHECKS, KINDS_GROUP, POLICIES, PREFIX, PluginKind
+from mesh_core.plugins._kinds import (
+    BYPASSES,
+    COMMANDS,
+    DOCTOR_CHECKS,
+    KINDS_GROUP,
+    POLICIES,
+    PREFIX,
+    PluginKind,
+)
 from mesh_core.plugins._owners import NAME_OWNERS
 from mesh_core.plugins._scan import PluginEntry, Scan, normal, scan
 from mesh_core.plugins._specs import PROJECT, spec_of
