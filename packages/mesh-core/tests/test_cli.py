@@ -265,7 +265,7 @@ def test_a_misspelt_group_is_named_with_the_nearest(site):
         "did you mean 'mesh.commands'?" in out
     )
     assert "-> tell the author of typo; Mesh does not see what is in it (sing, talk)" in out
-    assert "entry-point group 'mesh.io'; known groups are: mesh.commands, " in out
+    assert "entry-point group 'mesh.io'; known groups are: mesh.bypasses, mesh.commands, " in out
     out, _ = mesh("doctor", site=site)
     assert re.search(
         r"^warn  plugins +group 'mesh.command' of typo 2.0: no installed package", out, re.MULTILINE
