@@ -239,7 +239,7 @@ def test_any_order_of_deaths_notices_and_wishes_loses_no_step(seed: int) -> None
         hosts.initialized.get(timeout=WITHIN)
         each_host = [one for _, one in hosts]
         with ElasticMesh(Trainer, minimum=1, maximum=4, members=2, hosts=hosts) as elastic:
-            for done in range(1, 26):
+            for done in range(1, 16):
                 match chance.choice(["resize", "notice", "back", "kill", "none"]):
                     case "resize":
                         elastic.resize(chance.randint(1, 4))

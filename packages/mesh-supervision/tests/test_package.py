@@ -15,7 +15,14 @@ from mesh_core.plugins import POLICIES, PluginManager
 
 PACKAGE = Path(__file__).parents[1]
 DOCS = PACKAGE.parents[1] / "docs"
-PAGES = ("choose-a-policy", "restore-state", "heal-a-training", "elastic-training", "watch-a-job")
+PAGES = (
+    "choose-a-policy",
+    "restore-state",
+    "heal-a-training",
+    "elastic-training",
+    "watch-a-job",
+    "watch-health",
+)
 
 LIST_FOREIGN_MODULES = """
 import sys

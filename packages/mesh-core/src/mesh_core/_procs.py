@@ -267,7 +267,7 @@ class ProcMesh(Mesh):
         ...     procs.logging_option(aggregate_window_sec=None, level="WARNING")
         """
         from mesh_core import _streams
-        from mesh_core.extensions import current_proc
+        from mesh_core.extensions._here import signed
 
         window = 0.0 if aggregate_window_sec is None else aggregate_window_sec
         if isinstance(window, bool) or not isinstance(window, (int, float)) or not 0.0 <= window <= 86_400.0:
@@ -287,7 +287,7 @@ class ProcMesh(Mesh):
         def tell(target: Target, meshes: Iterable[int]) -> Call:
             for each in meshes:
                 set_options(each, flags, round(window * 1000), level)
-            return runtime.sender(target, 0, LOGGING, Request.EXTENSION).call((level, current_proc()))
+            return runtime.sender(target, 0, LOGGING, Request.EXTENSION).call(signed(self._process, level))
 
         moved = (known_moves(runtime, each) or (0, []) for each in self._home.meshes(self._procs_id))
         meshes = [*self._home.meshes(self._procs_id), *{run[2] for _, runs in moved for run in runs}]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mesh_supervision._elastic_turn import Change
     from mesh_supervision._groups import Group, form_group
     from mesh_supervision._heal import heal_mesh, whole
+    from mesh_supervision._health import Health, Limits, Trouble, TroubleKind
+    from mesh_supervision._health_watch import HealthWatch, watch_health
     from mesh_supervision._machine import RestartType, Strategy
     from mesh_supervision._simple import Escalate, Ignore
     from mesh_supervision._snapshots import Snapshots, keep_snapshots, snapshot
@@ -41,8 +43,11 @@ __all__ = [
     "ElasticMesh",
     "Escalate",
     "Group",
+    "Health",
+    "HealthWatch",
     "Ignore",
     "Levels",
+    "Limits",
     "MetricsServer",
     "Notice",
     "OneForAll",
@@ -52,6 +57,8 @@ __all__ = [
     "Snapshots",
     "Strategy",
     "Supervisor",
+    "Trouble",
+    "TroubleKind",
     "Version",
     "__version__",
     "export_metrics",
@@ -60,6 +67,7 @@ __all__ = [
     "keep_snapshots",
     "leaving",
     "snapshot",
+    "watch_health",
     "whole",
 ]
 
@@ -79,6 +87,12 @@ _LATER = {
     "form_group": "mesh_supervision._groups",
     "heal_mesh": "mesh_supervision._heal",
     "whole": "mesh_supervision._heal",
+    "Health": "mesh_supervision._health",
+    "Limits": "mesh_supervision._health",
+    "Trouble": "mesh_supervision._health",
+    "TroubleKind": "mesh_supervision._health",
+    "HealthWatch": "mesh_supervision._health_watch",
+    "watch_health": "mesh_supervision._health_watch",
     "RestartType": "mesh_supervision._machine",
     "Strategy": "mesh_supervision._machine",
     "Escalate": "mesh_supervision._simple",

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mesh_tensor import spmd
     from mesh_tensor._capture._step import Captured, capture
     from mesh_tensor._checkpoint._load import load
     from mesh_tensor._checkpoint._place import CheckpointError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._timeline import Span, Timeline, timeline
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
+    from mesh_tensor.spmd import SPMDActor
 
 __all__ = [
     "CaptureError",
@@ -45,6 +47,7 @@ __all__ = [
     "RemoteException",
     "RemoteFunction",
     "RowParallel",
+    "SPMDActor",
     "Span",
     "Timeline",
     "Usage",
@@ -68,6 +71,7 @@ __all__ = [
     "share",
     "show",
     "slice_mesh",
+    "spmd",
     "timeline",
     "usage",
 ]
@@ -88,6 +92,7 @@ _LATER = {
     "RemoteException": "mesh_tensor._errors",
     "RemoteFunction": "mesh_tensor._remote",
     "RowParallel": "mesh_tensor._global._modules",
+    "SPMDActor": "mesh_tensor.spmd",
     "Span": "mesh_tensor._timeline",
     "Timeline": "mesh_tensor._timeline",
     "Usage": "mesh_tensor._view",
@@ -120,6 +125,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("mesh-tensor")
+    elif name == "spmd":
+        import mesh_tensor.spmd as value
     elif name in _LATER:
         import importlib
 

@@ -13,6 +13,7 @@ from mesh_core._native import Lost, Region, Slice
 from mesh_core._workspace._synced import Synced
 from mesh_core._workspace._told import Answer, Told
 from mesh_core.extensions import find, install
+from mesh_core.extensions._here import signed
 
 if TYPE_CHECKING:
     from mesh_core._hosts import HostMesh
@@ -126,7 +127,7 @@ def send_told(process: Process, told: Told, but: set[int]) -> list[Future[list[A
                 # Processes that were spawned before the first sync do not have it.
                 copies.install_on(procs)
                 sender = process.runtime.sender(procs._target(), 0, Copies.name, Request.EXTENSION)
-                call = sender.call((told, copies.proc))
+                call = sender.call(signed(process, told))
                 what = f"telling {procs._name!r} of a workspace"
                 futures.append(Future(process, call, _answers, lambda what=what: what))  # type: ignore[misc]
     return futures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mesh_core import _process
 from mesh_core._native import roll, seat
@@ -71,6 +71,11 @@ def current_proc() -> Proc:
 def proc_of(process: Process) -> Proc:
     """The same, where the process's own object is at hand."""
     return _proc_with(process, _hosts_of(process))
+
+
+def signed(process: Process, message: Any) -> tuple[Any, bytes]:
+    """A message of an extension as it is sent: with who sends it."""
+    return message, process.slots.of(Signatures).own(process)
 
 
 class Signatures:

@@ -13,7 +13,7 @@ from mesh_core._host_procs import HostsHome, check_there
 from mesh_core._native import Extent, Placement, Region, Target
 from mesh_core._outcomes import Addressee
 from mesh_core._sending import SENT, Sending
-from mesh_core.extensions._here import Proc, Signatures
+from mesh_core.extensions._here import Proc, signed
 from mesh_core.extensions._told import Spawning
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def call(extension: Extension, to: Any, message: Any, timeout: float | None) -> 
     """See :meth:`Extension.call`."""
     sender, who = _address(extension, to)
     question = _Question(extension.name, who)
-    said = sender.call((message, _signature()), False, timeout)
+    said = sender.call(signed(_process.current(), message), False, timeout)
     return ManyFuture(_process.current(), said, question.finish, question.what, timeout)
 
 
@@ -106,15 +106,10 @@ def _check_installed(process: Process, extension: Extension) -> None:
 def tell(extension: Extension, to: Any, message: Any) -> Sending:
     """See :meth:`Extension.tell`."""
     sender, _ = _address(extension, to)
-    deferral = sender.tell((message, _signature()))
+    deferral = sender.tell(signed(_process.current(), message))
     if deferral is None:
         return SENT
     return Sending(_process.current(), deferral, f"a message to extension {extension.name!r}")
-
-
-def _signature() -> bytes:
-    process = _process.current()
-    return process.slots.of(Signatures).own(process)
 
 
 def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:

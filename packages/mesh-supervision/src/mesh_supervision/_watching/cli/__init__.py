@@ -1,4 +1,4 @@
-"""``mesh top`` and ``mesh metrics``."""
+"""``mesh top``, ``mesh why`` and ``mesh metrics``."""
 
 from __future__ import annotations
 
@@ -42,6 +42,33 @@ class TopCommand:
         said = Top(job, args.interval).run()
         if said:
             print(f"mesh top: {said}", file=sys.stderr)
+        return 0
+
+
+class WhyCommand:
+    """Say why a job does not go on: who is waited for, waits for nobody, and stands at which line."""
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Declare arguments."""
+        _add_where(parser)
+        parser.add_argument("--stacks", action="store_true", help="show the whole stacks of the culprits")
+        parser.add_argument(
+            "--timeout", type=_seconds, default=2.0, metavar="SECONDS", help="wait so long for processes (2)"
+        )
+
+    def run(self, args: Namespace) -> int:
+        """Ask once, and say it."""
+        from mesh_supervision._watching._why import why
+
+        job = _job_of(args)
+        reason = why(
+            job.snapshot(args.timeout, pss=False), job.waits(args.timeout), job.stacks(timeout=args.timeout)
+        )
+        print(reason)
+        if args.stacks:
+            for culprit in reason.culprits:
+                if culprit.stack:
+                    print(f"\n{culprit.who}, {culprit.stack}")
         return 0
 
 
@@ -114,6 +141,9 @@ def _seconds(text: str) -> float:
 PLUGINS = (
     CommandPlugin(name="top", api_version=1, create=TopCommand, summary="watch a running job on the screen"),
     CommandPlugin(
+        name="why", api_version=1, create=WhyCommand, summary="say why a running job does not go on"
+    ),
+    CommandPlugin(
         name="metrics", api_version=1, create=MetricsCommand, summary="serve a job's numbers to Prometheus"
     ),
 )
@@ -121,5 +151,5 @@ PLUGINS = (
 
 @hookimpl
 def mesh_register_commands() -> Iterable[CommandPlugin]:
-    """`mesh top`, `mesh metrics`."""
+    """`mesh top`, `mesh why`, `mesh metrics`."""
     return PLUGINS

@@ -1,0 +1,308 @@
+"""Why a job does not go on: who waits is followed to who waits for nobody, and what that one does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mesh_core.inspect import (
+    ActorState,
+    ProcStacks,
+    ProcState,
+    Snapshot,
+    StackFrame,
+    ThreadStack,
+    Wait,
+    Waits,
+)
+
+_LIBRARIES = ("/lib/python3", "/site-packages/", "<frozen ")
+_COLLECTIVE = ("/torch/distributed/", "/mesh_tensor/_special.py")
+_MEET = frozenset(
+    ("all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "reduce", "reduce_scatter", "gather", "scatter", "recv", "send",
+     "allreduce", "allgather", "wait", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "monitored_barrier")
+)  # fmt: skip
+_BRIEF_S = 0.5
+"""What has waited for less may be about to go on."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Somebody whom others wait for, and who waits for nobody that Mesh knows of."""
+
+    who: str
+    """The actor, as ``trainers[3]``, or the process."""
+    proc: str
+    text: str
+    """What is the matter with it, in words."""
+    line: str = ""
+    """The line of the program that it stands at, if it stands at one."""
+    waiting: int = 0
+    """How many wait for it, one behind the other."""
+    chain: tuple[str, ...] = ()
+    """How those who have waited longest come to wait for it: each waits for the next."""
+    stack: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"{self.who}: {self.text}"]
+        if self.line:
+            lines.append(f"  at {self.line}")
+        if self.chain:
+            lines.append(
+                f"  {self.waiting} {'wait' if self.waiting != 1 else 'waits'} for it: {' -> '.join(self.chain)}"
+            )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a job does not go on."""
+
+    culprits: tuple[Culprit, ...]
+    """The most waited for first."""
+    circles: tuple[str, ...] = ()
+    """Those who wait for each other, so that none can go on."""
+
+    def __str__(self) -> str:
+        if not self.circles and not self.culprits:
+            return "nobody waits for long, and nothing runs: the job goes on, or has nothing to do"
+        return "\n".join([*self.circles, *map(str, self.culprits)])
+
+
+def why(snap: Snapshot, waits: Waits, stacks: Iterable[ProcStacks]) -> Reason:
+    """Say why a job does not go on, by what it tells of itself at one moment."""
+    return _Search(snap, waits, stacks).run()
+
+
+class _Search:
+    def __init__(self, snap: Snapshot, waits: Waits, stacks: Iterable[ProcStacks]) -> None:
+        self.snap = snap
+        self.circles = [circle for circle in waits.circles if circle.is_stuck]
+        self.waits = [wait for wait in waits.waits if wait.seconds >= _BRIEF_S and wait.kind != "runtime"]
+        self.stacks = {each.proc: each for each in stacks}
+        self.procs = {proc.name: proc for proc in snap.procs}
+        self.actors: dict[str, tuple[ProcState, ActorState]] = {}
+        for proc in snap.procs:
+            for actor in proc.actors:
+                for name in (f"{actor.name}[{actor.rank}]", actor.name):
+                    self.actors.setdefault(name, (proc, actor))
+        self.by: dict[str, list[Wait]] = {}
+        for wait in self.waits:
+            self.by.setdefault(wait.waiter, []).append(wait)
+
+    def run(self) -> Reason:
+        """Follow all waits to their ends."""
+        circles = []
+        for circle in self.circles:
+            around = " -> ".join([*(wait.waiter for wait in circle.waits), circle.waits[0].waiter])
+            longest = max(wait.seconds for wait in circle.waits)
+            circles.append(f"a circle, in which none can go on, for {longest:.1f} s: {around}")
+        inside = {wait.waiter for circle in self.circles for wait in circle.waits}
+        ends: dict[str, list[list[str]]] = {}
+        for wait in self.waits:
+            if wait.waiter in inside:
+                continue
+            for chain in self._chains(wait.waiter, wait, inside):
+                ends.setdefault(chain[-1], []).append(chain)
+        found = [
+            culprit
+            for who, chains in ends.items()
+            if who not in inside and (culprit := self._culprit(who, chains)) is not None
+        ]
+        found += self._of_collectives(found)
+        if not found and not circles:
+            found = self._unasked()
+        found.sort(key=lambda each: (-each.waiting, each.who))
+        return Reason(tuple(found), tuple(circles))
+
+    def _chains(self, start: str, wait: Wait, inside: set[str]) -> list[list[str]]:
+        """The ways from one that waits to all that wait for nobody; none goes twice through the same."""
+        found: list[list[str]] = []
+        todo = [([start], wait)]
+        seen = {start}
+        while todo:
+            way, at = todo.pop()
+            targets = [each for each in at.whom if each not in way]
+            if not targets:
+                found.append([*way, "" if at.kind != "call" else way[-1]] if not at.whom else way)
+            for target in targets:
+                further = [each for each in self.by.get(target, []) if target not in inside]
+                if target in seen and further:
+                    continue
+                seen.add(target)
+                if further:
+                    todo += [([*way, target], each) for each in further]
+                else:
+                    found.append([*way, target])
+        return [way if way[-1] else way[:-1] for way in found]
+
+    def _culprit(self, who: str, chains: list[list[str]]) -> Culprit | None:
+        waiting = len({each for chain in chains for each in chain[:-1]})
+        longest = max(chains, key=len)
+        own = [wait for wait in self.by.get(who, []) if not wait.whom]
+        proc, actor = self.actors.get(who, (self.procs.get(who) or self._dumb(who), None))
+        name = proc.name if proc is not None else ""
+        if own:
+            # What it waits for nobody of the job has been asked for: a value from a channel, a promise.
+            text = f"waits {own[0].text}, for {own[0].seconds:.1f} s, and nobody is known who would give it"
+            thread = self._thread(proc, actor)
+            return Culprit(
+                who,
+                name,
+                text,
+                _line(thread),
+                waiting,
+                tuple(longest[:-1]) if waiting else (),
+                _stack(thread),
+            )
+        if proc is None:
+            return Culprit(
+                who,
+                "",
+                "is not known any longer: its process has ended, or was never made",
+                "",
+                waiting,
+                tuple(longest),
+            )
+        if proc.state in ("stopped", "silent", "starting"):
+            said = {
+                "stopped": f"its process {proc.name} (pid {proc.pid}) was stopped by a signal; SIGCONT lets it go on",
+                "silent": f"its process {proc.name} (pid {proc.pid}) runs and does not answer",
+                "starting": f"its process {proc.name} is being started",
+            }
+            return Culprit(who, name, said[proc.state], "", waiting, tuple(longest))
+        thread = self._thread(proc, actor)
+        return Culprit(
+            who,
+            name,
+            self._doing(proc, actor, thread),
+            _line(thread),
+            waiting,
+            tuple(longest),
+            _stack(thread),
+        )
+
+    def _dumb(self, who: str) -> ProcState | None:
+        """The process of an actor that does not tell of its actors: where its mesh has it, going by the other ranks."""
+        name, _, rank = who.rstrip("]").partition("[")
+        meshes = {proc.mesh for proc in self.snap.procs for actor in proc.actors if actor.name == name}
+        dumb = [proc for proc in self.snap.procs if proc.state in ("stopped", "silent", "starting")]
+        near = [proc for proc in dumb if proc.mesh in meshes and str(proc.rank) == rank]
+        return near[0] if near else dumb[0] if len(dumb) == 1 else None
+
+    def _doing(self, proc: ProcState, actor: ActorState | None, thread: ThreadStack | None) -> str:
+        if actor is None:
+            return "is busy outside of all actors"
+        if actor.running:
+            longest = max(actor.running, key=lambda each: each.seconds)
+            others = f", {actor.queue:,} messages wait behind it" if actor.queue else ""
+            if thread is None or not thread.own:
+                return (
+                    f"has begun {longest.endpoint} {longest.seconds:.1f} s ago, and no thread runs it: it awaits something, or has not answered "
+                    f"by its port{others}"
+                )
+            where = "waits in a collective" if _is_meeting(thread) else "runs"
+            return f"{where} {longest.endpoint} for {longest.seconds:.1f} s{others}"
+        if actor.state == "starting":
+            return f"its constructor has run for {actor.age:.1f} s"
+        if actor.queue:
+            return f"has {actor.queue:,} messages and takes none: something else keeps its thread"
+        return "has nothing to do: it has handled what it was sent, and the answer is with somebody else, or lost"
+
+    def _of_collectives(self, found: list[Culprit]) -> list[Culprit]:
+        """Where ranks wait in a collective: those of their mesh that have not come."""
+        added: list[Culprit] = []
+        done: set[int] = set()
+        for culprit in found:
+            if "waits in a collective" not in culprit.text or culprit.who not in self.actors:
+                continue
+            _, actor = self.actors[culprit.who]
+            if actor.actor_id in done:
+                continue
+            done.add(actor.actor_id)
+            ranks = [
+                (proc, each)
+                for proc in self.snap.procs
+                for each in proc.actors
+                if each.actor_id == actor.actor_id
+            ]
+            there = [each for each in ranks if _is_meeting(self._thread(*each))]
+            known = {each.who for each in found}
+            for proc, each in ranks:
+                who = f"{each.name}[{each.rank}]"
+                if (proc, each) in there:
+                    continue
+                thread = self._thread(proc, each)
+                state = "" if proc.state == "running" else f" (its process is {proc.state})"
+                text = f"has not come to the collective in which {len(there)} of {len(ranks)} ranks wait: {self._doing(proc, each, thread)}{state}"
+                if who in known:
+                    found[:] = [one for one in found if one.who != who]
+                added.append(
+                    Culprit(
+                        who, proc.name, text, _line(thread), len(there), (culprit.who, who), _stack(thread)
+                    )
+                )
+        if added:
+            # Who waits in it is no culprit.
+            found[:] = [one for one in found if "waits in a collective" not in one.text]
+        return added
+
+    def _unasked(self) -> list[Culprit]:
+        """What runs for long though nobody waits for it."""
+        found = []
+        for proc in self.snap.procs:
+            if proc.state in ("stopped", "silent"):
+                found.append(
+                    Culprit(proc.name, proc.name, f"process {proc.name} (pid {proc.pid}) is {proc.state}")
+                )
+            for actor in proc.actors:
+                if (
+                    actor.running and max(each.seconds for each in actor.running) >= _BRIEF_S
+                ) or actor.state == "starting":
+                    thread = self._thread(proc, actor)
+                    who = f"{actor.name}[{actor.rank}]"
+                    found.append(
+                        Culprit(
+                            who,
+                            proc.name,
+                            self._doing(proc, actor, thread),
+                            _line(thread),
+                            0,
+                            (),
+                            _stack(thread),
+                        )
+                    )
+        return found + self._of_collectives(found)
+
+    def _thread(self, proc: ProcState | None, actor: ActorState | None) -> ThreadStack | None:
+        stacks = self.stacks.get(proc.name) if proc is not None else None
+        if stacks is None:
+            return None
+        named = {thread.name: thread for thread in stacks.threads}
+        if actor is None:
+            return next((each for each in stacks.threads if each.name not in ("loop", "") and each.own), None)
+        thread = named.get(actor.name)
+        return thread if thread is not None and thread.own else named.get("loop", thread)
+
+
+def _own_lines(thread: ThreadStack | None) -> list[StackFrame]:
+    """The frames of the program itself, the most recent first."""
+    frames = thread.own if thread is not None else ()
+    mine = [frame for frame in frames if not any(each in frame.file for each in _LIBRARIES)]
+    return mine or list(frames)
+
+
+def _line(thread: ThreadStack | None) -> str:
+    lines = _own_lines(thread)
+    return str(lines[0]) if lines else ""
+
+
+def _stack(thread: ThreadStack | None) -> str:
+    return "" if thread is None else str(thread)
+
+
+def _is_meeting(thread: ThreadStack | None) -> bool:
+    frames = thread.own if thread is not None else ()
+    return any(
+        any(each in frame.file for each in _COLLECTIVE) and frame.function in _MEET for frame in frames
+    )

@@ -1,0 +1,215 @@
+"""Troubles of jobs that have not failed: HLT-1."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from typing import Any
+
+import pytest
+from supervised import WITHIN
+
+from mesh_core import Actor, FailureKind, MeshError, SupervisionError, endpoint, this_host
+from mesh_core.inspect import ActorState, HostState, ProcState, Running, Snapshot
+from mesh_supervision import Health, Limits, Trouble, TroubleKind, watch_health
+
+
+def actor(rank: int, **more: Any) -> ActorState:
+    fields: dict[str, Any] = {
+        "name": "trainers", "class_name": "Trainer", "rank": rank, "point": {"gpus": rank}, "proc": f"workers[{rank}]",
+        "owner": "controller", "state": "idle", "age": 5.0, "queue": 0, "queue_bytes": 0, "received": 0,
+        "received_bytes": 0, "handled": 10, "failed": 0, "rate": 0.0, "mean": 0.01, "longest": 0.0, "running": (),
+        "actor_id": 100,
+    }  # fmt: skip
+    return ActorState(**{**fields, **more})
+
+
+def snap(*actors: ActorState, states: dict[int, str] | None = None) -> Snapshot:
+    procs = tuple(
+        ProcState(
+            name=f"workers[{each.rank}]", mesh="workers", rank=each.rank, point=each.point, host="b7", pid=4242 + each.rank,
+            owner="controller", state=(states or {}).get(each.rank, "running"), cpu=1.0, rss=1, pss=None, threads=3,
+            outgoing=0, calls=0, shm_bytes=0, actors=(each,),
+        )
+        for each in actors
+    )  # fmt: skip
+    return Snapshot(0.0, (HostState("b7", 2, 0.4, 1, 1, procs),), ())
+
+
+def kinds(troubles: tuple[Trouble, ...]) -> list[tuple[TroubleKind, str]]:
+    return [(each.kind, each.proc) for each in troubles]
+
+
+def busy(seconds: float, **more: Any) -> ActorState:
+    return actor(0, running=(Running("step", seconds, "controller"),), **more)
+
+
+def test_a_handler_that_does_not_end_is_told_once_and_the_next_one_again() -> None:
+    health = Health(Limits(stuck=10.0))
+    health, told = health.on(snap(busy(9.9)))
+    assert told == ()
+    health, told = health.on(snap(busy(10.1)))
+    assert kinds(told) == [(TroubleKind.STUCK, "workers[0]")]
+    assert told[0].text == "trainers[0] in workers[0] has run step for 10.1 s, called by controller"
+    health, told = health.on(snap(busy(20.0)))
+    assert told == ()
+    health, told = health.on(snap(busy(11.0, handled=11)))
+    assert kinds(told) == [(TroubleKind.STUCK, "workers[0]")], "another message"
+
+
+def test_a_rank_that_falls_behind_is_told_and_noise_is_not() -> None:
+    health = Health(Limits(straggler=2.0))
+    usual = [0.010, 0.011, 0.009, 0.010]
+    health, told = health.on(snap(*(actor(rank, mean=mean) for rank, mean in enumerate(usual))))
+    assert told == ()
+    slow = [0.010, 0.011, 0.035, 0.010]
+    health, told = health.on(snap(*(actor(rank, mean=mean) for rank, mean in enumerate(slow))))
+    assert kinds(told) == [(TroubleKind.STRAGGLER, "workers[2]")]
+    assert "3.3 times as long" in told[0].text or "3.5 times as long" in told[0].text
+    health, told = health.on(snap(*(actor(rank, mean=mean) for rank, mean in enumerate(usual))))
+    health, told = health.on(snap(*(actor(rank, mean=mean) for rank, mean in enumerate(slow))))
+    assert kinds(told) == [(TroubleKind.STRAGGLER, "workers[2]")], "again, after it was over"
+    # Of two nobody can say, a wide spread hides what is within it, and microseconds are the machine's.
+    for means in ([0.01, 0.05], [0.01, 0.03, 0.05, 0.07, 0.11], [1e-5, 1e-5, 9e-5, 1e-5]):
+        _, told = Health(Limits(straggler=2.0)).on(
+            snap(*(actor(rank, mean=mean) for rank, mean in enumerate(means)))
+        )
+        assert told == (), means
+    # Who has handled little has no mean to speak of.
+    few = [actor(rank, mean=mean, handled=10 if rank != 2 else 2) for rank, mean in enumerate(slow)]
+    assert Health(Limits(straggler=2.0)).on(snap(*few))[1] == ()
+
+
+def test_a_process_that_does_not_answer_is_told_after_some_looks_and_one_that_is_stopped_at_once() -> None:
+    health = Health(Limits(silent=3))
+    for expected in ([], [], [(TroubleKind.SILENT, "workers[0]")], []):
+        health, told = health.on(snap(actor(0), states={0: "silent"}))
+        assert kinds(told) == expected
+    health, told = health.on(snap(actor(0)))
+    health, told = health.on(snap(actor(0), states={0: "silent"}))
+    assert told == (), "it begins anew"
+    _, told = health.on(snap(actor(0), states={0: "stopped"}))
+    assert kinds(told) == [(TroubleKind.STOPPED, "workers[0]")]
+    assert "SIGCONT" in told[0].text
+
+
+def test_what_nobody_wants_to_know_is_not_looked_at() -> None:
+    health = Health(Limits(stuck=None, straggler=None, silent=None))
+    means = [0.01, 0.01, 0.5]
+    assert health.on(snap(*(actor(rank, mean=mean) for rank, mean in enumerate(means))))[1] == ()
+    assert health.on(snap(busy(1e6)))[1] == ()
+    for wrong in ({"stuck": 0}, {"memory": -1}, {"straggler": 1.0}, {"warning": 0.0}, {"files": True}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Limits(**wrong)  # type: ignore[arg-type]
+
+
+class Worker(Actor):
+    def __init__(self) -> None:
+        self.held: list[Any] = []
+
+    @endpoint
+    def wait(self) -> None:
+        threading.Event().wait()
+
+    @endpoint
+    async def wait_async(self) -> None:
+        import asyncio
+
+        await asyncio.Event().wait()
+
+    @endpoint
+    def hold(self, size: int) -> None:
+        self.held.append(bytearray(os.urandom(1) * size))
+
+    @endpoint
+    def open_files(self, count: int) -> None:
+        self.held += [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
+
+
+@pytest.fixture
+def told() -> queue.SimpleQueue[Trouble]:
+    return queue.SimpleQueue()
+
+
+@pytest.mark.slow
+def test_the_stack_of_a_handler_that_is_stuck_is_told(told: queue.SimpleQueue[Trouble]) -> None:
+    limits = Limits(stuck=0.2, straggler=None)
+    with (
+        watch_health(told.put, limits, interval=0.05),
+        this_host().spawn_procs({"gpus": 2}, name="workers", supervise=lambda failure: True) as procs,
+    ):
+        workers = procs.spawn("workers", Worker, supervise=lambda failure: True)
+        workers.slice(gpus=1).wait.broadcast()
+        trouble = told.get(timeout=WITHIN)
+        assert (trouble.kind, trouble.proc, trouble.rank) == (TroubleKind.STUCK, "workers[1]", 1)
+        assert "in wait" in trouble.stack
+        first, second = procs.pids
+        assert trouble.pid == second
+        assert first is not None
+        assert second is not None
+        os.kill(first, signal.SIGSTOP)
+        try:
+            trouble = told.get(timeout=WITHIN)
+        finally:
+            os.kill(first, signal.SIGCONT)
+        assert (trouble.kind, trouble.proc) == (TroubleKind.STOPPED, "workers[0]")
+        with pytest.raises(MeshError, match="is being watched already"):
+            watch_health()
+        os.kill(second, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limits", "grow", "what"),
+    [
+        (Limits(memory=400_000_000, stuck=None), ("hold", 340_000_000, 200_000_000), TroubleKind.MEMORY),
+        (Limits(files=400, stuck=None), ("open_files", 340, 200), TroubleKind.FILES),
+    ],
+    ids=["memory", "files"],
+)
+def test_a_process_is_warned_of_and_then_ended(
+    limits: Limits, grow: tuple[str, int, int], what: TroubleKind, told: queue.SimpleQueue[Trouble]
+) -> None:
+    method, first, second = grow
+    with (
+        watch_health(told.put, limits, interval=0.05),
+        this_host().spawn_procs({"gpus": 2}, name="workers", supervise=lambda failure: True) as procs,
+    ):
+        workers: Any = procs.spawn("workers", Worker, supervise=lambda failure: True)
+        greedy = workers.slice(gpus=0)
+        getattr(greedy, method).call_one(first).get(timeout=WITHIN)
+        warning = told.get(timeout=WITHIN)
+        assert (warning.kind, warning.proc, warning.is_fatal) == (what, "workers[0]", False)
+        getattr(greedy, method).broadcast(second)
+        with pytest.raises(SupervisionError) as caught:
+            greedy.wait.call_one().get(timeout=WITHIN)
+        ended = told.get(timeout=WITHIN)
+        assert (ended.kind, ended.is_fatal) == (what, True)
+        assert caught.value.failure.kind is FailureKind.KILLED
+        assert "it is ended" in caught.value.failure.report()
+        workers.slice(gpus=1).open_files.call_one(1).get(timeout=WITHIN)
+
+
+@pytest.mark.slow
+def test_troubles_are_logged_where_nobody_takes_them(caplog: pytest.LogCaptureFixture) -> None:
+    seen = threading.Event()
+
+    def broken(trouble: Trouble) -> None:
+        seen.set()
+        raise RuntimeError("no")
+
+    for on_trouble, wanted in ((None, "has run wait"), (broken, "on_trouble raised")):
+        caplog.clear()
+        with (
+            watch_health(on_trouble, Limits(stuck=0.1), interval=0.05),
+            this_host().spawn_procs(supervise=lambda failure: True) as procs,
+        ):
+            procs.spawn("workers", Worker, supervise=lambda failure: True).wait_async.broadcast()
+            while wanted not in caplog.text:
+                pass
+            pid = procs.pids[0]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+    assert seen.is_set()

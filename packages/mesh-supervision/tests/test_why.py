@@ -1,0 +1,356 @@
+"""Why a job does not go on: real hangs, each of which is named with who causes it, and where."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from supervised import WITHIN
+from test_health import actor, snap
+
+from mesh_core import Actor, Channel, MeshError, Pool, Port, Promise, Queue, endpoint, inspect, this_host
+from mesh_core.inspect import ProcStacks, StackFrame, ThreadStack
+from mesh_supervision._watching._why import Reason, why
+
+pytestmark = [pytest.mark.slow]
+
+
+class Worker(Actor):
+    def __init__(self, stuck: bool = False) -> None:
+        self.kept: list[Any] = []
+        if stuck:
+            threading.Event().wait()
+
+    @endpoint
+    def lock(self) -> None:
+        held = threading.Lock()
+        held.acquire()
+        held.acquire()
+
+    @endpoint
+    def spin(self) -> None:
+        while True:
+            pass
+
+    @endpoint
+    def nap(self) -> None:
+        time.sleep(3600)
+
+    @endpoint
+    def regex(self) -> None:
+        # Holds the interpreter's lock for longer than anybody lives.
+        re.match(r"(a+)+$", "a" * 64 + "b")
+
+    @endpoint
+    async def forget(self) -> None:
+        await asyncio.Event().wait()
+
+    @endpoint
+    async def block_loop(self) -> None:
+        time.sleep(3600)  # noqa: ASYNC251 - as those do who do not know
+
+    @endpoint
+    def ask(self, *others: Any) -> None:
+        others[0].ask.call_one(*others[1:]).get() if len(others) > 1 else others[0].lock.call_one().get()
+
+    @endpoint
+    def ask_back(self, other: Any, me: Any) -> None:
+        (other.ask_back.call_one(me, other) if other is not None else me.lock.call_one()).get()
+
+    @endpoint
+    def receive(self) -> None:
+        _, receiver = Channel.open()
+        receiver.recv().get()
+
+    @endpoint
+    def promise(self) -> None:
+        kept = Promise[int]("the answer to everything")
+        kept.future.get()
+
+    @endpoint(explicit_response_port=True)
+    def keep(self, port: Port[int]) -> None:
+        self.kept.append(port)
+
+    @endpoint
+    async def ask_async(self, other: Any) -> None:
+        await other.lock.call_one()
+
+    @endpoint
+    def flood(self, other: Any) -> None:
+        other.nap.broadcast()
+        while True:
+            other.swallow.broadcast(bytes(1 << 20))
+
+    @endpoint
+    def swallow(self, data: bytes) -> None:
+        pass
+
+    @endpoint
+    def take(self, queue: Queue[int]) -> int:
+        return queue.take().get()
+
+    @endpoint
+    def task(self, number: int) -> int:
+        return number if number != 3 else self.held()
+
+    def held(self) -> int:
+        threading.Event().wait()
+        return 0
+
+    @endpoint
+    def run(self) -> None:
+        subprocess.run(["sleep", "3600"], check=False)
+
+    @endpoint
+    def read(self) -> None:
+        end, _ = os.pipe()
+        os.read(end, 1)
+
+
+@pytest.fixture
+def workers() -> Iterator[Any]:
+    with this_host().spawn_procs({"gpus": 3}, name="hosts", supervise=lambda failure: True) as procs:
+        made = procs.spawn("workers", Worker, supervise=lambda failure: True)
+        made.initialized.get(timeout=WITHIN)
+        yield made
+        for pid in procs.pids:
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+
+
+def waiting(future: Any) -> None:
+    """Have somebody wait for it, as the script would."""
+
+    def wait() -> None:
+        future.exception(timeout=WITHIN)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def reason(is_it: Callable[[Reason], bool]) -> Reason:
+    """Ask until the hang is there."""
+    end = time.monotonic() + WITHIN
+    while True:
+        found = why(inspect.snapshot(pss=False), inspect.waits(), inspect.connect(os.getpid()).stacks())
+        if is_it(found):
+            return found
+        assert time.monotonic() < end, found
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ("lock", "in lock"),
+        ("spin", "in spin"),
+        ("nap", "in nap"),
+        ("regex", "in regex"),
+        ("block_loop", "in block_loop"),
+        ("run", "in run"),
+        ("read", "in read"),
+    ],
+)
+def test_a_handler_that_does_not_end_is_named_with_its_line(workers: Any, method: str, line: str) -> None:
+    waiting(getattr(workers.slice(gpus=1), method).call_one())
+    found = reason(
+        lambda found: (
+            bool(found.culprits) and line in found.culprits[0].line and bool(found.culprits[0].chain)
+        )
+    )
+    (culprit,) = found.culprits
+    assert culprit.who == "workers[1]"
+    assert f"runs {method} for" in culprit.text
+    assert "test_why.py" in culprit.line
+    assert culprit.chain == ("controller", "workers[1]")
+
+
+def test_a_coroutine_that_waits_for_ever_is_named(workers: Any) -> None:
+    waiting(workers.slice(gpus=2).forget.call_one())
+    (culprit,) = reason(lambda found: bool(found.culprits)).culprits
+    assert culprit.who == "workers[2]"
+    assert "has begun forget" in culprit.text
+    assert "it awaits something" in culprit.text
+
+
+def test_a_chain_of_calls_is_followed_to_its_end(workers: Any) -> None:
+    first, second, third = (workers.slice(gpus=each) for each in range(3))
+    waiting(first.ask.call_one(second, third))
+    (culprit,) = reason(lambda found: bool(found.culprits) and "in lock" in found.culprits[0].line).culprits
+    assert culprit.who == "workers[2]"
+    assert culprit.chain == ("controller", "workers[0]", "workers[1]", "workers[2]")
+    assert culprit.waiting == 3
+
+
+def test_coroutines_are_followed_too(workers: Any) -> None:
+    first, second = workers.slice(gpus=0), workers.slice(gpus=1)
+    waiting(first.ask_async.call_one(second))
+    (culprit,) = reason(lambda found: bool(found.culprits) and len(found.culprits[0].chain) == 3).culprits
+    assert culprit.who == "workers[1]"
+    assert "in lock" in culprit.line
+
+
+def test_who_does_not_take_messages_is_named_to_those_that_cannot_send(workers: Any) -> None:
+    first, second = workers.slice(gpus=0), workers.slice(gpus=1)
+    waiting(first.flood.call_one(second))
+    culprits = reason(lambda found: bool(found.culprits) and len(found.culprits[0].chain) == 3).culprits
+    assert culprits[0].who == "workers[1]"
+    assert "runs nap for" in culprits[0].text
+    assert "messages wait behind it" in culprits[0].text
+
+
+def test_a_queue_that_nobody_fills_is_named(workers: Any) -> None:
+    with Queue[int]() as queue:
+        waiting(workers.slice(gpus=1).take.call_one(queue))
+        found = reason(lambda found: bool(found.culprits) and bool(found.culprits[0].chain))
+        assert found.culprits[0].chain[:2] == ("controller", "workers[1]")
+
+
+def test_a_task_of_a_pool_that_does_not_end_is_named(workers: Any) -> None:
+    pool = Pool(workers)
+    waiting(pool.submit(workers.task, 3))
+    found = reason(lambda found: bool(found.culprits) and "in held" in found.culprits[0].line)
+    assert found.culprits[0].who.startswith("workers[")
+
+
+def test_a_circle_is_named(workers: Any) -> None:
+    first, second = workers.slice(gpus=0), workers.slice(gpus=1)
+    waiting(first.ask_back.call_one(second, first))
+    found = reason(lambda found: bool(found.circles))
+    assert (
+        "workers[0] -> workers[1] -> workers[0]" in found.circles[0]
+        or "workers[1] -> workers[0] -> workers[1]" in found.circles[0]
+    )
+    assert found.culprits == ()
+
+
+def test_a_value_that_nobody_sends_is_named(workers: Any) -> None:
+    waiting(workers.slice(gpus=1).receive.call_one())
+    (culprit,) = reason(lambda found: bool(found.culprits) and "channel" in found.culprits[0].text).culprits
+    assert culprit.who == "workers[1]"
+    assert "in receive" in culprit.line
+
+
+def test_a_promise_that_nobody_keeps_is_named(workers: Any) -> None:
+    waiting(workers.slice(gpus=1).promise.call_one())
+    (culprit,) = reason(
+        lambda found: bool(found.culprits) and "everything" in found.culprits[0].text
+    ).culprits
+    assert culprit.who == "workers[1]"
+    assert "in promise" in culprit.line
+
+
+def test_an_answer_that_was_kept_back_is_named(workers: Any) -> None:
+    waiting(workers.slice(gpus=0).keep.call_one())
+    (culprit,) = reason(lambda found: bool(found.culprits)).culprits
+    assert culprit.who == "workers[0]"
+    assert "has begun keep" in culprit.text
+    assert "has not answered by its port" in culprit.text
+
+
+def test_a_process_that_was_stopped_is_named(workers: Any) -> None:
+    pid = inspect.snapshot().procs[2].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        answer = workers.nap.call()
+        waiting(answer)
+        found = reason(lambda found: any("stopped by a signal" in each.text for each in found.culprits))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        answer.cancel()
+    assert {each.who for each in found.culprits} == {"workers[0]", "workers[1]", "workers[2]"}
+
+
+def test_a_constructor_that_does_not_end_is_named() -> None:
+    with this_host().spawn_procs(name="hosts", supervise=lambda failure: True) as procs:
+        made = procs.spawn("late", Worker, True, supervise=lambda failure: True)
+        waiting(made.nap.call_one())
+        (culprit,) = reason(
+            lambda found: bool(found.culprits) and "in __init__" in found.culprits[0].line
+        ).culprits
+        assert "its constructor has run for" in culprit.text
+        pid = procs.pids[0]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_calm_jobs_have_no_culprit(workers: Any) -> None:
+    for _ in range(20):
+        workers.keep.broadcast()
+        found = why(inspect.snapshot(pss=False), inspect.waits(), inspect.connect(os.getpid()).stacks())
+        assert (found.culprits, found.circles) == ((), ())
+    assert "nobody waits for long" in str(found)
+
+
+def test_the_rank_that_does_not_come_to_a_collective_is_named() -> None:
+    """On paper, without PyTorch."""
+    from mesh_core.inspect import Running, Wait, Waits
+
+    running = (Running("step", 5.0, "controller"),)
+    ranks = [actor(rank, state="busy", running=running) for rank in range(3)]
+    meeting = (
+        StackFrame("/x/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce"),
+        StackFrame("train.py", 7, "step"),
+    )
+    loading = (StackFrame("train.py", 3, "load"), StackFrame("train.py", 6, "step"))
+    stacks = [
+        ProcStacks(
+            f"workers[{rank}]", 1, (ThreadStack(1, "trainers", (), loading if rank == 1 else meeting),)
+        )
+        for rank in range(3)
+    ]
+    whom = tuple(f"trainers[{rank}]" for rank in range(3))
+    wait = Wait("controller", "", "call", "for trainers.step", whom, 3, 5.0, "controller")
+    found = why(snap(*ranks), Waits(0.0, (wait,), (), (), 0), stacks)
+    (culprit,) = found.culprits
+    assert culprit.who == "trainers[1]"
+    assert "has not come to the collective in which 2 of 3 ranks wait" in culprit.text
+    assert culprit.line == 'File "train.py", line 3, in load'
+
+
+JOB = """
+import threading
+from mesh_core import Actor, endpoint, this_host
+
+class Worker(Actor):
+    @endpoint
+    def step(self) -> None:
+        print("begun", flush=True)
+        threading.Event().wait()
+
+with this_host().spawn_procs({"gpus": 2}, name="hosts") as procs:
+    procs.spawn("workers", Worker).step.call().get()
+"""
+
+
+def test_the_command_says_it_of_another_job(tmp_path: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(JOB)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        command = [sys.executable, "-m", "mesh_core.cli", "why", "--job", str(job.pid), "--stacks"]
+        end, said = time.monotonic() + WITHIN, ""
+        try:
+            while "workers[1]: runs step" not in said:
+                assert time.monotonic() < end, said
+                done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN)
+                assert done.returncode == 0, done.stderr
+                said = done.stdout
+        finally:
+            job.kill()
+    assert "in step" in said
+    assert "controller -> workers[1]" in said
+
+
+def test_a_job_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(MeshError):
+        inspect.connect(1)
