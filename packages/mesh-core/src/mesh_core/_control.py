@@ -16,6 +16,8 @@ class Control:
     """To the script: have an extension in the processes of hosts."""
     BOOTSTRAP: Final = ".bootstrap"
     """Run this function; what it raises ends the process."""
+    RETURNS: Final = ".returns"
+    """To the owner of supervised actors: is there a later life of this one, or will there be?"""
     INSPECT: Final = ".inspect"
     """Somebody has connected to the job's inspection socket: the runtime tells the controller."""
 

@@ -334,6 +334,10 @@ class Stage:
                     message.reply(None)
                 else:
                     self._decline(message, failure, str(failure))
+            case Control.RETURNS:
+                from mesh_core._returns import on_question
+
+                on_question(message, self.process)
             case Control.INSTALL:
                 extensions.have(message.load(), asked=message.call != 0)
                 message.reply(None)
