@@ -80,6 +80,17 @@ class Teller(Actor):
         raise KeyError("no")
 
     @endpoint
+    def ask_itself(self, me: Any) -> Any:
+        return me.hear.call_one(0).get(timeout=WITHIN)
+
+    @endpoint
+    async def ask_itself_later(self, me: Any) -> Any:
+        return await me.begin_alone.call_one()
+
+    @endpoint(on_restart="wait")
+    async def begin_alone(self) -> None: ...
+
+    @endpoint
     def fail(self) -> None:
         context().actor_instance.kill("a test")
 

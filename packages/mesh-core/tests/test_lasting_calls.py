@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +25,7 @@ from mesh_core import (
     Actor,
     ActorError,
     ActorTimeout,
+    Pool,
     Port,
     SupervisionError,
     Undeliverable,
@@ -329,6 +335,71 @@ def test_choose_and_gather() -> None:
         policy.go.set()
         (first, _), (second, _) = both.get(timeout=WITHIN)
         assert first not in pids and second == pids[1]
+
+
+def test_a_pool_has_tasks_back_and_runs_them_again_as_ever() -> None:
+    policy = Held()
+    policy.go.set()
+    with supervised(policy, 2) as (_, tellers, pids), Pool(tellers, retries=3) as pool:
+        tasks = [pool.submit(tellers.hear, n) for n in range(100)]
+        tasks[99].cancel()
+        kill(pids[0])
+        assert all(task.get(timeout=WITHIN)[0] > 0 for task in tasks[:99])
+
+
+def test_a_wait_for_itself_is_refused() -> None:
+    with supervised(Held()) as (_, teller, _):
+        for ask in (teller.ask_itself, teller.ask_itself_later):
+            with pytest.raises(ActorError, match="waits for its own endpoint"):
+                ask.call_one(teller).get(timeout=WITHIN)
+
+
+def test_nothing_is_kept_of_calls_that_are_over() -> None:
+    policy = Held()
+    with supervised(policy) as (_, teller, pids):
+        kill(pids[0])
+        policy.wait()
+        calls = [teller.hear.call_one(n) for n in range(10)]
+        seen = [weakref.ref(call) for call in calls]
+        assert all(call.cancel() for call in calls[:5])
+        policy.go.set()
+        gc.collect()
+        gc.disable()
+        try:
+            calls[-1].get(timeout=WITHIN)
+            calls.clear()
+            teller.hear.call_one(10).get(timeout=WITHIN)
+            # The thread that gave the last outcome may not have let go of it.
+            while any(each() is not None for each in seen):
+                os.sched_yield()
+        finally:
+            gc.enable()
+
+
+def test_the_end_of_the_runtime_ends_the_wait() -> None:
+    code = """
+        from core_lasting import *
+        import os, signal
+        from mesh_core import this_host, shutdown
+
+        policy = Held()
+        procs = this_host().spawn_procs(supervise=lambda failure: True)
+        teller = procs.spawn("teller", Teller, supervise=policy)
+        os.kill(teller.pid.call_one().get(20), signal.SIGKILL)
+        policy.wait()
+        call = teller.hear.call_one(1)
+        shutdown()
+        print(type(call.exception(20)).__name__)
+    """
+    said = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN,
+        check=True,
+    )
+    assert said.stdout == "MeshError\n"
 
 
 # The mark.

@@ -355,6 +355,10 @@ class Endpoint(Generic[P, R]):
         """The same endpoint of one of the actors."""
         return Endpoint(self._mesh._at(index), self._name, self._arity, self._limit, self._block, self._keeps)
 
+    def _plain(self) -> Endpoint[P, R]:
+        """The same endpoint, each of whose calls is one message."""
+        return self
+
     def _lives(self, index: int) -> bool:
         mesh = self._mesh
         return not mesh._process.runtime.is_gone(*mesh._home.addr(mesh._procs_id, mesh._view.rank_at(index)))

@@ -94,7 +94,12 @@ class _Outcome(_Promised[Any]):
     def _refuse_wait(self, *, awaited: bool) -> None:
         attempt = self.work.attempt
         if attempt is not None and not attempt.done():
-            attempt._refuse_wait(awaited=awaited)
+            try:
+                attempt._refuse_wait(awaited=awaited)
+            except MeshError as error:
+                # Who waits is told, and nobody else is to look.
+                self._give_up(error)
+                raise
 
     def _late(self, waited: float | None, chain: str | None) -> tuple[str, dict[str, Any]]:
         attempt = self.work.attempt
@@ -224,7 +229,7 @@ class _Work:
 
     def given_up(self) -> None:
         """Its caller wants no outcome any more."""
-        attempt = self.attempt
+        attempt, self.promise = self.attempt, None
         if attempt is not None:
             attempt.cancel()
         self.line.over(self)
@@ -303,6 +308,10 @@ class _Line:
     def go_on(self) -> None:
         """Send what may be sent by now, and ask the owner where nothing may."""
         question = None
+        with self._lock:
+            if not self._waiting:
+                # Whoever sends just now may be waiting for room, and is not to be waited for here.
+                return
         with self._sending:
             while (work := self._next()) is not None:
                 try:
@@ -342,7 +351,7 @@ class _Line:
         mesh, rank, host = self._owner
         process = self._process
         sender = process.runtime.sender(
-            Target.one(mesh, rank, Placement.on(host)), 0, Control.RETURNS, Request.EXTENSION, False
+            Target.one(mesh, rank, Placement.on(host)), 0, Control.RETURNS, Request.EXTENSION
         )
         what = work.endpoint._what
         try:
@@ -470,6 +479,9 @@ class LastingEndpoint(Endpoint[P, R]):
         return LastingEndpoint(
             self._mesh._at(index), self._name, self._arity, self._limit, self._block, self._keeps
         )
+
+    def _plain(self) -> Endpoint[P, R]:
+        return Endpoint(self._mesh, self._name, self._arity, self._limit, self._block, self._keeps)
 
     def _like(self, limit: float | None, block: bool, reducer: Reducer | None) -> Endpoint[P, R]:
         if reducer is not None:
