@@ -67,6 +67,9 @@ class Replica:
         self.run = self
         self._view = self._senders = None
 
+    def _plain(self) -> Replica:
+        return self
+
     def with_options(self, timeout: float | None, keep: bool) -> Replica:
         return self
 

@@ -44,6 +44,7 @@ class ActorMesh(Mesh, Generic[T]):
     _root: Region
     _ready: Future[None] | None
     _making: Making | None
+    _owner: tuple[int, int, int] | None
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class ActorMesh(Mesh, Generic[T]):
         view: Region,
         ready: Future[None] | None = None,
         making: Making | None = None,
+        owner: tuple[int, int, int] | None = None,
     ) -> None:
         # Past __setattr__, which is for users.
         self.__dict__.update(
@@ -71,6 +73,7 @@ class ActorMesh(Mesh, Generic[T]):
             _view=view,
             _ready=ready,
             _making=making,
+            _owner=owner,
         )
 
     if not TYPE_CHECKING:
@@ -126,7 +129,7 @@ class ActorMesh(Mesh, Generic[T]):
 
     def _told(self, view: Region) -> dict[str, Any]:
         """What makes a reference, apart from the process that holds it."""
-        return {
+        told = {
             "name": self._name,
             "home": self._home,
             "procs_id": self._procs_id,
@@ -134,6 +137,10 @@ class ActorMesh(Mesh, Generic[T]):
             "root": self._root,
             "view": view,
         }
+        if self._owner is not None:
+            # Which process knows whether the actors are made again; few need it.
+            told["owner"] = self._owner
+        return told
 
     def _addressee(self) -> Addressee:
         return addressee(self)
@@ -222,6 +229,12 @@ class ActorMesh(Mesh, Generic[T]):
             if self._making is not None:
                 self._making.end()
             self._process.estates.drop(self._actor_id, self._procs_id)
+        elif (making := self._making) is not None and making.holding is not None and making.holding.returns:
+            making.holding.returns.stopped(self._root.position(rank) or 0 for rank in self._view)
+        return self._stop(reason)
+
+    def _stop(self, reason: str = "") -> Future[None]:
+        """Stop them, perhaps to make them again."""
         target = self._home.target(self._procs_id, self._view)
         call = self._process.runtime.sender(target, self._actor_id, "", Request.STOP_ACTOR).call(reason)
         who = self._addressee()

@@ -347,13 +347,17 @@ class Endpoint(Generic[P, R]):
             living = [index for index in range(count) if self._lives(index)] or list(picked)
             living = random.sample(living, min(2, len(living)))
         index = min(living, key=self._load_of)
-        single = self._mesh._at(index)
-        endpoint: Endpoint[P, R] = Endpoint(
-            single, self._name, self._arity, self._limit, self._block, self._keeps
-        )
-        future = endpoint.call_one(*args, **kwargs)
+        future = self._single(index).call_one(*args, **kwargs)
         self._busy.setdefault(index, deque()).append(future._call)
         return future
+
+    def _single(self, index: int) -> Endpoint[P, R]:
+        """The same endpoint of one of the actors."""
+        return Endpoint(self._mesh._at(index), self._name, self._arity, self._limit, self._block, self._keeps)
+
+    def _plain(self) -> Endpoint[P, R]:
+        """The same endpoint, each of whose calls is one message."""
+        return self
 
     def _lives(self, index: int) -> bool:
         mesh = self._mesh
@@ -571,6 +575,10 @@ def finish_all(call: Call, who: Addressee) -> ValueMesh[Any]:
 
 def endpoint_of(mesh: ActorMesh[Any], name: str, arity: Arity) -> Endpoint[..., Any]:
     """An endpoint as a mesh has it for an attribute."""
+    if arity.on_restart != "fail" and mesh._owner is not None:
+        from mesh_core._lasting import LastingEndpoint
+
+        return LastingEndpoint(mesh, name, arity)
     return (ItemsEndpoint if arity.streams else Endpoint)(mesh, name, arity)
 
 

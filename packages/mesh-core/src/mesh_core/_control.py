@@ -18,6 +18,8 @@ class Control:
     """Run this function; what it raises ends the process."""
     BYPASS: Final = ".bypass"
     """By the process itself: its first large part for another host has come by. Is something installed that moves those?"""
+    RETURNS: Final = ".returns"
+    """To the owner of supervised actors: is there a later life of this one, or will there be?"""
     INSPECT: Final = ".inspect"
     """Somebody has connected to the job's inspection socket: the runtime tells the controller."""
 

@@ -15,6 +15,7 @@ from mesh_core import _context
 from mesh_core._codes import MessageKind
 from mesh_core._context import Context
 from mesh_core._errors import MeshError, Undeliverable
+from mesh_core._returns import NOT_BEGUN
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -270,7 +271,7 @@ def _leave(hosted: Hosted, waiting: list[Message], error: BaseException | None) 
         if message.kind is not MessageKind.STOP_ACTOR:
             if message.call:
                 behind = f"{hosted.describe()} stopped before it came to this message"
-                hosted.refuse(message, Undeliverable(behind))
+                hosted.refuse(message, Undeliverable(behind, reason=NOT_BEGUN))
         elif error is not None:
             hosted.refuse(message, error)
         elif message.call:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+OnRestart: TypeAlias = Literal["fail", "retry", "wait"]
+
 
 class Arity:
     """Which arguments a function takes: enough to refuse a wrong call before it is sent."""
@@ -40,6 +42,7 @@ class Arity:
         "mark",
         "most",
         "names",
+        "on_restart",
         "overlaps",
         "port",
         "required_keywords",
@@ -70,6 +73,8 @@ class Arity:
         """Whether the endpoint answers by a port, and so perhaps often."""
         self.streams = False
         """Whether it is a generator, whose items are read by ``stream`` alone."""
+        self.on_restart: OnRestart = "fail"
+        """What becomes of calls while a supervised actor is made again."""
         self.mark = ""
         """What its name begins with in messages; see ``_unmarked``."""
 
@@ -116,7 +121,13 @@ class EndpointProperty(Generic[P, R]):
     """What answers a call in place of the endpoint's result: ``respond(hosted, message, args, kwargs)``."""
 
     def __init__(
-        self, function: Callable[..., Any], *, concurrent: bool, explicit_response_port: bool = False
+        self,
+        function: Callable[..., Any],
+        *,
+        concurrent: bool,
+        explicit_response_port: bool = False,
+        on_restart: OnRestart = "fail",
+        idempotent: bool = False,
     ) -> None:
         import inspect
 
@@ -133,6 +144,11 @@ class EndpointProperty(Generic[P, R]):
         self.concurrent = concurrent
         self.arity = Arity(inspect.signature(function), skip=2 if explicit_response_port else 1)
         self.arity.overlaps = concurrent
+        if on_restart != "fail":
+            _check_restart(
+                function, on_restart, idempotent, answers_once=not (streams or explicit_response_port)
+            )
+            self.arity.on_restart = on_restart
         if explicit_response_port:
             from mesh_core._respond import by_port
 
@@ -192,13 +208,21 @@ def endpoint(function: Callable[Concatenate[Any, P], Awaitable[R]], /) -> Endpoi
 @overload
 def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
 @overload
-def endpoint(*, concurrent: bool = False) -> _EndpointDecorator: ...
+def endpoint(
+    *, concurrent: bool = False, on_restart: OnRestart = "fail", idempotent: bool = False
+) -> _EndpointDecorator: ...
 @overload
 def endpoint(
     *, explicit_response_port: Literal[True], concurrent: bool = False
 ) -> _PortEndpointDecorator: ...
 def endpoint(
-    function: Any = None, /, *, concurrent: bool = False, explicit_response_port: bool = False
+    function: Any = None,
+    /,
+    *,
+    concurrent: bool = False,
+    explicit_response_port: bool = False,
+    on_restart: OnRestart = "fail",
+    idempotent: bool = False,
 ) -> Any:
     """Mark a method of an :class:`Actor` as callable from elsewhere.
 
@@ -207,11 +231,15 @@ def endpoint(
     argument is the :class:`Port` of the call: what is sent there is the answer, now or later, from here or elsewhere.
     A generator, sync or async, is a stream: ``stream(...)`` gives what it yields, as it comes.
 
+    ``on_restart`` says what becomes of a call of an actor that its policy (``supervise=``) makes again: it fails, waits
+    unless it may have begun (``"wait"``), or is sent again even then (``"retry"``, which needs ``idempotent=True``: to run
+    it twice is as good as once). That holds for ``call_one`` and ``choose``.
+
     >>> from mesh_core import Actor, endpoint
     >>> class Counter(Actor):
     ...     def __init__(self) -> None:
     ...         self.n = 0
-    ...     @endpoint
+    ...     @endpoint(on_restart="wait")
     ...     def add(self, n: int) -> int:
     ...         self.n += n
     ...         return self.n
@@ -220,9 +248,37 @@ def endpoint(
     """
     if function is None:
         return functools.partial(
-            EndpointProperty, concurrent=concurrent, explicit_response_port=explicit_response_port
+            EndpointProperty,
+            concurrent=concurrent,
+            explicit_response_port=explicit_response_port,
+            on_restart=on_restart,
+            idempotent=idempotent,
         )
-    return EndpointProperty(function, concurrent=concurrent, explicit_response_port=explicit_response_port)
+    return EndpointProperty(
+        function,
+        concurrent=concurrent,
+        explicit_response_port=explicit_response_port,
+        on_restart=on_restart,
+        idempotent=idempotent,
+    )
+
+
+def _check_restart(
+    function: Callable[..., Any], on_restart: object, idempotent: object, *, answers_once: bool
+) -> None:
+    name = function.__qualname__
+    if on_restart not in ("retry", "wait"):
+        raise ValueError(f"{name}: on_restart is 'fail', 'retry' or 'wait', not {on_restart!r}")
+    if not answers_once:
+        raise TypeError(
+            f"{name} answers by a port or as a generator, and part of its answer may have been read when its actor dies: "
+            "leave on_restart out, and have the caller begin anew"
+        )
+    if on_restart == "retry" and idempotent is not True:
+        raise TypeError(
+            f"{name}: on_restart='retry' runs a call again that may have run; say idempotent=True if twice is as good as "
+            "once, or use on_restart='wait'"
+        )
 
 
 def _check_method(function: object) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mesh_core._native import Call
     from mesh_core._policy_run import PolicyRun, Supervise
     from mesh_core._procs import ProcMesh
+    from mesh_core._returns import Returns
     from mesh_core.policies import Policy
 
 
@@ -34,7 +35,7 @@ def check_policy(supervise: Supervise | None) -> Policy | None:
 class Holding:
     """One mesh that somebody owns."""
 
-    __slots__ = ("actor_id", "dead", "failed", "last", "lost", "mesh", "policy", "procs_id")
+    __slots__ = ("actor_id", "dead", "failed", "last", "lost", "mesh", "policy", "procs_id", "returns")
 
     def __init__(
         self, mesh: ActorMesh[Any] | ProcMesh, actor_id: int, policy: Policy | None, *, last: bool = False
@@ -51,6 +52,8 @@ class Holding:
             from mesh_core._policy_run import PolicyRun
 
             self.policy = PolicyRun(policy, mesh.name)
+        self.returns: Returns | None = None
+        """What its callers are told of restarts, where endpoints of it ask for that."""
         # Hardly any has something in them, and there may be very many: a set of its own takes each 200 bytes.
         self.dead: frozenset[tuple[int, int]] = frozenset()
         """Processes that were in it, by their addresses."""
@@ -65,6 +68,7 @@ class Holding:
         if here is None or here not in self.mesh._root or process in self.dead:
             return None
         self.dead |= {process}
+        self._strike(here)
         # The rank may have another process by now.
         if locate(self.mesh._process.runtime, procs_id, rank, 0)[:2] == process:
             self.lost |= {here}
@@ -82,9 +86,17 @@ class Holding:
         here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
         if here is not None:
             self.failed |= {here}
+            self._strike(here)
+
+    def _strike(self, rank: int) -> None:
+        place = None if self.returns is None else self.mesh._root.position(rank)
+        if self.returns is not None and place is not None:
+            self.returns.struck(place)
 
     def end_policy(self) -> None:
         """Its policy is asked no more."""
+        if self.returns is not None:
+            self.returns.close()
         if self.policy is not None:
             self.policy.close()
 
@@ -119,6 +131,8 @@ class Making:
 
     def end(self) -> None:
         """They are stopped, and never made again: nothing is kept for that."""
+        if self.holding is not None and self.holding.returns is not None:
+            self.holding.returns.close()
         self.stopped = True
         self.spawned, self.holding, self.procs = (), None, None
 
@@ -126,12 +140,14 @@ class Making:
 class Estate:
     """Everything that one owner has spawned: an actor, or the script (and code of a process that no actor runs)."""
 
-    __slots__ = ("_holdings", "_left_alone", "_lock")
+    __slots__ = ("_holdings", "_left_alone", "_lock", "_returns")
 
     def __init__(self) -> None:
         self._holdings: dict[int, Holding] = {}
         self._left_alone: set[int] = set()
         """Meshes of actors that had a policy and were stopped: of their failures nobody is told any more."""
+        self._returns: dict[int, Returns] = {}
+        """By the ids of actors. These stay where all ranks are lost, and may be made again."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -141,6 +157,16 @@ class Estate:
         """Own a mesh from now on."""
         with self._lock:
             self._holdings[holding.actor_id or holding.procs_id] = holding
+
+    def tell(self, holding: Holding, returns: Returns) -> None:
+        """Answer callers of these actors who ask for restarts."""
+        holding.returns = returns
+        with self._lock:
+            self._returns[holding.actor_id] = returns
+
+    def returns(self, actor_id: int) -> Returns | None:
+        """What such callers are told."""
+        return self._returns.get(actor_id)
 
     def drop(self, thing: int, among: int | None = None) -> None:
         """Forget a mesh that was told to stop; with processes, the actors on them; see :meth:`Estates.drop`."""
@@ -155,6 +181,13 @@ class Estate:
                 if holding.policy is not None and holding.actor_id:
                     self._left_alone.add(holding.actor_id)
                 holding.end_policy()
+            ended = [
+                key
+                for key, each in self._returns.items()
+                if thing in (key, each.procs_id) and among in (None, each.procs_id)
+            ]
+            for key in ended:
+                self._returns.pop(key).close()
 
     def actors(self, actor_id: int) -> Holding | None:
         """The mesh of these actors."""
@@ -218,6 +251,9 @@ class Estate:
                 self._holdings = {}
                 for each in holdings:
                     each.end_policy()
+                for returns in self._returns.values():
+                    returns.close()
+                self._returns = {}
         found: list[Holding] = []
         among: int | None = None
         for each in holdings:
@@ -270,6 +306,10 @@ class Estates:
             if found is None:
                 found = self._by_owner[owner] = Estate()
             return found
+
+    def returns(self, actor_id: int) -> Returns | None:
+        """What callers of these actors are told of restarts, whoever owns them."""
+        return next((found for _, estate in self.all() if (found := estate.returns(actor_id))), None)
 
     def has(self, owner: int) -> bool:
         """Say whether an owner has anything."""

@@ -322,7 +322,11 @@ class Hosted:
 
     def stopped(self, message: Message) -> None:
         """Answer a message whose endpoint the actor's end leaves unfinished, or never begun."""
-        if self.broken is not None:
+        if isinstance(self.broken, SupervisionError):
+            # It may have begun: this is no refusal.
+            if message.call:
+                self.stage.reply_error(message, self.broken, self.instance.name)
+        elif self.broken is not None:
             self.refused(message, None)
         elif message.call:
             self.refuse(message, self._stopped_during(message))

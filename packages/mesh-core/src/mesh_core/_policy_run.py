@@ -68,6 +68,11 @@ def is_policy(value: object) -> TypeGuard[Policy]:
     return callable(getattr(value, "on", None)) and not isinstance(value, type)
 
 
+def can_repair(policy: Policy) -> bool:
+    """Whether it may have something made again, which a function of the failure cannot."""
+    return not isinstance(policy, _Function)
+
+
 class _Function:
     """A function of the failure as a policy: true from it means handled."""
 

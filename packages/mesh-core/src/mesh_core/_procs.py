@@ -177,6 +177,13 @@ class ProcMesh(Mesh):
             process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
         )
         making.holding = process.own(owner_id, mesh, actor_id, policy)
+        if policy is not None and any(each.arity.on_restart != "fail" for each in table.values()):
+            from mesh_core._policy_run import can_repair
+            from mesh_core._returns import Returns
+
+            if can_repair(policy):
+                process.estates.of(owner_id).tell(making.holding, Returns(self._procs_id))
+                mesh._owner = process.runtime.me
         if self._home.is_joined or known_moves(process.runtime, self._procs_id) is not None:
             addrs = ((rank, self._home.addr(self._procs_id, rank)) for rank in self._view)
             making.lives = {rank: incarnation(process.runtime, at[0], at[1]) for rank, at in addrs}

@@ -434,6 +434,8 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
         process.estates.of(making.owner_id).add(holding)
     lives = {rank: incarnation(process.runtime, *home.addr(procs_id, rank)[:2]) for rank in there}
     making.lives = {**making.lives, **lives}
+    returns = None if holding is None else holding.returns
+    begun = {} if returns is None else returns.begin(indexes)
     call = process.runtime.sender(target, mesh._actor_id, mesh._name, Request.SPAWN).call(making.spawned)
     who = Addressee(mesh._name, home, root, root, mesh)
 
@@ -441,8 +443,14 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
         for index, outcome in enumerate(call.outcomes()):
             if outcome is not None and (error := error_of(outcome, index, who)) is not None:
                 raise error
+        if returns is not None:
+            returns.back(begun)
 
-    return Future(process, call, finish, lambda: f"the respawn of {mesh._name!r}")
+    future: Future[None] = Future(process, call, finish, lambda: f"the respawn of {mesh._name!r}")
+    if returns is not None:
+        # Also where nobody waits for it; a failure stays to be looked at.
+        future.add_done_callback(lambda done: done.unseen())
+    return future
 
 
 async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) -> None:
@@ -465,7 +473,13 @@ async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) 
         return
     lost = {point.rank for point in mesh.failed()}
     for living in [place for place in places if place not in lost]:
-        await mesh._with_region(_single(mesh._view.rank_at(living))).stop()
+        one = mesh._with_region(_single(mesh._view.rank_at(living)))
+        if isinstance(one, ActorMesh):
+            if one._making is not None and one._making.holding is not None and one._making.holding.returns:
+                one._making.holding.returns.struck(living)
+            await one._stop()
+        else:
+            await one.stop()
     if isinstance(mesh, ActorMesh):
         await _respawn_below(mesh, places)
         await respawn_actors(mesh, places)

@@ -337,6 +337,10 @@ class Stage:
                     self._decline(message, failure, str(failure))
             case Control.BYPASS:
                 find_bypass(self.process)
+            case Control.RETURNS:
+                from mesh_core._returns import on_question
+
+                on_question(message, self.process)
             case Control.INSTALL:
                 extensions.have(message.load(), asked=message.call != 0)
                 message.reply(None)

@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native, _process, _unseen
@@ -169,6 +169,10 @@ class Faults:
             case Control.HOSTS:
                 hosts, carried, tell = message.load()
                 self._process.host_procs.make(hosts, carried, tell=tell)
+            case Control.RETURNS:
+                from mesh_core._returns import on_question
+
+                on_question(message, self._process)
             case _:
                 self._process.extensions.on_message(message)
 
@@ -189,6 +193,7 @@ class Faults:
         run = holding.policy
         assert run is not None
         decision = run.decide(event, time.monotonic(), _now)
+        _note(holding, event, decision)
         with self._lock:
             if run.put_off:
                 self._waiting.add(run)
@@ -353,6 +358,7 @@ class Faults:
             if owner is not None and owner.ending:
                 return
             decision = await run.decide_async(event, time.monotonic())
+            _note(holding, event, decision)
             self._carry_out(owner_id, holding, decision)
         for failure in decision.passed_on:
             if owner is None:
@@ -405,8 +411,9 @@ class Faults:
         from mesh_core._repair import carry_out
         from mesh_core.policies import Repaired, RepairFailed
 
-        run, stage = holding.policy, self._process.stage()
+        run, stage, returns = holding.policy, self._process.stage(), holding.returns
         assert run is not None
+        was = {} if returns is None else returns.before(_ranks(decision.repaired), decision.repairs)
         turn = self._repairs.get(run)
         if turn is None:
             turn = self._repairs[run] = asyncio.Lock()
@@ -423,8 +430,11 @@ class Faults:
             reason = f"{type(action).__name__} did not succeed: {said}"
             failures = tuple(run.passed_on(failure, reason) for failure in decision.repaired)
             if run.hears_repairs:
-                self._consult(owner, holding, RepairFailed(holding.mesh.name, action, said, failures))
+                failed = RepairFailed(holding.mesh.name, action, said, failures)
+                _note_repair(holding, was, failed)
+                self._consult(owner, holding, failed)
                 return
+            _note_repair(holding, was, None, lost=True)
             owning = stage.actors.get(owner)
             for told in failures:
                 if owning is not None:
@@ -434,10 +444,10 @@ class Faults:
         else:
             for failure in decision.repaired:
                 self._process.hooks.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
+            repaired = Repaired(holding.mesh.name, decision.repairs, decision.repaired)
+            _note_repair(holding, was, repaired if run.hears_repairs else None)
             if run.hears_repairs:
-                self._consult(
-                    owner, holding, Repaired(holding.mesh.name, decision.repairs, decision.repaired)
-                )
+                self._consult(owner, holding, repaired)
 
     def _start_timer(self, stage: Stage, owner: int, holding: Holding, later: Later) -> None:
         """Have an event come to a policy; on the event loop."""
@@ -470,6 +480,38 @@ def _failed(holding: Holding, failure: MeshFailure) -> Event:
     from mesh_core._policy_run import failed
 
     return failed(failure, holding.mesh.name)
+
+
+def _note(holding: Holding, event: Event | RepairEvent, decision: Decision) -> None:
+    """Have those who hold calls back hear what a decision means for them."""
+    returns = holding.returns
+    if returns is None:
+        return
+    from mesh_core.policies import Ended
+
+    left = _ranks(decision.handled)
+    if isinstance(event, Ended) and not (decision.repairs or decision.timers):
+        left.add(event.rank)
+    run = holding.policy
+    returns.decided(
+        event,
+        gone=_ranks(decision.passed_on),
+        left=left,
+        timers=[each.event for each in decision.timers],
+        put_off=run is not None and bool(run.put_off),
+        repairs=bool(decision.repairs),
+    )
+
+
+def _note_repair(
+    holding: Holding, was: dict[int, int], more: RepairEvent | None, *, lost: bool = False
+) -> None:
+    if holding.returns is not None:
+        holding.returns.repaired(was, more, lost=lost)
+
+
+def _ranks(failures: Iterable[MeshFailure]) -> set[int]:
+    return {failure.rank for failure in failures if failure.rank is not None}
 
 
 def _cancel(timers: set[asyncio.TimerHandle]) -> None:

@@ -555,7 +555,7 @@ def _as_task(
         if len(kept) >= _MOST_KEPT:
             kept.clear()
         # Another object than the mesh's own.
-        found = getattr(replica, name).with_options(timeout=limit, keep=keep)
+        found = getattr(replica, name).with_options(timeout=limit, keep=keep)._plain()
         request = Request.TASK_AHEAD if ahead else Request.TASK
         found._senders = found._sender(replica._view, request=request)
         kept[name, limit, ahead, keep] = found
