@@ -5,7 +5,7 @@
 //! BPS-2: unless the user allows others, parts take transports that keep what is read from strangers, as the agents do.
 
 use crate::engine::PyEngine;
-use mesh_transfer::{Engine, Export, Handle, Need, Op, Segments, Work};
+use mesh_transfer::{Engine, ErrorKind, Export, Handle, Need, Op, Segments, Work};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::collections::HashMap;
@@ -20,8 +20,8 @@ const VERSION: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// So long may a byte take that a road is tried by.
 const TRIAL: Duration = Duration::from_secs(10);
-/// A road that failed is left alone for so long.
-const REST: Duration = Duration::from_secs(60);
+/// A road that failed is left alone for so long, and a little longer than the engine leaves a transport alone.
+const REST: Duration = Duration::from_secs(6);
 /// More owners are not remembered.
 const MOST_ROADS: usize = 4096;
 /// What needs no leave: memory of the same machine, and connections with TLS.
@@ -157,7 +157,12 @@ impl Raw {
         let operation = unsafe { self.engine.submit(([op], byte), Some(TRIAL), forced) };
         let (outcome, roads, realm) = (Arc::clone(&operation), Arc::clone(&self.roads), handle.realm);
         operation.on_done(move || {
-            let found = if outcome.has_succeeded() { Road::Open } else { Road::Closed(Instant::now() + REST) };
+            // That the part is gone, as it has come through the agents by now, was the owner's word.
+            let is_reached = match outcome.wait() {
+                Ok(_) => true,
+                Err(error) => error.kind == ErrorKind::Gone,
+            };
+            let found = if is_reached { Road::Open } else { Road::Closed(Instant::now() + REST) };
             let mut roads = locked(&roads);
             if roads.len() > MOST_ROADS {
                 // Of owners that have ended, most of them; who is asked for again is tried again.
