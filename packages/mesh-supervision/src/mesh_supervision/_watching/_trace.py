@@ -335,12 +335,12 @@ class JobTrace:
     ['job', 'host', 'controller', 'workers[0]', 'workers[1]']
 
     Args:
-        interval: how many seconds lie between two looks.
+        interval: how many seconds lie between two looks. Each takes the script some milliseconds.
         snapshot: takes a snapshot; without it of the job of this process.
     """
 
     def __init__(
-        self, interval: float = 0.1, *, snapshot: Callable[..., Snapshot] = inspect.snapshot
+        self, interval: float = 1.0, *, snapshot: Callable[..., Snapshot] = inspect.snapshot
     ) -> None:
         if isinstance(interval, bool) or not interval > 0:
             raise ValueError(f"interval must be a positive number of seconds, got {interval!r}")

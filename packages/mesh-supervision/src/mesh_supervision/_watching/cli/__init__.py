@@ -114,7 +114,7 @@ class TraceCommand:
             "--seconds", type=_seconds, default=10.0, metavar="SECONDS", help="record for so long (10)"
         )
         parser.add_argument(
-            "--interval", type=_interval, default=0.1, metavar="SECONDS", help="look so often (0.1)"
+            "--interval", type=_interval, default=1.0, metavar="SECONDS", help="look so often (1)"
         )
 
     def run(self, args: Namespace) -> int:
