@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mesh_supervision._store import Version
     from mesh_supervision._supervisor import OneForAll, OneForOne, RestForOne, Supervisor
     from mesh_supervision._watching._metrics import MetricsServer, export_metrics
+    from mesh_supervision._watching._trace import JobTrace
 
     __version__: str
 
@@ -46,6 +47,7 @@ __all__ = [
     "Health",
     "HealthWatch",
     "Ignore",
+    "JobTrace",
     "Levels",
     "Limits",
     "MetricsServer",
@@ -107,6 +109,7 @@ _LATER = {
     "Supervisor": "mesh_supervision._supervisor",
     "MetricsServer": "mesh_supervision._watching._metrics",
     "export_metrics": "mesh_supervision._watching._metrics",
+    "JobTrace": "mesh_supervision._watching._trace",
 }
 
 

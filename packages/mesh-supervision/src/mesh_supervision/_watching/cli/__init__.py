@@ -1,4 +1,4 @@
-"""``mesh top``, ``mesh why`` and ``mesh metrics``."""
+"""``mesh top``, ``mesh why``, ``mesh metrics`` and ``mesh trace``."""
 
 from __future__ import annotations
 
@@ -101,6 +101,48 @@ class MetricsCommand:
         return 0
 
 
+class TraceCommand:
+    """Record what a job does for a while, as a timeline that Perfetto and Chrome show."""
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Declare arguments."""
+        _add_where(parser)
+        parser.add_argument(
+            "-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write"
+        )
+        parser.add_argument(
+            "--seconds", type=_seconds, default=10.0, metavar="SECONDS", help="record for so long (10)"
+        )
+        parser.add_argument(
+            "--interval", type=_interval, default=1.0, metavar="SECONDS", help="look so often (1)"
+        )
+
+    def run(self, args: Namespace) -> int:
+        """Record until the time is over, the job ends, or Ctrl-C; then write it."""
+        from mesh_supervision._watching._trace import JobTrace
+
+        job = _job_of(args)
+        try:
+            # Said before the recording, not after it.
+            with args.output.open("a"):
+                pass
+            trace = JobTrace(args.interval, snapshot=job.snapshot)
+            with trace:
+                try:
+                    trace.over.wait(args.seconds)
+                except KeyboardInterrupt:
+                    print("mesh trace: ended early", file=sys.stderr)
+            trace.save(args.output)
+        except OSError as error:
+            raise MeshError(f"cannot write the trace to {args.output}: {error}") from error
+        if trace.why:
+            print(f"mesh trace: {trace.why}", file=sys.stderr)
+        if trace.left_out:
+            print(f"mesh trace: {trace.left_out:,} later entries are left out", file=sys.stderr)
+        print(f"{args.output}: open it at https://ui.perfetto.dev")
+        return 0
+
+
 def _add_where(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--job", type=_job, metavar="JOB", help="the pid of the job's script, or the job's id"
@@ -128,6 +170,16 @@ def _job(text: str) -> int | str:
     return int(text)
 
 
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.01 <= seconds <= 60:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 60")
+    return seconds
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -146,10 +198,16 @@ PLUGINS = (
     CommandPlugin(
         name="metrics", api_version=1, create=MetricsCommand, summary="serve a job's numbers to Prometheus"
     ),
+    CommandPlugin(
+        name="trace",
+        api_version=1,
+        create=TraceCommand,
+        summary="record what a running job does, for Perfetto",
+    ),
 )
 
 
 @hookimpl
 def mesh_register_commands() -> Iterable[CommandPlugin]:
-    """`mesh top`, `mesh why`, `mesh metrics`."""
+    """`mesh top`, `mesh why`, `mesh metrics`, `mesh trace`."""
     return PLUGINS
