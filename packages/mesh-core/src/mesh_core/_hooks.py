@@ -30,6 +30,7 @@ class Hooks:
         "closed",
         "closing",
         "failures",
+        "find_bypass",
         "find_pids",
         "find_policy",
         "find_tracer",
@@ -76,6 +77,8 @@ class Hooks:
         """Looks whether calls are to be traced by now."""
         self.find_policy: Callable[[str], Policy] = _no_policy
         """The policy that a name means."""
+        self.find_bypass: Callable[[], object | None] = _nothing
+        """What moves large parts of messages between hosts past their agents: a capsule, if something installed does."""
         self.find_pids: Callable[[Iterable[Addr], float], dict[Addr, int]] = _no_pids
         """The pids of processes on other hosts, as far as they can be had within so many seconds."""
         self.sync: Callable[..., Future[Any]] = _no_sync

@@ -25,6 +25,7 @@ def equip(process: Process) -> None:
     hooks = process.hooks
     hooks.packed_class = _with_sources
     hooks.find_tracer = partial(_find_tracer, process)
+    hooks.find_bypass = _find_bypass
     hooks.find_policy = _find_policy
     hooks.find_pids = partial(_find_pids, process)
     hooks.failures.append(partial(_note_failure, process))
@@ -43,6 +44,12 @@ def _find_tracer(process: Process) -> Tracer | None:
     from mesh_core._traces import find_tracer
 
     return find_tracer(process)
+
+
+def _find_bypass() -> object | None:
+    from mesh_core.plugins._bypasses import create_bypass
+
+    return create_bypass()
 
 
 def _find_policy(name: str) -> Policy:

@@ -1,0 +1,79 @@
+//! Chunks of this process's memory that are written bit by bit.
+
+use super::{Mapping, count_down};
+use mesh_proto::SharedRef;
+use std::sync::Arc;
+
+/// Where a chunk is mapped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) at: *mut u8,
+    _map: Arc<Mapping>,
+}
+
+// SAFETY: an address; whoever reads or writes there says why they may.
+unsafe impl Send for Place {}
+// SAFETY: as above.
+unsafe impl Sync for Place {}
+
+/// A chunk of this process's memory that is being written; given back if it is dropped before it is done.
+#[derive(Debug)]
+pub(crate) struct Room {
+    pub(super) at: SharedRef,
+    pub(super) map: Arc<Mapping>,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    pub(super) holders: u32,
+    pub(super) fresh: bool,
+}
+
+impl Room {
+    /// Writes bytes at a place in the chunk.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub(crate) fn write(&self, place: usize, bytes: &[u8]) {
+        self.fill(place, bytes, 0);
+    }
+
+    /// The same, on up to `spare` cores beside this one.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub(crate) fn fill(&self, place: usize, bytes: &[u8], spare: usize) {
+        assert!(place.checked_add(bytes.len()).is_some_and(|end| end <= self.len), "a part is as long as it says");
+        if self.fresh {
+            self.map.populate(self.offset + place, bytes.len());
+        }
+        // SAFETY: the range lies in the chunk, as asserted, which is ours until its holders hear of it; the map keeps it
+        // mapped, and the bytes are not in it.
+        unsafe { crate::copy::copy(bytes, self.map.at(self.offset + place), spare) };
+    }
+
+    /// Where it is, for who writes into it by other means. It stays there as long as what is returned does.
+    pub(crate) fn place(&self) -> Place {
+        if self.fresh {
+            self.map.populate(self.offset, self.len);
+        }
+        Place { at: self.map.at(self.offset), _map: Arc::clone(&self.map) }
+    }
+
+    /// How many bytes it is for.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// It is written: its holders are about to hear of it.
+    pub(crate) fn done(mut self) -> SharedRef {
+        self.holders = 0;
+        self.at
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        for _ in 0..self.holders {
+            count_down(self.map.holders(self.at.chunk as usize), self.at.turn);
+        }
+    }
+}
