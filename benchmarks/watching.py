@@ -65,16 +65,18 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, list[float]] = defaultdict(list)
     looks: dict[str, int] = defaultdict(int)
-    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with this_host().spawn_procs({"gpus": args.procs}, name="workers") as procs:
         one = procs.spawn("echoes", Echo).slice(gpus=0)
         one.echo.call_one(0).get(timeout=30)
-        with subprocess.Popen([sys.executable, "-c", WATCHER, str(os.getpid())], **ends) as watcher:
+        words = [sys.executable, "-c", WATCHER, str(os.getpid())]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
+            stdin, stdout = watcher.stdin, watcher.stdout
+            assert stdin is not None and stdout is not None
 
             def tell(interval: float) -> str:
-                watcher.stdin.write(f"{interval}\n")
-                watcher.stdin.flush()
-                return watcher.stdout.readline()
+                stdin.write(f"{interval}\n")
+                stdin.flush()
+                return stdout.readline()
 
             for number in range(args.rounds):
                 kinds = list(KINDS)
@@ -89,7 +91,7 @@ def main() -> None:
                     found[kind].append(took / count)
                     if KINDS[kind]:
                         looks[kind] += int(tell(0.0))
-            watcher.stdin.close()
+            stdin.close()
     result = {
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]},
         "rounds": args.rounds,
