@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mesh_supervision._snapshots import Snapshots, keep_snapshots, snapshot
     from mesh_supervision._store import Version
     from mesh_supervision._supervisor import OneForAll, OneForOne, RestForOne, Supervisor
+    from mesh_supervision._watching._dashboard import Dashboard
     from mesh_supervision._watching._metrics import MetricsServer, export_metrics
     from mesh_supervision._watching._trace import JobTrace
 
@@ -41,6 +42,7 @@ __all__ = [
     "Change",
     "Circuit",
     "CircuitBreaker",
+    "Dashboard",
     "ElasticMesh",
     "Escalate",
     "Group",
@@ -107,6 +109,7 @@ _LATER = {
     "OneForOne": "mesh_supervision._supervisor",
     "RestForOne": "mesh_supervision._supervisor",
     "Supervisor": "mesh_supervision._supervisor",
+    "Dashboard": "mesh_supervision._watching._dashboard",
     "MetricsServer": "mesh_supervision._watching._metrics",
     "export_metrics": "mesh_supervision._watching._metrics",
     "JobTrace": "mesh_supervision._watching._trace",

@@ -1,4 +1,4 @@
-"""``mesh top``, ``mesh why``, ``mesh metrics`` and ``mesh trace``."""
+"""``mesh top``, ``mesh dashboard``, ``mesh why``, ``mesh metrics`` and ``mesh trace``."""
 
 from __future__ import annotations
 
@@ -94,6 +94,34 @@ class MetricsCommand:
             return 0
         with MetricsServer(args.port, args.listen, snapshot=job.snapshot) as server:
             print(f"metrics of job {job.info.pid} at {server.url}; Ctrl-C ends it", flush=True)
+            try:
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                return 0
+        return 0
+
+
+class DashboardCommand:
+    """Show a running job as a page, in a browser on this machine."""
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Declare arguments."""
+        _add_where(parser)
+        parser.add_argument(
+            "--port", type=int, default=0, help="where to serve it; the system chooses otherwise"
+        )
+        parser.add_argument(
+            "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="look so often (1)"
+        )
+
+    def run(self, args: Namespace) -> int:
+        """Serve until Ctrl-C."""
+        from mesh_supervision._watching._dashboard import Dashboard
+
+        job = _job_of(args)
+        with Dashboard(job, args.port, interval=args.interval) as dashboard:
+            print(f"job {job.info.pid} is shown at {dashboard.url}", flush=True)
+            print("the address is the key: who has all of it sees the job; Ctrl-C ends it", flush=True)
             try:
                 threading.Event().wait()
             except KeyboardInterrupt:
@@ -199,6 +227,12 @@ PLUGINS = (
         name="metrics", api_version=1, create=MetricsCommand, summary="serve a job's numbers to Prometheus"
     ),
     CommandPlugin(
+        name="dashboard",
+        api_version=1,
+        create=DashboardCommand,
+        summary="show a running job as a page in a browser",
+    ),
+    CommandPlugin(
         name="trace",
         api_version=1,
         create=TraceCommand,
@@ -209,5 +243,5 @@ PLUGINS = (
 
 @hookimpl
 def mesh_register_commands() -> Iterable[CommandPlugin]:
-    """`mesh top`, `mesh why`, `mesh metrics`, `mesh trace`."""
+    """`mesh top`, `mesh dashboard`, `mesh why`, `mesh metrics`, `mesh trace`."""
     return PLUGINS
