@@ -27,6 +27,7 @@ def test_defaults():
         "heartbeat_timeout": 10.0,
         "fan_out": 16,
         "ref_budget": 0,
+        "bypass_threshold": 1024**2,
         "shm_budget": 0,
         "shm_threshold": 64 * 1024,
         "shm_idle": 10.0,
