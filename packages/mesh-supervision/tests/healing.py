@@ -145,6 +145,24 @@ class Trainer(Actor):
         return os.getpid()
 
     @endpoint
+    def die_while_joining(self, when: str) -> None:
+        """Die in the next group, before or after the others can know where to connect."""
+        import torch.distributed as dist
+
+        class Fatal(dist.Store):  # type: ignore[misc, name-defined]
+            def __init_subclass__(cls) -> None:
+                settle = cls.set
+
+                def set_and_die(store: Any, key: str, value: Any) -> None:
+                    if when == "after":
+                        settle(store, key, value)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+                cls.set = set_and_die
+
+        dist.Store = Fatal
+
+    @endpoint
     def descriptors(self) -> int:
         """How many the process has open."""
         return len(list(Path("/proc/self/fd").iterdir()))

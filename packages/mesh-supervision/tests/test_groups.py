@@ -134,6 +134,22 @@ def test_a_group_is_formed_again_without_leaks(procs: ProcMesh, trainers: Any, s
     assert all(after < before + RANKS for before, after in zip(counts[1], counts[3], strict=True))
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_nobody_waits_for_one_that_dies_while_a_group_is_formed(
+    procs: ProcMesh, trainers: Any, when: str
+) -> None:
+    """GRP-1: the others would connect for half an hour to what is not there any more.
+
+    And the next group is one of those that could not join this one and of one that knows nothing of it.
+    """
+    trainers.slice(gpus=3).die_while_joining.call_one(when).get(timeout=WITHIN)
+    with pytest.raises(MeshError) as caught:
+        form_group(procs)
+    assert "timed out" not in str(caught.value).lower(), "nobody was told, but the time was over"
+    heal_mesh(trainers)
+    assert trainers.sum_up.call().get(timeout=WITHIN).values() == [4.0] * RANKS
+
+
 def test_those_killed_at_any_moment_are_healed(procs: ProcMesh, trainers: Any) -> None:
     chance = random.Random(2026)
     seconds, every = (LONG, 3.0) if LONG else (3.0, 1.0)

@@ -66,6 +66,10 @@ class TorchGroup:
         self.abort(self._generation)
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+        elif dist.is_available():
+            # PyTorch numbers groups, and counts one that could not be joined. One that has just begun would wait for the others
+            # under another number. No function of PyTorch begins anew without a group.
+            dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
         with self._lock:
             self._connections = {}
         self._store = None
