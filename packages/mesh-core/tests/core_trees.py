@@ -33,10 +33,14 @@ TREES = {
         1,
         _PYTHON
         + """
+ended, alive = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.environ.clear()
+        os.close(alive)
+        # It is alone from here on: nobody takes one that ends for the daemon.
+        os.read(ended, 1)
         stay()
     os._exit(0)
 """,
