@@ -1,6 +1,6 @@
 """`RDMABuffer` by the transport ucx, beside the same calls made directly through libucp, in the same run.
 
-    python benchmarks/ucx.py [tcp sysv,posix cma,posix]
+    python benchmarks/ucx.py [sysv,posix cma,posix]
 
 Wants the package libucx-cu12 (or MESH_RDMA_UCX_LIBRARY), and release builds of mesh-core and mesh-rdma. Each argument is a
 value of UCX_TLS. Prints medians, and the median of the ratios of neighbours in time.
@@ -237,4 +237,4 @@ if __name__ == "__main__":
         case ["--figures"]:
             print(json.dumps(figures()))
         case values:
-            main(values or ["tcp", "sysv,posix", "cma,posix"])
+            main(values or ["sysv,posix", "cma,posix"])

@@ -35,7 +35,7 @@ wheel = pytest.mark.skipif(WHEEL is None, reason="needs the package libucx-cu12"
 system = pytest.mark.skipif(not SYSTEM, reason="needs the system's libucp.so.0 (Debian: libucx0)")
 WITH_WHEEL = {"MESH_RDMA_UCX": "1"}
 WITH_SYSTEM = {"MESH_RDMA_UCX": "1", "MESH_RDMA_UCX_LIBRARY": "libucp.so.0"}
-ONE_BY_ONE = ["tcp", "posix,sysv", "posix,cma"]
+ONE_BY_ONE = ["posix,sysv", "posix,cma"]
 SHORT = "reads or writes or dropped or answer"
 """What is run of the suite where all of it is run elsewhere."""
 
@@ -253,5 +253,41 @@ finally:
 @wheel
 @pytest.mark.slow
 def test_a_writer_that_is_killed_does_not_take_the_owner_with_it(tmp_path):
-    done = run(tmp_path, WITH_WHEEL | {"UCX_TLS": "tcp"}, "-c", KILLS)
+    done = run(tmp_path, WITH_WHEEL | {"UCX_TLS": "posix,sysv"}, "-c", KILLS)
     assert done.returncode == 0, done.stderr
+
+
+REFUSED = """
+from mesh_rdma.testing._ends import Process
+
+owner = Process()
+try:
+    buffer = owner.offer("it", b"there")
+    try:
+        buffer.read_into(bytearray(5), transport="ucx").get(timeout=40)
+    except Exception as error:
+        print(error)
+    # Another transport goes on, without being asked for.
+    buffer.read_into(copy := bytearray(5)).get(timeout=40)
+    print(copy)
+finally:
+    owner.end()
+"""
+
+
+@wheel
+@pytest.mark.slow
+def test_its_tcp_is_not_used(tmp_path):
+    """UCX-5."""
+    done = run(tmp_path, WITH_WHEEL | {"UCX_TLS": "tcp"}, "-c", REFUSED)
+    assert done.returncode == 0, done.stderr
+    refused, read = done.stdout.splitlines()
+    assert "leave tcp out of UCX_TLS" in refused
+    assert read == "bytearray(b'there')"
+
+
+@wheel
+@pytest.mark.slow
+def test_its_tcp_is_left_out_unless_it_is_asked_for(tmp_path):
+    done = run(tmp_path, WITH_WHEEL, "-c", REFUSED)
+    assert done.stdout.splitlines() == ["bytearray(b'there')"], done.stderr

@@ -6,26 +6,24 @@
 
 use super::super::Op;
 use super::library::{OK, Status};
-use super::objects::{Context, Endpoint, Mapped, Request, Worker};
+use super::objects::{Context, Endpoint, Request, Worker};
 use super::owner::{SPIN, STACK, TURNS, timespec};
-use super::plan::{Export, Part, Plan, State, Verb, Way, dropped, is_write, name_of, plan};
-use super::pulls::MOST;
+use super::plan::{Export, Part, State, Verb, dropped, name_of, plan};
 use super::signal::Signal;
-use super::wire::{Answer, Ask, Name, Pull, Shown, Wire};
-use crate::error::{ErrorKind, TransferError};
+use super::wire::{Answer, Ask, Name, Shown, Wire};
+use crate::error::TransferError;
 use crate::watch::Watch;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};
-use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Requests of UCX that one operation has under way, and bytes.
-pub(super) const WINDOW: usize = 64;
-pub(super) const BYTES: u64 = 64 << 20;
+const WINDOW: usize = 64;
+const BYTES: u64 = 64 << 20;
 /// How often an operation that makes no progress is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long what was given up may take to end by itself.
@@ -54,8 +52,20 @@ struct Shared {
 struct Inbox {
     jobs: Vec<Arc<Job>>,
     has_ended: bool,
-    /// Why it could not begin.
-    failed: Option<TransferError>,
+}
+
+/// UCX-5. A version that does not say by what it reaches the owner is not trusted to keep away from it.
+fn refuse_tcp(uses_tcp: Option<bool>) -> Result<(), TransferError> {
+    match uses_tcp {
+        Some(false) => Ok(()),
+        Some(true) => Err(TransferError::transport(
+            "UCX would go over its tcp, which ends a process whose other end goes in the middle of a transfer: leave tcp out of \
+             UCX_TLS, or have the transport 'tcp' do it",
+        )),
+        None => {
+            Err(TransferError::transport("UCX does not say by what it reaches the owner, and its tcp must not be used"))
+        }
+    }
 }
 
 /// Operations that somebody waits for.
@@ -83,7 +93,7 @@ impl Shared {
 }
 
 impl Driver {
-    /// `address` is the owner's worker, `process` the owner, where it can be seen.
+    /// `address` is the owner's worker, `process` the owner, where it can be seen. Blocks until UCX has looked for a way there.
     pub(super) fn start(
         wire: Wire,
         address: Vec<u8>,
@@ -95,17 +105,25 @@ impl Driver {
             Arc::new(Shared { wake: Signal::new()?, inbox: Mutex::default(), is_stopping: AtomicBool::new(false) });
         let (theirs, context) = (Arc::clone(&shared), Arc::clone(context));
         let thread = std::thread::Builder::new().name("mesh-ucx".to_owned()).stack_size(STACK);
+        let (tell, begun) = mpsc::sync_channel(1);
         let thread = thread.spawn(move || {
             let _ended = Ended(&theirs);
-            let failed = |error| theirs.inbox().failed = Some(error);
+            // Whoever waits to hear of it waits for this thread.
+            let failed = |error| drop(tell.send(Err(error)));
             let worker = match Worker::new(&context) {
                 Ok(worker) => worker,
                 Err(error) => return failed(error),
             };
-            let (here, endpoint) = match (worker.address(), Endpoint::new(&worker, &address)) {
-                (Ok(here), Ok(endpoint)) => (here, endpoint),
-                (Err(error), _) | (_, Err(error)) => return failed(error),
+            let endpoint = match Endpoint::new(&worker, &address) {
+                Ok(endpoint) => endpoint,
+                Err(error) => return failed(error),
             };
+            // UCX-5
+            if let Err(error) = refuse_tcp(endpoint.uses_tcp()) {
+                endpoint.close(&mut Vec::new());
+                return failed(error);
+            }
+            drop(tell.send(Ok(())));
             let mut driving = Driving {
                 endpoint: Some(endpoint),
                 wire,
@@ -115,9 +133,6 @@ impl Driver {
                 context: &context,
                 entries: HashMap::new(),
                 active: Vec::new(),
-                address: here,
-                way: None,
-                last: 0,
             };
             let ended = driving.run(&worker);
             drop(driving);
@@ -128,6 +143,7 @@ impl Driver {
             }
         });
         let thread = thread.map_err(|error| TransferError::transport(format!("cannot start a thread: {error}")))?;
+        begun.recv().unwrap_or_else(|_| Err(TransferError::transport("its thread has ended")))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
@@ -141,7 +157,7 @@ impl Driver {
         {
             let mut inbox = self.shared.inbox();
             if inbox.has_ended {
-                return inbox.failed.clone().map(Err);
+                return None;
             }
             inbox.jobs.push(Arc::clone(&job));
         }
@@ -183,9 +199,8 @@ impl Drop for Ended<'_> {
     fn drop(&mut self) {
         let mut inbox = self.0.inbox();
         inbox.has_ended = true;
-        let failed = inbox.failed.clone();
         for job in inbox.jobs.drain(..) {
-            job.finish(failed.clone().map(Err));
+            job.finish(None);
         }
     }
 }
@@ -199,10 +214,6 @@ struct Active {
     is_planned: bool,
     parts: VecDeque<Part>,
     under_way: Vec<(Request, u64)>,
-    /// What the owner was asked to read, and how much it is.
-    pulled: HashMap<u32, u64>,
-    /// For that, this process's memory.
-    mapped: Vec<Mapped>,
     bytes: u64,
     /// Something was written that may not be in the owner's memory yet.
     has_written: bool,
@@ -221,12 +232,6 @@ struct Driving<'a> {
     context: &'a Arc<Context>,
     entries: HashMap<Name, Export>,
     active: Vec<Active>,
-    /// Where this worker is.
-    address: Vec<u8>,
-    /// None before the first write.
-    way: Option<Way>,
-    /// The number of the last part that it was asked to read.
-    last: u32,
 }
 
 /// Why the connection ends.
@@ -379,19 +384,6 @@ impl Driving<'_> {
                     self.say(&Ask::Leave(name))?;
                 }
             }
-            Answer::Pulled(number, outcome) => {
-                let Some(active) = self.active.iter_mut().find(|active| active.pulled.contains_key(&number)) else {
-                    return Ok(());
-                };
-                active.bytes -= active.pulled.remove(&number).unwrap_or(0);
-                if let Err(kind) = outcome {
-                    let error = match kind {
-                        ErrorKind::Gone => dropped(),
-                        kind => TransferError::new(kind, "the owner does not let this be written"),
-                    };
-                    active.failed.get_or_insert(error);
-                }
-            }
         }
         Ok(())
     }
@@ -410,8 +402,6 @@ impl Driving<'_> {
             is_planned: false,
             parts: VecDeque::new(),
             under_way: Vec::new(),
-            pulled: HashMap::new(),
-            mapped: Vec::new(),
             bytes: 0,
             has_written: false,
             failed: None,
@@ -440,14 +430,9 @@ impl Driving<'_> {
 
     /// Goes on with all operations; whether anything has moved.
     fn step(&mut self) -> Result<bool, End> {
-        let is_new = |active: &Active| !active.is_planned && active.job.ops.iter().any(is_write);
-        if self.way.is_none() && self.active.iter().any(is_new) {
-            self.way = Some(self.find_way().map_err(End::Failed)?);
-        }
-        let mut pulled = self.active.iter().map(|active| active.pulled.len()).sum();
         let mut has_moved = false;
         // Whether the owner is to say something.
-        let mut asks = pulled > 0;
+        let mut asks = false;
         let mut at = 0;
         while at < self.active.len() {
             let Some(endpoint) = &self.endpoint else { return Err(End::Wanted) };
@@ -462,10 +447,8 @@ impl Driving<'_> {
                 active.parts.clear();
             }
             if active.failed.is_none() && !active.is_planned {
-                match plan(&active.job.ops, &self.entries, self.way, self.context) {
-                    Ok(Some(Plan { parts, mapped })) => {
-                        (active.parts, active.mapped, active.is_planned) = (parts, mapped, true);
-                    }
+                match plan(&active.job.ops, &self.entries) {
+                    Ok(Some(parts)) => (active.parts, active.is_planned) = (parts, true),
                     Ok(None) => asks = true,
                     Err(error) => {
                         active.failed = Some(error);
@@ -473,14 +456,12 @@ impl Driving<'_> {
                     }
                 }
             }
-            let mut asking = Asking { wire: &mut self.wire, last: &mut self.last, under_way: &mut pulled };
-            match active.advance(endpoint, &self.entries, &mut asking) {
+            match active.advance(endpoint, &self.entries) {
                 Ok(Advance::Moved) => has_moved = true,
                 Ok(Advance::Waits) => {}
                 Ok(Advance::Ended) => {
                     has_moved = true;
-                    let mut active = self.active.swap_remove(at);
-                    active.mapped.clear();
+                    let active = self.active.swap_remove(at);
                     if let Err(error) = self.leave(&active.names) {
                         active.job.finish(Some(active.failed.map_or(Ok(()), Err)));
                         return Err(End::Failed(error));
@@ -488,11 +469,10 @@ impl Driving<'_> {
                     active.job.finish(Some(active.failed.map_or(Ok(()), Err)));
                     continue;
                 }
-                Err(Broken::Ucx(status)) => {
+                Err(status) => {
                     let why = self.context.library().say(status);
                     return Err(End::Failed(self.lost(&why)));
                 }
-                Err(Broken::Wire(error)) => return Err(End::Failed(self.lost(&error.to_string()))),
             }
             if self.active[at].given_up.is_some_and(|since| since.elapsed() > GRACE) {
                 return Err(End::GivenUp);
@@ -503,17 +483,6 @@ impl Driving<'_> {
             self.listen().map_err(End::Failed)?;
         }
         Ok(has_moved)
-    }
-
-    fn find_way(&mut self) -> Result<Way, TransferError> {
-        Ok(match self.endpoint.as_ref().and_then(Endpoint::uses_tcp) {
-            Some(false) => Way::Put,
-            None => Way::Unknown,
-            Some(true) => {
-                self.say(&Ask::Address(self.address.clone()))?;
-                Way::Pull
-            }
-        })
     }
 
     fn leave(&mut self, names: &[Name]) -> Result<(), TransferError> {
@@ -558,38 +527,8 @@ enum Advance {
     Ended,
 }
 
-/// What does not work any longer.
-enum Broken {
-    Ucx(Status),
-    Wire(io::Error),
-}
-
-/// What is needed to ask the owner.
-struct Asking<'a> {
-    wire: &'a mut Wire,
-    last: &'a mut u32,
-    /// What it was asked for, by all operations.
-    under_way: &'a mut usize,
-}
-
-impl Asking<'_> {
-    fn pull(&mut self, part: &Part, key: &Arc<[u8]>) -> Result<u32, Broken> {
-        *self.last = self.last.wrapping_add(1);
-        *self.under_way += 1;
-        let (number, key) = (*self.last, Arc::clone(key));
-        let pull = Pull { number, name: part.name, from: part.here, to: part.there, len: part.len, key };
-        self.wire.send(&Ask::Pull(pull).encode()).map_err(Broken::Wire)?;
-        Ok(number)
-    }
-}
-
 impl Active {
-    fn advance(
-        &mut self,
-        endpoint: &Endpoint<'_>,
-        entries: &HashMap<Name, Export>,
-        asking: &mut Asking<'_>,
-    ) -> Result<Advance, Broken> {
+    fn advance(&mut self, endpoint: &Endpoint<'_>, entries: &HashMap<Name, Export>) -> Result<Advance, Status> {
         let before = self.under_way.len();
         let mut failed = OK;
         let bytes = &mut self.bytes;
@@ -604,13 +543,12 @@ impl Active {
             }
         });
         if failed != OK {
-            return Err(Broken::Ucx(failed));
+            return Err(failed);
         }
         let mut has_moved = self.under_way.len() != before;
         while let Some(part) = self.parts.front()
-            && self.under_way.len() + self.pulled.len() < WINDOW
+            && self.under_way.len() < WINDOW
             && self.bytes < BYTES
-            && *asking.under_way < MOST
         {
             let Some(Export { state: State::Shown { key: Some(key), .. }, .. }) = entries.get(&part.name) else {
                 break;
@@ -621,29 +559,24 @@ impl Active {
                 match &part.verb {
                     Verb::Get => endpoint.get(part.here, part.there, part.len, key),
                     Verb::Put => endpoint.put(part.here, part.there, part.len, key),
-                    Verb::Pull(key) => {
-                        self.pulled.insert(asking.pull(part, key)?, part.len);
-                        self.bytes += part.len;
-                        Ok(None)
-                    }
                 }
             };
             self.has_written |= matches!(part.verb, Verb::Put);
-            if let Some(request) = begun.map_err(Broken::Ucx)? {
+            if let Some(request) = begun? {
                 self.under_way.push((request, part.len));
                 self.bytes += part.len;
             }
             self.parts.pop_front();
             has_moved = true;
         }
-        let is_idle = self.under_way.is_empty() && self.pulled.is_empty() && self.parts.is_empty();
+        let is_idle = self.under_way.is_empty() && self.parts.is_empty();
         if is_idle && (self.is_planned || self.failed.is_some()) {
             if !self.has_written {
                 return Ok(Advance::Ended);
             }
             // What has left this process is not there yet.
             self.has_written = false;
-            if let Some(request) = endpoint.flush().map_err(Broken::Ucx)? {
+            if let Some(request) = endpoint.flush()? {
                 self.under_way.push((request, 0));
             }
             has_moved = true;

@@ -10,8 +10,8 @@
 //! UCX-3: each reader has a worker of its own at the owner. If the reader ends, or does not leave in time, that worker is ended
 //! before the memory is let go: what is still on its way finds nobody. What the kernel does for the reader on the owner's
 //! host (`cma`) is under a lease besides (LSE-1).
-//! UCX-5: nobody writes over UCX's `tcp`: it ends a process that cannot acknowledge what it has received, as the writer has died.
-//! The writer has the owner read from it instead, which checks each such request against the export.
+//! UCX-5: nothing goes over UCX's `tcp`. There is nothing one-sided about that: the other end answers each read and acknowledges
+//! each write, and UCX ends the process that cannot say so any more, as who wanted to know has gone.
 
 mod driver;
 mod library;
@@ -20,7 +20,6 @@ mod owner;
 mod peer;
 mod places;
 mod plan;
-mod pulls;
 mod signal;
 mod wire;
 

@@ -45,6 +45,11 @@ impl Context {
                 let _ = unsafe { (library.call.ucp_config_modify)(config, name.as_ptr(), c"y".as_ptr()) };
             }
         }
+        if std::env::var_os("UCX_TLS").is_none() {
+            // UCX-5. Where it has nothing else, that is told when an owner is to be reached.
+            // SAFETY: as above.
+            let _ = unsafe { (library.call.ucp_config_modify)(config, c"TLS".as_ptr(), c"^tcp".as_ptr()) };
+        }
         let (major, minor) = Library::api();
         let params = Params::new();
         // SAFETY: all of this frame; the configuration is released once.

@@ -4,9 +4,8 @@
 //! nothing. The worker is the reader's alone, so that it can be ended with it (UCX-3).
 
 use super::objects::{Context, Mapped, Worker};
-use super::pulls::Pulls;
 use super::signal::Signal;
-use super::wire::{Answer, Ask, HELLO, MAGIC, Name, PIECES, PROOF, Pull, Shown, Side, Wire, nonsense, prove, proves};
+use super::wire::{Answer, Ask, HELLO, MAGIC, Name, PIECES, PROOF, Shown, Side, Wire, prove, proves};
 use crate::error::{ErrorKind, TransferError, advice};
 use crate::exports::{Export, Exports};
 use crate::handle::Token;
@@ -83,7 +82,7 @@ struct State {
 #[derive(Debug)]
 struct Opened {
     _mapped: Option<Arc<Mapped>>,
-    export: Arc<Export>,
+    _export: Arc<Export>,
     is_busy: bool,
 }
 
@@ -275,8 +274,6 @@ fn lost(error: io::Error) -> TransferError {
 
 fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), TransferError> {
     let worker = Worker::new(&shared.context)?;
-    // Ended before the worker, and before the exports are let go, however this returns.
-    let mut pulls = Pulls::new(&worker, &shared.context);
     let address = worker.address()?;
     wire.send(&[(address.len() as u32).to_le_bytes().as_slice(), &address].concat()).map_err(lost)?;
     let mut busy_at = Instant::now();
@@ -292,13 +289,7 @@ fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), Transfe
             }
             turns += 1;
         }
-        // SAFETY: `may_pull` has found them within exports that this reader has open. Who has it leave one while it is written to
-        // ends this function; else `Ended` lets go of them after it.
-        let pulled = unsafe { pulls.advance()? };
-        let is_quiet = turns == 0 && pulled.is_empty();
-        for number in pulled {
-            wire.send(&Answer::Pulled(number, Ok(())).encode()).map_err(lost)?;
-        }
+        let is_quiet = turns == 0;
         if !is_quiet {
             busy_at = Instant::now();
         }
@@ -344,12 +335,6 @@ fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), Transfe
                         opened.is_busy = true;
                     }
                 }
-                Ask::Address(address) => pulls.reach(&address)?,
-                Ask::Pull(pull) => match may_pull(&pull, reader) {
-                    Ok(()) => pulls.add(pull)?,
-                    Err(kind) => wire.send(&Answer::Pulled(pull.number, Err(kind)).encode()).map_err(lost)?,
-                },
-                Ask::Leave(name) if pulls.uses(name) => return Err(nonsense()),
                 Ask::Leave(name) => {
                     // Let go with no lock held.
                     let left = reader.state().opened.remove(&name);
@@ -359,16 +344,6 @@ fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), Transfe
             }
         }
     }
-}
-
-/// Whether this is within an export that the writer has open, and may write to.
-fn may_pull(pull: &Pull, reader: &Reader) -> Result<(), ErrorKind> {
-    let state = reader.state();
-    let Some(Some(opened)) = state.opened.get(&pull.name) else { return Err(ErrorKind::Gone) };
-    let end = pull.to.checked_add(pull.len).ok_or(ErrorKind::Refused)?;
-    let mut pieces = opened.export.segments.list().iter();
-    let is_within = pieces.any(|piece| piece.addr <= pull.to && end <= piece.addr + piece.len);
-    if opened.export.writable && is_within { Ok(()) } else { Err(ErrorKind::Refused) }
 }
 
 /// Shows an export to a reader, if it may see it.
@@ -383,7 +358,7 @@ fn open(name: Name, token: &Token, reader: &Reader, shared: &Shared) -> Answer {
         let mapped = map(name, &export, shared)?;
         let key = mapped.as_ref().map(|mapped| mapped.key().to_vec()).unwrap_or_default();
         let shown = Shown { writable: export.writable, segments: export.segments.clone(), key };
-        let opened = Opened { _mapped: mapped, export, is_busy: false };
+        let opened = Opened { _mapped: mapped, _export: export, is_busy: false };
         reader.state().opened.insert(name, Some(opened));
         Ok(shown)
     });
@@ -414,39 +389,4 @@ fn map(name: Name, export: &Export, shared: &Shared) -> Result<Option<Arc<Mapped
         mapped.insert(name, Arc::clone(made));
     }
     Ok(made)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::realm::Realm;
-    use crate::segments::{Segment, Segments};
-
-    #[test]
-    fn a_writer_has_nothing_read_but_what_it_may_write() {
-        let exports = Exports::new(&Realm::draw().unwrap()).unwrap();
-        let offer = |writable| {
-            let segments = [Segment { addr: 4096, len: 100 }, Segment { addr: 8192, len: 50 }];
-            // SAFETY: nobody touches it.
-            unsafe { exports.open(Segments::new(segments).unwrap(), writable, Box::new(())) }.unwrap()
-        };
-        let reader = Reader { wake: Signal::new().unwrap(), state: Mutex::default(), changed: Condvar::new() };
-        let (open, guarded, hidden) = (offer(true), offer(false), offer(true));
-        let name = |export: &Export| (export.slot, export.generation);
-        for export in [&open, &guarded] {
-            let opened = Opened { _mapped: None, export: Arc::clone(export), is_busy: false };
-            reader.state().opened.insert(name(export), Some(opened));
-        }
-        let ask = |export: &Export, to, len| {
-            may_pull(&Pull { number: 1, name: name(export), from: 0, to, len, key: [].into() }, &reader)
-        };
-        for (to, len) in [(4096, 100), (4195, 1), (8192, 50), (8200, 0)] {
-            assert_eq!(ask(&open, to, len), Ok(()), "{to} {len}");
-        }
-        for (to, len) in [(4095, 1), (4096, 101), (4196, 1), (8192, 51), (0, 10), (u64::MAX, 1), (4096, u64::MAX)] {
-            assert_eq!(ask(&open, to, len), Err(ErrorKind::Refused), "{to} {len}");
-        }
-        assert_eq!(ask(&guarded, 4096, 1), Err(ErrorKind::Refused));
-        assert_eq!(ask(&hidden, 4096, 1), Err(ErrorKind::Gone));
-    }
 }

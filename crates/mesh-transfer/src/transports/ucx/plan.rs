@@ -1,13 +1,12 @@
 //! What an operation consists of: which bytes of this process go to, or come from, which of the owner's.
 
 use super::super::{Op, Work};
-use super::objects::{Context, Key, Mapped};
+use super::objects::Key;
 use super::wire::Name;
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::Handle;
 use crate::segments::Segments;
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 
 /// What one request of UCX moves at most.
 const PIECE: u64 = 16 << 20;
@@ -39,33 +38,13 @@ pub(super) struct Part {
     pub(super) len: u64,
 }
 
-/// How to write.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
-    Put,
-    /// The owner reads it from here (UCX-5).
-    Pull,
-    /// This version of UCX does not say by what it reaches the owner.
-    Unknown,
-}
-
-#[derive(Clone, Debug)]
 pub(super) enum Verb {
     Get,
     Put,
-    /// With this key of the memory here.
-    Pull(Arc<[u8]>),
 }
 
-/// All parts of operations.
-#[derive(Debug, Default)]
-pub(super) struct Plan {
-    pub(super) parts: VecDeque<Part>,
-    /// Memory of this process that the owner is to read.
-    pub(super) mapped: Vec<Mapped>,
-}
-
-pub(super) fn is_write(op: &Op) -> bool {
+fn is_write(op: &Op) -> bool {
     matches!(op.work, Work::Write { .. })
 }
 
@@ -78,18 +57,13 @@ pub(super) fn dropped() -> TransferError {
 }
 
 /// None while the owner has not shown all exports. All that a hostile handle may say is checked here, by what the owner says.
-pub(super) fn plan(
-    ops: &[Op],
-    entries: &HashMap<Name, Export>,
-    way: Option<Way>,
-    context: &Arc<Context>,
-) -> Result<Option<Plan>, TransferError> {
+pub(super) fn plan(ops: &[Op], entries: &HashMap<Name, Export>) -> Result<Option<VecDeque<Part>>, TransferError> {
     let refused = |why: &str| TransferError::new(ErrorKind::Refused, why);
     let is_asked = |op: &Op| entries.get(&name_of(&op.handle)).is_some_and(|entry| matches!(entry.state, State::Asked));
     if ops.iter().any(is_asked) {
         return Ok(None);
     }
-    let mut plan = Plan::default();
+    let mut parts = VecDeque::new();
     for op in ops {
         let name = name_of(&op.handle);
         let Some(entry) = entries.get(&name) else { return Err(dropped()) };
@@ -115,23 +89,7 @@ pub(super) fn plan(
         let Some(start) = start.filter(|start| start.checked_add(len).is_some_and(|end| end <= there.len())) else {
             return Err(refused("the handle names more than the owner offers"));
         };
-        let verb = match way {
-            _ if !is_write(op) => Verb::Get,
-            Some(Way::Put) => Verb::Put,
-            Some(Way::Pull) => match covering(local, context)? {
-                Some(memory) => {
-                    let key = memory.key().into();
-                    plan.mapped.push(memory);
-                    Verb::Pull(key)
-                }
-                None => continue,
-            },
-            Some(Way::Unknown) | None => {
-                return Err(TransferError::transport(
-                    "UCX does not say by what it reaches the owner, and over tcp it must not write",
-                ));
-            }
-        };
+        let verb = if is_write(op) { Verb::Put } else { Verb::Get };
         let mut theirs = there.window(start, len);
         let mut rest = theirs.next();
         for mut piece in local.window(0, len) {
@@ -139,8 +97,7 @@ pub(super) fn plan(
                 && let Some(place) = &mut rest
             {
                 let step = piece.len.min(place.len).min(PIECE);
-                let verb = verb.clone();
-                plan.parts.push_back(Part { name, verb, here: piece.addr, there: place.addr, len: step });
+                parts.push_back(Part { name, verb, here: piece.addr, there: place.addr, len: step });
                 piece.addr += step;
                 piece.len -= step;
                 place.addr += step;
@@ -151,10 +108,5 @@ pub(super) fn plan(
             }
         }
     }
-    Ok(Some(plan))
-}
-
-fn covering(local: &Segments, context: &Arc<Context>) -> Result<Option<Mapped>, TransferError> {
-    // SAFETY: memory of an operation's caller, who waits until that is finished, which is after this is given up.
-    unsafe { Mapped::covering(context, local.list()) }
+    Ok(Some(parts))
 }

@@ -6,9 +6,8 @@ use crate::segments::{Segment, Segments};
 use ring::hmac;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
 
-pub(super) const MAGIC: [u8; 4] = *b"MXU\x02";
+pub(super) const MAGIC: [u8; 4] = *b"MXU\x03";
 /// What a reader says first: the magic, a nonce, and whom it wants.
 pub(super) const HELLO: usize = 4 + 16 + 16;
 /// What the owner answers: its nonce, and its proof.
@@ -21,7 +20,7 @@ pub(super) const ADDRESS: usize = 64 * 1024;
 pub(super) const PIECES: usize = 4096;
 /// A key has so many bytes at most.
 pub(super) const KEY: usize = 64 * 1024;
-const ASK: usize = 40;
+const ASK: usize = 32;
 const ANSWER: usize = 32;
 /// Connections get descriptors from here on.
 const HIGH: i32 = 768;
@@ -64,19 +63,6 @@ pub(super) fn proves(
     hmac::verify(&key, &said(side, realm, reader, owner), proof).is_ok()
 }
 
-/// What the owner is to read from a writer's memory, as that must not write (UCX-5).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pull {
-    /// How the writer knows it.
-    pub(super) number: u32,
-    pub(super) name: Name,
-    /// In the writer's memory, which the key opens, and in the owner's.
-    pub(super) from: u64,
-    pub(super) to: u64,
-    pub(super) len: u64,
-    pub(super) key: Arc<[u8]>,
-}
-
 /// What a reader says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
@@ -86,9 +72,6 @@ pub(super) enum Ask {
     Busy(Name),
     /// It does not use the export any longer: of all that it wrote there, nothing is on its way.
     Leave(Name),
-    /// Where its own worker is reached. Said once, before the first of the next.
-    Address(Vec<u8>),
-    Pull(Pull),
 }
 
 impl Ask {
@@ -112,43 +95,17 @@ impl Ask {
                 out[0] = 3;
                 name(&mut out, *at);
             }
-            Self::Address(address) => {
-                out[0] = 4;
-                out[1..4].copy_from_slice(&(address.len() as u32).to_le_bytes()[..3]);
-                out.extend_from_slice(address);
-            }
-            Self::Pull(pull) => {
-                out[0] = 5;
-                out[1..4].copy_from_slice(&(pull.key.len() as u32).to_le_bytes()[..3]);
-                name(&mut out, pull.name);
-                out[12..16].copy_from_slice(&pull.number.to_le_bytes());
-                out[16..24].copy_from_slice(&pull.from.to_le_bytes());
-                out[24..32].copy_from_slice(&pull.to.to_le_bytes());
-                out[32..40].copy_from_slice(&pull.len.to_le_bytes());
-                out.extend_from_slice(&pull.key);
-            }
         }
         out
     }
 
-    /// Of all its bytes, whose last are those that its head counts.
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    fn decode(bytes: &[u8; ASK]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let name = (word(4), word(8));
         let ask = match bytes[0] {
             1 => Self::Open(name, std::array::from_fn(|i| bytes[16 + i])),
             2 => Self::Busy(name),
             3 => Self::Leave(name),
-            4 => Self::Address(bytes[ASK..].to_vec()),
-            5 => Self::Pull(Pull {
-                number: word(12),
-                name,
-                from: long(16),
-                to: long(24),
-                len: long(32),
-                key: bytes[ASK..].into(),
-            }),
             _ => return None,
         };
         (ask.encode() == bytes).then_some(ask)
@@ -156,14 +113,9 @@ impl Ask {
 
     /// The next one that has come as a whole.
     pub(super) fn next(wire: &mut Wire) -> Result<Option<Self>, TransferError> {
-        let Some(head) = wire.peek::<ASK>() else { return Ok(None) };
-        let rest = u32::from_le_bytes([head[1], head[2], head[3], 0]) as usize;
-        if rest > ADDRESS.max(KEY) {
-            return Err(nonsense());
-        }
-        let Some(all) = wire.incoming.get(..ASK + rest) else { return Ok(None) };
-        let ask = Self::decode(all).ok_or_else(nonsense)?;
-        wire.skip(ASK + rest);
+        let Some(bytes) = wire.peek::<ASK>() else { return Ok(None) };
+        let ask = Self::decode(&bytes).ok_or_else(nonsense)?;
+        wire.skip(ASK);
         Ok(Some(ask))
     }
 }
@@ -183,8 +135,6 @@ pub(super) enum Answer {
     Refused(Name, ErrorKind),
     /// The export is closed: no operation on it may begin, and the reader is to say when there is none.
     Revoked(Name),
-    /// What the writer has asked to be read from it is in the export, or must not be.
-    Pulled(u32, Result<(), ErrorKind>),
 }
 
 impl Answer {
@@ -195,9 +145,6 @@ impl Answer {
             Self::Refused(name, ErrorKind::Refused) => (2, *name, 2),
             Self::Refused(name, _) => (2, *name, 3),
             Self::Revoked(name) => (3, *name, 0),
-            Self::Pulled(number, Ok(())) => (4, (*number, 0), 0),
-            Self::Pulled(number, Err(ErrorKind::Gone)) => (4, (*number, 0), 1),
-            Self::Pulled(number, Err(_)) => (4, (*number, 0), 2),
         };
         let mut out = vec![0; ANSWER];
         (out[0], out[1]) = (kind, error);
@@ -240,9 +187,6 @@ impl Answer {
             (2, 2) => Self::Refused(name, ErrorKind::Refused),
             (2, _) => Self::Refused(name, ErrorKind::Transport),
             (3, 0) => Self::Revoked(name),
-            (4, 0) => Self::Pulled(name.0, Ok(())),
-            (4, 1) => Self::Pulled(name.0, Err(ErrorKind::Gone)),
-            (4, 2) => Self::Pulled(name.0, Err(ErrorKind::Refused)),
             _ => return Err(nonsense()),
         };
         wire.skip(len);
@@ -362,14 +306,7 @@ mod tests {
 
     #[test]
     fn what_is_said_is_heard_when_it_is_there_as_a_whole() {
-        let pull = Pull { number: 8, name: (9, 10), from: 11, to: 12, len: 13, key: [14; 15].into() };
-        let asks = [
-            Ask::Open((1, 2), [3; 16]),
-            Ask::Busy((4, 5)),
-            Ask::Leave((6, 7)),
-            Ask::Address(vec![1; 300]),
-            Ask::Pull(pull),
-        ];
+        let asks = [Ask::Open((1, 2), [3; 16]), Ask::Busy((4, 5)), Ask::Leave((6, 7))];
         for ask in asks {
             let bytes = ask.encode();
             assert_eq!(Ask::next(&mut wire(&bytes[..bytes.len() - 1])).unwrap(), None);
@@ -382,8 +319,6 @@ mod tests {
             Answer::Refused((1, 2), ErrorKind::Gone),
             Answer::Refused((1, 2), ErrorKind::Refused),
             Answer::Revoked((3, 4)),
-            Answer::Pulled(5, Ok(())),
-            Answer::Pulled(6, Err(ErrorKind::Refused)),
         ];
         for answer in answers {
             let bytes = answer.encode();
@@ -395,14 +330,11 @@ mod tests {
     #[test]
     fn nonsense_is_an_error_and_makes_nobody_wait_for_more() {
         let mut strange = [0; ASK];
-        strange[0] = 6;
+        strange[0] = 4;
         assert!(Ask::next(&mut wire(&strange)).is_err());
         let mut padded = Ask::Leave((1, 1)).encode();
         padded[13] = 1;
         assert!(Ask::next(&mut wire(&padded)).is_err());
-        let mut endless = Ask::Address(Vec::new()).encode();
-        endless[3] = 2;
-        assert!(Ask::next(&mut wire(&endless)).is_err());
         let mut long = Answer::Revoked((1, 1)).encode();
         long[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(Answer::next(&mut wire(&long)).is_err());
