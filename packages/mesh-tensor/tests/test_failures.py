@@ -115,6 +115,23 @@ def lose(procs: ProcMesh, **place: int) -> None:
         procs.slice(**place).spawn("victim", Victim).end.call().get(timeout=30)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mine, x: mine.add_(x),
+        lambda mine, x: mine.copy_(x),
+        lambda mine, x: torch.add(x, x, out=mine),
+        lambda mine, x: torch._foreach_add_([mine], [x]),
+    ],
+)
+def test_a_tensor_of_this_process_is_not_changed_by_those_of_a_mesh(procs: ProcMesh, change: Any) -> None:
+    mine, x = torch.tensor(3.0), share(torch.tensor(1.0), procs)
+    with pytest.raises((ValueError, RuntimeError), match=r"a tensor of this process, \(\) of torch.float32"):
+        change(mine, x)
+    assert mine == 3.0
+    assert fetch_shard(x * mine).tolist() == 3.0
+
+
 def test_a_process_that_dies_and_is_made_again() -> None:
     with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="mortal") as procs:
         x = rank_tensor(procs, "gpus") + share(torch.ones(2), procs)

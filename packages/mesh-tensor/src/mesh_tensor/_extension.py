@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from mesh_core import ProcMesh
     from mesh_tensor._capture._recorder import Recorder
+    from mesh_tensor._groups import Group
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Flusher
     from mesh_tensor._timing import Timing
@@ -29,6 +30,8 @@ IN_PLACE_SHAPE = 1
 LIST = 2
 SPECIAL = "mesh_tensor"
 """In place of a namespace of PyTorch: one of our own functions."""
+COLLECTIVES = {"reduce": 2, "reduce_all": 1, "reduce_scatter": 2, "all_gather": 1, "all_to_all": 1}
+"""Those of our functions that processes do together, and which of their arguments is the group's number."""
 
 
 class Failed:
@@ -85,7 +88,7 @@ NUMBER = _Number()
 class Template:
     """An operator with the arguments that are always the same."""
 
-    __slots__ = ("args", "func", "kwargs", "mode", "name", "out", "plain", "refs", "written")
+    __slots__ = ("args", "func", "group", "kwargs", "mode", "name", "out", "plain", "refs", "written")
 
     def __init__(self, what: tuple[Any, ...], bench: Bench) -> None:
         (name, module), *_ = what
@@ -108,6 +111,8 @@ class Template:
         # A function of the user's has a name of its own.
         self.name = (name[0] == SPECIAL and name[2]) or ".".join(filter(None, name))
         self.func = func
+        place = COLLECTIVES.get(name[1]) if name[0] == SPECIAL else None
+        self.group: int | None = None if place is None else self.args[place]
         # Tensors alone, as most: no list of arguments is to be put together.
         self.plain = not self.kwargs and all(each is HOLE for each in self.args) and not self.mode
 
@@ -138,9 +143,8 @@ class Bench:
         self.address = address
         """This process's own."""
         self._birth = (os.getpid(), time.monotonic_ns())
-        self.groups: dict[int, Any] = {}
+        self.groups: dict[int, Group] = {}
         self._meshes: dict[int, Any] = {}
-        self._store: Any = None
         self.env: dict[int, Any] = {}
         self.templates: dict[int, Template] = {}
         self.timing: Timing | None = None
@@ -282,13 +286,6 @@ class Bench:
         """Return what tells this from what was there before the process was made again."""
         return self._birth
 
-    def serve(self) -> Any:
-        """Begin a place at which processes find each other."""
-        from mesh_tensor._groups import serve
-
-        self._store, where = serve()
-        return "value", where
-
     def group(self, number: int, meeting: Any, members: Any) -> Any:
         """Join others."""
         from mesh_tensor._groups import join
@@ -357,10 +354,14 @@ class Bench:
         failed = getattr(error, "failed", None) or next(
             (env[ref] for ref in refs if type(env.get(ref)) is Failed), None
         )
-        if failed is None and any(ref not in env for ref in refs):
-            error = MeshError(GONE)
+        missing = failed is not None
         if failed is None:
+            if any(ref not in env for ref in refs):
+                error, missing = MeshError(GONE), True
             failed = Failed(where, template.name, error)
+        if missing and template.group is not None:
+            # The others wait for this process, which has not begun with it.
+            self.groups[template.group].leave(f"{failed.operator} failed there: {failed.error}")
         for each in range(out, out + template.out):
             env[each] = failed
         if any(template.written):

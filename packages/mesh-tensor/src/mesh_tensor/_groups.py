@@ -1,14 +1,36 @@
-"""Process groups among the processes of a mesh, made when they are first needed."""
+"""Process groups among the processes of a mesh, made when they are first needed.
+
+COL-1: nobody waits in a collective for a process that cannot take part in it. Who cannot says so at the store where the group meets, under the
+collective's number, and closes its connections: the others raise, and read there why. All of them count collectives alike, also those that they
+have not taken part in, so that they meet again for the next one, in connections that are made anew. The store is the controller's, which says
+there that a process has died: nobody waits there for a dead one.
+"""
 
 from __future__ import annotations
 
+import socket
+import time
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from mesh_core import MeshError
+from mesh_tensor._ranks import serve
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mesh_core.extensions import ProcEnd
     from mesh_tensor._stream import Stream
 
 _TIMEOUT = timedelta(minutes=30)
+_CONNECT = timedelta(seconds=60)
+"""So long may those that have all come take to connect: by then one of them must have died."""
+_LOOK = timedelta(seconds=0.25)
+"""Who waits for the others to come looks that often whether one of them has said that it will not."""
+_HOST = "127.0.0.1"
+_LOST = "lost"
+"""Under this name the store has which process has ended, once one has."""
 Address = tuple[int, int, int]
 
 
@@ -20,16 +42,30 @@ class Groups:
         self._made: dict[tuple[str, ...], int] = {}
         self._addresses: list[Address] | None = None
         self._meeting: tuple[str, int] | None = None
+        self._store: Any = None
+        self._lives: list[int] = []
+        """The incarnations of those that meet."""
+
+    def lost(self, end: ProcEnd) -> None:
+        """A process has ended: nobody is to wait for it."""
+        store = self._store
+        if store is None or end.point is None:
+            return
+        rank = [point for point, _ in self._stream.procs].index(end.point)
+        # Not of one that was made again since, of which this tells late.
+        if self._lives[rank] == end.incarnation:
+            store.set(_LOST, f"the process at {end.point} has ended")
 
     def clear(self) -> list[int]:
         """Forget them, as processes were made again that are in none; which those were."""
         numbers = list(self._made.values())
         self._made.clear()
-        self._addresses = self._meeting = None
+        self._addresses = self._meeting = self._store = None
         return numbers
 
     def places(self, dim: str) -> dict[Address, int]:
         """Return each process's coordinate in one dimension."""
+        self._stream.check()
         procs = self._stream.procs
         if dim not in procs.sizes:
             raise ValueError(f"{procs} has no dimension {dim!r}; it has {', '.join(map(repr, procs.sizes))}")
@@ -38,10 +74,12 @@ class Groups:
 
     def ranks(self) -> dict[Address, int]:
         """Return each process's rank."""
+        self._stream.check()
         return {address: rank for rank, address in enumerate(self._known())}
 
     def along(self, dims: tuple[str, ...]) -> tuple[int, int]:
         """Return the number of the groups along these dimensions, one for each place in the others, and their size."""
+        self._stream.check()
         procs = self._stream.procs
         unknown = [dim for dim in dims if dim not in procs.sizes]
         if unknown:
@@ -54,9 +92,10 @@ class Groups:
         made = self._made.get(dims)
         if made is None:
             if self._meeting is None:
-                first = next(iter(procs))[1]
-                ((_, answer),) = self._stream.wait(self._stream.ask("serve", of=first))
-                self._meeting = answer[1]
+                self._lives = procs.incarnations
+                with socket.create_server((_HOST, 0)) as listening:
+                    self._store = serve(listening)
+                    self._meeting = _HOST, listening.getsockname()[1]
             members: dict[tuple[int, ...], list[Address]] = {}
             for address, (point, _) in zip(self._known(), procs, strict=True):
                 place = tuple(point[dim] for dim in procs.sizes if dim not in dims)
@@ -74,24 +113,127 @@ class Groups:
         return self._addresses
 
 
-def serve() -> tuple[Any, tuple[str, int]]:
-    """Begin a store at which processes find each other; it and where it is."""
-    from torch._C._distributed_c10d import TCPStore
-
-    host = "127.0.0.1"
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return store, (host, store.port)
+class LeftAlone(MeshError):
+    """A collective was not done, as a process could not take part in it."""
 
 
-def join(address: Address, number: int, meeting: tuple[str, int], members: list[list[Address]]) -> Any:
+class Group:
+    """This process's place in a group."""
+
+    def __init__(self, name: str, meeting: tuple[str, int], rank: int, size: int) -> None:
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+        host, port = meeting
+        self.rank = rank
+        self.size = size
+        self._where = host
+        store = TCPStore(host, port, is_master=False, timeout=_CONNECT)
+        self._whole = store
+        self._store = PrefixStore(name, store)
+        self._turn = 0
+        """The number of the collective that is next, or being done."""
+        self.made: Any = None
+        """PyTorch's own, while all are connected."""
+        self._meet(here=True)
+
+    @contextmanager
+    def together(self) -> Iterator[Callable[..., None]]:
+        """Take part in the next collective; gives what calls PyTorch's group and waits, once or several times."""
+        self._turn += 1
+        try:
+            if self.made is None:
+                self._meet(here=True)
+            yield self._do
+        except LeftAlone:
+            raise
+        except BaseException as error:
+            # Whoever was first: they know it by its number.
+            why = self._say(error)
+            self.made = None
+            if why is None:
+                raise
+            raise LeftAlone(why) from error
+
+    def leave(self, why: object) -> None:
+        """Tell the others that this process does not take part in the next collective."""
+        self._turn += 1
+        if self.made is None:
+            with suppress(LeftAlone):
+                self._meet(here=False, why=why)
+        else:
+            self._say(why)
+            self.made = None
+
+    def _do(self, what: str, *args: Any) -> None:
+        # No variable has the group: a traceback would keep its connections.
+        *_, options = args
+        if hasattr(options, "timeout"):
+            options.timeout = _TIMEOUT
+        getattr(self.made, what)(*args).wait()
+
+    def _say(self, why: object) -> str | None:
+        """Say why this process does not take part; returns what another one had said before, and had not read itself."""
+        mine = f"the process at {self.rank} of {self.size} could not take part in it: {_short(why)}"
+        try:
+            said = self._store.compare_set(f"{self._turn}/left", "", mine).decode()
+        except RuntimeError:
+            return f"a process of the group has ended ({_short(why)})"
+        return None if said == mine else said
+
+    def _meet(self, *, here: bool, why: object = None) -> None:
+        """Come together for a collective, and connect if all of the group are there and take part."""
+        store, turn = self._store, self._turn
+        all_here, left = f"{turn}/all", f"{turn}/left"
+        try:
+            if not here:
+                self._say(why)
+            if store.add(f"{turn}/came", 1) == self.size:
+                # Whoever was still about to read of the meeting before has come to this one.
+                for each in ("all", "left", "came"):
+                    store.delete_key(f"{turn - 1}/{each}")
+                store.set(all_here, "")
+            if not here:
+                return
+            end = time.monotonic() + _TIMEOUT.total_seconds()
+            while not _waited(store, all_here) and not store.check([left]):
+                if self._whole.check([_LOST]):
+                    self._say(self._whole.get(_LOST).decode())
+                elif time.monotonic() > end:
+                    self._say(f"it has waited {_TIMEOUT} for the others")
+            if store.check([left]):
+                raise LeftAlone(store.get(left).decode())
+            self.made = self._connected()
+        except RuntimeError as error:
+            raise LeftAlone(self._say(error) or _short(error)) from error
+
+    def _connected(self) -> Any:
+        from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+
+        # Names with an underscore, and the only way to say which network to use.
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
+        options._devices = [ProcessGroupGloo.create_device(hostname=self._where)]  # noqa: SLF001
+        options._timeout = _CONNECT  # noqa: SLF001
+        return ProcessGroupGloo(PrefixStore(f"{self._turn}", self._store), self.rank, self.size, options)
+
+
+def join(address: Address, number: int, meeting: tuple[str, int], members: list[list[Address]]) -> Group:
     """Make this process's group."""
-    from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
-
     index, mine = next((index, each) for index, each in enumerate(members) if address in each)
-    host, port = meeting
-    store = PrefixStore(f"{number}.{index}", TCPStore(host, port, is_master=False))
-    # Names with an underscore, and the only way to say which network to use.
-    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
-    options._timeout = _TIMEOUT  # noqa: SLF001
-    return ProcessGroupGloo(store, mine.index(address), len(mine), options)
+    return Group(f"{number}.{index}", meeting, mine.index(address), len(mine))
+
+
+def _waited(store: Any, key: str) -> bool:
+    """Wait a moment for a key, and return whether it is there."""
+    from torch.distributed import DistStoreError
+
+    try:
+        store.wait([key], _LOOK)
+    except DistStoreError:
+        return False
+    return True
+
+
+def _short(error: object) -> str:
+    """What has happened, without the stack that PyTorch adds to it."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -30,6 +30,8 @@ class Operator:
     """The argument has another shape afterwards, as with `t_`."""
     lists: bool
     """The one result is a list of tensors."""
+    changed: frozenset[int | str] = frozenset()
+    """Places and names of arguments that are changed in place."""
     module: str | None = None
     """What defines it, if it is written in Python: to be imported where it is called."""
 
@@ -42,6 +44,7 @@ def describe(func: OpOverload) -> Operator:
     """Read the schema."""
     schema = func._schema  # noqa: SLF001 - as the whole of PyTorch reads it
     numbers: set[int | str] = set()
+    changed: set[int | str] = set()
     aliases: dict[str, int | str] = {}
     for place, argument in enumerate(schema.arguments):
         where: int | str = argument.name if argument.kwarg_only else place
@@ -49,6 +52,7 @@ def describe(func: OpOverload) -> Operator:
             numbers.add(where)
             numbers.add(argument.name)
         if argument.alias_info is not None and argument.alias_info.is_write:
+            changed |= {where, argument.name}
             for name in argument.alias_info.before_set:
                 aliases[name] = where
     written = tuple(
@@ -66,6 +70,7 @@ def describe(func: OpOverload) -> Operator:
         numbers=frozenset(numbers),
         written=written,
         changes_shape_in_place=torch.Tag.inplace_view in func.tags,
+        changed=frozenset(changed),
         module=_module(schema.name),
         lists=len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]",
     )

@@ -124,6 +124,7 @@ class Issuer:
                     else:
                         key.append(self._part(each, tensors))
         except Mixed:
+            self._check_changed(func, operator, args, kwargs)
             return self.issue(func, *self._given(args, kwargs))
         signature = tuple(key)
         hit = self._cache.get(signature)
@@ -153,6 +154,18 @@ class Issuer:
             raise Mixed
         return (kind, value) if kind in (float, bool, complex) else value
 
+    def _check_changed(
+        self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> None:
+        """Refuse to change a tensor of this process: it would be a copy on the mesh that changes."""
+        for where in operator.changed:
+            value = (kwargs or {}).get(where) if isinstance(where, str) else args[where : where + 1]
+            if (stranger := self._stranger(value)) is not None:
+                raise ValueError(
+                    f"{func} would change a tensor of this process, {_form(stranger)}, by tensors of {self.stream.procs}: "
+                    "give it to the mesh first, or fetch() the others"
+                )
+
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Give the mesh those tensors of this process that are single numbers, as PyTorch does between devices."""
 
@@ -164,12 +177,18 @@ class Issuer:
             if value.dim():
                 # No TypeError: of that Python's operators make one of their own, which says nothing.
                 raise ValueError(
-                    f"a tensor of this process, {tuple(value.shape)} of {value.dtype}, meets tensors of {self.stream.procs}: "
+                    f"a tensor of this process, {_form(value)}, meets tensors of {self.stream.procs}: "
                     "give it to the mesh first, with share()"
                 )
             return self.share(value)
 
         return give(args), {name: give(each) for name, each in (kwargs or {}).items()}
+
+    def _stranger(self, value: Any) -> torch.Tensor | None:
+        """Return a tensor of this process that is among these."""
+        if isinstance(value, (list, tuple)):
+            return next((found for each in value if (found := self._stranger(each)) is not None), None)
+        return value if isinstance(value, torch.Tensor) and type(value) is not self.cls else None
 
     def share(self, value: torch.Tensor) -> Any:
         """Give all processes of the mesh the same tensor."""
@@ -328,6 +347,10 @@ class Issuer:
             mode,
             tuple(each is not None for each in operator.written) if mode != IN_PLACE_SHAPE else (),
         )
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"
 
 
 def fakes() -> Any:

@@ -86,22 +86,23 @@ class _Meeting:
 
     def begin(self) -> None:
         """Have a store; those that wait at the one before raise."""
-        from torch._C._distributed_c10d import TCPStore
-
         self._store = None
-        # Told no socket it would listen on all addresses. It closes its own copy of this one.
-        self._store = TCPStore(
-            "127.0.0.1",
-            self.port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=os.dup(self._listening.fileno()),
-        )
+        self._store = serve(self._listening)
 
     def close(self) -> None:
         """Have no store any longer."""
         self._store = None
         self._listening.close()
+
+
+def serve(listening: socket.socket) -> Any:
+    """Have a store at a socket, which stays the caller's."""
+    from torch._C._distributed_c10d import TCPStore
+
+    port = listening.getsockname()[1]
+    # Told no socket it would listen on all addresses. It closes its own copy of this one.
+    listens = os.dup(listening.fileno())
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listens)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import AllreduceOptions, ReduceOp
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import AllreduceOptions, AllToAllOptions, ReduceOp
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
@@ -33,25 +34,28 @@ def rank_tensor(bench: Bench, places: dict[Any, int]) -> torch.Tensor:
     return torch.tensor(places[bench.address])
 
 
-def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int, *, owned: bool = False) -> torch.Tensor:
-    """Return the same on all processes of the group: all their tensors in one. What is `owned` may be written to."""
-    one = bench.groups[group]
-    result = tensor if owned else tensor.clone(memory_format=torch.contiguous_format)
+def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
+    """Return the same on all processes of the group: all their tensors in one."""
+    with bench.groups[group].together() as do:
+        result = tensor.clone(memory_format=torch.contiguous_format)
+        do("allreduce", [result], _options(op))
+    return _averaged(result, bench.groups[group].size) if op == "avg" else result
+
+
+def _options(op: str) -> AllreduceOptions:
     options = AllreduceOptions()
     options.reduceOp = OPS[op]
-    one.allreduce([result], options).wait()
-    if op == "avg":
-        size: int = one.size()
-        return result.div_(size) if result.is_floating_point() or result.is_complex() else result // size
-    return result
+    return options
+
+
+def _averaged(total: torch.Tensor, size: int) -> torch.Tensor:
+    return total.div_(size) if total.is_floating_point() or total.is_complex() else total // size
 
 
 def reduce_scatter(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
     """Return this process's part, along the first dimension, of all tensors in one."""
     one = bench.groups[group]
-    parts = reduce(bench, tensor, op, group).chunk(one.size())
-    mine: torch.Tensor = parts[one.rank()]
-    return mine.clone()
+    return reduce(bench, tensor, op, group).chunk(one.size)[one.rank].clone()
 
 
 def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -59,11 +63,15 @@ def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> lis
     kinds: dict[torch.dtype, list[int]] = {}
     for at, each in enumerate(tensors):
         kinds.setdefault(each.dtype, []).append(at)
+    flat: list[torch.Tensor] = []
+    with bench.groups[group].together() as do:
+        for places in kinds.values():
+            flat.append(torch.cat([tensors[at].reshape(-1) for at in places]))
+            do("allreduce", [flat[-1]], _options(op))
     results = list(tensors)
-    for places in kinds.values():
-        flat = torch.cat([tensors[at].reshape(-1) for at in places])
-        sizes = [tensors[at].numel() for at in places]
-        parts = torch.split(reduce(bench, flat, op, group, owned=True), sizes)
+    for places, total in zip(kinds.values(), flat, strict=True):
+        whole = _averaged(total, bench.groups[group].size) if op == "avg" else total
+        parts = torch.split(whole, [tensors[at].numel() for at in places])
         for at, part in zip(places, parts, strict=True):
             results[at] = part.view(tensors[at].shape)
     return results
@@ -72,16 +80,17 @@ def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> lis
 def all_gather(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
     """Return the tensors of all processes of the group, stacked in the order of their coordinates."""
     one = bench.groups[group]
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(one.size())]
-    one.allgather([parts], [tensor.contiguous()]).wait()
+    with one.together() as do:
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(one.size)]
+        do("allgather", [parts], [tensor.contiguous()], AllgatherOptions())
     return torch.stack(parts)
 
 
 def all_to_all(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
     """Return the n-th part of each process's tensor, along the first dimension, where n is this one's coordinate."""
-    one = bench.groups[group]
-    result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    one.alltoall_base(result, tensor.contiguous(), [], []).wait()
+    with bench.groups[group].together() as do:
+        result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        do("alltoall_base", result, tensor.contiguous(), [], [], AllToAllOptions())
     return result
 
 

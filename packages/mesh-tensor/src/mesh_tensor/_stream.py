@@ -95,6 +95,7 @@ class Stream:
 
     def _ended(self, end: ProcEnd) -> None:
         self.broken = True
+        self.groups.lost(end)
 
     def check(self) -> None:
         """Raise what the mesh has lost, if it has; after its processes were made again begin anew with them (STM-2)."""

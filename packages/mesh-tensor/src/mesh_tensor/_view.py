@@ -162,8 +162,11 @@ def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords:
     tensor = of_mesh(tensor)
     stream = tensor.descriptor.stream
     procs = stream.procs
-    chosen = procs.slice(**{dim: coords.get(dim, 0) for dim in procs.sizes} | coords)
+    place = {dim: coords.get(dim, 0) for dim in procs.sizes} | coords
     with _disable_current_modes():
-        ((point, answer),) = stream.wait(stream.ask("get", tensor.ref.number, of=chosen), timeout)
+        asked = stream.ask("get", tensor.ref.number, of=procs.slice(**place))
+        ((_, answer),) = stream.wait(asked, timeout)
+        # In the mesh of one process that was asked it has no coordinates.
+        point = next(each for each, _ in procs if all(each[dim] == at for dim, at in place.items()))
         value: torch.Tensor = stream.value(point, answer)
         return value

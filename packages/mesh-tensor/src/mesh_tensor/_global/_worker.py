@@ -91,7 +91,7 @@ class Worker:
         # No groups over several dimensions: PyTorch would gather with one of them what two have split unevenly, in the wrong order.
         mesh._dim_group_names = [f"mesh_tensor/{life}/{name}" for name in names]  # noqa: SLF001 - as from_group()
         for name, group in zip(mesh._dim_group_names, groups, strict=True):  # noqa: SLF001 - likewise
-            mesh._pg_registry[name] = _registered(name, bench.groups[group])  # noqa: SLF001 - likewise
+            mesh._pg_registry[name] = _registered(name, bench.groups[group].made)  # noqa: SLF001 - likewise
         self.mesh: DeviceMesh = mesh
         for each in _TALKATIVE:
             logging.getLogger(each).setLevel(logging.ERROR)
