@@ -102,3 +102,18 @@ def test_a_version_that_is_under_way_as_its_host_dies_is_given_back(site):
     assert job.ask("read", hosts=[1], least=published["version"]) == [published] * 4
     wait_until(lambda: job.ask("copies") == [published["version"]], "the dead host's copy is counted")
     job.end()
+
+
+def test_a_host_that_reaches_no_other_copy_has_it_from_the_owner(site):
+    """CPS-3, VER-3."""
+    job = site.job(0, program="weights.py")
+    job.ask("open", size=MIB, hosts=[0, 1])
+    published = job.ask("publish", seed=1)
+    assert job.ask("read", hosts=[0, 1], least=published["version"]) == [published] * 8
+    site.network.wire.partition([site.hosts[3]], site.hosts[1:3])
+    job.ask("add", hosts=[2])
+    for seed in (2, 3):
+        assert job.ask("read", hosts=[2], least=published["version"]) == [published] * 4
+        published = job.ask("publish", seed=seed)
+    assert job.ask("read", hosts=[0, 2], least=published["version"]) == [published] * 12
+    assert job.end() == 0

@@ -95,6 +95,25 @@ def test_closing_tells_those_who_wait_and_keeps_leases():
     assert isinstance(versions.ask("late", Ask(wait=True)), Refusal)
 
 
+def test_a_copy_begins_a_version_again_that_it_could_not_have():
+    """VER-3: no two publish it."""
+    versions = Versions(2, -1, is_copy=True)
+    assert versions.begin(7) is not None
+    assert versions.ask("waits", Ask(version=7, wait=True)) is None
+    assert versions.abort() == []
+    assert versions.begin(7) is not None
+    ((reader, lease),) = versions.finish()
+    assert (reader, lease.version) == ("waits", 7)
+    with pytest.raises(ValueError, match="greater than 7"):
+        versions.begin(7)
+    # One that a reader has seen meanwhile stays out of reach.
+    versions.begin(8)
+    versions.noticed(9)
+    versions.abort()
+    with pytest.raises(ValueError, match="greater than 9"):
+        versions.begin(8)
+
+
 class Model:
     """The machine with simulated memory and readers, which looks after each step whether all is as promised."""
 

@@ -51,7 +51,7 @@ class Mirror(Actor):
     """
 
     def __init__(self, name: str, layout: bytes, incarnation: str, versions: int) -> None:
-        self._made = partial(Server, name, Layout.decode(layout), versions, -1, incarnation)
+        self._made = partial(Server, name, Layout.decode(layout), versions, -1, incarnation, is_copy=True)
         self._server: Server | None = None
         self._lent: dict[int, Lent] = {}
 

@@ -81,13 +81,20 @@ class Server:
     """Gives leases on versions."""
 
     def __init__(
-        self, name: str, layout: Layout, slots: int, last: int, incarnation: str | None = None
+        self,
+        name: str,
+        layout: Layout,
+        slots: int,
+        last: int,
+        incarnation: str | None = None,
+        *,
+        is_copy: bool = False,
     ) -> None:
         self.name = name
         self.incarnation = incarnation or secrets.token_hex(8)
         self.layout = layout
         self.failures: list[ReaderFailure] = []
-        self._versions = Versions(slots, last)
+        self._versions = Versions(slots, last, is_copy=is_copy)
         self._slots: list[Slot | None] = [None] * slots
         # Taken again by the same thread where garbage is collected, and with it the publication.
         self._lock = threading.RLock()

@@ -2,7 +2,8 @@
 
 VER-1: a slot that is being filled, or that is empty, is never leased.
 VER-2: a slot that is leased is never filled.
-VER-3: numbers go up only: a version that is begun is greater than all that were ever begun, or that a reader says it has seen.
+VER-3: numbers go up only: a version that is begun is greater than all that were ever begun, or that a reader says it has seen. In a copy one that
+could not be filled may be begun again, from elsewhere: what is in it is the original's to say.
 VER-4: the newest version stays until a newer one is there.
 VER-5: who asks for a version that will never be there again is told so at once; who may wait for one is told when it is there,
 or when the publication ends.
@@ -51,7 +52,8 @@ class _Slot:
 class Versions:
     """The versions of one publication."""
 
-    def __init__(self, slots: int, last: int) -> None:
+    def __init__(self, slots: int, last: int, *, is_copy: bool = False) -> None:
+        self._is_copy = is_copy
         self._slots = [_Slot() for _ in range(slots)]
         self._filling: tuple[int, int] | None = None
         self._newest: int | None = None
@@ -129,7 +131,9 @@ class Versions:
         return self._tell()
 
     def abort(self) -> list[tuple[Hashable, Lease | Refusal]]:
-        """The slot could not be filled: there is no such version, and its number is not used again. Returns as `finish`."""
+        """The slot could not be filled: there is no such version, and its number is used again in copies only. Returns as `finish`."""
+        if self._is_copy and self._filling is not None and self._filling[1] == self._last:
+            self._last -= 1
         self._filling = None
         return self._tell()
 
