@@ -5,7 +5,7 @@
 //! BPS-2: unless the user allows others, parts take transports that keep what is read from strangers, as the agents do.
 
 use crate::engine::PyEngine;
-use mesh_transfer::{Engine, ErrorKind, Export, Handle, Need, Op, Segments, Work};
+use mesh_transfer::{Engine, ErrorKind, Export, Handle, Need, Op, Operation, Segments, Work};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::collections::HashMap;
@@ -123,7 +123,7 @@ impl Raw {
         let (outcome, roads) = (Arc::clone(&operation), Arc::clone(&self.roads));
         operation.on_done(move || {
             let all = outcome.has_succeeded();
-            if !all {
+            if !all && !is_reached(&outcome) {
                 locked(&roads).insert(handle.realm, Road::Closed(Instant::now() + REST));
             }
             told.tell(all);
@@ -157,12 +157,7 @@ impl Raw {
         let operation = unsafe { self.engine.submit(([op], byte), Some(TRIAL), forced) };
         let (outcome, roads, realm) = (Arc::clone(&operation), Arc::clone(&self.roads), handle.realm);
         operation.on_done(move || {
-            // That the part is gone, as it has come through the agents by now, was the owner's word.
-            let is_reached = match outcome.wait() {
-                Ok(_) => true,
-                Err(error) => error.kind == ErrorKind::Gone,
-            };
-            let found = if is_reached { Road::Open } else { Road::Closed(Instant::now() + REST) };
+            let found = if is_reached(&outcome) { Road::Open } else { Road::Closed(Instant::now() + REST) };
             let mut roads = locked(&roads);
             if roads.len() > MOST_ROADS {
                 // Of owners that have ended, most of them; who is asked for again is tried again.
@@ -171,6 +166,14 @@ impl Raw {
             roads.insert(realm, found);
         });
         operation.has_succeeded()
+    }
+}
+
+/// Whether an owner has answered. That a part is gone, as it has come through the agents by now, is its word too.
+fn is_reached(outcome: &Operation) -> bool {
+    match outcome.wait() {
+        Ok(_) => true,
+        Err(error) => error.kind == ErrorKind::Gone,
     }
 }
 

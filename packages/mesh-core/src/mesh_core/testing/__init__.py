@@ -7,6 +7,7 @@
 ...     distribution = "mesh-core"
 """
 
+from mesh_core.testing._bypasses import BypassPluginConformance
 from mesh_core.testing._clock import FakeClock, Timer
 from mesh_core.testing._cluster import LocalCluster
 from mesh_core.testing._installed import installed_plugins
@@ -21,6 +22,7 @@ from mesh_core.testing._plugins import (
 )
 
 __all__ = [
+    "BypassPluginConformance",
     "CommandPluginConformance",
     "DoctorCheckConformance",
     "FakeClock",
