@@ -186,8 +186,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """The main job: an actor mesh trains on this machine, loses a process, and says so."""
-    install(session, PACKAGES[0], groups=["demo"])
+    """The main job: an actor mesh trains on this machine, loses a process, and gets it back."""
+    wanted = [each for each in PACKAGES if each.name in {"mesh-core", "mesh-supervision"}]
+    install(session, *wanted, groups=["demo"])
     session.run("python", "examples/demo.py", *session.posargs)
 
 

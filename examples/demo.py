@@ -1,6 +1,6 @@
-"""Train a small network on four processes of this machine, kill one of them, and go on with the rest.
+"""Train a small network on four processes of this machine, kill one of them, and go on: a policy makes it again.
 
-Run it with `./dev demo`, or, where mesh-core and numpy are installed, with `python examples/demo.py`.
+Run it with `./dev demo`, or, where mesh-core, mesh-supervision and numpy are installed, with `python examples/demo.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mesh_core import (
     endpoint,
     this_host,
 )
+from mesh_supervision import Ignore, OneForOne
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -55,15 +56,22 @@ class Trainer(Actor):
         self.weights = [rng.normal(0, 1, (2, HIDDEN)), np.zeros(HIDDEN)]
         self.weights += [rng.normal(0, HIDDEN**-0.5, (HIDDEN, ARMS)), np.zeros(ARMS)]
         self.speed = [np.zeros_like(w) for w in self.weights]
-        self.take_share()
-
-    @endpoint
-    def take_share(self) -> None:
-        """Take the part of the data that falls to this place in the mesh, or in the slice that was called."""
         me = current_rank()
         share = slice(me.rank, None, me.extent.nelements)
         points, labels = spirals(seed=1)
         self.points, self.labels = points[share], labels[share]
+
+    @endpoint
+    def state(self) -> tuple[float, list[Array], list[Array]]:
+        """What a replica needs to be equal to this one."""
+        return self.rate, self.weights, self.speed
+
+    @endpoint(on_restart="wait")
+    def catch_up(self, rate: float, weights: list[Array], speed: list[Array]) -> None:
+        """Be equal to another replica. Called of one that has died, this waits until it was made again."""
+        self.rate = rate
+        self.weights = [each.copy() for each in weights]
+        self.speed = [each.copy() for each in speed]
 
     def forward(self, points: Array) -> tuple[Array, Array]:
         w1, b1, w2, b2 = self.weights
@@ -146,39 +154,44 @@ def main() -> None:
     started = time.perf_counter()
     say(f"spawning {WORKERS} processes, and a trainer on each")
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with this_host().spawn_procs({"workers": WORKERS}, env=one_thread, preload=["numpy"]) as procs:
-        trainers = procs.spawn("trainers", Trainer, 0.1)
-        trainers.take_share.call().get(timeout=30)
+    # The policy is the trainers': it makes their processes again too.
+    with this_host().spawn_procs(
+        {"workers": WORKERS}, supervise=Ignore(), env=one_thread, preload=["numpy"]
+    ) as procs:
+        one_for_one = OneForOne(intensity=3, period=60.0)
+        trainers = procs.spawn("trainers", Trainer, 0.1, supervise=one_for_one)
+        trainers.initialized.get(timeout=30)
         pids = procs.pids
         print(picture(procs, pids, "trainers"))
 
         say("training: gradients come from a call to all, their mean goes back by a broadcast")
-        mesh, dead = trainers, None
         for step in range(1, STEPS + 1):
             if step == KILL_AT:
                 say(f"killing pid {pids[-1]} with SIGKILL")
                 os.kill(pids[-1] or 0, signal.SIGKILL)
             if step == SLOW_DOWN_AT:
                 say("a broadcast: smaller steps from here on")
-                mesh.set_rate.broadcast(0.02)
+                trainers.set_rate.broadcast(0.02)
             try:
-                replies: ValueMesh[tuple[float, list[Array]]] = mesh.gradient.call().get(timeout=30)
+                replies: ValueMesh[tuple[float, list[Array]]] = trainers.gradient.call().get(timeout=30)
             except SupervisionError as error:
                 dead = error.failure
                 assert dead is not None
                 print("  caught:", dead.report().replace("\n", "\n  "))
                 print(picture(procs, pids, "trainers", dead))
-                say("going on with a slice: the data is shared out anew among those that live")
-                mesh = trainers.slice(workers=slice(0, WORKERS - 1))
-                mesh.take_share.broadcast()
-                replies = mesh.gradient.call().get(timeout=30)
+                say(f"the policy OneForOne makes rank {dead.rank} again, and rank 0 hands it the weights")
+                state = trainers.slice(workers=0).state.call_one().get(timeout=30)
+                trainers.slice(workers=dead.rank).catch_up.call_one(*state).get(timeout=30)
+                pids = procs.pids
+                print(picture(procs, pids, "trainers"))
+                replies = trainers.gradient.call().get(timeout=30)
             losses, gradients = zip(*replies.values(), strict=True)
-            mesh.apply.broadcast([np.mean(parts, axis=0) for parts in zip(*gradients, strict=True)])
+            trainers.apply.broadcast([np.mean(parts, axis=0) for parts in zip(*gradients, strict=True)])
             show_progress(step, float(np.mean(losses)), len(replies))
 
         say("a slice of one, asked about points that nobody has trained on")
-        print(f"  accuracy of rank 0: {mesh.slice(workers=0).accuracy.call_one().get(timeout=30):.1%}")
-        sums = mesh.checksum.call().get(timeout=30).values()
+        print(f"  accuracy of rank 0: {trainers.slice(workers=0).accuracy.call_one().get(timeout=30):.1%}")
+        sums = trainers.checksum.call().get(timeout=30).values()
         print(f"  replicas equal: {'yes' if len(set(sums)) == 1 else f'no: {sums}'}")
     say(f"done in {time.perf_counter() - started:.1f} s; every process has ended")
 
