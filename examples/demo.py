@@ -181,7 +181,7 @@ def main() -> None:
                 print(picture(procs, pids, "trainers", dead))
                 say(f"the policy OneForOne makes rank {dead.rank} again, and rank 0 hands it the weights")
                 state = trainers.slice(workers=0).state.call_one().get(timeout=30)
-                trainers.slice(workers=dead.rank).catch_up.call_one(*state).get(timeout=30)
+                trainers.slice(workers=dead.rank or 0).catch_up.call_one(*state).get(timeout=30)
                 pids = procs.pids
                 print(picture(procs, pids, "trainers"))
                 replies = trainers.gradient.call().get(timeout=30)

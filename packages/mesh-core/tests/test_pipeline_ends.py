@@ -106,8 +106,8 @@ def test_ctrl_c_at_any_moment(script: Callable[..., Script]) -> None:
                 for turn in range(30):
                     pipeline = pipelines[turn % 2]
                     timer = threading.Timer(chance.random() / 40, os.kill, (os.getpid(), signal.SIGINT))
-                    timer.start()
                     try:
+                        timer.start()
                         for _ in pipeline.run(iter(lambda: 4, None)):
                             pass
                     except KeyboardInterrupt:
