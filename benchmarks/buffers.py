@@ -1,9 +1,11 @@
-"""An actor's weights read into the memory of another actor, on one host: mesh, Monarch's RDMABuffer, Ray's object store.
+"""Two examples on one host, in mesh, with Monarch's RDMABuffer and with Ray's object store, in turn.
 
     python benchmarks/buffers.py mesh=PYTHON monarch=PYTHON ray=PYTHON
 
-Each is an interpreter that has the system; Monarch's needs torch, mesh's numpy, Ray's numpy. The systems take turns. A step is what a
-trainer and a generator do: the owner changes its weights, then the reader fetches all of them into memory of its own.
+Each is an interpreter that has the system; Monarch's needs torch, mesh's numpy, Ray's numpy. A step of the weight sync is what a
+trainer and a generator do: the owner changes its weights, then the reader fetches all of them into memory of its own. A step of the
+parameter server is that of a server and two workers: each worker gives its gradient to the server, which adds them to the weights, and
+each fetches all weights. Values are checked in each step.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 from pathlib import Path
 
 SIZES = {"1 MiB": 1 << 20, "64 MiB": 64 << 20, "256 MiB": 256 << 20}
+EXAMPLES = {"weight sync": "sync", "parameter server": "serve"}
 ROUNDS = 3
 STEPS = 7
 _LIMIT_S = 300.0
@@ -45,7 +48,7 @@ class Reader(Actor):
         self.buffer.read_into(self.weights).get()
         return int(self.weights[0]) == int(self.weights[-1]) == value
 
-def run(size, steps):
+def sync(size, steps):
     procs = this_host().spawn_procs({"gpus": 2})
     owner = procs.slice(gpus=0).spawn("owner", Owner, size)
     reader = procs.slice(gpus=1).spawn("reader", Reader, size, owner)
@@ -54,6 +57,47 @@ def run(size, steps):
         owner.change.call_one(value).get()
         begun = time.perf_counter()
         assert reader.fetch.call_one(value).get()
+        took.append(time.perf_counter() - begun)
+    procs.stop().get()
+    return took[1:]
+
+class Server(Actor):
+    def __init__(self, size):
+        self.weights = np.zeros(size // 4, np.float32)
+        self.gradients = [np.zeros_like(self.weights) for _ in range(2)]
+        self.buffers = RDMABuffer(self.weights), [RDMABuffer(each) for each in self.gradients]
+    @endpoint
+    def handles(self):
+        return self.buffers
+    @endpoint
+    def apply(self):
+        for each in self.gradients:
+            self.weights += each
+
+class Worker(Actor):
+    def __init__(self, size, server, rank):
+        self.weights, self.gradient = np.zeros(size // 4, np.float32), np.ones(size // 4, np.float32)
+        self.source, slots = server.handles.call_one().get()
+        self.slot = slots[rank]
+    @endpoint
+    def push(self):
+        self.slot.write_from(self.gradient).get()
+    @endpoint
+    def pull(self, value):
+        self.source.read_into(self.weights).get()
+        return self.weights[0] == self.weights[-1] == value
+
+def serve(size, steps):
+    procs = this_host().spawn_procs({"gpus": 3})
+    server = procs.slice(gpus=0).spawn("server", Server, size)
+    workers = [procs.slice(gpus=at + 1).spawn("worker", Worker, size, server, at) for at in range(2)]
+    took = []
+    for step in range(1, steps + 2):
+        begun = time.perf_counter()
+        for each in [worker.push.call_one() for worker in workers]:
+            each.get()
+        server.apply.call_one().get()
+        assert all(each.get() for each in [worker.pull.call_one(2 * step) for worker in workers])
         took.append(time.perf_counter() - begun)
     procs.stop().get()
     return took[1:]
@@ -88,7 +132,7 @@ class Reader(Actor):
         await self.buffer.read_into(self.weights, timeout=120)
         return int(self.weights[0]) == int(self.weights[-1]) == value
 
-def run(size, steps):
+def sync(size, steps):
     host = this_host()
     owner = host.spawn_procs().spawn("owner", Owner, size)
     reader = host.spawn_procs().spawn("reader", Reader, size)
@@ -98,6 +142,49 @@ def run(size, steps):
         owner.change.call_one(value).get()
         begun = time.perf_counter()
         assert reader.fetch.call_one(value).get()
+        took.append(time.perf_counter() - begun)
+    return took[1:]
+
+class Server(Actor):
+    def __init__(self, size):
+        self.weights = torch.zeros(size // 4)
+        self.gradients = [torch.zeros(size // 4) for _ in range(2)]
+    @endpoint
+    async def handles(self):
+        return [RDMABuffer(each.view(torch.uint8)) for each in (self.weights, *self.gradients)]
+    @endpoint
+    async def apply(self):
+        for each in self.gradients:
+            self.weights += each
+
+class Worker(Actor):
+    def __init__(self, size):
+        self.weights, self.gradient = torch.zeros(size // 4), torch.ones(size // 4)
+    @endpoint
+    async def take(self, source, slot):
+        self.source, self.slot = source, slot
+    @endpoint
+    async def push(self):
+        await self.slot.write_from(self.gradient.view(torch.uint8), timeout=120)
+    @endpoint
+    async def pull(self, value):
+        await self.source.read_into(self.weights.view(torch.uint8), timeout=120)
+        return float(self.weights[0]) == float(self.weights[-1]) == value
+
+def serve(size, steps):
+    host = this_host()
+    server = host.spawn_procs().spawn("server", Server, size)
+    workers = [host.spawn_procs().spawn("worker", Worker, size) for _ in range(2)]
+    source, *slots = server.handles.call_one().get()
+    for worker, slot in zip(workers, slots):
+        worker.take.call_one(source, slot).get()
+    took = []
+    for step in range(1, steps + 2):
+        begun = time.perf_counter()
+        for each in [worker.push.call_one() for worker in workers]:
+            each.get()
+        server.apply.call_one().get()
+        assert all(each.get() for each in [worker.pull.call_one(2 * step) for worker in workers])
         took.append(time.perf_counter() - begun)
     return took[1:]
 """
@@ -125,7 +212,7 @@ class Reader:
         np.copyto(self.weights, ray.get(refs[0]))
         return int(self.weights[0]) == int(self.weights[-1]) == value
 
-def run(size, steps):
+def sync(size, steps):
     ray.init(num_cpus=2, object_store_memory=2 << 30, logging_level=logging.ERROR, include_dashboard=False)
     owner, reader = Owner.remote(size), Reader.remote(size)
     took = []
@@ -137,14 +224,48 @@ def run(size, steps):
         took.append(time.perf_counter() - begun)
     ray.shutdown()
     return took[1:]
+
+@ray.remote
+class Server:
+    def __init__(self, size):
+        self.weights = np.zeros(size // 4, np.float32)
+    def apply(self, refs):
+        for each in ray.get(refs):
+            self.weights += each
+        return [ray.put(self.weights)]
+
+@ray.remote
+class Worker:
+    def __init__(self, size):
+        self.weights, self.gradient = np.zeros(size // 4, np.float32), np.ones(size // 4, np.float32)
+    def push(self):
+        return [ray.put(self.gradient)]
+    def pull(self, refs, value):
+        np.copyto(self.weights, ray.get(refs[0]))
+        return self.weights[0] == self.weights[-1] == value
+
+def serve(size, steps):
+    ray.init(num_cpus=3, object_store_memory=3 << 30, logging_level=logging.ERROR, include_dashboard=False)
+    server, workers = Server.remote(size), [Worker.remote(size) for _ in range(2)]
+    took = []
+    for step in range(1, steps + 2):
+        begun = time.perf_counter()
+        gradients = [refs[0] for refs in ray.get([worker.push.remote() for worker in workers])]
+        weights = ray.get(server.apply.remote(gradients))
+        assert all(ray.get([worker.pull.remote(weights, 2 * step) for worker in workers]))
+        took.append(time.perf_counter() - begun)
+    ray.shutdown()
+    return took[1:]
 """
 
 PROGRAMS = {"mesh": MESH, "monarch": MONARCH, "ray": RAY}
 
 
-def seconds(system: str, python: str, size: int) -> list[float]:
+def seconds(system: str, python: str, example: str, size: int) -> list[float]:
     """Run a system's program; what each of its steps took."""
-    last = f"\nimport json, os\nprint('took', json.dumps(run({size}, {STEPS})), flush=True)\nos._exit(0)\n"
+    last = (
+        f"\nimport json, os\nprint('took', json.dumps({example}({size}, {STEPS})), flush=True)\nos._exit(0)\n"
+    )
     done = subprocess.run(
         [python, "-c", PROGRAMS[system] + last], capture_output=True, text=True, timeout=_LIMIT_S, check=False
     )
@@ -160,18 +281,18 @@ def main(arguments: list[str]) -> None:
     for system, python in pythons.items():
         if system not in PROGRAMS or not Path(python).exists():
             raise SystemExit(f"{system}: must be one of {', '.join(PROGRAMS)}, with an interpreter")
-    print(
-        f"| a step | {' | '.join(pythons)} | {' | '.join(f'{each} / mesh' for each in pythons if each != 'mesh')} |"
-    )
-    for label, size in SIZES.items():
-        rounds: dict[str, list[float]] = {system: [] for system in pythons}
-        for _ in range(ROUNDS):
-            for system, python in pythons.items():
-                rounds[system].append(statistics.median(seconds(system, python, size)))
-        took = {system: statistics.median(each) for system, each in rounds.items()}
-        cells = [f"{1000 * each:.2f} ms" for each in took.values()]
-        cells += [f"{each / took['mesh']:.1f}" for system, each in took.items() if system != "mesh"]
-        print(f"| {label} | {' | '.join(cells)} |", flush=True)
+    ratios = " | ".join(f"{each} / mesh" for each in pythons if each != "mesh")
+    print(f"| a step | size | {' | '.join(pythons)} | {ratios} |")
+    for name, example in EXAMPLES.items():
+        for label, size in SIZES.items():
+            rounds: dict[str, list[float]] = {system: [] for system in pythons}
+            for _ in range(ROUNDS):
+                for system, python in pythons.items():
+                    rounds[system].append(statistics.median(seconds(system, python, example, size)))
+            took = {system: statistics.median(each) for system, each in rounds.items()}
+            cells = [f"{1000 * each:.2f} ms" for each in took.values()]
+            cells += [f"{each / took['mesh']:.1f}" for system, each in took.items() if system != "mesh"]
+            print(f"| {name} | {label} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
