@@ -60,6 +60,18 @@ def test_a_future_of_an_address_is_not_waited_for(cluster: LocalCluster) -> None
     assert hosts.names == ["host-0", "host-1", "host-2"] and hosts.addresses == cluster.addresses
 
 
+def test_hosts_are_joined_before_their_addresses_are_known(cluster: LocalCluster) -> None:  # noqa: F811
+    addresses = [concurrent.futures.Future[str]() for _ in range(2)]
+    first, second = [attach_to_workers([each], credentials=cluster.credentials) for each in addresses]
+    both = first.join(second)
+    procs = both.spawn_procs({"gpus": 1})
+    for address, known in zip(addresses, cluster.addresses, strict=False):
+        address.set_result(known)
+    procs.initialized.get(timeout=SOON)
+    assert both.names == [*first.names, *second.names]
+    assert both.slice(hosts=1).names == second.names
+
+
 def test_a_tree_of_hosts_waits_for_the_addresses_of_those_below(cluster: LocalCluster) -> None:  # noqa: F811
     """ATT-1."""
     promises = [Promise[str]() for _ in cluster.addresses]

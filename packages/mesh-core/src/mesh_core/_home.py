@@ -35,10 +35,17 @@ class Names(Mapping[int, str]):
         return name
 
     def __iter__(self) -> Iterator[int]:
-        return (host for host, *_ in roll(self._runtime))
+        return (host for host, *_ in roll(self._runtime) if host in self)
 
     def __len__(self) -> int:
-        return len(roll(self._runtime))
+        return sum(1 for _ in self)
+
+    @staticmethod
+    def of(*known: Mapping[int, str]) -> Mapping[int, str]:
+        """Return all of them together. Those of hosts attached here stay such, as these may not have said theirs yet."""
+        if all(isinstance(each, Names) for each in known):
+            return known[0]
+        return {host: name for each in known for host, name in each.items()}
 
 
 class Home:

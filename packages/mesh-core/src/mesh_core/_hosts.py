@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from mesh_core import _process
 from mesh_core._codes import HostState
 from mesh_core._errors import MeshError
-from mesh_core._home import Home, ListedHome, is_host_mesh
+from mesh_core._home import Home, ListedHome, Names, is_host_mesh
 from mesh_core._mesh import Mesh, describe
 from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
 
@@ -146,9 +146,8 @@ class HostMesh(Mesh):
                 f"{self._process.home_name(twice[0])} is in both meshes, and a host is in a mesh once; join others"
             )
         name = self._name if self._name == other._name else f"{self._name}+{other._name}"
-        return self._listed(
-            numbers, (labels or ["hosts"])[0], name, {**self._home.names, **other._home.names}, other
-        )
+        names = Names.of(self._home.names, other._home.names)
+        return self._listed(numbers, (labels or ["hosts"])[0], name, names, other)
 
     def _listed(
         self,

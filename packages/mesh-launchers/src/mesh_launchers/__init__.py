@@ -1,10 +1,45 @@
-"""Launchers for Mesh: start host agents through ssh, Slurm, Kubernetes or Ray.
+"""Hosts from wherever people have them: this machine, names that ssh knows, schedulers.
 
-Planned: this release holds its version and nothing else.
+>>> from mesh_launchers import launch
+>>> with launch("local", hosts=2) as job:
+...     job.wait(timeout=60).state().launcher, job.hosts.sizes
+('local', {'hosts': 2})
 """
 
 from importlib.metadata import version as _version
 
-__all__ = ["__version__"]
+from mesh_launchers._contract import (
+    LAUNCHERS,
+    HostSpec,
+    Launcher,
+    LauncherPlugin,
+    Phase,
+    Place,
+    Report,
+)
+from mesh_launchers._errors import JobExists, JobNotFound, LaunchError
+from mesh_launchers._job import Job
+from mesh_launchers._launch import attach_job, jobs, launch
+from mesh_launchers._state import HostState, JobState
+
+__all__ = [
+    "LAUNCHERS",
+    "HostSpec",
+    "HostState",
+    "Job",
+    "JobExists",
+    "JobNotFound",
+    "JobState",
+    "LaunchError",
+    "Launcher",
+    "LauncherPlugin",
+    "Phase",
+    "Place",
+    "Report",
+    "__version__",
+    "attach_job",
+    "jobs",
+    "launch",
+]
 
 __version__ = _version("mesh-launchers")

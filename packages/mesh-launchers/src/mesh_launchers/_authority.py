@@ -1,0 +1,115 @@
+"""The credentials of a script's jobs: its hosts are of one authority, whichever launcher has started them.
+
+AUT-1: a folder of credentials is there as long as a script or a keeper uses it, each of which has a shared lock in it, which no process has that
+they fork. The last to go removes it, and what killed ones have left is removed by whoever launches next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mesh_core import Credentials
+from mesh_core.extensions import NOT_CARRIED, Extension, Spawning, find, install
+from mesh_launchers._errors import LaunchError
+from mesh_launchers._folder import base
+
+_KEYS = ".keys"
+_LOCK = "lock"
+
+
+class Use:
+    """That a folder of credentials is used here, until :meth:`end`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = -1
+        if path.parent.parent == base() / _KEYS:
+            self._lock = os.open(path.parent / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.lockf(self._lock, fcntl.LOCK_SH)
+
+    @classmethod
+    def of_new(cls) -> Use:
+        """Make credentials."""
+        folder = base() / _KEYS
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in folder.iterdir():
+            _remove_unused(each)
+        while True:
+            path = folder / secrets.token_hex(8)
+            path.mkdir(mode=0o700)
+            try:
+                use = cls(path / "credentials")
+            except FileNotFoundError:
+                continue  # somebody took it for one that was left
+            if path.exists():
+                Credentials.new(use.path)
+                return use
+            use.end()
+
+    def end(self) -> None:
+        """Use it no longer."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+            _remove_unused(self.path.parent)
+
+
+class Authority(Extension):
+    """Has the credentials of this script's hosts, as long as its runtime runs."""
+
+    name = "mesh_launchers"
+
+    def start(self) -> None:
+        """Have none yet."""
+        self._use: Use | None = None
+
+    def for_spawn(self, spawning: Spawning) -> Any:
+        """Stay here."""
+        return NOT_CARRIED
+
+    def stop(self) -> None:
+        """Use them no longer."""
+        if self._use is not None:
+            self._use.end()
+            self._use = None
+
+    def credentials(self) -> Path:
+        """Return the script's, which are made when they are first needed."""
+        if self._use is None:
+            self._use = Use.of_new()
+        return self._use.path
+
+    def take(self, path: Path, job: str) -> None:
+        """Have those of a job that another script has launched, or that the user gives."""
+        if self._use is None:
+            self._use = Use(path)
+        elif self._use.path != path:
+            raise LaunchError(
+                f"job {job!r} has other credentials than the hosts that this script has already: all hosts of a script use the same ones, "
+                "and mesh_core.shutdown() lets them go. Have that job in another script, or launch both in one."
+            )
+
+
+def authority() -> Authority:
+    """Return that of this script."""
+    return find(Authority) or install(Authority)
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a folder that nobody uses."""
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except (BlockingIOError, PermissionError):
+        pass  # in use
+    finally:
+        os.close(lock)

@@ -1,0 +1,135 @@
+"""What launchers are: the contract of the kind of plugin ``mesh.launchers``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
+
+from mesh_core.plugins import Plugin, PluginKind
+
+API_VERSION: Final = 1
+
+
+class Phase(StrEnum):
+    """What has become of a host."""
+
+    WAITING = "waiting"
+    """Nobody has given it yet: a scheduler has it in its queue."""
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+    """As it was asked to."""
+    FAILED = "failed"
+    """It did not start, or it ended by itself."""
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """A host that is to be started."""
+
+    number: int
+    """What the job calls it; no other host of the job ever has the same."""
+    name: str
+    """What errors and listings call it."""
+    target: str | None = None
+    """Where to start it, as the user has named it, where hosts have names before they are started."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What scripts select it by."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a launcher says of a host."""
+
+    number: int
+    phase: Phase
+    why: str = ""
+    """Why it waits, or why it has failed: in the words of who says so, with the last lines of what the host has written."""
+    address: str | None = None
+    """Where its agent listens, once it is running."""
+    environment: Mapping[str, Any] | None = None
+    """What Python it has, and which packages."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a launcher works with, in the process that keeps the job."""
+
+    job: str
+    """The job's name."""
+    folder: Path
+    """A private folder of the launcher's own, which is removed with the job."""
+    credentials: Path
+    """The hosts' credentials. They reach the hosts by a way that nobody else reads: never in arguments, never in logs."""
+    silence: float
+    """So many seconds hosts go on that hear nothing from here: what was cut off ends by itself."""
+    report: Callable[[Report], None]
+    """Says what has become of a host. To be called by the launcher's event loop."""
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    """Starts and ends the hosts of one job. It lives in the process that keeps the job, whose event loop calls it.
+
+    What cannot be done raises :class:`LaunchError`, in the words of who has refused it.
+    """
+
+    async def start(self, options: Any, hosts: Sequence[HostSpec]) -> None:
+        """Begin to start hosts, and return; what becomes of each is reported later."""
+
+    async def stop(self, numbers: Sequence[int]) -> None:
+        """End hosts. Nothing of them is left when this returns, also of such as have not started yet or have failed."""
+
+    async def log(self, number: int, lines: int) -> str:
+        """Return the last lines that a host's agent has written."""
+        ...
+
+    async def close(self) -> None:
+        """End all hosts, and remove whatever else was made for the job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherPlugin(Plugin[None]):
+    """A launcher that ``launch("name")`` selects.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class PigeonOptions:
+    ...     dovecote: str = "roof"
+    >>> LauncherPlugin(
+    ...     name="pigeons", api_version=1, options=PigeonOptions, create=lambda place: Pigeons(place), summary="takes its time"
+    ... ).name
+    'pigeons'
+    """
+
+    create: Callable[[Place], Launcher]
+    options: type
+    """A frozen dataclass: what users may give, with types and defaults."""
+    is_named: bool = False
+    """Whether hosts are names that the user gives, and not a number of them."""
+
+
+LAUNCHERS: Final = PluginKind(
+    word="launcher",
+    group="mesh.launchers",
+    hook="mesh_register_launchers",
+    descriptor=LauncherPlugin,
+    api_version=API_VERSION,
+    owner="mesh-launchers",
+)
+
+
+def options_of(plugin: LauncherPlugin, given: Mapping[str, Any]) -> Any:
+    """Make a launcher's options of what the user gives; an unknown one is an error that names the nearest."""
+    known = [each.name for each in dataclasses.fields(plugin.options) if each.init]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise TypeError(f"the launcher {plugin.name!r} has no option {name!r}; {hint}")
+    return plugin.options(**given)

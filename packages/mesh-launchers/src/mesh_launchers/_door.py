@@ -1,0 +1,107 @@
+"""What scripts and commands ask a job's keeper, line by line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from typing import Any
+
+from mesh_launchers import _errors
+from mesh_launchers._errors import JobNotFound, LaunchError
+from mesh_launchers._state import JobState
+
+_CREDENTIALS = struct.Struct("3i")
+_LIMIT_S = 60.0
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process at the other end, and its user."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return pid, uid
+
+
+class Door:
+    """A connection to a job's keeper. Answers, and states for those who watch, come on a thread."""
+
+    def __init__(
+        self, name: str, connection: socket.socket, watch: Callable[[JobState | None], None] | None = None
+    ) -> None:
+        self._name = name
+        self._connection = connection
+        self._watch = watch
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._read, name="mesh-launchers-door", daemon=True)
+        self._thread.start()
+
+    def ask(self, do: str, *, timeout: float = _LIMIT_S, **what: Any) -> Any:
+        """Ask for something, and return the answer."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            if self._closed:
+                raise self._gone()
+            number = next(self._numbers)
+            self._asked[number] = answer
+            line = json.dumps({"number": number, "do": do, **what}).encode() + b"\n"
+            try:
+                self._connection.sendall(line)
+            except OSError:
+                del self._asked[number]
+                raise self._gone() from None
+        try:
+            return answer.result(timeout)
+        except FutureTimeoutError:
+            raise LaunchError(f"job {self._name!r} has not answered within {timeout:g} s") from None
+
+    def _gone(self) -> LaunchError:
+        return JobNotFound(f"job {self._name!r} has ended")
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
+            for line in lines:
+                self._hear(json.loads(line))
+        with self._lock:
+            self._closed = True
+            waiting, self._asked = self._asked, {}
+        for each in waiting.values():
+            each.set_exception(self._gone())
+        if self._watch is not None:
+            self._watch(None)
+
+    def _hear(self, what: dict[str, Any]) -> None:
+        if "state" in what:
+            if self._watch is not None:
+                self._watch(JobState.of(what["state"]))
+            return
+        with self._lock:
+            answer = self._asked.pop(what["to"], None)
+        if answer is None:
+            return
+        if "error" in what:
+            kind = getattr(_errors, what["error"], LaunchError)
+            answer.set_exception(kind(what["why"]))
+        else:
+            answer.set_result(what["is"])
+
+    def wait_closed(self, timeout: float) -> bool:
+        """Wait until the keeper has ended; whether it has."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Let go of it."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._connection.close()

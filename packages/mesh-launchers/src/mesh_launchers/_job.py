@@ -1,0 +1,302 @@
+"""A job of hosts, as the script that has them sees it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mesh_core import HostMesh, MeshError, attach_to_workers
+from mesh_launchers._contract import Phase
+from mesh_launchers._door import Door
+from mesh_launchers._errors import JobNotFound, LaunchError
+from mesh_launchers._folder import JobFolder
+from mesh_launchers._state import HostState, JobState
+
+_STOP_S = 60.0
+_QUIET_S = 1.0
+"""What is there so soon is not worth a word."""
+
+
+class Job:
+    """Hosts that a launcher has started, made by :func:`launch` and :func:`attach_job`.
+
+    In a ``with`` block it ends with the block, and else with the script, unless it is kept. Only one script has it at a time.
+    """
+
+    def __init__(self, folder: JobFolder, credentials: Path, *, progress: bool) -> None:
+        self.name = folder.name
+        self._folder = folder
+        self._credentials = credentials
+        self._progress = progress
+        self._changed = threading.Condition()
+        self._state: JobState | None = None
+        self._ended = False
+        self._said = ""
+        self._addresses: dict[int, Future[str]] = {}
+        self._numbers: dict[str, list[int]] = {}
+        """The hosts of each mesh, in its order."""
+        self._meshes: dict[str, HostMesh] = {}
+        self._door: Door
+
+    def _open(self, door: Door) -> Self:
+        """Take the job's hosts."""
+        self._door = door
+        state = JobState.of(door.ask("hold"))
+        for host in state.hosts:
+            if host.is_there:
+                self._numbers.setdefault(host.mesh, []).append(host.number)
+        for mesh, numbers in self._numbers.items():
+            self._meshes[mesh] = self._attach(mesh, numbers)
+        with self._changed:
+            # What was said since is newer.
+            self._state = self._state or state
+            self._give(self._state)
+            self._changed.notify_all()
+        if self._progress:
+            timer = threading.Timer(_QUIET_S, self._show)
+            timer.daemon = True
+            timer.start()
+        return self
+
+    def _attach(self, mesh: str, numbers: Sequence[int]) -> HostMesh:
+        with self._changed:
+            futures = [self._addresses.setdefault(each, Future()) for each in numbers]
+        return attach_to_workers(futures, credentials=self._credentials, name=mesh)
+
+    @property
+    def meshes(self) -> Mapping[str, HostMesh]:
+        """The job's hosts, by the names of their meshes."""
+        return dict(self._meshes)
+
+    @property
+    def hosts(self) -> HostMesh:
+        """All hosts of a job that has one mesh of them. Usable at once: what is sent waits for the hosts."""
+        # Spares have a mesh of their own.
+        names = [each for each in self._meshes if each != SPARES]
+        if len(names) != 1:
+            raise LaunchError(
+                f"job {self.name!r} has {len(names)} meshes of hosts, {', '.join(map(repr, names))}: take one of job.meshes"
+            )
+        return self._meshes[names[0]]
+
+    @property
+    def spares(self) -> HostMesh | None:
+        """The hosts that nothing runs on yet, to take the places of others (``procs.respawn(on=job.spares)``); none if there are none."""
+        return self._meshes.get(SPARES)
+
+    def state(self) -> JobState:
+        """Return what is known of each host."""
+        with self._changed:
+            if self._state is None or self._ended:
+                raise JobNotFound(f"job {self.name!r} has ended")
+            return self._state
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until all hosts run; raises :class:`LaunchError` as soon as one has failed, and after ``timeout`` seconds."""
+        with self._changed:
+            self._changed.wait_for(self._settled, timeout)
+            state = self.state()
+        failed = [each for each in state.hosts if each.phase is Phase.FAILED]
+        if failed:
+            raise self._failure(failed[0], len(failed))
+        if any(each.phase in (Phase.WAITING, Phase.STARTING) for each in state.hosts):
+            raise LaunchError(f"not all hosts run after {timeout:g} s: {state}")
+        return self
+
+    def _settled(self) -> bool:
+        phases = [] if self._state is None else [each.phase for each in self._state.hosts]
+        return self._ended or Phase.FAILED in phases or not {Phase.WAITING, Phase.STARTING} & {*phases}
+
+    def logs(self, lines: int = 50) -> dict[str, str]:
+        """Return the last lines that the agent of each host has written, by the hosts' names."""
+        return {
+            each.name: self._door.ask("log", host=each.number, lines=lines)
+            for each in self.state().hosts
+            if each.phase is not Phase.ENDED
+        }
+
+    def scale(self, hosts: int | Sequence[str], mesh: str | None = None) -> HostMesh:
+        """Have so many hosts in a mesh of the job, and return that mesh; ``meshes`` and ``hosts`` give it from now on.
+
+        Hosts that have failed do not count, and leave the mesh. Those that come last go first; what runs there ends, which is no
+        failure. Meshes of processes stay as they are: make them larger and smaller with their own ``grow`` and ``shrink``.
+
+        Args:
+            hosts: how many; or, where hosts have names, which.
+            mesh: which mesh, where there are several.
+        """
+        name = mesh or self._only()
+        state = {each.number: each for each in self.state().hosts}
+        there = [number for number in self._numbers.get(name, []) if state[number].is_there]
+        if isinstance(hosts, int):
+            if hosts < 1:
+                raise ValueError(f"hosts must be at least 1, got {hosts}: stop() ends the whole job")
+            wanted, new = there[:hosts], [None] * (hosts - len(there))
+        else:
+            wanted = [number for number in there if state[number].name in hosts]
+            known = {state[number].name for number in wanted}
+            new = [each for each in hosts if each not in known]  # type: ignore[misc]
+        gone = [number for number in self._numbers.get(name, []) if number not in wanted]
+        self._let_go(name, gone)
+        if new:
+            numbers: list[int] = self._door.ask("start", mesh=name, targets=new)
+            more = self._attach(name, numbers)
+            self._meshes[name] = self._meshes[name].join(more) if name in self._meshes else more
+            self._numbers.setdefault(name, []).extend(numbers)
+            with self._changed:
+                if self._state is not None:
+                    self._give(self._state)
+        return self._meshes[name]
+
+    def _only(self) -> str:
+        names = [each for each in self._meshes if each != SPARES]
+        if len(names) != 1:
+            raise ValueError(
+                f"job {self.name!r} has the meshes {', '.join(map(repr, names))}: say which, with mesh="
+            )
+        return names[0]
+
+    def _let_go(self, name: str, gone: Sequence[int]) -> None:
+        """End hosts of a mesh: first what runs there, so that it is no failure."""
+        if not gone:
+            return
+        numbers, whole = self._numbers[name], self._meshes[name]
+        stays = [at for at, number in enumerate(numbers) if number not in gone]
+        if stays:
+            singles = [whole.slice(hosts=slice(at, at + 1)) for at in range(len(numbers))]
+            for at, number in enumerate(numbers):
+                if number in gone:
+                    whole.detach(singles[at]).get(timeout=_STOP_S)
+            self._meshes[name] = functools.reduce(HostMesh.join, [singles[at] for at in stays])
+        else:
+            whole.detach().get(timeout=_STOP_S)
+            del self._meshes[name]
+        self._numbers[name] = [numbers[at] for at in stays]
+        self._door.ask("end", hosts=list(gone))
+
+    def stop(self) -> None:
+        """End what runs on the hosts, then the hosts. Nothing of them is left afterwards; stopping twice does no harm."""
+        with self._changed:
+            ended = self._ended
+        if ended:
+            self._door.close()
+            return
+        self._give_up("the job was stopped")
+        for mesh in self._meshes.values():
+            # The runtime may have been shut down, or the hosts have been let go.
+            with suppress(MeshError):
+                mesh.detach().get(timeout=_STOP_S)
+        with suppress(JobNotFound):
+            self._door.ask("stop")
+        if not self._door.wait_closed(_STOP_S):
+            raise LaunchError(
+                f"job {self.name!r} has not ended within {_STOP_S:g} s; its keeper writes to {self._folder.log}"
+            )
+        self._door.close()
+
+    def detach(self) -> None:
+        """Let the hosts go and keep them: :func:`attach_job` has them again, within the time that ``keep`` gives.
+
+        What runs on them ends: processes and actors belong to a script.
+        """
+        if self.state().keep is None:
+            raise LaunchError(
+                f"job {self.name!r} is not kept: give launch(keep='8h') for hosts that stay when no script has them"
+            )
+        self._give_up("the job was let go")
+        for mesh in self._meshes.values():
+            with suppress(MeshError):
+                mesh.detach().get(timeout=_STOP_S)
+        self._door.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        with self._changed:
+            known = f"job {self.name}: has ended" if self._ended or self._state is None else str(self._state)
+        return f"<{known}>"
+
+    # What the keeper says, on the door's thread.
+
+    def _hear(self, state: JobState | None) -> None:
+        with self._changed:
+            if state is None:
+                self._ended = True
+            else:
+                self._state = state
+                self._give(state)
+            self._changed.notify_all()
+        if state is None:
+            self._give_up("the job has ended")
+
+    def _give(self, state: JobState) -> None:
+        """Tell who waits for addresses."""
+        logger = logging.getLogger("mesh_launchers")
+        for host in state.hosts:
+            address = self._addresses.get(host.number)
+            if address is None or address.done():
+                continue
+            if host.phase is Phase.RUNNING and host.address is not None:
+                if host.differs:
+                    logger.warning(
+                        "host %s of job %s is not like the script: %s",
+                        host.name,
+                        self.name,
+                        "; ".join(host.differs),
+                    )
+                address.set_result(host.address)
+            elif not host.is_there:
+                address.set_exception(self._failure(host, 1))
+
+    def _failure(self, host: HostState, count: int) -> LaunchError:
+        others = f" ({count} hosts have failed)" if count > 1 else ""
+        return LaunchError(
+            f"host {host.name} of job {self.name!r} has not started{others}: {host.why or host.phase}",
+            host=host.number,
+        )
+
+    def _give_up(self, why: str) -> None:
+        with self._changed:
+            waiting = [each for each in self._addresses.values() if not each.done()]
+        for each in waiting:
+            each.set_exception(LaunchError(why))
+
+    def _show(self) -> None:
+        """Say how far it is, each time that this changes, until all hosts run."""
+        while True:
+            with self._changed:
+                if self._ended or self._state is None:
+                    return
+                text, settled = str(self._state), self._settled()
+                if text != self._said:
+                    if not settled or self._said:
+                        sys.stderr.write(f"{text}\n")
+                        sys.stderr.flush()
+                    self._said = text
+                if settled:
+                    return
+                self._changed.wait()
+
+
+SPARES = "spares"
+"""The mesh of spare hosts."""
+
+
+def wants_progress(progress: bool | None) -> bool:
+    """Whether somebody looks."""
+    return os.isatty(2) if progress is None else progress

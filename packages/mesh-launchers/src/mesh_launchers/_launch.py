@@ -1,0 +1,123 @@
+"""How scripts come by hosts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mesh_launchers._authority import authority
+from mesh_launchers._door import Door
+from mesh_launchers._errors import JobNotFound, LaunchError
+from mesh_launchers._folder import JobFolder
+from mesh_launchers._job import Job, wants_progress
+from mesh_launchers._plan import Plan
+from mesh_launchers._state import JobState
+
+JOB_VARIABLE = "MESH_JOB"
+"""What a script that ``mesh run`` starts finds its job by."""
+_CONNECT_S = 10.0
+
+
+def launch(
+    launcher: str,
+    hosts: int | Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    meshes: Mapping[str, int | Sequence[str] | Mapping[str, Any]] | None = None,
+    spares: int | Sequence[str] = 0,
+    keep: str | float | None = None,
+    progress: bool | None = None,
+    credentials: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Job:
+    """Have a launcher start hosts, and return at once: what is sent to them waits until they are there.
+
+    >>> from mesh_core import Actor, endpoint
+    >>> from mesh_launchers import launch
+    >>> class Greeter(Actor):
+    ...     @endpoint
+    ...     def greet(self, name):
+    ...         return f"hello {name}"
+    >>> with launch("local", hosts=2) as job:
+    ...     procs = job.hosts.spawn_procs(per_host={"gpus": 1})
+    ...     procs.spawn("greeters", Greeter).greet.call("you").get(timeout=60).values()
+    ['hello you', 'hello you']
+
+    Args:
+        launcher: which one; ``mesh plugins`` lists those that are installed.
+        hosts: how many; or their names, for launchers that want names, such as ``ssh``.
+        name: what other terminals find the job by; by default the launcher's name and a number.
+        meshes: several meshes of hosts instead of one: ``{"trainers": 2, "generators": {"hosts": 4, "partition": "cheap"}}``, with options
+            of their own.
+        spares: so many hosts more, which nothing runs on: ``job.spares``.
+        keep: how long hosts stay when the script has ended, such as ``"8h"``; by default they end with it. :func:`attach_job` has them again.
+        progress: whether to say on stderr how far it is, where hosts take longer than a second; by default on a terminal.
+        credentials: the folder that ``mesh credentials new`` has made; by default some are made, which go with the job.
+        options: the launcher's own; an unknown one is a ``TypeError`` that names the nearest.
+    """
+    plan = Plan.of(
+        launcher,
+        hosts,
+        name=name,
+        meshes=meshes,
+        spares=spares,
+        keep=keep,
+        credentials=credentials,
+        **options,
+    )
+    folder, connection = plan.begin()
+    try:
+        return _taken(folder, connection, progress)
+    except JobNotFound:
+        raise plan.has_ended(folder) from None
+
+
+def attach_job(name: str | None = None, *, progress: bool | None = None) -> Job:
+    """Have the hosts of a job that is kept, in this script; without a name, of the one that ``mesh run`` has started it with.
+
+    Another script may have started them, and ended; a job that a script still has is refused with :class:`JobExists`, and one
+    that is not there with :class:`JobNotFound`.
+    """
+    name = name or os.environ.get(JOB_VARIABLE)
+    if name is None:
+        raise JobNotFound(
+            "attach_job() wants a job's name where `mesh run` has not started the script; `mesh jobs` lists the jobs that run"
+        )
+    folder = JobFolder.of(name)
+    connection = folder.connect(_CONNECT_S)
+    try:
+        authority().take(Path(folder.read()["credentials"]), name)
+    except BaseException:
+        connection.close()
+        raise
+    return _taken(folder, connection, progress)
+
+
+def jobs() -> list[JobState]:
+    """Return the jobs of this user on this machine."""
+    found = []
+    for folder in JobFolder.all():
+        try:
+            door = Door(folder.name, folder.connect(_CONNECT_S))
+        except LaunchError:
+            continue  # it begins, or ends
+        try:
+            found.append(JobState.of(door.ask("state")))
+        except LaunchError:
+            continue
+        finally:
+            door.close()
+    return found
+
+
+def _taken(folder: JobFolder, connection: socket.socket, progress: bool | None) -> Job:
+    job = Job(folder, authority().credentials(), progress=wants_progress(progress))
+    door = Door(folder.name, connection, job._hear)  # noqa: SLF001 - one with it
+    try:
+        return job._open(door)  # noqa: SLF001 - likewise
+    except BaseException:
+        door.close()
+        raise

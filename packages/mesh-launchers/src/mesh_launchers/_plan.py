@@ -1,0 +1,154 @@
+"""What a user wants, checked before anything is started, and the process that then keeps it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from mesh_core import Credentials
+from mesh_core.plugins import PluginManager
+from mesh_launchers._authority import authority
+from mesh_launchers._contract import LAUNCHERS, LauncherPlugin, options_of
+from mesh_launchers._durations import seconds
+from mesh_launchers._errors import LaunchError
+from mesh_launchers._folder import JobFolder
+from mesh_launchers._host import environment
+from mesh_launchers._job import SPARES
+
+_ONLY = "hosts"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job that is to be started."""
+
+    launcher: str
+    name: str
+    meshes: Mapping[str, Mapping[str, Any]]
+    """By name: the hosts to start, and the launcher's options."""
+    keep: float | None
+    credentials: str | os.PathLike[str] | None
+
+    @classmethod
+    def of(
+        cls,
+        launcher: str,
+        hosts: int | Sequence[str] | None = None,
+        *,
+        name: str | None = None,
+        meshes: Mapping[str, int | Sequence[str] | Mapping[str, Any]] | None = None,
+        spares: int | Sequence[str] = 0,
+        keep: str | float | None = None,
+        credentials: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Check what :func:`launch` is given."""
+        plugin = PluginManager().get(LAUNCHERS, launcher)
+        assert isinstance(plugin, LauncherPlugin)
+        described: dict[str, dict[str, Any]] = {}
+        for mesh, (targets, given) in _wanted(plugin, hosts, meshes, spares).items():
+            together = {**options, **given}
+            options_of(plugin, together)
+            described[mesh] = {"targets": targets, "options": together}
+        kept = None if keep is None else seconds(keep, "keep")
+        probe = plugin.probe()
+        if not probe.available:
+            raise LaunchError(f"the launcher {launcher!r} cannot work here: {probe.reason}. {probe.remedy}")
+        return cls(launcher, name or f"{launcher}-{secrets.token_hex(3)}", described, kept, credentials)
+
+    def begin(self) -> tuple[JobFolder, socket.socket]:
+        """Start the process that keeps the job; returns the job's folder, and this script's connection to that process."""
+        folder, lock = JobFolder.make(self.name)
+        try:
+            ours = authority()
+            if self.credentials is not None:
+                ours.take(Credentials.load(self.credentials).path, self.name)
+            folder.write(
+                {
+                    "name": self.name,
+                    "credentials": str(ours.credentials()),
+                    "launcher": self.launcher,
+                    "meshes": self.meshes,
+                    "keep": self.keep,
+                    "environment": environment(),
+                }
+            )
+            return folder, _start_keeper(folder, lock)
+        except BaseException:
+            folder.remove()
+            raise
+        finally:
+            os.close(lock)
+
+    def has_ended(self, folder: JobFolder) -> LaunchError:
+        """Say why the process that was to keep the job has not."""
+        said = folder.log.read_text().strip() if folder.log.exists() else ""
+        folder.runs()
+        return LaunchError(f"the process that was to keep job {self.name!r} has ended at once: {said}")
+
+
+def _start_keeper(folder: JobFolder, lock: int) -> socket.socket:
+    """Start the process that keeps the job; returns this script's connection to it."""
+    ours, theirs = socket.socketpair()
+    # By a shell that ends at once: it is no child of the script, which need not wait for it.
+    command = ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", "mesh_launchers._keeper"]
+    with theirs, folder.log.open("ab") as log:
+        subprocess.run(
+            [*command, str(folder.path), str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[lock, theirs.fileno()],
+            start_new_session=True,
+            check=True,
+        )
+    return ours
+
+
+def _wanted(
+    plugin: LauncherPlugin,
+    hosts: int | Sequence[str] | None,
+    meshes: Mapping[str, int | Sequence[str] | Mapping[str, Any]] | None,
+    spares: int | Sequence[str],
+) -> dict[str, tuple[list[str | None], dict[str, Any]]]:
+    """Return the hosts of each mesh, and the options that are its own."""
+    if (hosts is None) == (meshes is None):
+        raise ValueError("give either hosts= or meshes=")
+    wanted: dict[str, tuple[list[str | None], dict[str, Any]]] = {}
+    for name, told in {_ONLY: hosts}.items() if meshes is None else meshes.items():
+        given = dict(told) if isinstance(told, Mapping) else {"hosts": told}
+        wanted[name] = _targets(plugin, given.pop("hosts", None), f"hosts of mesh {name!r}"), given
+    if not wanted or SPARES in wanted:
+        raise ValueError(
+            f"meshes must name one or more meshes, and none of them {SPARES!r}, got {list(wanted)}"
+        )
+    if spares:
+        wanted[SPARES] = _targets(plugin, spares, "spares"), {}
+    named = [each for targets, _ in wanted.values() for each in targets if each is not None]
+    twice = sorted({each for each in named if named.count(each) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is named more than once: a host is started once")
+    return wanted
+
+
+def _targets(plugin: LauncherPlugin, hosts: object, what: str) -> list[str | None]:
+    if plugin.is_named:
+        if (
+            not isinstance(hosts, Sequence)
+            or isinstance(hosts, str)
+            or not all(isinstance(each, str) for each in hosts)
+            or not hosts
+        ):
+            raise ValueError(
+                f"{what}: the launcher {plugin.name!r} wants their names, such as ['b1', 'b2'], got {hosts!r}"
+            )
+        return list(hosts)
+    if not isinstance(hosts, int) or isinstance(hosts, bool) or hosts < 1:
+        raise ValueError(f"{what}: the launcher {plugin.name!r} wants how many, such as 2, got {hosts!r}")
+    return [None] * hosts

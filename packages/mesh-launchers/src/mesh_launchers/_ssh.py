@@ -1,0 +1,165 @@
+"""The launcher ``ssh``: hosts by their names, reached by OpenSSH's own client, with all that its configuration says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mesh_core.plugins import ProbeResult, hookimpl
+from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Place
+from mesh_launchers._errors import LaunchError
+from mesh_launchers.agents import Agents, Start, shell
+
+_AT_ONCE = 8
+"""Logins at once: from the eleventh on sshd drops some."""
+_TRIES = 5
+_PAUSE_S = 0.5
+_OWN_STATUS = 255
+"""What ssh ends with for reasons of its own."""
+_NOT_FOUND = 127
+_PASSING = re.compile(r"kex_exchange_identification|Connection reset by|Connection closed by|banner exchange")
+"""What a server says, or does not, that has too many logins at once."""
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """Options of the launcher ``ssh``."""
+
+    python: str | Mapping[str, str] = "python3"
+    """The interpreter on the hosts, or that of each by its name. It must have mesh-core, of the script's version."""
+    config: str | None = None
+    """A configuration file for ssh, in place of ``~/.ssh/config``."""
+    arguments: Sequence[str] = ()
+    """More arguments for ssh, such as ``("-J", "gate")``."""
+    address: Mapping[str, str] = field(default_factory=dict)
+    """By which address the script reaches a host, where that is not the one that ssh connects to."""
+    listen: str = "0.0.0.0:0"
+    """Where agents listen on their hosts."""
+    login_timeout: float = 15.0
+    """Seconds for a connection."""
+    start_timeout: float = 120.0
+    """Seconds until an agent listens, with the login."""
+
+    def python_of(self, host: str) -> str:
+        """Return the interpreter of a host."""
+        return self.python if isinstance(self.python, str) else self.python.get(host, "python3")
+
+
+class SshLauncher:
+    """Starts agents by ssh; a host ends with its connection."""
+
+    def __init__(self, place: Place) -> None:
+        self._agents = Agents(place)
+        self._limit = asyncio.Semaphore(_AT_ONCE)
+        self._chance = random.Random()
+
+    async def start(self, options: SshOptions, hosts: Sequence[HostSpec]) -> None:
+        """Begin to start hosts."""
+        if shutil.which("ssh") is None:
+            raise LaunchError("there is no ssh here: install OpenSSH's client (apt install openssh-client)")
+        for host in hosts:
+            assert host.target is not None
+            ssh = _ssh(options)
+            name = options.address.get(host.target) or await _host_name(ssh, host.target)
+            start = Start(
+                arguments=[*ssh, host.target, shell(options.python_of(host.target), host.name)],
+                listen=options.listen,
+                reached=lambda address, name=name: _at(name, address),  # type: ignore[misc]
+                explain=_explain,
+                again=lambda status, lines: status == _OWN_STATUS and _PASSING.search(lines) is not None,
+                limit=self._limit,
+                tries=_TRIES,
+                pause=lambda turn: _PAUSE_S * 2**turn * self._chance.uniform(0.5, 1.5),
+                timeout=options.start_timeout,
+            )
+            self._agents.begin(host, start)
+
+    async def stop(self, numbers: Sequence[int]) -> None:
+        """End hosts."""
+        await self._agents.stop(numbers)
+
+    async def log(self, number: int, lines: int) -> str:
+        """Return the last lines that ssh and a host's agent have written."""
+        return self._agents.log(number, lines)
+
+    async def close(self) -> None:
+        """End all."""
+        await self._agents.close()
+
+
+def _ssh(options: SshOptions) -> list[str]:
+    """Return the client with what all hosts have alike. No terminal: it would show what goes in, and that is secret."""
+    config = [] if options.config is None else ["-F", options.config]
+    settings = {
+        "BatchMode": "yes",
+        "ConnectTimeout": f"{max(1, round(options.login_timeout))}",
+        "ServerAliveInterval": "5",
+        "ServerAliveCountMax": "3",
+        "LogLevel": "ERROR",
+        # A connection of its own: one that is shared has few sessions, and may be stale.
+        "ControlPath": "none",
+        "ControlMaster": "no",
+    }
+    said = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    return ["ssh", *config, *options.arguments, *said, "-T"]
+
+
+async def _host_name(ssh: Sequence[str], target: str) -> str:
+    """Return the name or address that ssh would connect to."""
+    asked = await asyncio.create_subprocess_exec(
+        *ssh,
+        "-G",
+        target,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, error = await asked.communicate()
+    if asked.returncode:
+        raise LaunchError(f"ssh does not take {target!r}: {error.decode(errors='replace').strip()}")
+    found = re.search(r"^hostname (\S+)$", out.decode(), re.MULTILINE)
+    return target if found is None else found[1]
+
+
+def _at(name: str, address: str) -> str:
+    """Return the address of a port on a host."""
+    host = f"[{name}]" if ":" in name else name
+    return f"tcp://{host}:{address.rpartition(':')[2]}"
+
+
+def _explain(status: int, lines: str) -> str:
+    last = lines.splitlines()[-1] if lines else ""
+    if status == _NOT_FOUND:
+        return f"there is no such interpreter on the host: {last}. Name one with python="
+    if status == _OWN_STATUS:
+        return f"ssh: {last.removeprefix('ssh: ') or 'the connection was lost'}"
+    return ""
+
+
+def _probe() -> ProbeResult[None]:
+    if shutil.which("ssh") is None:
+        return ProbeResult.no(
+            "there is no ssh here", remedy="install OpenSSH's client: apt install openssh-client"
+        )
+    return ProbeResult.yes()
+
+
+SSH = LauncherPlugin(
+    name="ssh",
+    api_version=API_VERSION,
+    create=SshLauncher,
+    options=SshOptions,
+    is_named=True,
+    probe=_probe,
+    summary="machines that OpenSSH's client reaches, by their names",
+)
+
+
+@hookimpl
+def mesh_register_launchers() -> Iterable[LauncherPlugin]:
+    """The one of this module."""
+    yield SSH

@@ -1,0 +1,74 @@
+"""What is known of a job's hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mesh_launchers._contract import Phase
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class HostState:
+    """One host of a job."""
+
+    number: int
+    name: str
+    mesh: str
+    phase: Phase
+    why: str = ""
+    address: str | None = None
+    differs: tuple[str, ...] = ()
+    """In what its packages are not those of the script."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it runs, or may still come."""
+        return self.phase in (Phase.WAITING, Phase.STARTING, Phase.RUNNING)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job, at one moment."""
+
+    name: str
+    launcher: str
+    hosts: tuple[HostState, ...]
+    used_by: int | None = None
+    """The process of the script that has its hosts, if one has."""
+    keep: float | None = None
+    """For so many seconds the hosts stay when no script has them; none if they end with the script."""
+    left: float | None = None
+    """After so many seconds they end, as no script has them."""
+
+    def __str__(self) -> str:
+        """Say how many hosts run, and why others do not."""
+        running = sum(each.phase is Phase.RUNNING for each in self.hosts)
+        text = f"job {self.name}: {running} of {sum(each.phase is not Phase.ENDED for each in self.hosts)} hosts run"
+        whys: dict[str, list[str]] = {}
+        for each in self.hosts:
+            if each.phase in (Phase.WAITING, Phase.STARTING, Phase.FAILED):
+                words = f"{each.phase}: {each.why.splitlines()[0]}" if each.why else str(each.phase)
+                whys.setdefault(words, []).append(each.name)
+        for why, names in list(whys.items())[:_SHOWN]:
+            who = ", ".join(names[:_SHOWN]) + (
+                f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            )
+            text += f"; {who} {why}"
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> JobState:
+        """Return what :meth:`as_dict` was made of."""
+        hosts = tuple(
+            HostState(**{**each, "phase": Phase(each["phase"]), "differs": tuple(each["differs"])})
+            for each in told["hosts"]
+        )
+        return cls(**{**told, "hosts": hosts})

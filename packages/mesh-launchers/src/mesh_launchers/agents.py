@@ -1,0 +1,177 @@
+"""For launchers whose hosts are started by a command: on this machine, or by one that reaches another.
+
+:func:`command` and :func:`shell` are what runs on a host: a program that wants nothing there but mesh-core. It gets the host's credentials on its
+standard input, and ends when that does. :class:`Agents` starts such commands, and reports what becomes of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mesh_launchers._contract import HostSpec, Phase, Place, Report
+from mesh_launchers._host import HostProcess, command, shell, told
+
+__all__ = ["Agents", "Start", "command", "shell"]
+
+_START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a host is started."""
+
+    arguments: Sequence[str]
+    """The command. Its standard input and output have to be those of :func:`command` on the host."""
+    listen: str
+    """Where the agent listens; port 0 is any."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """What the host says it has."""
+    env: Mapping[str, str] | None = None
+    """The environment of the command; that of this process if nothing is given."""
+    reached: Callable[[str], str] = lambda address: address
+    """Gives the address by which others reach what listens at one."""
+    explain: Callable[[int, str], str] | None = None
+    """Says what an exit status and the last lines mean, where that is known; else an empty text."""
+    again: Callable[[int, str], bool] | None = None
+    """Whether to try once more after such an end, before the host has said anything."""
+    limit: asyncio.Semaphore | None = None
+    """Who may be starting at once."""
+    tries: int = 1
+    pause: Callable[[int], float] = lambda _: 0.0
+    """Seconds before a further try."""
+    timeout: float = _START_S
+    """After so many seconds a host that does not listen has failed."""
+
+
+class Agents:
+    """The hosts of one job."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._hosts: dict[int, _Agent] = {}
+
+    def begin(self, spec: HostSpec, start: Start) -> None:
+        """Begin to start a host."""
+        agent = self._hosts[spec.number] = _Agent(self._place, spec, start)
+        agent.begin()
+
+    def log(self, number: int, lines: int) -> str:
+        """Return the last lines of a host."""
+        agent = self._hosts.get(number)
+        return "" if agent is None else agent.process.last_lines(lines)
+
+    async def stop(self, numbers: Sequence[int]) -> None:
+        """End hosts."""
+        await asyncio.gather(*[self._hosts[each].stop() for each in numbers if each in self._hosts])
+
+    async def close(self) -> None:
+        """End all."""
+        await self.stop(list(self._hosts))
+
+
+class _Agent:
+    """One host."""
+
+    def __init__(self, place: Place, spec: HostSpec, start: Start) -> None:
+        self._place = place
+        self._spec = spec
+        self._start = start
+        self._environment: Mapping[str, Any] | None = None
+        self._failed: str | None = None
+        self._listens = asyncio.Event()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._stopping = False
+        self.process = self._new_process()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.create_task(self._live())
+
+    def _new_process(self) -> HostProcess:
+        return HostProcess(self._heard, self._place.folder / f"{self._spec.number}.log", self._place.silence)
+
+    def _report(self, phase: Phase, why: str = "", address: str | None = None) -> None:
+        report = Report(self._spec.number, phase, why=why, address=address, environment=self._environment)
+        self._place.report(report)
+
+    def _heard(self, what: Mapping[str, Any]) -> None:
+        if "environment" in what:
+            self._environment = what["environment"]
+        if "failed" in what:
+            self._failed = str(what["failed"])
+        if "address" in what and not self._stopping:
+            self._listens.set()
+            self._report(Phase.RUNNING, address=self._start.reached(str(what["address"])))
+        if "ended" in what and not self._ended.done():
+            self._ended.set_result(int(what["ended"]))
+
+    async def _live(self) -> None:
+        try:
+            turn = 1
+            while True:
+                status = await self._try()
+                lines = self.process.last_lines()
+                if turn >= self._start.tries or not self._may_try_again(status, lines):
+                    break
+                await asyncio.sleep(self._start.pause(turn))
+                turn += 1
+            self._report(Phase.FAILED, why=self._why(status, lines))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the reason of this host's failure
+            self._report(Phase.FAILED, why=f"{type(error).__name__}: {error}")
+
+    def _may_try_again(self, status: int, lines: str) -> bool:
+        """Whether it has ended for a reason that may pass, before the host was reached."""
+        again = self._start.again
+        return self._environment is None and again is not None and again(status, lines)
+
+    async def _try(self) -> int:
+        """Start it, and return its exit status when it has ended."""
+        limit = self._start.limit
+        self._ended = asyncio.get_running_loop().create_future()
+        self._report(Phase.STARTING)
+        if limit is not None:
+            await limit.acquire()
+        try:
+            spec, start = self._spec, self._start
+            line = told(
+                self._place.credentials,
+                self._place.silence,
+                address=start.listen,
+                name=spec.name,
+                labels=dict(spec.labels),
+                resources=dict(start.resources),
+            )
+            self.process = self._new_process()
+            await self.process.start(start.arguments, line, start.env)
+            listens: asyncio.Future[Any] = asyncio.ensure_future(self._listens.wait())
+            waits: list[asyncio.Future[Any]] = [listens, self._ended]
+            done, _ = await asyncio.wait(waits, timeout=start.timeout, return_when=asyncio.FIRST_COMPLETED)
+            listens.cancel()
+        finally:
+            if limit is not None:
+                limit.release()
+        if not done:
+            self._failed = f"it has not listened after {start.timeout:g} s"
+            await self.process.stop()
+        return await asyncio.shield(self._ended)
+
+    def _why(self, status: int, lines: str) -> str:
+        """Say why it has ended, in the words of who knows."""
+        explain = self._start.explain
+        why = self._failed or ("" if explain is None else explain(status, lines))
+        if not why:
+            why = f"it was ended by signal {-status}" if status < 0 else f"it has ended with status {status}"
+        return why if lines.removeprefix("ssh: ") in why else f"{why}\n{lines}"
+
+    async def stop(self) -> None:
+        self._stopping = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self.process.stop()
+        self._report(Phase.ENDED)

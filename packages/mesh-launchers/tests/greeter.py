@@ -1,0 +1,41 @@
+"""What tests of jobs run on hosts, and how they kill these."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from mesh_core import Actor, endpoint
+
+
+class Greeter(Actor):
+    """Answers."""
+
+    @endpoint
+    def greet(self, name: str) -> str:
+        return f"hello {name}"
+
+    @endpoint
+    def environ(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+def host_pids(name: str) -> list[int]:
+    """Return the processes of the host of this name, here: what looks after the agent, and the agent."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                words = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if words.endswith(f"\0mesh-host\0{name}\0".encode()):
+                found.append(int(process.name))
+    return sorted(found)
+
+
+def kill_host(name: str) -> bool:
+    """Kill the agent."""
+    os.kill(host_pids(name)[-1], signal.SIGKILL)
+    return True

@@ -1,0 +1,138 @@
+"""The launcher ssh, by real servers on loopback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import LIMIT, until
+from greeter import Greeter, host_pids, kill_host
+from sshd import SSHD, Servers
+
+from mesh_launchers import LaunchError, Phase, launch
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("failures"),
+    pytest.mark.skipif(
+        SSHD is None or shutil.which("ssh") is None, reason="there is no sshd: apt install openssh-server"
+    ),
+]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    """Three servers."""
+    servers = Servers(tmp_path / "sshd", 3)
+    yield servers
+    servers.close()
+
+
+def start(servers: Servers, *names: str, **options: Any) -> Any:
+    return launch(
+        "ssh",
+        hosts=list(names or servers.names),
+        config=str(servers.config),
+        **{"python": sys.executable, **options},
+    )
+
+
+def test_hosts_by_their_names(servers: Servers) -> None:
+    with start(servers, name="lab") as job:
+        procs = job.hosts.spawn_procs(per_host={"gpus": 1})
+        assert (
+            procs.spawn("greeters", Greeter).greet.call("you").get(timeout=LIMIT).values()
+            == ["hello you"] * 3
+        )
+        assert job.hosts.names == ["b1", "b2", "b3"]
+        assert [each.rpartition(":")[0] for each in job.hosts.addresses] == [
+            f"tcp://127.0.0.{n}" for n in (1, 2, 3)
+        ]
+        assert all("listens at" in each for each in job.logs().values())
+        # Which hosts they are is said by their names.
+        assert job.scale(["b1", "b3"]).names == ["b1", "b3"]
+        assert host_pids("b2") == []
+        assert job.scale(["b1", "b2", "b3"]).sizes == {"hosts": 3}
+
+
+def test_a_key_that_has_changed(servers: Servers) -> None:
+    servers.forget("b2")
+    with start(servers) as job:
+        with pytest.raises(LaunchError, match=r"host b2 .*ssh: Host key verification failed\.") as caught:
+            job.wait(timeout=LIMIT)
+        assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in str(caught.value) or "has changed" in str(
+            caught.value
+        )
+        # The others are there, for who goes on with them.
+        until(lambda: [each.phase for each in job.state().hosts].count(Phase.RUNNING) == 2, "two hosts run")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"python": "/nowhere/python"},
+            r"no such interpreter on the host: .*/nowhere/python: No such file or directory",
+        ),
+        ({"python": "/usr/bin/env python3 -S"}, "/usr/bin/env python3 -S"),
+        ({"arguments": ["-o", "IdentityFile=none", "-o", "IdentityAgent=none", "-F", "none"]}, "ssh: "),
+    ],
+)
+def test_what_the_other_end_says_is_told(servers: Servers, options: dict[str, Any], match: str) -> None:
+    with start(servers, "b1", **options) as job, pytest.raises(LaunchError, match=match):
+        job.wait(timeout=LIMIT)
+
+
+def test_a_name_that_is_none(servers: Servers) -> None:
+    with (
+        start(servers, "no-such-host.invalid") as job,
+        pytest.raises(LaunchError, match="Could not resolve hostname"),
+    ):
+        job.wait(timeout=LIMIT)
+    with pytest.raises(ValueError, match=r"wants their names, such as \['b1', 'b2'\], got 2"):
+        launch("ssh", hosts=2)
+    with pytest.raises(ValueError, match="b1 is named more than once"):
+        start(servers, "b1", "b1")
+
+
+def test_a_server_that_drops_logins_is_tried_again(tmp_path: Path) -> None:
+    """From the second login at once on it drops every one."""
+    servers = Servers(tmp_path / "sshd", 1, "MaxStartups 1:100:1")
+    names = [f"alias{at}" for at in range(6)]
+    block = servers.config.read_text().partition("Host *")
+    server = block[0].partition("\n")[2]
+    servers.config.write_text("".join(f"Host {name}\n{server}" for name in names) + block[1] + block[2])
+    try:
+        with start(servers, *names) as job:
+            job.wait(timeout=LIMIT)
+        dropped = (servers.folder / "b1.log").read_text()
+        assert "drop connection" in dropped or "beginning MaxStartups throttling" in dropped
+    finally:
+        servers.close()
+
+
+def test_a_host_that_is_killed_and_a_connection_that_ends(servers: Servers) -> None:
+    with start(servers, "b1", "b2", "b3") as job:
+        job.wait(timeout=LIMIT)
+        kill_host("b1")
+        until(lambda: job.state().hosts[0].phase is Phase.FAILED, "the host's end is told")
+        assert "its agent was ended by signal 9 (SIGKILL)" in job.state().hosts[0].why
+        agents = host_pids("b2")
+        os.kill(_session(servers.processes[1].pid), signal.SIGKILL)
+        until(lambda: job.state().hosts[1].phase is Phase.FAILED, "the connection's end is told")
+        assert "ssh: " in job.state().hosts[1].why
+        # Nothing goes on there.
+        until(lambda: not any(Path(f"/proc/{each}/exe").exists() for each in agents), "the host ends")
+        assert job.state().hosts[2].phase is Phase.RUNNING
+
+
+def _session(server: int) -> int:
+    """Return the server's process for a connection."""
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    return int(children[0])
