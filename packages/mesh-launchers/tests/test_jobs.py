@@ -61,6 +61,7 @@ def test_hosts_are_used_before_they_are_there() -> None:
 
 
 def test_a_name_is_used_once(jobs_folder: Path) -> None:
+    """FLD-1, KPR-2."""
     with launch("local", hosts=1, name="one"):
         with pytest.raises(JobExists, match=r"attach_job\('one'\) has it, `mesh stop one` ends it"):
             launch("local", hosts=1, name="one")
@@ -164,6 +165,7 @@ def test_more_and_fewer_hosts(failures: list[Any]) -> None:
 
 
 def test_two_jobs_of_one_script() -> None:
+    """AUT-1."""
     with launch("local", hosts=1) as first, launch("local", hosts=1) as second:
         both = first.hosts.join(second.hosts)
         assert len(both.spawn_procs(per_host={"gpus": 1})) == 2
@@ -209,6 +211,7 @@ def test_a_job_that_is_kept_is_found_again(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["ends", "is killed", "is killed with a child"])
 def test_a_job_that_is_not_kept_ends_with_its_script(tmp_path: Path, jobs_folder: Path, how: str) -> None:
+    """KPR-1, KPR-3, AUT-1."""
     script = Script(
         tmp_path,
         """
@@ -256,6 +259,7 @@ def test_a_job_that_is_not_kept_is_not_let_go() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_death_of_the_keeper_ends_the_hosts(jobs_folder: Path, number: int) -> None:
+    """KPR-1, HST-2, FLD-1."""
     job = launch("local", hosts=2, name=f"orphan-{number}").wait(timeout=LIMIT)
     keeper = _keeper(jobs_folder / job.name)
     pids = [pid for each in job.state().hosts for pid in host_pids(each.name)]

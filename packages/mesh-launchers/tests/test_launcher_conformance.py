@@ -1,4 +1,4 @@
-"""The suite of the contract, on the package's own launchers."""
+"""The suite of the contract, on the package's own launchers: HST-1, HST-3, HST-4, KPR-3."""
 
 from __future__ import annotations
 

@@ -118,6 +118,7 @@ def test_a_server_that_drops_logins_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_host_that_is_killed_and_a_connection_that_ends(servers: Servers) -> None:
+    """HST-2, HST-3."""
     with start(servers, "b1", "b2", "b3") as job:
         job.wait(timeout=LIMIT)
         kill_host("b1")

@@ -207,17 +207,21 @@ class HostProcess:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
                 if not self._has_spoken:
-                    # It is no host yet, and may never look at what it is told.
-                    process.terminate()
+                    # It is no host yet, and may never look at what it is told; nor may what it has begun.
+                    os.killpg(process.pid, signal.SIGTERM)
             try:
                 await asyncio.wait_for(process.wait(), _STOP_S)
             except TimeoutError:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                # Nor is something waited for that has left the group, and has its output.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), _STOP_S)
         hears, is_heard = self._tasks
         is_heard.cancel()
-        await asyncio.wait([hears, is_heard])
+        # Longer only where something strange has its output.
+        await asyncio.wait([hears, is_heard], timeout=_STOP_S)
+        hears.cancel()
 
     def last_lines(self, lines: int = _LAST_LINES) -> str:
         """Return the last lines of what it has written."""

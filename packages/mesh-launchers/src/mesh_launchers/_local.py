@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mesh_core.plugins import hookimpl
-from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Place
-from mesh_launchers.agents import Agents, Start, command
+from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin
+from mesh_launchers.agents import AgentLauncher, Start, command
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,8 @@ class LocalOptions:
     """What each host says it has, such as ``{"gpus": 2}``, for ``hosts.select``; nobody checks or reserves it."""
 
 
-class LocalLauncher:
+class LocalLauncher(AgentLauncher):
     """Starts agents on this machine, each listening on loopback."""
-
-    def __init__(self, place: Place) -> None:
-        self._agents = Agents(place)
 
     async def start(self, options: LocalOptions, hosts: Sequence[HostSpec]) -> None:
         """Begin to start hosts."""
@@ -39,19 +36,7 @@ class LocalLauncher:
                 resources=options.resources,
                 env={**os.environ, **options.env},
             )
-            self._agents.begin(host, start)
-
-    async def stop(self, numbers: Sequence[int]) -> None:
-        """End hosts."""
-        await self._agents.stop(numbers)
-
-    async def log(self, number: int, lines: int) -> str:
-        """Return the last lines that a host's agent has written."""
-        return self._agents.log(number, lines)
-
-    async def close(self) -> None:
-        """End all."""
-        await self._agents.close()
+            self.agents.begin(host, start)
 
 
 LOCAL = LauncherPlugin(

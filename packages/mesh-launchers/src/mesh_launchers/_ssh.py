@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mesh_core.plugins import ProbeResult, hookimpl
 from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Place
 from mesh_launchers._errors import LaunchError
-from mesh_launchers.agents import Agents, Start, shell
+from mesh_launchers.agents import AgentLauncher, Start, shell
 
 _AT_ONCE = 8
 """Logins at once: from the eleventh on sshd drops some."""
@@ -49,11 +49,11 @@ class SshOptions:
         return self.python if isinstance(self.python, str) else self.python.get(host, "python3")
 
 
-class SshLauncher:
+class SshLauncher(AgentLauncher):
     """Starts agents by ssh; a host ends with its connection."""
 
     def __init__(self, place: Place) -> None:
-        self._agents = Agents(place)
+        super().__init__(place)
         self._limit = asyncio.Semaphore(_AT_ONCE)
         self._chance = random.Random()
 
@@ -76,19 +76,7 @@ class SshLauncher:
                 pause=lambda turn: _PAUSE_S * 2**turn * self._chance.uniform(0.5, 1.5),
                 timeout=options.start_timeout,
             )
-            self._agents.begin(host, start)
-
-    async def stop(self, numbers: Sequence[int]) -> None:
-        """End hosts."""
-        await self._agents.stop(numbers)
-
-    async def log(self, number: int, lines: int) -> str:
-        """Return the last lines that ssh and a host's agent have written."""
-        return self._agents.log(number, lines)
-
-    async def close(self) -> None:
-        """End all."""
-        await self._agents.close()
+            self.agents.begin(host, start)
 
 
 def _ssh(options: SshOptions) -> list[str]:

@@ -1,7 +1,7 @@
 """For launchers whose hosts are started by a command: on this machine, or by one that reaches another.
 
 :func:`command` and :func:`shell` are what runs on a host: a program that wants nothing there but mesh-core. It gets the host's credentials on its
-standard input, and ends when that does. :class:`Agents` starts such commands, and reports what becomes of them.
+standard input, and ends when that does. :class:`AgentLauncher` starts such commands, and reports what becomes of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from mesh_launchers._contract import HostSpec, Phase, Place, Report
 from mesh_launchers._host import HostProcess, command, shell, told
 
-__all__ = ["Agents", "Start", "command", "shell"]
+__all__ = ["AgentLauncher", "Agents", "Start", "command", "shell"]
 
 _START_S = 60.0
 
@@ -70,6 +70,31 @@ class Agents:
     async def close(self) -> None:
         """End all."""
         await self.stop(list(self._hosts))
+
+
+class AgentLauncher:
+    """A launcher but for ``start``, which is to call ``self.agents.begin()`` for each host.
+
+    >>> class LocalLauncher(AgentLauncher):
+    ...     async def start(self, options, hosts):
+    ...         for host in hosts:
+    ...             self.agents.begin(host, Start(arguments=command("python3", host.name), listen="127.0.0.1:0"))
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.agents = Agents(place)
+
+    async def stop(self, numbers: Sequence[int]) -> None:
+        """End hosts."""
+        await self.agents.stop(numbers)
+
+    async def log(self, number: int, lines: int) -> str:
+        """Return the last lines that a host's agent has written."""
+        return self.agents.log(number, lines)
+
+    async def close(self) -> None:
+        """End all hosts."""
+        await self.agents.close()
 
 
 class _Agent:
@@ -147,7 +172,13 @@ class _Agent:
                 resources=dict(start.resources),
             )
             self.process = self._new_process()
-            await self.process.start(start.arguments, line, start.env)
+            starting = asyncio.ensure_future(self.process.start(start.arguments, line, start.env))
+            try:
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                # Not in the middle: what it begins would be nobody's.
+                await asyncio.wait([starting])
+                raise
             listens: asyncio.Future[Any] = asyncio.ensure_future(self._listens.wait())
             waits: list[asyncio.Future[Any]] = [listens, self._ended]
             done, _ = await asyncio.wait(waits, timeout=start.timeout, return_when=asyncio.FIRST_COMPLETED)

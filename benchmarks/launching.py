@@ -1,0 +1,105 @@
+"""How long hosts take: from `launch` to the first reply of all, and from `attach_job` to that.
+
+    python benchmarks/launching.py --hosts 16
+
+With mesh-launchers installed; the figures of ssh want Debian's openssh-server and root. Its hosts are servers on addresses of this machine, each with keys of its own.
+Each round is a script of its own, as a user's is; it imports before the clock starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GREET = """
+import sys, time
+from mesh_core import Actor, endpoint, shutdown
+from mesh_launchers import attach_job, launch
+
+class Greeter(Actor):
+    @endpoint
+    def greet(self):
+        return 1
+
+def reply(job, count):
+    greeters = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("greeters", Greeter)
+    assert sum(greeters.greet.call().get(timeout=120).values()) == count
+
+if __name__ == "__main__":
+    begun = time.perf_counter()
+"""
+FIRST = """
+    with launch(LAUNCHER, **OPTIONS) as job:
+        reply(job, COUNT)
+        took = time.perf_counter() - begun
+    print("took", took, flush=True)
+"""
+KEEP = """
+    job = launch("local", hosts=COUNT, name="benchmark", keep="60s").wait(60)
+"""
+AGAIN = """
+    job = attach_job("benchmark")
+    job.hosts.initialized.get(timeout=60)
+    took = time.perf_counter() - begun
+    reply(job, COUNT)
+    print("took", took, flush=True)
+"""
+ENDED = """
+    attach_job("benchmark").stop()
+"""
+
+
+def seconds(text: str, launcher: str, options: dict[str, object], count: int) -> float:
+    """Run a script; how long it says that it took."""
+    for name, value in {"LAUNCHER": launcher, "OPTIONS": options, "COUNT": count}.items():
+        text = text.replace(name, repr(value))
+    done = subprocess.run(
+        [sys.executable, "-c", GREET + text], capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return float(done.stdout.split()[-1]) if done.stdout else 0.0
+
+
+def shown(what: str, took: list[float]) -> None:
+    """Print a row."""
+    print(f"| {what} | {statistics.median(took):.3f} s | {min(took):.3f} to {max(took):.3f} |", flush=True)
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    count, rounds = args.hosts, range(args.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MESH_JOBS"] = f"{folder}/jobs"
+        print("| from launch to the first reply of all | median | least to most |\n| --- | --- | --- |")
+        shown(f"local, {count} hosts", [seconds(FIRST, "local", {"hosts": count}, count) for _ in rounds])
+        seconds(KEEP, "", {}, count)
+        shown(
+            f"attach_job, {count} hosts, until all are attached",
+            [seconds(AGAIN, "", {}, count) for _ in rounds],
+        )
+        seconds(ENDED, "", {}, count)
+        if os.getuid() == 0 and Path("/usr/sbin/sshd").exists():
+            sys.path.insert(0, str(ROOT / "packages" / "mesh-launchers" / "tests"))
+            from sshd import Servers  # type: ignore[import-not-found, unused-ignore]
+
+            servers = Servers(Path(folder) / "sshd", count)
+            try:
+                options = {"hosts": servers.names, "config": str(servers.config), "python": sys.executable}
+                shown(f"ssh, {count} hosts", [seconds(FIRST, "ssh", options, count) for _ in rounds])
+            finally:
+                servers.close()
+
+
+if __name__ == "__main__":
+    main()
