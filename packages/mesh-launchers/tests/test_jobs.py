@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -49,6 +50,9 @@ def test_hosts_are_used_before_they_are_there() -> None:
         assert [each.phase for each in state.hosts] == [Phase.RUNNING] * 2
         assert (state.launcher, state.used_by, state.keep) == ("local", os.getpid(), None)
         assert [each.name for each in jobs()] == ["two"]
+        # To look is to change nothing.
+        assert len(job.scale(3).spawn_procs(per_host={"gpus": 1}).pids) == 3
+        assert len(job.scale(2)) == 2
         assert all("listens at" in each for each in job.logs().values())
         assert len(job.logs(lines=1)["two-1"].splitlines()) == 1
         assert repr(job) == "<job two: 2 of 2 hosts run>"
@@ -240,6 +244,27 @@ def test_a_job_that_is_not_kept_ends_with_its_script(tmp_path: Path, jobs_folder
     if how == "is killed with a child":
         os.kill(child, signal.SIGKILL)
     script.process.communicate()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_script_that_is_killed_at_any_moment(tmp_path: Path, jobs_folder: Path, seed: int) -> None:
+    """KPR-1, KPR-3, HST-2."""
+    script = Script(
+        tmp_path,
+        """
+        print("begins", flush=True)
+        launch("local", hosts=2).wait(60)
+        print("runs", flush=True)
+        input()
+        """,
+    )
+    script.heard()
+    try:
+        script.process.wait(timeout=random.Random(seed).random() * 0.6)
+    except subprocess.TimeoutExpired:
+        script.kill()
+    # What is there without a process goes when somebody looks.
+    until(lambda: not jobs() and not leftovers(jobs_folder), "the job ends")
 
 
 def test_a_job_expires(tmp_path: Path, jobs_folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The credentials of a script's jobs: its hosts are of one authority, whichever launcher has started them.
 
 AUT-1: a folder of credentials is there as long as a script or a keeper uses it, each of which has a shared lock in it, which no process has that
-they fork. The last to go removes it, and what killed ones have left is removed by whoever launches next.
+they fork. The last to go removes it, and what killed ones have left is removed by whoever launches next, or lists the jobs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class Use:
         """Make credentials."""
         folder = base() / _KEYS
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for each in folder.iterdir():
-            _remove_unused(each)
+        sweep()
         while True:
             path = folder / secrets.token_hex(8)
             path.mkdir(mode=0o700)
@@ -78,6 +77,10 @@ class Authority(Extension):
             self._use.end()
             self._use = None
 
+    def uses(self, folder: Path) -> bool:
+        """Whether that is the folder of the script's own."""
+        return self._use is not None and self._use.path.parent == folder
+
     def credentials(self) -> Path:
         """Return the script's, which are made when they are first needed."""
         if self._use is None:
@@ -98,6 +101,16 @@ class Authority(Extension):
 def authority() -> Authority:
     """Return that of this script."""
     return find(Authority) or install(Authority)
+
+
+def sweep() -> None:
+    """Remove what killed processes have left."""
+    folder, ours = base() / _KEYS, find(Authority)
+    if folder.is_dir():
+        for each in folder.iterdir():
+            # A process's own lock does not keep it out, and closing the file would end it.
+            if ours is None or not ours.uses(each):
+                _remove_unused(each)
 
 
 def _remove_unused(path: Path) -> None:

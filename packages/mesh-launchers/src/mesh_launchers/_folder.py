@@ -1,7 +1,7 @@
 """Where jobs are found by their names: a private folder for each, which goes with it.
 
-FLD-1: a job has a lock on its folder from before its keeper starts until the folder is removed: one without a lock is what a killed
-keeper has left.
+FLD-1: a job has a lock in its folder from before its keeper starts until the folder is removed: one without a lock is what a killed
+keeper has left. The lock is on a file, as file systems of other machines have none on folders.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mesh_launchers._errors import JobExists, JobNotFound
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SOCKET = "door"
+_LOCK = "lock"
 _LOOK_S = 0.2
 _PAUSE_S = 0.01
 
@@ -157,7 +158,7 @@ class JobFolder:
 
     def lock(self) -> int | None:
         """Take the lock; its descriptor, or none if somebody has it (FLD-1)."""
-        at = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        at = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -168,7 +169,7 @@ class JobFolder:
     def is_at(self, lock: int) -> bool:
         """Whether a lock is on the folder that is there now."""
         try:
-            return os.fstat(lock).st_ino == self.path.stat().st_ino
+            return os.fstat(lock).st_ino == (self.path / _LOCK).stat().st_ino
         except FileNotFoundError:
             return False
 
@@ -177,5 +178,5 @@ class JobFolder:
         for each in self.path.iterdir():
             if each.is_dir():
                 shutil.rmtree(each)
-            else:
+            elif each.name != _LOCK:
                 each.unlink()

@@ -79,7 +79,7 @@ class Keeper:
         door = self._folder.listen()
         server = await asyncio.start_unix_server(self._accept, sock=door, limit=_LINE)
         reader, writer = await asyncio.open_unix_connection(sock=first, limit=_LINE)
-        client = asyncio.create_task(self._accept(reader, writer))
+        client = asyncio.create_task(self._accept(reader, writer, is_first=True))
         try:
             await self._begin()
             await self._over.wait()
@@ -186,12 +186,15 @@ class Keeper:
 
     # Those who ask.
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_first: bool = False
+    ) -> None:
         pid, uid = peer_of(writer.get_extra_info("socket"))
         if uid not in {os.getuid(), 0}:
             writer.close()
             return
-        client = _Client(writer, pid)
+        # Who has launched the job may end before it has said that it has the hosts.
+        client = _Client(writer, pid, counts=is_first)
         self._clients.add(client)
         try:
             while line := await reader.readline():
@@ -286,11 +289,11 @@ class Keeper:
 class _Client:
     """Somebody who asks."""
 
-    def __init__(self, writer: asyncio.StreamWriter, pid: int) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, pid: int, *, counts: bool) -> None:
         self._writer = writer
         self.pid = pid
         self.watches = False
-        self.counts = False
+        self.counts = counts
         """Whether it has, or has had, the hosts."""
         self._process: int | None = None
         """A descriptor of the process, once it has the hosts."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mesh_launchers._authority import authority
+from mesh_launchers._authority import authority, sweep
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
 from mesh_launchers._folder import JobFolder
@@ -97,7 +97,8 @@ def attach_job(name: str | None = None, *, progress: bool | None = None) -> Job:
 
 
 def jobs() -> list[JobState]:
-    """Return the jobs of this user on this machine."""
+    """Return the jobs of this user on this machine. What killed ones have left is removed."""
+    sweep()
     found = []
     for folder in JobFolder.all():
         try:
