@@ -81,6 +81,7 @@ def main() -> None:
     count, rounds = args.hosts, range(args.rounds)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MESH_JOBS"] = f"{folder}/jobs"
+        os.environ["XDG_RUNTIME_DIR"] = folder
         print("| from launch to the first reply of all | median | least to most |\n| --- | --- | --- |")
         shown(f"local, {count} hosts", [seconds(FIRST, "local", {"hosts": count}, count) for _ in rounds])
         seconds(KEEP, "", {}, count)

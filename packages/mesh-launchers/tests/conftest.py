@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,13 +25,15 @@ def jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     """Have jobs in a folder of the test's own, and none of them left, nor a process or a key."""
     folder = tmp_path / "jobs"
     monkeypatch.setenv("MESH_JOBS", str(folder))
-    before = hosts_in_memory()
-    yield folder
-    shutdown()
-    until = time.monotonic() + LIMIT
-    while left := [*leftovers(folder), *(hosts_in_memory() - before)]:
-        assert time.monotonic() < until, f"left behind: {left}"
-        time.sleep(0.01)
+    # What hosts keep in memory; a short path, as sockets lie there too.
+    with tempfile.TemporaryDirectory(prefix="mesh-run-") as run:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", run)
+        yield folder
+        shutdown()
+        until = time.monotonic() + LIMIT
+        while left := [*leftovers(folder), *map(str, Path(run).glob("mesh-host-*"))]:
+            assert time.monotonic() < until, f"left behind: {left}"
+            time.sleep(0.01)
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -50,11 +53,6 @@ def leftovers(folder: Path) -> list[str]:
             if any(each.startswith(os.fsencode(folder)) for each in words):
                 found.append(f"process {process.name}: {words[:4]}")
     return found
-
-
-def hosts_in_memory() -> set[str]:
-    """Return the folders that hosts have for their keys."""
-    return {str(each) for each in Path("/dev/shm").glob("mesh-host-*")}
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ class Servers:
                     "PermitRootLogin prohibit-password",
                     "PidFile none",
                     "UseDNS no",
+                    f"SetEnv XDG_RUNTIME_DIR={os.environ['XDG_RUNTIME_DIR']}",
                     *lines,
                     "",
                 ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,10 +52,13 @@ class TestSsh(LauncherConformance):
     @classmethod
     def servers(cls, tmp_path_factory: Any) -> Iterator[Servers]:
         """Start them."""
-        servers = Servers(tmp_path_factory.mktemp("sshd") / "servers", 2)
-        cls.options = {"config": str(servers.config), "python": sys.executable}
-        yield servers
-        servers.close()
+        with tempfile.TemporaryDirectory(prefix="mesh-run-") as run, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_RUNTIME_DIR", run)
+            servers = Servers(tmp_path_factory.mktemp("sshd") / "servers", 2)
+            cls.options = {"config": str(servers.config), "python": sys.executable}
+            yield servers
+            servers.close()
+            assert not list(Path(run).glob("mesh-host-*"))
 
     def kill(self, host: HostSpec) -> bool:
         """Kill its agent, at the other end."""

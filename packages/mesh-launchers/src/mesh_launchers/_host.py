@@ -1,17 +1,9 @@
-"""A host's agent as it is started by launchers: a program that wants nothing there but mesh-core.
-
-HST-1: the credentials come on its standard input and go into memory; they are in no argument, no environment and no log.
-HST-2: it ends when its standard input does, or is silent for too long, and with it all that runs on the host: nothing outlives whoever has
-started it, also where the network between them has gone without a word.
-HST-3: whoever of the two processes that a host has is left when the other was killed removes the credentials.
-HST-4: what it has to say is a JSON object a line on its standard output, and nothing else is written there.
-"""
+"""A host's program (`_program.py`), as launchers start it and hear it."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import inspect
 import json
 import os
 import shlex
@@ -21,106 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from mesh_launchers import _program
+from mesh_launchers._contract import HostSpec, Place
+
 _LAST_LINES = 12
 _STOP_S = 10.0
 _TIMES = 6
 """So often something is said in the time after which silence is an end."""
 
 
-def environment() -> dict[str, Any]:
-    """Return which Python this is, and which packages it has. Sent to hosts as source: it wants nothing but this."""
-    import sys
-    from importlib.metadata import distributions
-
-    packages: dict[str, str] = {}
-    for each in distributions():
-        # Of two of a name the first is the one that is imported.
-        packages.setdefault((each.metadata["Name"] or "").lower().replace("_", "-"), each.version)
-    return {"python": sys.version.split()[0], "executable": sys.executable, "packages": packages}
-
-
-_PROGRAM = r"""
-import base64, ctypes, json, os, select, shutil, signal, sys, tempfile
-from typing import Any
-
-ENVIRONMENT
-
-def ended(number, frame):
-    sys.exit(128 + number)
-
-ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-for each in ENDS:
-    signal.signal(each, ended)
-out = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-
-def say(**what):
-    out.write(json.dumps(what) + "\n")
-    out.flush()
-
-def serve(told):
-    for each in ENDS:
-        signal.signal(each, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-    # It ends with whoever cleans up behind it.
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-    if os.getppid() != told.pop("starter"):
-        return
-    from mesh_core import run_worker_loop_forever
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    run_worker_loop_forever(ready=lambda address: say(address=f"tcp://{address}"), **told)
-
-def watch(agent, silence):
-    # Whoever has started this says something now and then, and its end is that of the input.
-    end = os.pidfd_open(agent)
-    while True:
-        ready = select.select([0, end], [], [], silence)[0]
-        if end in ready:
-            break
-        if not ready or not os.read(0, 4096):
-            os.kill(agent, signal.SIGTERM)
-            if not select.select([end], [], [], 8)[0]:
-                os.kill(agent, signal.SIGKILL)
-            break
-    status = os.waitstatus_to_exitcode(os.waitpid(agent, 0)[1])
-    if status < 0 and ready:
-        say(failed=f"its agent was ended by signal {-status} ({signal.Signals(-status).name})")
-    return abs(status)
-
-told = json.loads(sys.stdin.buffer.raw.readline())
-say(environment=environment())
-where = tempfile.mkdtemp(prefix="mesh-host-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-agent = 0
-try:
-    for name, data in told.pop("credentials").items():
-        with open(os.open(os.path.join(where, name), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            file.write(base64.b64decode(data))
-    silence = told.pop("silence")
-    told.update(credentials=where, starter=os.getpid())
-    # One that came while Python forks would be lost.
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
-    agent = os.fork()
-    if not agent:
-        serve(told)
-        status = 0
-    else:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-        status = watch(agent, silence)
-except ImportError as error:
-    say(failed=f"{sys.executable} has no mesh-core ({error}): install it there, or name an interpreter that has it with python=")
-    status = 1
-except Exception as error:
-    say(failed=f"{type(error).__name__}: {error}")
-    status = 1
-finally:
-    shutil.rmtree(where, ignore_errors=True)
-sys.exit(status)
-"""
-
-
 def command(python: str, name: str) -> list[str]:
-    """Return the arguments that run the program; listings of processes show the last ones."""
-    return [python, "-c", _PROGRAM.replace("ENVIRONMENT", inspect.getsource(environment)), "mesh-host", name]
+    """Return the arguments that run a host's program; listings of processes show the last ones."""
+    return [python, "-c", Path(_program.__file__).read_text(), "mesh-host", name]
 
 
 def shell(python: str, name: str) -> str:
@@ -128,14 +32,28 @@ def shell(python: str, name: str) -> str:
     return f"exec {shlex.join(command(python, name))}"
 
 
-def told(credentials: Path, silence: float, **what: Any) -> bytes:
-    """Return the line that the program reads first: the host's credentials, and what `run_worker_loop_forever` takes."""
+def told(place: Place, hosts: Sequence[HostSpec], *, variable: str | None = None, **options: Any) -> bytes:
+    """Return the line that the program reads first.
+
+    Args:
+        place: what the launcher works with.
+        hosts: those that read this line.
+        variable: where there are several, what in the environment of each says which one it is.
+        options: of ``run_worker_loop_forever``.
+    """
     files = {
         each.name: base64.b64encode(each.read_bytes()).decode()
-        for each in credentials.iterdir()
+        for each in place.credentials.iterdir()
         if each.is_file()
     }
-    return json.dumps({"credentials": files, "silence": silence, **what}).encode() + b"\n"
+    what = {
+        "credentials": files,
+        "silence": place.silence,
+        "place": variable,
+        "hosts": [{"number": each.number, "name": each.name, "labels": dict(each.labels)} for each in hosts],
+        "options": options,
+    }
+    return json.dumps(what).encode() + b"\n"
 
 
 class HostProcess:
@@ -174,13 +92,24 @@ class HostProcess:
 
     async def _hear(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
+        parts: dict[int, bytes] = {}
         while line := await process.stdout.readline():
+            # What a command has written besides is none of these.
             with suppress(ValueError):
-                what = json.loads(line)
-                if isinstance(what, dict):
+                number, _, rest = line.partition(b":")
+                parts[int(number)] = parts.get(int(number), b"") + rest[1:].rstrip(b"\n")
+                if rest[:1] == b"=":
+                    what = json.loads(parts.pop(int(number)))
                     self._has_spoken = True
-                    self._heard(what)
+                    self._heard({"host": int(number), **what})
         self._heard({"ended": await process.wait()})
+
+    async def say(self, line: str) -> None:
+        """Tell the hosts something."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(ConnectionError):
+                self._process.stdin.write(f"{line}\n".encode())
+                await self._process.stdin.drain()
 
     async def _be_heard(self, process: asyncio.subprocess.Process) -> None:
         """Say that this end is there (HST-2)."""

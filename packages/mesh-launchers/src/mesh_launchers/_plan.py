@@ -18,8 +18,8 @@ from mesh_launchers._contract import LAUNCHERS, LauncherPlugin, options_of
 from mesh_launchers._durations import seconds
 from mesh_launchers._errors import LaunchError
 from mesh_launchers._folder import JobFolder
-from mesh_launchers._host import environment
 from mesh_launchers._job import SPARES
+from mesh_launchers._program import environment
 
 _ONLY = "hosts"
 

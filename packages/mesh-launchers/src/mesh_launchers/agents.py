@@ -163,14 +163,7 @@ class _Agent:
             await limit.acquire()
         try:
             spec, start = self._spec, self._start
-            line = told(
-                self._place.credentials,
-                self._place.silence,
-                address=start.listen,
-                name=spec.name,
-                labels=dict(spec.labels),
-                resources=dict(start.resources),
-            )
+            line = told(self._place, [spec], address=start.listen, resources=dict(start.resources))
             self.process = self._new_process()
             starting = asyncio.ensure_future(self.process.start(start.arguments, line, start.env))
             try:
