@@ -197,12 +197,12 @@ impl<R: Registrar> Registry<R> {
     ///
     /// Whole pages are told of: where one byte of a page is there, all of it is. What overlaps is told of as one.
     pub(crate) fn hold(&self, start: u64, len: u64, writable: bool) -> Result<Hold<R::Region>, TransferError> {
-        let wanted = Wanted { start, end: start + len, writable };
-        if let Some((region, holder)) = lock(&self.table).share(wanted) {
+        let end = (start + len).checked_next_multiple_of(self.page).unwrap_or(start + len);
+        let start = start / self.page * self.page;
+        // Also who shares a region holds whole pages: what is joined with them later has to be of such.
+        if let Some((region, holder)) = lock(&self.table).share(Wanted { start, end, writable }) {
             return Ok(self.held(region, holder));
         }
-        let start = start / self.page * self.page;
-        let end = wanted.end.checked_next_multiple_of(self.page).unwrap_or(wanted.end);
         let (from, to, mut others) = lock(&self.table).merged(start, end, writable);
         // Told of while others go on: it may take long.
         let (from, to, region) = match self.registrar.register(from, to - from, writable) {
@@ -423,6 +423,18 @@ mod tests {
         let second = registry.hold(PAGE, 2 * PAGE, true).unwrap();
         assert_eq!(registry.made(), [(0, 2 * PAGE, true), (PAGE, 2 * PAGE, true)]);
         drop((first, second));
+        assert_eq!(registry.len(), 0);
+    }
+
+    #[test]
+    fn what_is_joined_with_one_who_shared_a_part_of_a_page_has_all_of_that_page() {
+        let registry = registry();
+        let first = registry.hold(22 * PAGE, 8 * PAGE, true).unwrap();
+        let second = registry.hold(22 * PAGE + 5, 7 * PAGE, false).unwrap();
+        drop(first);
+        let third = registry.hold(14 * PAGE, 8 * PAGE + 1, true).unwrap();
+        assert_eq!((third.region().start, third.region().len), (14 * PAGE, 16 * PAGE));
+        drop((second, third));
         assert_eq!(registry.len(), 0);
     }
 

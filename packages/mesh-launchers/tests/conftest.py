@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from mesh_core import set_fault_handler, shutdown
 # Workers have the same path, and import the tests' actors from there.
 sys.path.insert(0, str(Path(__file__).parent))
 
-LIMIT = 30.0
+from launched import LIMIT, leftovers
 
 
 @pytest.fixture(autouse=True)
@@ -36,25 +35,6 @@ def jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
             time.sleep(0.01)
 
 
-def leftovers(folder: Path) -> list[str]:
-    """Return processes and files of jobs there."""
-    found = [
-        f"{at}/{name}"
-        for at, folders, files in os.walk(folder)
-        for name in (*folders, *files)
-        if name != ".keys"
-    ]
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                words = (process / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if any(each.startswith(os.fsencode(folder)) for each in words):
-                found.append(f"process {process.name}: {words[:4]}")
-    return found
-
-
 @pytest.fixture
 def failures() -> list[Any]:
     """Have the script go on when something dies."""
@@ -66,11 +46,3 @@ def failures() -> list[Any]:
 
     set_fault_handler(hear)
     return heard
-
-
-def until(met: Callable[[], object], what: str) -> None:
-    """Look again until something is so."""
-    end = time.monotonic() + LIMIT
-    while not met():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)

@@ -22,17 +22,18 @@ class Greeter(Actor):
 
 
 def host_pids(name: str) -> list[int]:
-    """Return the processes of the host of this name, here: what looks after the agent, and the agent."""
-    found = []
+    """Return the processes of the host of this name, here: what looks after the agent, and then the agent."""
+    parents = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
                 words = (process / "cmdline").read_bytes()
+                if words.endswith(f"\0mesh-host\0{name}\0".encode()):
+                    stat = (process / "stat").read_text()
+                    parents[int(process.name)] = int(stat.rpartition(") ")[2].split()[1])
             except OSError:
                 continue
-            if words.endswith(f"\0mesh-host\0{name}\0".encode()):
-                found.append(int(process.name))
-    return sorted(found)
+    return sorted(parents, key=lambda pid: parents[pid] in parents)
 
 
 def kill_host(name: str) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIMIT, leftovers, until
 from greeter import Greeter, host_pids, kill_host
+from launched import LIMIT, leftovers, until
 from scripts import Script
 
 from mesh_core import Credentials, SupervisionError

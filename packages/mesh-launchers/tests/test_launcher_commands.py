@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, until
+from launched import LIMIT, until
 from scripts import Script
 from test_jobs import KEPT
 

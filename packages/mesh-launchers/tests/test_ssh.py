@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIMIT, until
 from greeter import Greeter, host_pids, kill_host
+from launched import LIMIT, until
 from sshd import SSHD, Servers
 
 from mesh_launchers import LaunchError, Phase, launch

@@ -156,6 +156,21 @@ def test_a_process_that_was_away_before_it_was_made_again() -> None:
     assert [each["name"] for each in entries if each["ph"] == "i"] == ["ended", "made again, life 2", "ended"]
 
 
+def test_a_host_that_was_let_go_before_the_recording_is_not_shown() -> None:
+    at_work = handling(at=100.0)
+    (host, *_) = at_work.hosts
+    gone = replace(host, number=7, name="gone", state="stopped", procs=())
+
+    def hosts(*looks: Snapshot) -> list[str]:
+        names = [each["args"]["name"] for each in recorded(*looks) if each["name"] == "process_name"]
+        return [each for each in names if each == "host gone"]
+
+    assert hosts(replace(at_work, hosts=(host, gone))) == []
+    # One that ends meanwhile is.
+    there = replace(gone, state="running")
+    assert hosts(replace(at_work, hosts=(host, there)), replace(at_work, hosts=(host, gone))) == ["host gone"]
+
+
 def test_meshes_of_one_name_are_told_apart() -> None:
     entries = recorded(snap(proc(0), proc(0, pid=9), at=1.0), snap(proc(0), proc(0, pid=9), at=2.0))
     assert spans(entries, "state").count(("running", 0, 1000)) == 3

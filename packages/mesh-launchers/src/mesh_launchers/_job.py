@@ -45,6 +45,8 @@ class Job:
         self._numbers: dict[str, list[int]] = {}
         """The hosts of each mesh, in its order."""
         self._meshes: dict[str, HostMesh] = {}
+        self._attached: list[HostMesh] = []
+        """As they were attached, whatever has been joined with them, or taken from them, since."""
         self._door: Door
 
     def _open(self, door: Door) -> Self:
@@ -70,7 +72,17 @@ class Job:
     def _attach(self, mesh: str, numbers: Sequence[int]) -> HostMesh:
         with self._changed:
             futures = [self._addresses.setdefault(each, Future()) for each in numbers]
-        return attach_to_workers(futures, credentials=self._credentials, name=mesh)
+        hosts = attach_to_workers(futures, credentials=self._credentials, name=mesh)
+        self._attached.append(hosts)
+        return hosts
+
+    def _release(self, why: str) -> None:
+        """Let all hosts go, with what runs on them."""
+        self._give_up(why)
+        for each in self._attached:
+            # The runtime may have been shut down.
+            with suppress(MeshError):
+                each.stop().get(timeout=_STOP_S)
 
     @property
     def meshes(self) -> Mapping[str, HostMesh]:
@@ -190,11 +202,7 @@ class Job:
         if ended:
             self._door.close()
             return
-        self._give_up("the job was stopped")
-        for mesh in self._meshes.values():
-            # The runtime may have been shut down, or the hosts have been let go.
-            with suppress(MeshError):
-                mesh.detach().get(timeout=_STOP_S)
+        self._release("the job was stopped")
         with suppress(JobNotFound):
             self._door.ask("stop")
         if not self._door.wait_closed(_STOP_S):
@@ -212,10 +220,7 @@ class Job:
             raise LaunchError(
                 f"job {self.name!r} is not kept: give launch(keep='8h') for hosts that stay when no script has them"
             )
-        self._give_up("the job was let go")
-        for mesh in self._meshes.values():
-            with suppress(MeshError):
-                mesh.detach().get(timeout=_STOP_S)
+        self._release("the job was let go")
         self._door.close()
 
     def __enter__(self) -> Self:

@@ -16,6 +16,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -64,7 +65,7 @@ class Host:
 
     def run(self) -> int:
         """Have the agent run until it ends, or is to end."""
-        self.say(environment=environment())
+        self.say(environment=environment(), node=socket.gethostname())
         # In memory, where there is such a folder.
         folders = [os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
         there = next((each for each in folders if each and os.access(each, os.W_OK)), None)

@@ -123,7 +123,11 @@ class Timeline:
                     yield self._entry_of(track, lane, lane.span)
 
     def _host(self, host: HostState) -> None:
-        track = self._track(f"host {host.number}", f"host {host.name}", "agent")
+        key = f"host {host.number}"
+        if host.state == "stopped" and key not in self._tracks:
+            # One that the script had let go before anything was recorded.
+            return
+        track = self._track(key, f"host {host.name}", "agent")
         self._state(track, host.state, {"why": host.why} if host.why else {})
         if host.state in ("running", "suspect"):
             self._value(track, "load", host.load)

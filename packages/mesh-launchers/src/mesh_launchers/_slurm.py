@@ -1,0 +1,343 @@
+"""The launcher ``slurm``: hosts that Slurm gives, as tasks of one ``srun`` for each mesh.
+
+SLR-1: hosts end with their srun, which is a child of the process that keeps the job: nothing is left in Slurm when that has ended.
+SLR-2: what Slurm says of a job that waits, or that it refuses, is told in its own words; what it will never start has failed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mesh_core.plugins import ProbeResult, hookimpl
+from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Phase, Place, Report
+from mesh_launchers._durations import seconds
+from mesh_launchers._host import HostProcess, command, told
+
+_POLL_S = 1.0
+_RUNNING_POLL_S = 5.0
+_NEVER = ("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "JobHeldAdmin", "JobHeldUser")
+"""Why jobs wait that do not start by themselves."""
+_PLACE = "SLURM_PROCID"
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """Options of the launcher ``slurm``. Those without a word of their own are srun's of that name."""
+
+    python: str = "python3"
+    """The interpreter on the nodes, with mesh-core of the script's version."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    time: str | int | None = None
+    gres: str | None = None
+    gpus_per_node: int | str | None = None
+    cpus: int | None = None
+    """Processors of each host (``--cpus-per-task``); without it, and without ``exclusive``, Slurm may give a host one."""
+    mem: str | None = None
+    exclusive: bool = False
+    """Whole nodes."""
+    arguments: Sequence[str] = ()
+    """More arguments of srun, such as ``("--licenses=mesh",)``."""
+    without: Sequence[str] = ()
+    """Arguments that this launcher would give, and the site does not take, such as ``("--no-kill",)``."""
+    queue_timeout: float | str | None = None
+    """After so long in the queue hosts have failed, such as ``"2h"``; by default they wait for ever."""
+    start_timeout: float = 120.0
+    """Seconds until a host's agent listens, once Slurm has started the job."""
+    folder: str | None = None
+    """A folder that the nodes see, for a private file with the hosts' credentials; by default that of the job."""
+    listen: str = "0.0.0.0:0"
+    """Where agents listen."""
+
+    def __post_init__(self) -> None:
+        """Check what Slurm would not."""
+        if self.queue_timeout is not None:
+            seconds(self.queue_timeout, "queue_timeout")
+
+    def command(self, name: str, count: int, inside: str | None) -> list[str]:
+        """Return srun with its arguments, for so many hosts."""
+        said: dict[str, object] = {
+            "--job-name": name,
+            "--nodes": count,
+            "--ntasks": count,
+            "--ntasks-per-node": 1,
+            "--cpus-per-task": self.cpus,
+            "--partition": self.partition,
+            "--account": self.account,
+            "--qos": self.qos,
+            "--reservation": self.reservation,
+            "--constraint": self.constraint,
+            "--nodelist": self.nodelist,
+            "--exclude": self.exclude,
+            "--time": self.time,
+            "--gres": self.gres,
+            "--gpus-per-node": self.gpus_per_node,
+            "--mem": self.mem,
+            "--jobid": inside,
+            "--kill-on-bad-exit": 0,
+            "--wait": 0,
+        }
+        # Not unbuffered: that tears lines apart.
+        flags = [
+            "--no-kill",
+            *(["--overlap"] if inside else []),
+            *(["--exclusive"] if self.exclusive else []),
+        ]
+        words = [f"{key}={value}" for key, value in said.items() if value is not None] + flags
+        return [
+            "srun",
+            *[each for each in words if each.partition("=")[0] not in self.without],
+            *self.arguments,
+        ]
+
+
+class SlurmLauncher:
+    """Starts agents by srun: a job of its own for each mesh, or a step where the script is in a job already."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._steps: list[_Step] = []
+
+    async def start(self, options: SlurmOptions, hosts: Sequence[HostSpec]) -> None:
+        """Begin to start hosts."""
+        step = _Step(self._place, options, hosts, len(self._steps))
+        self._steps.append(step)
+        step.begin()
+
+    async def stop(self, numbers: Sequence[int]) -> None:
+        """End hosts. Their nodes are Slurm's again when all hosts that were started together have ended."""
+        await asyncio.gather(*[each.stop(numbers) for each in self._steps])
+
+    async def log(self, number: int, lines: int) -> str:
+        """Return the last lines of what srun, and the agents of all hosts that it has started, have written."""
+        return next((each.process.last_lines(lines) for each in self._steps if number in each.hosts), "")
+
+    async def close(self) -> None:
+        """End all."""
+        await asyncio.gather(*[each.stop(list(each.hosts)) for each in self._steps])
+
+
+class _Step:
+    """The hosts of one srun."""
+
+    def __init__(self, place: Place, options: SlurmOptions, hosts: Sequence[HostSpec], number: int) -> None:
+        self._place = place
+        self._options = options
+        self._name = f"mesh-{place.job}-{number}"
+        self.hosts = {each.number: each for each in hosts}
+        self._over: set[int] = set()
+        """Hosts that have ended."""
+        self._ending: set[int] = set()
+        self._environments: dict[int, Mapping[str, Any]] = {}
+        self._nodes: dict[int, str] = {}
+        self._listening: set[int] = set()
+        self._failed: dict[int, str] = {}
+        self._changed = asyncio.Event()
+        self._srun_ended = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.process = HostProcess(self._heard, place.folder / f"srun{number}.log", place.silence)
+        folder = place.folder if options.folder is None else Path(options.folder)
+        self._file = folder / f"{self._name}.json"
+
+    def begin(self) -> None:
+        self._report([*self.hosts], Phase.WAITING)
+        self._tasks.append(asyncio.create_task(self._start()))
+
+    def _report(
+        self, numbers: Iterable[int], phase: Phase, why: str = "", address: str | None = None
+    ) -> None:
+        for each in numbers:
+            self._place.report(Report(each, phase, why, address, self._environments.get(each)))
+
+    async def _start(self) -> None:
+        options = self._options
+        try:
+            text = told(self._place, list(self.hosts.values()), variable=_PLACE, address=options.listen)
+            self._file.touch(mode=0o600)
+            self._file.write_bytes(text)
+            inside = os.environ.get("SLURM_JOB_ID")
+            srun = options.command(self._name, len(self.hosts), inside)
+            # What is set for one job leaks into the next.
+            env = {
+                name: value
+                for name, value in os.environ.items()
+                if inside or not name.startswith(("SLURM_", "SBATCH_", "SRUN_")) or name == "SLURM_CONF"
+            }
+            # What was submitted can be seen, as sites have rules of their own.
+            self.process.log.write_text(f"$ {shlex.join(srun)}\n")
+            arguments = [*srun, *command(options.python, self._place.job), str(self._file)]
+            starting = asyncio.ensure_future(self.process.start(arguments, b"", env))
+            try:
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                await asyncio.wait([starting])
+                raise
+            await self._watch()
+        except OSError as error:
+            self._fail(set(self.hosts), f"{type(error).__name__}: {error}")
+        finally:
+            self._file.unlink(missing_ok=True)
+
+    async def _watch(self) -> None:
+        """Say what Slurm says, until srun has ended."""
+        limit = self._options.queue_timeout
+        late = None if limit is None else time.monotonic() + seconds(limit, "queue_timeout")
+        begun: float | None = None
+        while not self._srun_ended:
+            waiting = not self._environments
+            if waiting:
+                state, why, _ = await self._queue()
+                if why in _NEVER:
+                    self._fail(set(self.hosts), f"Slurm will not start it: {why}")
+                    await self.process.stop()
+                    return
+                if state == "PENDING":
+                    self._report(self._left(), Phase.WAITING, f"{state}: {why}" if why != "None" else state)
+                if late is not None and time.monotonic() > late:
+                    self._fail(set(self.hosts), f"it has waited {limit} in Slurm's queue: {state}, {why}")
+                    await self.process.stop()
+                    return
+            elif begun is None:
+                begun = time.monotonic()
+            elif len(self._listening | self._over) < len(self.hosts):
+                if time.monotonic() > begun + self._options.start_timeout:
+                    silent = self._left() - self._listening
+                    self._fail(silent, f"it has not listened after {self._options.start_timeout:g} s")
+                    await self._end(silent)
+            else:
+                self._file.unlink(missing_ok=True)
+                await self._look_for_nodes()
+            pause = _POLL_S if len(self._listening | self._over) < len(self.hosts) else _RUNNING_POLL_S
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), pause)
+
+    async def _queue(self) -> tuple[str, str, str]:
+        """Return the job's state, Slurm's reason, and its nodes."""
+        line = (await _asked("squeue", "-h", "-t", "all", "-n", self._name, "-o", "%T|%r|%N")).splitlines()
+        state, why, nodes = [*(line[-1] if line else "").split("|"), "", "", ""][:3]
+        return state, why, nodes
+
+    async def _look_for_nodes(self) -> None:
+        """A node that dies leaves the job, and its host says nothing."""
+        if os.environ.get("SLURM_JOB_ID"):
+            return
+        _, why, nodes = await self._queue()
+        if nodes:
+            there = (await _asked("scontrol", "show", "hostnames", nodes)).split()
+            gone = {each for each in self._left() if self._nodes[each] not in there}
+            self._fail(gone, f"its node has left the job{'' if why == 'None' else f': {why}'}")
+
+    def _left(self) -> set[int]:
+        return self.hosts.keys() - self._over
+
+    def _fail(self, numbers: set[int], why: str) -> None:
+        lines = self.process.last_lines()
+        for each in numbers - self._over:
+            self._over.add(each)
+            self._report([each], Phase.FAILED, f"{why}\n{lines}" if lines else why)
+        self._changed.set()
+
+    def _heard(self, what: Mapping[str, Any]) -> None:
+        number = what.get("host")
+        if number is None:
+            # srun's own end.
+            self._srun_ended = True
+            why = next(iter(self._failed.values()), "")
+            self._fail(self._left() - self._ending, why or f"srun has ended with status {what.get('ended')}")
+        elif "environment" in what:
+            self._environments[number] = what["environment"]
+            self._nodes[number] = str(what["node"])
+            self._report([number], Phase.STARTING)
+        elif "address" in what and number not in self._ending:
+            self._listening.add(number)
+            port = str(what["address"]).rpartition(":")[2]
+            self._report([number], Phase.RUNNING, address=f"tcp://{self._nodes[number]}:{port}")
+        elif "failed" in what:
+            self._failed[number] = str(what["failed"])
+        elif "over" in what:
+            if number in self._ending:
+                self._over.add(number)
+            else:
+                self._fail({number}, self._failed.get(number) or f"it has ended with status {what['over']}")
+        self._changed.set()
+
+    async def _end(self, numbers: Iterable[int]) -> None:
+        await self.process.say(f"end {' '.join(map(str, numbers))}")
+
+    async def stop(self, numbers: Sequence[int]) -> None:
+        """End hosts; the last of them end srun."""
+        mine = {each for each in numbers if each in self.hosts}
+        if not mine:
+            return
+        self._ending |= mine
+        if self._left() - self._ending:
+            await self._end(mine)
+            while mine & self._left() and not self._srun_ended:
+                self._changed.clear()
+                await self._changed.wait()
+        else:
+            for each in self._tasks:
+                each.cancel()
+            await asyncio.wait(self._tasks)
+            await self.process.stop()
+            if self.process.pid is not None and "SLURM_JOB_ID" not in os.environ:
+                await _asked("scancel", "-n", self._name)
+            self._file.unlink(missing_ok=True)
+        self._over |= mine
+        self._report(mine, Phase.ENDED)
+
+
+async def _asked(*words: str) -> str:
+    """Return what one of Slurm's commands says; nothing if it cannot be asked now."""
+    try:
+        asked = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError:
+        return ""
+    out, _ = await asked.communicate()
+    return out.decode(errors="replace")
+
+
+def _probe() -> ProbeResult[None]:
+    missing = [each for each in ("srun", "squeue", "scancel", "scontrol") if shutil.which(each) is None]
+    if missing:
+        return ProbeResult.no(
+            f"there is no {missing[0]} here",
+            remedy="launch from a machine of the Slurm cluster, such as its login node",
+        )
+    return ProbeResult.yes()
+
+
+SLURM = LauncherPlugin(
+    name="slurm",
+    api_version=API_VERSION,
+    create=SlurmLauncher,
+    options=SlurmOptions,
+    probe=_probe,
+    summary="nodes that Slurm gives, by srun",
+)
+
+
+@hookimpl
+def mesh_register_launchers() -> Iterable[LauncherPlugin]:
+    """The one of this module."""
+    yield SLURM

@@ -1,0 +1,208 @@
+"""The launcher slurm on a real Slurm, of three nodes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import slurm
+from cluster import Network, Process, wait_until
+from slurm import Slurm
+
+pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
+
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.slow,
+    pytest.mark.skipif(slurm.missing() is not None, reason=str(slurm.missing())),
+]
+
+BEGIN = """
+import sys
+from mesh_core import Actor, configure, endpoint, set_fault_handler
+from mesh_launchers import *
+
+class Where(Actor):
+    @endpoint
+    def where(self):
+        import socket
+        return socket.gethostname()
+
+def where(hosts):
+    return sorted(hosts.spawn_procs(per_host={"gpus": 1}).spawn("where", Where).where.call().get(timeout=60).values())
+
+def say(*what):
+    print(*what, sep=" | ", flush=True)
+
+def failed(job):
+    with job._changed:
+        job._changed.wait_for(lambda: any(each.phase is Phase.FAILED for each in job._state.hosts), 60)
+    return [(each.name, each.why) for each in job.state().hosts if each.phase is Phase.FAILED]
+
+if __name__ == "__main__":
+    configure(heartbeat_timeout=5)
+    set_fault_handler(lambda failure: True)
+"""
+
+
+@pytest.fixture
+def cluster(network: Callable[[int], Network], tmp_path: Path) -> Slurm:
+    """Three nodes."""
+    return Slurm(network(4), tmp_path / "slurm")
+
+
+def run(cluster: Slurm, text: str, *before: str) -> Process:
+    """Start a script that launches."""
+    options = f"python={sys.executable!r}"
+    body = "".join(f"    {line}\n" for line in text.replace("OPTIONS", options).splitlines())
+    return cluster.script(BEGIN + body, *before)
+
+
+def heard(script: Process) -> str:
+    """Return the script's next line."""
+    assert script.stdout is not None
+    line: str = script.stdout.readline()
+    assert line, f"the script has ended: {script.communicate(timeout=30)[1]}"
+    return line.strip()
+
+
+def ended(script: Process) -> None:
+    """Wait for a script's good end."""
+    out, error = script.communicate("\n", timeout=60)
+    assert script.returncode == 0, out + error
+
+
+def nothing_is_left(cluster: Slurm) -> None:
+    """No job in the queue, no process on a node, no file."""
+    wait_until(lambda: not cluster.ask("squeue", "-h").strip(), "jobs are in the queue")
+    wait_until(
+        lambda: cluster.ask("sinfo", "-h", "-N", "-o", "%T").split().count("idle") == 3, "nodes are not idle"
+    )
+    left: Any = [each for each in (cluster.folder / "jobs").rglob("*") if each.name != ".keys"]
+    assert left == []
+    assert list((cluster.folder / "run").glob("mesh-host-*")) == []
+
+
+def test_hosts_of_slurm(cluster: Slurm) -> None:
+    """SLR-1."""
+    script = run(
+        cluster,
+        """
+with launch("slurm", hosts=2, name="lab", exclusive=True, OPTIONS) as job:
+    say(*where(job.hosts))
+    say(*job.hosts.names, *sorted(job.hosts.labels[0].items()))
+    say("listens at" in job.logs()["lab-0"], job.logs()["lab-0"].startswith("$ srun --job-name=mesh-lab-0 "))
+    say(*where(job.scale(3)))
+    say(*where(job.scale(1)))
+    input()
+""",
+    )
+    assert heard(script) == "host1 | host2"
+    assert heard(script) == "lab-0 | lab-1 | ('mesh', 'hosts')"
+    assert heard(script) == "True | True"
+    assert heard(script) == "host1 | host2 | host3"
+    # A job of its own for those that came later.
+    assert {"mesh-lab-0", "mesh-lab-1"} >= {*cluster.ask("squeue", "-h", "-o", "%j").split()}
+    assert heard(script).startswith("host")
+    ended(script)
+    nothing_is_left(cluster)
+
+
+@pytest.mark.timeout(150)
+def test_passes_the_suite(cluster: Slurm) -> None:
+    suite = f"""
+import pytest
+from mesh_core.plugins import PluginManager
+from mesh_launchers import LAUNCHERS
+from mesh_launchers.testing import LauncherConformance
+
+class TestSlurm(LauncherConformance):
+    plugin = PluginManager().get(LAUNCHERS, "slurm")
+    distribution = "mesh-launchers"
+    options = {{"python": {sys.executable!r}}}
+"""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    tests = cluster.script(suite, *words, name="test_suite.py")
+    out, _ = tests.communicate(timeout=140)
+    assert tests.returncode == 0, out
+    nothing_is_left(cluster)
+
+
+def test_in_an_allocation_its_nodes_are_the_hosts(cluster: Slurm) -> None:
+    script = run(
+        cluster,
+        """
+with launch("slurm", hosts=2, OPTIONS) as job:
+    say(*where(job.hosts))
+""",
+        *("salloc", "-Q", "-N2", "--exclusive", sys.executable),
+    )
+    assert heard(script) == "host1 | host2"
+    ended(script)
+    nothing_is_left(cluster)
+
+
+@pytest.mark.timeout(150)
+def test_the_death_of_a_node_and_of_a_host(cluster: Slurm) -> None:
+    script = run(
+        cluster,
+        """
+with launch("slurm", hosts=3, name="lab", OPTIONS) as job:
+    say(*where(job.hosts))
+    say(*failed(job)[0])
+    say(*where(job.scale(2)))
+""",
+    )
+    assert heard(script) == "host1 | host2 | host3"
+    cluster.network.hosts[2].power_off()
+    assert heard(script).startswith("lab-1 | its node has left the job")
+    while "host1 | host3" not in heard(script):
+        pass
+    ended(script)
+
+
+def test_what_slurm_refuses_is_told_in_its_words(cluster: Slurm) -> None:
+    """SLR-2."""
+    script = run(
+        cluster,
+        """
+for options in ({"hosts": 1, "partition": "nix"}, {"hosts": 9}):
+    with launch("slurm", OPTIONS, **options) as job:
+        try:
+            job.wait(60)
+        except LaunchError as error:
+            say(" ".join(str(error).split()))
+with launch("slurm", hosts=1, python="/nowhere/python") as job:
+    try:
+        job.wait(60)
+    except LaunchError as error:
+        say(" ".join(str(error).split()))
+""",
+    )
+    assert "Invalid partition name specified" in heard(script)
+    assert "Slurm will not start it: PartitionNodeLimit" in heard(script)
+    assert "/nowhere/python: No such file or directory" in heard(script)
+    ended(script)
+    nothing_is_left(cluster)
+
+
+def test_hosts_that_wait_say_why_and_end_with_the_script(cluster: Slurm) -> None:
+    """SLR-1, SLR-2."""
+    script = run(
+        cluster,
+        """
+first = launch("slurm", hosts=3, name="first", exclusive=True, OPTIONS).wait(60)
+second = launch("slurm", hosts=1, name="second", exclusive=True, OPTIONS)
+while "Resources" not in str(second.state()):
+    pass
+say(second.state())
+input()
+""",
+    )
+    assert heard(script) == "job second: 0 of 1 hosts run; second-0 waiting: PENDING: Resources"
+    script.kill()
+    script.communicate()
+    nothing_is_left(cluster)
