@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 BEGIN = """
-import sys
+import sys, time
 from mesh_core import Actor, configure, endpoint, set_fault_handler
 from mesh_launchers import *
 
@@ -38,9 +38,11 @@ def say(*what):
     print(*what, sep=" | ", flush=True)
 
 def failed(job):
-    with job._changed:
-        job._changed.wait_for(lambda: any(each.phase is Phase.FAILED for each in job._state.hosts), 60)
-    return [(each.name, each.why) for each in job.state().hosts if each.phase is Phase.FAILED]
+    found = []
+    while not found:
+        time.sleep(0.01)
+        found = [(each.name, each.why) for each in job.state().hosts if each.phase is Phase.FAILED]
+    return found
 
 if __name__ == "__main__":
     configure(heartbeat_timeout=5)
@@ -199,10 +201,13 @@ second = launch("slurm", hosts=1, name="second", exclusive=True, OPTIONS)
 while "Resources" not in str(second.state()):
     pass
 say(second.state())
+third = launch("slurm", hosts=1, exclusive=True, queue_timeout=0.5, OPTIONS)
+say(failed(third)[0][1].splitlines()[0])
 input()
 """,
     )
     assert heard(script) == "job second: 0 of 1 hosts run; second-0 waiting: PENDING: Resources"
+    assert heard(script).startswith("it has waited 0.5 in Slurm's queue: PENDING, ")
     script.kill()
     script.communicate()
     nothing_is_left(cluster)

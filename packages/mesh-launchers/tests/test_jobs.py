@@ -207,6 +207,14 @@ def test_a_job_that_is_kept_is_found_again(tmp_path: Path, how: str) -> None:
     until(lambda: jobs()[0].used_by is None, "the script's end is known")
     (state,) = jobs()
     assert state.left is not None and 30 < state.left <= 60
+    if how == "ends":
+        kill_host("kept-1")
+        until(lambda: jobs()[0].hosts[1].phase is Phase.FAILED, "the host's end is told")
+        with attach_job("kept") as job:
+            # What was lost before is none of this script's.
+            assert job.wait(timeout=LIMIT).hosts.sizes == {"hosts": 1}
+            assert greeted(job) == ["hello you"]
+        return
     with attach_job("kept") as job:
         assert [each.address for each in job.state().hosts] == addresses
         assert greeted(job) == ["hello you"] * 2

@@ -143,6 +143,28 @@ def test_jobs_logs_scale_and_stop(tmp_path: Path) -> None:
     assert gone.returncode != 0 and "no job 'kept' runs here" in gone.stderr
 
 
+def test_exec_runs_a_command_on_all_hosts(tmp_path: Path) -> None:
+    script = Script(tmp_path, KEPT)
+    script.heard()
+    refused = mesh("exec", "kept", "--", "true")
+    assert f"used by process {script.process.pid}" in refused.stderr and refused.returncode != 0
+    script.go()
+    script.end()
+    until(lambda: jobs()[0].used_by is None, "the script's end is known")
+    done = mesh("exec", "kept", "--", "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.count("out") == 1 and "hosts=0-1" in done.stdout, done.stdout
+    assert "err" in done.stdout + done.stderr
+    one = mesh("exec", "--on", "1", "kept", "--", "sh", "-c", "echo $PPID; kill -9 $$")
+    assert one.returncode == 137
+    assert len(one.stdout.splitlines()) == 1
+    assert mesh("exec", "kept", "--", "/nowhere/program").returncode == 127
+    assert "there are 2" in mesh("exec", "--on", "1:3", "kept", "--", "true").stderr
+    assert "has no mesh 'nix'; it has hosts" in mesh("exec", "--mesh", "nix", "kept", "--", "true").stderr
+    assert "mesh exec kept -- COMMAND" in mesh("exec", "kept").stderr
+    assert mesh("stop", "kept").returncode == 0
+
+
 def test_a_job_is_scaled_by_another_terminal_and_taken(tmp_path: Path) -> None:
     script = Script(tmp_path, KEPT)
     script.heard()
@@ -156,6 +178,11 @@ def test_a_job_is_scaled_by_another_terminal_and_taken(tmp_path: Path) -> None:
 
 class TestJobs(CommandPluginConformance):
     plugin = PluginManager().get(COMMANDS, "jobs")
+    distribution = "mesh-launchers"
+
+
+class TestExec(CommandPluginConformance):
+    plugin = PluginManager().get(COMMANDS, "exec")
     distribution = "mesh-launchers"
 
 

@@ -61,6 +61,25 @@ def test_hosts_by_their_names(servers: Servers) -> None:
         assert job.scale(["b1", "b2", "b3"]).sizes == {"hosts": 3}
 
 
+def test_several_meshes_and_spares_by_their_names(servers: Servers) -> None:
+    options = {"config": str(servers.config), "python": sys.executable}
+    with launch("ssh", meshes={"one": ["b1"], "two": {"hosts": ["b2"]}}, spares=["b3"], **options) as job:
+        assert {name: mesh.sizes for name, mesh in job.meshes.items()} == {
+            "one": {"hosts": 1},
+            "two": {"hosts": 1},
+            "spares": {"hosts": 1},
+        }
+        assert job.wait(timeout=LIMIT).meshes["two"].names == ["b2"]
+
+
+def test_a_name_that_ssh_does_not_take(servers: Servers) -> None:
+    with start(servers, "b1;ls") as job:
+        with pytest.raises(LaunchError, match="b1;ls"):
+            job.wait(timeout=LIMIT)
+        with pytest.raises(Exception, match="b1;ls"):
+            job.hosts.initialized.get(timeout=LIMIT)
+
+
 def test_a_key_that_has_changed(servers: Servers) -> None:
     servers.forget("b2")
     with start(servers) as job:

@@ -18,6 +18,7 @@ from mesh_core.plugins import CommandPlugin, hookimpl
 from mesh_launchers._contract import Phase
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
+from mesh_launchers._exec import ExecCommand
 from mesh_launchers._folder import JobFolder
 from mesh_launchers._launch import JOB_VARIABLE, jobs
 from mesh_launchers._plan import Plan
@@ -291,6 +292,9 @@ def _target(name: str) -> Mapping[str, Any]:
 @hookimpl
 def mesh_register_commands() -> Iterable[CommandPlugin]:
     """The commands of this module."""
+    yield CommandPlugin(
+        name="exec", api_version=1, create=ExecCommand, summary="run a command on a job's hosts"
+    )
     yield CommandPlugin(
         name="jobs", api_version=1, create=JobsCommand, summary="list the jobs of hosts that run"
     )

@@ -49,12 +49,15 @@ class Job:
         """As they were attached, whatever has been joined with them, or taken from them, since."""
         self._door: Door
 
-    def _open(self, door: Door) -> Self:
+    def _open(self, door: Door, *, is_new: bool) -> Self:
         """Take the job's hosts."""
         self._door = door
         state = JobState.of(door.ask("hold"))
+        if not is_new:
+            # What another script has lost is none of this one's.
+            door.ask("end", hosts=[each.number for each in state.hosts if each.phase is Phase.FAILED])
         for host in state.hosts:
-            if host.is_there:
+            if host.is_there or is_new:
                 self._numbers.setdefault(host.mesh, []).append(host.number)
         for mesh, numbers in self._numbers.items():
             self._meshes[mesh] = self._attach(mesh, numbers)

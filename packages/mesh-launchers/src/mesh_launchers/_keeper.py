@@ -109,11 +109,13 @@ class Keeper:
             self._folder.name, folder, Credentials.load(self._use.path).host_path, silence, self._report
         )
         self._launcher = plugin.create(place)
-        for mesh, targets in self._first.items():
-            await self._start(mesh, targets)
+        # All are known before any is started: who has the job hears of all of them at once.
+        meshes = {mesh: self._known(mesh, targets) for mesh, targets in self._first.items()}
+        for mesh, specs in meshes.items():
+            await self._start(mesh, specs)
 
-    async def _start(self, mesh: str, targets: list[str | None]) -> list[int]:
-        """Start hosts of a mesh; returns their numbers."""
+    def _known(self, mesh: str, targets: list[str | None]) -> list[HostSpec]:
+        """Have hosts of a mesh that are to be started."""
         specs = []
         for target in targets:
             number = len(self._hosts)
@@ -121,6 +123,10 @@ class Keeper:
             specs.append(HostSpec(number, name, target, labels={"mesh": mesh}))
             self._hosts[number] = HostState(number, name, mesh, Phase.STARTING)
         self._changed()
+        return specs
+
+    async def _start(self, mesh: str, specs: list[HostSpec]) -> list[int]:
+        """Start them; returns their numbers."""
         try:
             await self._launcher.start(options_of(self._plugin, self._given[mesh]), specs)
         except Exception as error:
@@ -204,7 +210,7 @@ class Keeper:
                 except (LaunchError, ValueError, TypeError) as error:
                     answer = {"error": type(error).__name__, "why": str(error)}
                 client.say({"to": question["number"], **answer})
-        except (ConnectionError, ValueError, KeyError):
+        except (ConnectionError, ValueError, KeyError, TypeError, AttributeError):
             pass  # it has ended, or is none of ours
         finally:
             self._clients.discard(client)
@@ -239,7 +245,7 @@ class Keeper:
                     raise LaunchError(
                         f"job {self._folder.name!r} has no mesh {mesh!r}; it has {', '.join(self._given)}"
                     )
-                return await self._start(mesh, targets)
+                return await self._start(mesh, self._known(mesh, targets))
             case {"do": "end", "hosts": list(numbers)}:
                 await self._launcher.stop(numbers)
                 for each in numbers:

@@ -70,7 +70,7 @@ def launch(
     )
     folder, connection = plan.begin()
     try:
-        return _taken(folder, connection, progress)
+        return _taken(folder, connection, progress, is_new=True)
     except JobNotFound:
         raise plan.has_ended(folder) from None
 
@@ -93,7 +93,7 @@ def attach_job(name: str | None = None, *, progress: bool | None = None) -> Job:
     except BaseException:
         connection.close()
         raise
-    return _taken(folder, connection, progress)
+    return _taken(folder, connection, progress, is_new=False)
 
 
 def jobs() -> list[JobState]:
@@ -114,11 +114,11 @@ def jobs() -> list[JobState]:
     return found
 
 
-def _taken(folder: JobFolder, connection: socket.socket, progress: bool | None) -> Job:
+def _taken(folder: JobFolder, connection: socket.socket, progress: bool | None, *, is_new: bool) -> Job:
     job = Job(folder, authority().credentials(), progress=wants_progress(progress))
     door = Door(folder.name, connection, job._hear)  # noqa: SLF001 - one with it
     try:
-        return job._open(door)  # noqa: SLF001 - likewise
+        return job._open(door, is_new=is_new)  # noqa: SLF001 - likewise
     except BaseException:
         door.close()
         raise

@@ -167,8 +167,9 @@ class _Step:
         options = self._options
         try:
             text = told(self._place, list(self.hosts.values()), variable=_PLACE, address=options.listen)
-            self._file.touch(mode=0o600)
-            self._file.write_bytes(text)
+            # Not one that somebody else has put there, where the folder is not ours alone.
+            with os.fdopen(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(text)
             inside = os.environ.get("SLURM_JOB_ID")
             srun = options.command(self._name, len(self.hosts), inside)
             # What is set for one job leaks into the next.

@@ -61,12 +61,12 @@ class SshLauncher(AgentLauncher):
         """Begin to start hosts."""
         if shutil.which("ssh") is None:
             raise LaunchError("there is no ssh here: install OpenSSH's client (apt install openssh-client)")
-        for host in hosts:
+        ssh = _ssh(options)
+        names = await asyncio.gather(*[self._name(ssh, options, host) for host in hosts])
+        for host, name in zip(hosts, names, strict=True):
             assert host.target is not None
-            ssh = _ssh(options)
-            name = options.address.get(host.target) or await _host_name(ssh, host.target)
             start = Start(
-                arguments=[*ssh, host.target, shell(options.python_of(host.target), host.name)],
+                arguments=[*ssh, "--", host.target, shell(options.python_of(host.target), host.name)],
                 listen=options.listen,
                 reached=lambda address, name=name: _at(name, address),  # type: ignore[misc]
                 explain=_explain,
@@ -77,6 +77,15 @@ class SshLauncher(AgentLauncher):
                 timeout=options.start_timeout,
             )
             self.agents.begin(host, start)
+
+    async def _name(self, ssh: Sequence[str], options: SshOptions, host: HostSpec) -> str:
+        """Return by which name or address others reach a host."""
+        assert host.target is not None
+        given = options.address.get(host.target)
+        if given is None:
+            async with self._limit:
+                given = await _host_name(ssh, host.target)
+        return given
 
 
 def _ssh(options: SshOptions) -> list[str]:
@@ -101,6 +110,7 @@ async def _host_name(ssh: Sequence[str], target: str) -> str:
     asked = await asyncio.create_subprocess_exec(
         *ssh,
         "-G",
+        "--",
         target,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
