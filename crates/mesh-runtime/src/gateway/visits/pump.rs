@@ -117,11 +117,18 @@ pub(super) fn pump(
                 continue;
             }
             Ok(false) => {}
-            Err(over) => return over,
+            Err(over) => {
+                // Who takes nothing any more may have said why, and that has come.
+                deliver(other, one, &mut back);
+                return over;
+            }
         }
         let flushed = match (one.flush(), other.flush()) {
             (Ok(one), Ok(other)) => one && other,
-            (Err(over), _) | (_, Err(over)) => return over,
+            (Err(over), _) | (_, Err(over)) => {
+                deliver(other, one, &mut back);
+                return over;
+            }
         };
         let waits = !flushed || !there.is_empty() || !back.is_empty();
         let silent = last.elapsed();
@@ -145,6 +152,15 @@ pub(super) fn pump(
 fn turn(one: &mut dyn End, other: &mut dyn End, there: &mut Way, back: &mut Way) -> Result<bool, Over> {
     let moved = there.pass(one, other)?;
     Ok(back.pass(other, one)? || moved)
+}
+
+/// Passes on what has arrived at an end that is over, as far as there is room for it.
+fn deliver(source: &mut dyn End, sink: &mut dyn End, way: &mut Way) {
+    for _ in 0..TURN {
+        if !matches!(way.pass(source, sink), Ok(true)) {
+            break;
+        }
+    }
 }
 
 /// Waits until either end can go on. `one_reads` and `one_writes` say which way is free, and which has something waiting.

@@ -69,6 +69,50 @@ fn one_that_hears_no_more_may_still_speak() {
     assert!(matches!(pumped.join().unwrap(), Over::Left));
 }
 
+/// A connection that takes nothing any more, and on which something has come before that.
+struct Reset {
+    fd: UnixStream,
+    arrived: Vec<u8>,
+}
+
+impl End for Reset {
+    fn fd(&self) -> BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.fd)
+    }
+
+    fn interest(&self, _reads: bool, _writes: bool) -> PollFlags {
+        PollFlags::IN
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Over> {
+        let n = self.arrived.len().min(buffer.len());
+        buffer[..n].copy_from_slice(&self.arrived[..n]);
+        self.arrived.drain(..n);
+        if n == 0 { Err(Over::Left) } else { Ok(n) }
+    }
+
+    fn write(&mut self, _bytes: &[u8]) -> Result<usize, Over> {
+        Err(Over::Broke("reset".to_owned()))
+    }
+
+    fn flush(&mut self) -> Result<bool, Over> {
+        Ok(true)
+    }
+}
+
+#[test]
+fn what_has_come_before_a_connection_broke_is_passed_on() {
+    let (mut left, mut a) = pair();
+    let (fd, _other) = UnixStream::pair().unwrap();
+    left.write_all(b"far too much").unwrap();
+    let mut reset = Reset { fd, arrived: b"that was too much".to_vec() };
+    assert!(matches!(pump(&mut a, &mut reset, Rules::default(), || Ok(())), Over::Broke(_)));
+    drop(a);
+    let mut heard = String::new();
+    left.read_to_string(&mut heard).unwrap();
+    assert_eq!(heard, "that was too much");
+}
+
 /// VIS-2
 #[test]
 fn who_does_not_read_or_says_nothing_is_sent_away() {
