@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +210,23 @@ input()
     )
     assert heard(script) == "job second: 0 of 1 hosts run; second-0 waiting: PENDING: Resources"
     assert heard(script).startswith("it has waited 0.5 in Slurm's queue: PENDING, ")
+    # One that waits in the queue does not look at its input.
+    os.kill(keeper(cluster, "second"), signal.SIGKILL)
+    wait_until(lambda: "mesh-second-0" not in cluster.ask("squeue", "-h", "-o", "%j"), "it is in the queue")
+    assert "mesh-first-0" in cluster.ask("squeue", "-h", "-o", "%j")
     script.kill()
     script.communicate()
-    nothing_is_left(cluster)
+    wait_until(lambda: not cluster.ask("squeue", "-h").strip(), "jobs are in the queue")
+
+
+def keeper(cluster: Slurm, job: str) -> int:
+    """Return the process that keeps a job there."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                words = (process / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"mesh_launchers._keeper" in words and os.fsencode(cluster.folder / "jobs" / job) in words:
+                return int(process.name)
+    raise AssertionError(f"nobody keeps {job}")

@@ -18,6 +18,7 @@ from mesh_launchers._contract import HostSpec, Place
 
 _LAST_LINES = 12
 _STOP_S = 10.0
+_UNSPOKEN_S = 1.0
 _TIMES = 6
 """So often something is said in the time after which silence is an end."""
 
@@ -139,7 +140,8 @@ class HostProcess:
                     # It is no host yet, and may never look at what it is told; nor may what it has begun.
                     os.killpg(process.pid, signal.SIGTERM)
             try:
-                await asyncio.wait_for(process.wait(), _STOP_S)
+                # Where nothing of a host is there yet, nothing has to end in order.
+                await asyncio.wait_for(process.wait(), _STOP_S if self._has_spoken else _UNSPOKEN_S)
             except TimeoutError:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

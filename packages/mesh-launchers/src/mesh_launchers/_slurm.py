@@ -180,7 +180,9 @@ class _Step:
             }
             # What was submitted can be seen, as sites have rules of their own.
             self.process.log.write_text(f"$ {shlex.join(srun)}\n")
-            arguments = [*srun, *command(options.python, self._place.job), str(self._file)]
+            # One that waits in the queue does not look at its input: it ends with the process that keeps the job all the same.
+            guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+            arguments = [*guard, *srun, *command(options.python, self._place.job), str(self._file)]
             starting = asyncio.ensure_future(self.process.start(arguments, b"", env))
             try:
                 await asyncio.shield(starting)
