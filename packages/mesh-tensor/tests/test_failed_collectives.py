@@ -6,20 +6,24 @@ import os
 import random
 import signal
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from mesh_core import DeviceMeshError, ProcMesh, this_host
+from mesh_core.extensions import current_proc
 
 torch = pytest.importorskip("torch")
 
 from mesh_tensor import (  # noqa: E402
+    Mesh,
     RemoteException,
     activate,
     all_gather,
     all_to_all,
     capture,
+    distribute,
     fetch,
     fetch_shard,
     rank_tensor,
@@ -143,6 +147,36 @@ def test_any_processes_fail_at_any_collectives(three: ProcMesh, seed: int) -> No
                 fetch(result, timeout=60)
         else:
             assert fetch(result, timeout=60).item(gpus=2).tolist() == [3.0] * 4
+
+
+def hurry() -> None:
+    """Have processes connect within a second, or not at all."""
+    from mesh_tensor import _groups
+
+    _groups._CONNECT = timedelta(seconds=1)  # noqa: SLF001 - half a minute would be long for a test
+
+
+def late(x: Any) -> Any:
+    """Take longer than that, on the second process alone."""
+    if current_proc().point.rank == 1:
+        threading.Event().wait(2.5)
+    return x
+
+
+def test_who_computes_for_long_before_a_collective_is_waited_for() -> None:
+    """In both views: what limits the connecting is no limit for what comes later."""
+
+    with this_host().spawn_procs(
+        {"gpus": 2}, bootstrap=hurry, preload=["torch.distributed"], name="slow"
+    ) as procs:
+        slow = remote(propagate=lambda x: x)(late)
+        assert [
+            int(each) for each in fetch(reduce(slow(rank_tensor(procs, "gpus"))), timeout=60).values()
+        ] == [1, 1]
+        with Mesh((2,), ("data",), procs) as mesh:
+            whole = distribute(torch.ones(2), mesh, ["data"])
+            mesh.execute(late, whole)
+            assert float(whole.sum()) == 2.0
 
 
 @pytest.mark.parametrize("connected", [True, False])

@@ -68,6 +68,8 @@ class Keeper:
         self._expiry: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
         self._told = False
+        self._ending: list[asyncio.Future[None]] = []
+        """Hosts that are refused, on their way out."""
         self._launcher: Launcher
         self._plugin: LauncherPlugin
 
@@ -147,6 +149,8 @@ class Keeper:
             refused, differs = _compare(report.environment, self._environment)
             if refused and phase is Phase.RUNNING:
                 phase, why = Phase.FAILED, refused
+                # It has come, and is of no use.
+                self._ending.append(asyncio.ensure_future(self._launcher.stop([report.number])))
         self._hosts[report.number] = HostState(
             before.number,
             before.name,
@@ -313,6 +317,7 @@ class _Client:
 
     def watch_process(self) -> None:
         """Take it for gone when its process is, though a child of that may have the connection still."""
+        self._forget_process()
         with suppress(OSError):
             self._process = os.pidfd_open(self.pid)
             asyncio.get_running_loop().add_reader(self._process, self._ended)

@@ -166,9 +166,6 @@ class Group:
 
     def _do(self, what: str, *args: Any) -> None:
         # No variable has the group: a traceback would keep its connections.
-        *_, options = args
-        if hasattr(options, "timeout"):
-            options.timeout = _TIMEOUT
         getattr(self.made, what)(*args).wait()
 
     def _say(self, why: object) -> str | None:
@@ -213,7 +210,10 @@ class Group:
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
         options._devices = [ProcessGroupGloo.create_device(hostname=self._where)]  # noqa: SLF001
         options._timeout = _CONNECT  # noqa: SLF001
-        return ProcessGroupGloo(PrefixStore(f"{self._turn}", self._store), self.rank, self.size, options)
+        made: Any = ProcessGroupGloo(PrefixStore(f"{self._turn}", self._store), self.rank, self.size, options)
+        # That was for the connections: in a collective others may have to compute for long before they come.
+        made._set_default_timeout(_TIMEOUT)  # noqa: SLF001 - likewise
+        return made
 
 
 def join(address: Address, number: int, meeting: tuple[str, int], members: list[list[Address]]) -> Group:
