@@ -169,12 +169,14 @@ def test_who_computes_for_long_before_a_collective_is_waited_for() -> None:
     with this_host().spawn_procs(
         {"gpus": 2}, bootstrap=hurry, preload=["torch.distributed"], name="slow"
     ) as procs:
+        fetch(reduce(rank_tensor(procs, "gpus")), timeout=60)
         slow = remote(propagate=lambda x: x)(late)
         assert [
             int(each) for each in fetch(reduce(slow(rank_tensor(procs, "gpus"))), timeout=60).values()
         ] == [1, 1]
         with Mesh((2,), ("data",), procs) as mesh:
             whole = distribute(torch.ones(2), mesh, ["data"])
+            assert float(whole.sum()) == 2.0
             mesh.execute(late, whole)
             assert float(whole.sum()) == 2.0
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _TIMEOUT = timedelta(minutes=30)
 _CONNECT = timedelta(seconds=60)
 """So long may those that have all come take to connect: by then one of them must have died."""
-_LOOK = timedelta(seconds=0.25)
-"""Who waits for the others to come looks that often whether one of them has said that it will not."""
+_LOOK_S, _LOOK_LEAST_S = 0.0002, 0.02
+"""Who waits for the others to come looks at first, and at last, that often whether they have, or will not."""
 _HOST = "127.0.0.1"
 _LOST = "lost"
 """Under this name the store has which process has ended, once one has."""
@@ -192,11 +192,15 @@ class Group:
             if not here:
                 return
             end = time.monotonic() + _TIMEOUT.total_seconds()
-            while not _waited(store, all_here) and not store.check([left]):
+            pause = _LOOK_S
+            while not store.check([all_here]) and not store.check([left]):
                 if self._whole.check([_LOST]):
                     self._say(self._whole.get(_LOST).decode())
                 elif time.monotonic() > end:
                     self._say(f"it has waited {_TIMEOUT} for the others")
+                # Not by a wait with a limit: PyTorch complains of each that is over.
+                time.sleep(pause)
+                pause = min(2 * pause, _LOOK_LEAST_S)
             if store.check([left]):
                 raise LeftAlone(store.get(left).decode())
             self.made = self._connected()
@@ -220,17 +224,6 @@ def join(address: Address, number: int, meeting: tuple[str, int], members: list[
     """Make this process's group."""
     index, mine = next((index, each) for index, each in enumerate(members) if address in each)
     return Group(f"{number}.{index}", meeting, mine.index(address), len(mine))
-
-
-def _waited(store: Any, key: str) -> bool:
-    """Wait a moment for a key, and return whether it is there."""
-    from torch.distributed import DistStoreError
-
-    try:
-        store.wait([key], _LOOK)
-    except DistStoreError:
-        return False
-    return True
 
 
 def _short(error: object) -> str:
