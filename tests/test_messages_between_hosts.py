@@ -9,8 +9,8 @@ import pytest
 
 from mesh_core import Actor, Channel, SupervisionError, endpoint
 from mesh_core._bypass import find_bypass
+from mesh_core._current import current
 from mesh_core._native import set_bypass
-from mesh_core._process import current
 from mesh_core.testing import LocalCluster
 
 pytest.importorskip("mesh_rdma", reason="mesh-rdma is not installed here")

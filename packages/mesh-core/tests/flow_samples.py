@@ -453,6 +453,6 @@ class Fountain(Actor):
 
     @endpoint
     def meters(self) -> int:
-        from mesh_core._process import current
+        from mesh_core._current import current
 
         return current().runtime.counts()["meters"]

@@ -173,7 +173,7 @@ def test_the_end_comes_while_a_thread_still_imports(script: Any) -> None:
     run = script(
         """
         import importlib.abc, importlib.machinery, sys, threading
-        from mesh_core import _process, this_host
+        from mesh_core import _current, this_host
         from core_samples import Echo
 
         begun, closing = threading.Event(), threading.Event()
@@ -194,7 +194,7 @@ def test_the_end_comes_while_a_thread_still_imports(script: Any) -> None:
         echo = this_host().spawn_procs().spawn("echo", Echo)
         assert echo.echo.call_one(1).get(timeout=30) == 1
         begun.wait()
-        _process.current().hooks.closing.append(closing.set)
+        _current.current().hooks.closing.append(closing.set)
         print("up", flush=True)
         sys.stdin.readline()
         """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from core_pool import WITHIN, join_pool_thread
 
-from mesh_core import Future, MeshError, Promise, SupervisionError, _process
+from mesh_core import Future, MeshError, Promise, SupervisionError, _current
 from mesh_core._errors import NotBegun
 from mesh_core._pool._following import Following
 from mesh_core._pool._tasks import Call, Runner, Task
@@ -113,7 +113,7 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.turns = Turns()
-        process = _process.current()
+        process = _current.current()
         self.following = process.slots.of(Following, lambda: Following(process))
         self.retries = self.random.randint(0, 2)
         self.runner = Runner("the pool", self.turns, self.following, 3)

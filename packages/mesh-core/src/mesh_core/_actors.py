@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._adverbs import addressee, endpoint_of
 from mesh_core._codes import Request
 from mesh_core._context import current_instance
@@ -286,7 +286,7 @@ def reference_to(process: Process, hosted: Hosted, cls: type) -> ActorMesh[Any]:
 
 def reference_of(actor: object) -> ActorMesh[Any] | None:
     """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
-    process = _process.holder().process
+    process = _current.holder().process
     stage = None if process is None else process._stage
     if process is None or stage is None:
         return None
@@ -300,7 +300,7 @@ def reference_of(actor: object) -> ActorMesh[Any] | None:
 
 
 def _revive(interface: Interface, told: dict[str, Any], moves: Moves | None) -> ActorMesh[Any]:
-    process = _process.current()
+    process = _current.current()
     if moves is not None:
         learn_moves(process.runtime, told["procs_id"], *moves)
     return ActorMesh(process, interface, **told)

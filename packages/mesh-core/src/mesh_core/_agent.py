@@ -74,9 +74,8 @@ def run_worker_loop_forever(
         raise MeshError(
             "a host's agent runs in a main thread, as signals end it; start it in a process of its own"
         )
-    from mesh_core._process import runtime_options
     from mesh_core._scratch import Scratch
-    from mesh_core._settings import current_settings
+    from mesh_core._settings import current_settings, runtime_options
     from mesh_core._spawning import interpreter_command
     from mesh_core._traits import check_labels, check_resources
 

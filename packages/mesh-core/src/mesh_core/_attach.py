@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._addresses import Addresses
 from mesh_core._errors import REMEDY, AuthenticationError, MeshError, SpawnError
 from mesh_core._failure import FailureKind
@@ -60,7 +60,7 @@ def attach_to_workers(
     """
     from mesh_core._spawning import interpreter_command
 
-    process = _process.current()
+    process = _current.current()
     if process.identity.mesh_id != 0:
         raise MeshError(
             "hosts are attached by the script that drives the job, not by a worker of it; attach them there, and "

@@ -69,9 +69,9 @@ class Instance:
         os._exit(1)
 
     def _hosted(self, what: str) -> Hosted:
-        from mesh_core import _process
+        from mesh_core import _current
 
-        process = _process.holder().process
+        process = _current.holder().process
         hosted = None if process is None else process.stage().actors.get(self.actor_id)
         if hosted is None:
             raise MeshError(
@@ -82,12 +82,12 @@ class Instance:
     @property
     def ref(self) -> ActorMesh[Any]:
         """A reference to this actor, to be handed to others; what ``self`` becomes where an actor sends it."""
-        from mesh_core import _process
+        from mesh_core import _current
         from mesh_core._actors import reference_to
 
         hosted = self._hosted("ref")
         assert hosted._cls is not None
-        return reference_to(_process.current(), hosted, hosted._cls)
+        return reference_to(_current.current(), hosted, hosted._cls)
 
     @property
     def proc(self) -> ProcMesh:

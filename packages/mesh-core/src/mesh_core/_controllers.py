@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._actor import Actor
 from mesh_core._actors import ActorMesh
 from mesh_core._endpoint import EndpointProperty, Interface, endpoint, table_of
@@ -62,7 +62,7 @@ class Registry(Actor):
         """Who asks may have been told by a call of its own of a failure that is still on its way to here."""
         loop = asyncio.get_running_loop()
         passed = asyncio.Event()
-        _process.current().faults.barrier(lambda: loop.call_soon_threadsafe(passed.set))
+        _current.current().faults.barrier(lambda: loop.call_soon_threadsafe(passed.set))
         await passed.wait()
 
     def __supervise__(self, failure: MeshFailure) -> bool:
@@ -102,7 +102,7 @@ def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwar
     """
     if not isinstance(cls, type) or not issubclass(cls, Actor):
         raise TypeError(f"get_or_spawn_controller() takes a name and an actor class, not {cls!r}")
-    process = _process.current()
+    process = _current.current()
     process.faults.watch()
     table: dict[str, EndpointProperty[..., Any]] = table_of(Registry)
     interface = Interface(Registry.__qualname__, {key: value.arity for key, value in table.items()})

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from mesh_core import _process, _serialize
+from mesh_core import _current, _serialize
 from mesh_core._errors import ActorError, MeshError, SupervisionError, Undeliverable, type_name
 
 if TYPE_CHECKING:
@@ -341,6 +341,6 @@ def _reraise_interrupt(error: BaseException) -> None:
     """
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return
-    process = _process.holder().process
+    process = _current.holder().process
     if process is None or process.identity.mesh_id == 0:
         raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._codes import HostState
 from mesh_core._errors import MeshError
 from mesh_core._home import Home, ListedHome, Names, is_host_mesh
@@ -505,7 +505,7 @@ def evenly(numbers: Sequence[int]) -> list[Region]:
 
 
 def _revive_host(view: Region, name: str, home: Home) -> HostMesh:
-    return HostMesh(_process.current(), view, name, home)
+    return HostMesh(_current.current(), view, name, home)
 
 
 _OPTIONS = (
@@ -563,7 +563,7 @@ def _modules(preload: object) -> list[str]:
 
 def this_host() -> HostMesh:
     """The host on which this code runs; inside an actor, the actor's."""
-    process = _process.current()
+    process = _current.current()
     me = process.identity
     here = Region([], Slice(me.host_no, [], []))
     return HostMesh(process, here, me.host, process.here)
@@ -573,7 +573,7 @@ def this_proc() -> ProcMesh:
     """The process in which this code runs, as a mesh of one; actors can be spawned in it."""
     from mesh_core._procs import ProcMesh
 
-    process = _process.current()
+    process = _current.current()
     me = process.identity
     process.stage()
     root = me.region

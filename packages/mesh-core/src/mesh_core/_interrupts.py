@@ -213,9 +213,9 @@ def _in_notebook() -> bool:
 def _wake_threads() -> None:
     me = threading.current_thread()
     if any(thread is not me and not thread.daemon for thread in threading.enumerate()):
-        from mesh_core._process import shutdown
+        from mesh_core._current import holder
 
-        shutdown()
+        holder().shutdown()
 
 
 def was_interrupted() -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._home import Home
 from mesh_core._mesh import Mesh, describe
 from mesh_core._native import Extent, Placement, Region, Slice, Target, known_moves, learn_moves
@@ -142,7 +142,7 @@ class JoinedHome(Home):
         return Target.joined(pieces, view)
 
     def __reduce__(self) -> Any:
-        runtime = _process.current().runtime
+        runtime = _current.current().runtime
         moves = {
             procs_id: known
             for procs_id in self.meshes(0)
@@ -153,7 +153,7 @@ class JoinedHome(Home):
 
 def _revive(parts: Sequence[Part], axis: int, sizes: Sequence[int], moves: Mapping[int, Moves]) -> JoinedHome:
     for procs_id, known in moves.items():
-        learn_moves(_process.current().runtime, procs_id, *known)
+        learn_moves(_current.current().runtime, procs_id, *known)
     return JoinedHome(parts, axis, sizes)
 
 

@@ -104,10 +104,10 @@ def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
 
 
 def _dropped(outcome: Message, index: int, rank: int, who: Addressee) -> ReplyDropped:
-    from mesh_core import _process
+    from mesh_core import _current
 
     size = outcome.dropped_bytes()
-    budget = _process.current().settings.reply_bytes
+    budget = _current.current().settings.reply_bytes
     return ReplyDropped(
         f"the reply of actor {who.name!r} on rank {rank} was dropped: it has {size:,} bytes, and with those of other calls that "
         f"nobody has looked at it would be more than the {budget:,} that this process may hold. Look at results before "
@@ -166,10 +166,10 @@ def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: 
 
 
 def _host_name(host: int, who: Addressee) -> str:
-    from mesh_core import _process
+    from mesh_core import _current
     from mesh_core._native import host_name
 
-    process = _process.current()
+    process = _current.current()
     if host == process.runtime.me[2]:
         return process.identity.host
     return who.home.names.get(host) or host_name(process.runtime, host) or f"host {host}"

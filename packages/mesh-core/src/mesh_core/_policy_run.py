@@ -45,9 +45,9 @@ Supervise: TypeAlias = "Policy | str | Callable[[MeshFailure], bool | Awaitable[
 def policy_of(supervise: object) -> Policy:
     """Return the policy that ``supervise=`` means; raise if it means none."""
     if isinstance(supervise, str):
-        from mesh_core import _process
+        from mesh_core import _current
 
-        return _process.current().hooks.find_policy(supervise)
+        return _current.current().hooks.find_policy(supervise)
     if isinstance(supervise, type) and hasattr(supervise, "on"):
         raise TypeError(
             f"supervise= must be a policy object, got the class {supervise.__qualname__}. "

@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._context import current_place, parse_shape
 from mesh_core._errors import ChannelClosed, MeshError
 from mesh_core._future import Future
@@ -84,7 +84,7 @@ class Port(Generic[R]):
         from mesh_core._exceptions import encode_exception
 
         me = current_instance()
-        identity = _process.current().identity
+        identity = _current.current().identity
         data, buffers = encode_exception(
             error,
             actor=me.name if me is not None else "",
@@ -111,11 +111,11 @@ class Port(Generic[R]):
 
 
 def _sending(deferral: Deferral | None) -> Sending:
-    return SENT if deferral is None else Sending(_process.current(), deferral, "a value for a port")
+    return SENT if deferral is None else Sending(_current.current(), deferral, "a value for a port")
 
 
 def _revive(address: tuple[Any, ...], ranked: bool) -> Port[Any]:
-    return Port(_process.current().runtime.outlet(address), ranked)
+    return Port(_current.current().runtime.outlet(address), ranked)
 
 
 class PortReceiver(Generic[R]):
@@ -137,7 +137,7 @@ class PortReceiver(Generic[R]):
         Futures are served in the order in which they were made. A value whose future was given up, by a timeout, say,
         and is referred to no more, is the next one again: nothing is lost.
         """
-        process = _process.current()
+        process = _current.current()
         return Future(process, self._mailbox.receive(), self._finish, lambda: "a value from a channel")
 
     def _finish(self, call: Call) -> R:
@@ -225,7 +225,7 @@ class Channel(Generic[R]):
     @staticmethod
     def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
         """Open a channel. With ``once`` the first value closes it; sending a second is an error at the sender."""
-        mailbox = _process.current().runtime.open_port(once)
+        mailbox = _current.current().runtime.open_port(once)
         return Port(mailbox.outlet(once)), PortReceiver(mailbox)
 
     @staticmethod
@@ -240,5 +240,5 @@ class Channel(Generic[R]):
         >>> receiver.recv().get(timeout=30)
         (None, 'from a script')
         """
-        mailbox = _process.current().runtime.open_port(once)
+        mailbox = _current.current().runtime.open_port(once)
         return Port(mailbox.outlet(once), True), PortReceiver(mailbox, True)

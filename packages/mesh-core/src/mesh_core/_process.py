@@ -12,33 +12,32 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import _native
+from mesh_core._current import holder
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Estates, Holding
 from mesh_core._home import Home, is_host_mesh
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mesh_core._awaited import Awaited
     from mesh_core._endpoint import EndpointProperty
     from mesh_core._extending import Extensions
-    from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
     from mesh_core._host_procs import HostProcs
     from mesh_core._hosted import Hosted
-    from mesh_core._interrupts import Interrupts, Termination
+    from mesh_core._interrupts import Interrupts
     from mesh_core._loop import Bridge
     from mesh_core._native import Extent, Message, Placement, Region, Runtime
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
-    from mesh_core._slots import Slots
     from mesh_core._stage import Stage
     from mesh_core._supervision import Faults
     from mesh_core._tracing import Tracer
     from mesh_core._watches import Watches
     from mesh_core.policies import Policy
 
+
+_HOLDER = holder()
 
 # How long a thread that calls at the interpreter's end is held, for the end to come.
 _GRACE = 10.0
@@ -490,68 +489,6 @@ def _wanted_by() -> str:
     return "Ctrl-C" if was_interrupted() else ""
 
 
-class _Holder:
-    """The one pointer to this process's :class:`Process`."""
-
-    __slots__ = ("_slots", "fault_handler", "leaves", "lock", "process", "sigterm", "wanted")
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.process: Process | None = None
-        self.fault_handler: Callable[[MeshFailure], object] | None = None
-        self.leaves = False
-        """Whether the interpreter's end calls :func:`_leave`."""
-        self._slots: Slots | None = None
-        self.wanted: list[Callable[[Process], object]] = []
-        """What is done with each process object that is made; see :meth:`for_each`."""
-        self.sigterm: Termination | None = None
-        """What SIGTERM does to this script, if Mesh has a say in it."""
-
-    @property
-    def slots(self) -> Slots:
-        """What parts of Mesh keep of their own, for as long as the interpreter runs."""
-        if self._slots is None:
-            from mesh_core._slots import Slots
-
-            with self.lock:
-                if self._slots is None:
-                    self._slots = Slots()
-        return self._slots
-
-    def for_each(self, join: Callable[[Process], object]) -> None:
-        """Call ``join`` with the :class:`Process` that there is, if there is one, and with each that is made later.
-
-        It may be called twice with one.
-        """
-        with self.lock:
-            self.wanted.append(join)
-            process = self.process
-        if process is not None and process.in_charge:
-            join(process)
-
-
-_HOLDER = _Holder()
-
-
-def holder() -> _Holder:
-    """What stays when a :class:`Process` goes."""
-    return _HOLDER
-
-
-def runtime_options(settings: Settings) -> dict[str, Any]:
-    """What a runtime is made with."""
-    return {
-        "spin_us": settings.spin_us,
-        "ref_budget": settings.ref_bytes,
-        "link_budget": settings.link_budget,
-        "mailbox_budget": settings.mailbox_budget,
-        "reply_budget": settings.reply_bytes,
-        "shm_budget": settings.shm_bytes,
-        "shm_threshold": settings.shm_threshold,
-        "shm_idle": settings.shm_idle,
-    }
-
-
 def _install(process: Process) -> Process:
     _HOLDER.process = process
     reference = weakref.ref(process)
@@ -569,6 +506,8 @@ def become_worker(
     identity: Identity, settings: Settings, *, addr: tuple[int, int, int], link: int, board: int, seat: int
 ) -> Process:
     """Make this process a worker: connect it to its agent, under its address."""
+    from mesh_core._settings import runtime_options
+
     mesh, rank, host = addr
     runtime = _native.Runtime.worker(
         mesh=mesh,
@@ -582,47 +521,41 @@ def become_worker(
     return _install(Process(runtime, identity))
 
 
-def current() -> Process:
-    """This process's :class:`Process`; a script's is made when it is first needed."""
-    process = _HOLDER.process
-    if process is not None and not process.closed:
-        return process
-    with _HOLDER.lock:
-        process = _HOLDER.process
-        if process is None or process.closed:
-            # Before `_leave` is registered: the handlers of `logging` are closed after it, as records still arrive then.
-            import logging  # noqa: F401
-            import socket
+def _make_controller() -> Process:
+    """Make this script's process object; called under the holder's lock."""
+    # Before `_leave` is registered: the handlers of `logging` are closed after it, as records still arrive then.
+    import logging  # noqa: F401
+    import socket
 
-            # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.
-            from mesh_core import _interrupts, _supervision  # noqa: F401
-            from mesh_core._bundle._script import equip
-            from mesh_core._settings import current_settings
+    # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.
+    from mesh_core import _interrupts, _supervision  # noqa: F401
+    from mesh_core._bundle._script import equip
+    from mesh_core._settings import current_settings, runtime_options
 
-            settings = current_settings()
-            runtime = _native.Runtime.controller(**runtime_options(settings))
-            region = _native.Region.whole(_native.Extent([], []))
-            host = socket.gethostname()
-            identity = Identity(
-                mesh_id=0,
-                mesh_name="controller",
-                region=region,
-                rank=0,
-                host=host,
-                host_no=0,
-                home=Home.on(0, host),
-            )
-            process = Process(runtime, identity)
-            equip(process)
-            for join in _HOLDER.wanted:
-                join(process)
-            # Only now may other threads have it.
-            _install(process)
-            if not _HOLDER.leaves:
-                atexit.register(_leave)
-                _HOLDER.leaves = True
-            _HOLDER.sigterm = _interrupts.Termination.install(settings.sigterm_grace) or _HOLDER.sigterm
-        return process
+    settings = current_settings()
+    runtime = _native.Runtime.controller(**runtime_options(settings))
+    region = _native.Region.whole(_native.Extent([], []))
+    host = socket.gethostname()
+    identity = Identity(
+        mesh_id=0,
+        mesh_name="controller",
+        region=region,
+        rank=0,
+        host=host,
+        host_no=0,
+        home=Home.on(0, host),
+    )
+    process = Process(runtime, identity)
+    equip(process)
+    for join in _HOLDER.wanted:
+        join(process)
+    # Only now may other threads have it.
+    _install(process)
+    if not _HOLDER.leaves:
+        atexit.register(_leave)
+        _HOLDER.leaves = True
+    _HOLDER.sigterm = _interrupts.Termination.install(settings.sigterm_grace) or _HOLDER.sigterm
+    return process
 
 
 def _leave() -> None:
@@ -666,10 +599,7 @@ def shutdown() -> None:
     >>> procs = this_host().spawn_procs(per_host={"gpus": 2})
     >>> shutdown()
     """
-    process = _HOLDER.process
-    if process is not None:
-        process.shutdown()
-        import logging
+    _HOLDER.shutdown()
 
-        for failure in process.faults.unheard():
-            logging.getLogger("mesh").error("nobody has handled this failure:\n%s", failure.report())
+
+_HOLDER.make = _make_controller

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._actors import ActorMesh
 from mesh_core._codes import Request
 from mesh_core._context import current_instance
@@ -513,7 +513,7 @@ def _revive(
     name: str, home: Home, procs_id: int, regions: tuple[Region, Region], moves: Moves | None
 ) -> ProcMesh:
     root, view = regions
-    process = _process.current()
+    process = _current.current()
     if moves is not None:
         learn_moves(process.runtime, procs_id, *moves)
     return ProcMesh(process, name=name, home=home, procs_id=procs_id, root=root, view=view, ready=None)

@@ -13,7 +13,7 @@ from _thread import get_ident
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._errors import BrokenPromise, MeshError, Unsendable
 from mesh_core._future import _DONE, _FAILED, _PENDING, Future, _interrupted
 from mesh_core._promises import Promises
@@ -64,7 +64,7 @@ class Promise(Generic[R]):
     def __init__(
         self, name: str = "", *, finish: Callable[[int], R] | None = None, timeout: float | None = None
     ) -> None:
-        process = _process.current()
+        process = _current.current()
         call = process.runtime.completion()
         # The future must not refer to the promise: with that the promise would never be dropped.
         what = partial(_named, name) if name else _unnamed

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from mesh_core import _native, _process
+from mesh_core import _current, _native
 from mesh_core._codes import MessageKind
 from mesh_core._errors import ActorTimeout, MeshError, SupervisionError, Unsendable
 from mesh_core._future import Future
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mesh_core._failure import MeshFailure
     from mesh_core._native import Call, Completion, Kept, Putting
+    from mesh_core._process import Process
 
 T = TypeVar("T")
 
@@ -111,7 +112,7 @@ class Ref(Generic[T]):
     def _fetch(self) -> Future[T]:
         call = self._kept.fetch()
         assert call is not None, "a small value is always at hand"
-        return Future(_process.current(), call, self._finish, self._what)
+        return Future(_current.current(), call, self._finish, self._what)
 
     def _what(self) -> str:
         return f"a value of {_size(self.nbytes)} from {self._where}"
@@ -173,7 +174,7 @@ class Ref(Generic[T]):
 
 
 def _revive(address: tuple[Any, ...], where: str) -> Ref[Any]:
-    kept = _native.kept(_process.current().runtime, address)
+    kept = _native.kept(_current.current().runtime, address)
     if kept is None:
         raise MeshError("a Ref was unpickled outside of the message that it came in; its value may be gone")
     return Ref(kept, where)
@@ -194,7 +195,7 @@ def put(value: T, *, timeout: float | None = None) -> Ref[T]:
     Raises:
         RefStoreFull: there was no room in time, or never will be.
     """
-    process = _process.current()
+    process = _current.current()
     putting = _native.putting(process.runtime, value)
     if putting.room is not None:
         _wait(process, putting, timeout)
@@ -212,7 +213,7 @@ async def put_async(value: T, *, timeout: float | None = None) -> Ref[T]:  # noq
     >>> asyncio.run(main())
     1000000
     """
-    process = _process.current()
+    process = _current.current()
     putting = _native.putting(process.runtime, value)
     room = putting.room
     if room is not None and not _collected(room):
@@ -231,7 +232,7 @@ async def put_async(value: T, *, timeout: float | None = None) -> Ref[T]:  # noq
     return Ref(putting.keep(), _here(process))
 
 
-def _wait(process: _process.Process, putting: Putting, timeout: float | None) -> None:
+def _wait(process: Process, putting: Putting, timeout: float | None) -> None:
     room = putting.room
     assert room is not None
     if _collected(room):
@@ -263,7 +264,7 @@ def _collected(room: Completion) -> bool:
     return room.done()
 
 
-def _waiting(process: _process.Process, putting: Putting, room: Completion) -> Future[None]:
+def _waiting(process: Process, putting: Putting, room: Completion) -> Future[None]:
     return Future(process, room, _found, partial(_room, putting.nbytes))
 
 
@@ -277,7 +278,7 @@ def _room(nbytes: int) -> str:
     return f"room for a value of {_size(nbytes)}"
 
 
-def _full(process: _process.Process) -> str:
+def _full(process: Process) -> str:
     counts = process.runtime.counts()
     return (
         f"this process keeps {counts['kept']:,} values of {_size(counts['kept_bytes'])}, and may keep "
@@ -285,7 +286,7 @@ def _full(process: _process.Process) -> str:
     )
 
 
-def _too_late(process: _process.Process, putting: Putting, timeout: float | None) -> RefStoreFull:
+def _too_late(process: Process, putting: Putting, timeout: float | None) -> RefStoreFull:
     return RefStoreFull(
         f"there was no room for a value of {_size(putting.nbytes)} within {timeout} s: {_full(process)}; drop references "
         "that are not needed any more, or raise ref_budget"
@@ -300,7 +301,7 @@ def too_large(cost: int, budget: int) -> RefStoreFull:
     )
 
 
-def _here(process: _process.Process) -> str:
+def _here(process: Process) -> str:
     me = process.identity
     place = "the script" if process.runtime.me == (0, 0, 0) else f"rank {me.rank} of {me.mesh_name!r}"
     return f"{place}, host {me.host}"
@@ -354,7 +355,7 @@ def capture(dump: Callable[[], Any]) -> tuple[Any, list[Ref[Any]]]:
 
     Whoever keeps the pickle keeps the references beside it, and whoever unpickles it has them meanwhile.
     """
-    process = _process.current()
+    process = _current.current()
     out, refs = _native.capture(process.runtime, dump)
     return out, [Ref(kept, "") for kept in refs]
 

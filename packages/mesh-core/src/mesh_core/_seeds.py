@@ -86,6 +86,6 @@ def rank_seed(label: str = "") -> int:
     >>> first != second, seeds() == [first, second]
     (True, True)
     """
-    from mesh_core import _process
+    from mesh_core import _current
 
-    return _process.current().seeds.of(f"user/{label}") >> 1
+    return _current.current().seeds.of(f"user/{label}") >> 1

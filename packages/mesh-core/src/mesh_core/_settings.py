@@ -389,3 +389,17 @@ def configured(**changes: Any) -> Iterator[Settings]:
         yield settings
     finally:
         _BLOCK.reset(token)
+
+
+def runtime_options(settings: Settings) -> dict[str, Any]:
+    """What a runtime is made with."""
+    return {
+        "spin_us": settings.spin_us,
+        "ref_budget": settings.ref_bytes,
+        "link_budget": settings.link_budget,
+        "mailbox_budget": settings.mailbox_budget,
+        "reply_budget": settings.reply_bytes,
+        "shm_budget": settings.shm_bytes,
+        "shm_threshold": settings.shm_threshold,
+        "shm_idle": settings.shm_idle,
+    }

@@ -6,12 +6,15 @@ An extension. A process that is spawned meanwhile is told, and tells those that 
 from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._errors import MeshError
 from mesh_core._serialize import dumps, loads
 from mesh_core.extensions import NOT_CARRIED, Extension, Spawning
+
+if TYPE_CHECKING:
+    from mesh_core._process import Process
 
 
 class Layers:
@@ -50,7 +53,7 @@ class Layers:
         self._layers.append((real, substitute))
         if not self._joins:
             self._joins = True
-            _process.holder().for_each(_join)
+            _current.holder().for_each(_join)
 
     def pop(self, real: type, substitute: type) -> None:
         """Take the newest such layer back."""
@@ -76,7 +79,7 @@ class Layers:
 
 def layers() -> Layers:
     """Those of this process."""
-    return _process.holder().slots.of(Layers)
+    return _current.holder().slots.of(Layers)
 
 
 class Substitutes(Extension):
@@ -98,5 +101,5 @@ class Substitutes(Extension):
         return layers().of(cls)
 
 
-def _join(process: _process.Process) -> None:
+def _join(process: Process) -> None:
     process.extensions.ensure(Substitutes)

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _native, _process, _unseen
+from mesh_core import _current, _native, _unseen
 from mesh_core._bypass import find_bypass
 from mesh_core._codes import MessageKind, Request
 from mesh_core._context import current_instance
@@ -204,7 +204,7 @@ class Faults:
             self._at_root(failure, told=told)
 
     def _at_root(self, failure: MeshFailure, *, told: bool) -> None:
-        handler = _process.holder().fault_handler
+        handler = _current.holder().fault_handler
         if handler is not None:
             try:
                 _now(handler(failure))
@@ -563,7 +563,7 @@ def alarm() -> BaseException | None:
 
     Nothing where an actor waits: those of the script's process have owners of their own, who are told apart.
     """
-    return _process.current().faults.take() if current_instance() is None else None
+    return _current.current().faults.take() if current_instance() is None else None
 
 
 def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
@@ -599,7 +599,7 @@ def set_fault_handler(
     >>> set_fault_handler(lost.append)
     >>> _ = set_fault_handler(None)
     """
-    holder = _process.holder()
+    holder = _current.holder()
     if handler is not None and not callable(handler):
         raise TypeError(f"a fault handler is a function of one argument, the failure; not {handler!r}")
     before, holder.fault_handler = holder.fault_handler, handler

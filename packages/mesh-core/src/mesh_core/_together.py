@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._errors import ActorTimeout, MeshError
 from mesh_core._future import _DONE, _FAILED, _PENDING, Future
 from mesh_core._promises import Promises
@@ -411,7 +411,7 @@ def gather(*futures: Any, return_exceptions: bool = False) -> Future[Any]:
     >>> both.get(timeout=30)
     [1, 2]
     """
-    process = _process.current()
+    process = _current.current()
     return _Gathered(process, [adopt(each, process, "gather()") for each in futures], return_exceptions)
 
 
@@ -447,7 +447,7 @@ def wait(
     >>> [future.get() for future in done], pending == [one.future]
     (['two'], True)
     """
-    process = _process.current()
+    process = _current.current()
     given, members = _members_of(futures, process, "wait")
     count = _count(count, members, "wait")
     until = None if timeout is None else time.monotonic() + timeout
@@ -485,7 +485,7 @@ async def wait_async(
     """
     import asyncio
 
-    process = _process.current()
+    process = _current.current()
     given, members = _members_of(futures, process, "wait_async")
     count = _count(count, members, "wait_async")
     watch = _Watch(process, members)
@@ -601,6 +601,6 @@ def as_completed(futures: Iterable[F], *, timeout: float | None = None) -> _Comp
     >>> [future.exception() for future in as_completed([one.future, two.future])]
     [ValueError('one'), None]
     """
-    process = _process.current()
+    process = _current.current()
     given, members = _members_of(futures, process, "as_completed")
     return _Completed(process, given, members, timeout)

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from mesh_core import _marks
+from mesh_core._current import holder
 from mesh_core._errors import MeshError
 from mesh_core._marks import Found, Hunt, Mark
 from mesh_core._native import start_marked
-from mesh_core._process import holder
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -20,9 +20,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from mesh_core import _native
+from mesh_core._current import holder
 from mesh_core._errors import MeshError
 from mesh_core._interrupts import Interrupts
-from mesh_core._process import holder
 from mesh_core._promise import Promise
 
 if TYPE_CHECKING:

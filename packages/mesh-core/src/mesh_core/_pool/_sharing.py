@@ -14,7 +14,7 @@ import weakref
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._actor import Actor
 from mesh_core._endpoint import endpoint
 from mesh_core._errors import MeshError, PoolLost, SupervisionError, Undeliverable, Unsendable
@@ -49,7 +49,7 @@ class Desk(Actor):
     """Lives beside the pool, and speaks for it to other processes."""
 
     def __init__(self, number: int) -> None:
-        pool = _process.current().slots.of(Pools).made.get(number)
+        pool = _current.current().slots.of(Pools).made.get(number)
         own = None if pool is None else pool._own
         if own is None:
             raise MeshError("the pool was closed before it could be shared")
@@ -305,7 +305,7 @@ def revive(home: Addr, number: int, desk: Any, actors: Any, options: Options) ->
     """The pool, where it was sent to."""
     from mesh_core._pool._pool import Pool
 
-    process = _process.current()
+    process = _current.current()
     pools = process.slots.of(Pools)
     is_home = process.runtime.me == home
     with pools.lock:

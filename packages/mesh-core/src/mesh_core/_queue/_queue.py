@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from queue import Empty, Full
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
 from mesh_core._promise import Promise
@@ -132,7 +132,7 @@ class Queue(Generic[T]):
         self._begin(server, name)
 
     def _begin(self, server: Any, name: str) -> None:
-        process: Process = _process.current()
+        process: Process = _current.current()
         self._name = name
         self._server = server
         self._process = process

@@ -44,10 +44,10 @@ def trace(on: bool = True) -> bool:
     >>> inspect.trace()  # nobody has set a provider here
     False
     """
-    from mesh_core import _process
+    from mesh_core import _current
     from mesh_core._tracing import notice
 
-    process = _process.current()
+    process = _current.current()
     process.slots.of(Wanted).off = not on
     if on:
         notice(process)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._errors import MeshError
 from mesh_core._workspace._rules import Rules
 from mesh_core._workspace._synced import Synced
@@ -22,6 +22,7 @@ from mesh_core._workspace._synced import Synced
 if TYPE_CHECKING:
     from mesh_core._future import Future
     from mesh_core._hosts import HostMesh
+    from mesh_core._process import Process
     from mesh_core._workspace._report import WorkspaceReport
 
 
@@ -34,7 +35,7 @@ def sync(
     exclude: Iterable[str],
 ) -> Future[WorkspaceReport]:
     """Begin a sync; see :meth:`HostMesh.sync_workspace`."""
-    process = _process.current()
+    process = _current.current()
     if process.identity.mesh_id != 0:
         raise MeshError(
             f"sync_workspace() sends files of the machine on which the script runs, and this is {process.identity.proc_id}, "
@@ -58,8 +59,8 @@ def sync(
     return cast("Future[WorkspaceReport]", future.then(_outcome))
 
 
-def _synchronizer(process: _process.Process) -> Any:
-    with _process.holder().lock:
+def _synchronizer(process: Process) -> Any:
+    with _current.holder().lock:
         if process.slots.of(Synced).synchronizer is None:
             from mesh_core._hosts import this_proc
             from mesh_core._workspace._sync import Synchronizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._hooks import Preparation
 from mesh_core._workspace._place import put_on_path
 from mesh_core._workspace._synced import Synced
@@ -23,7 +23,7 @@ class Copies(Extension):
 
     def start(self) -> None:
         """Import from the copies from now on."""
-        process = _process.current()
+        process = _current.current()
         if not self.proc.is_controller:
             process.slots.of(Synced).told = self.payload
             put_on_path(self.payload, process.identity.scratch)
@@ -36,11 +36,11 @@ class Copies(Extension):
 
     async def receive(self, message: Told, sender: Proc) -> list[Answer]:
         """Do what a sync asks of this process, and of those that it has spawned."""
-        return await hear(_process.current().stage(), message)
+        return await hear(_current.current().stage(), message)
 
 
 def _told() -> list[list[Any]]:
-    return _process.current().slots.of(Synced).told
+    return _current.current().slots.of(Synced).told
 
 
 def _preparation() -> Preparation | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._actor import Actor
 from mesh_core._endpoint import endpoint
 from mesh_core._workspace._manifest import Manifest
@@ -19,10 +19,10 @@ class Keeper(Actor):
     @endpoint
     def survey(self, workspace: Workspace, digest: bytes, manifest: bytes | None) -> bytes | None:
         """Begin a sync: which entries lack content here. ``None``: the whole manifest is needed first."""
-        root = str(workspace.root(_process.current().identity.scratch))
+        root = str(workspace.root(_current.current().identity.scratch))
         mirror = self._mirrors.get(root)
         if mirror is None:
-            mirror = self._mirrors[root] = Mirror(workspace.root(_process.current().identity.scratch))
+            mirror = self._mirrors[root] = Mirror(workspace.root(_current.current().identity.scratch))
         if manifest is None and mirror.digest != digest:
             return None
         return mirror.survey(None if manifest is None else Manifest.decode(manifest))
@@ -40,9 +40,9 @@ class Keeper(Actor):
     @endpoint
     def discard(self, workspace: Workspace) -> None:
         """Forget what has arrived."""
-        root = str(workspace.root(_process.current().identity.scratch))
+        root = str(workspace.root(_current.current().identity.scratch))
         if root in self._mirrors:
             self._mirrors[root].discard()
 
     def _of(self, workspace: Workspace) -> Mirror:
-        return self._mirrors[str(workspace.root(_process.current().identity.scratch))]
+        return self._mirrors[str(workspace.root(_current.current().identity.scratch))]

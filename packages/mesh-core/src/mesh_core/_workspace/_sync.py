@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._actor import Actor
 from mesh_core._context import context
 from mesh_core._endpoint import endpoint
@@ -30,6 +30,7 @@ from mesh_core.extensions import find, install
 if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._hosts import HostMesh
+    from mesh_core._process import Process
 
 _BATCH = 4 << 20
 _MOST_PIECES = 2000
@@ -58,7 +59,7 @@ class Synchronizer(Actor):
         self, hosts: HostMesh, source: str, to: str, reload: bool, patterns: tuple[str, ...]
     ) -> WorkspaceReport:
         began = time.monotonic()
-        process = _process.current()
+        process = _current.current()
         rules = Rules(patterns)
         scanner = self._scanners.setdefault((source, patterns), Scanner(source, rules, _check_end))
         workspace = Workspace(source, key_of(source), to, process.scratch().path, (), 0)
@@ -135,7 +136,7 @@ class Synchronizer(Actor):
             future.get()
         return changing
 
-    def _register(self, process: _process.Process, workspace: Workspace, changed: bool) -> None:
+    def _register(self, process: Process, workspace: Workspace, changed: bool) -> None:
         """Have processes that are spawned from now on import from the copies."""
         told = [list(each) for each in process.slots.of(Synced).told]
         for at, each in enumerate(told):
@@ -162,7 +163,7 @@ def _discard(keepers: Any, workspace: Workspace) -> None:
 
 def _check_end() -> None:
     """Give up where the script comes to its end: it does not wait for what nobody waits for."""
-    me, stage = context().actor_instance, _process.current().stage()
+    me, stage = context().actor_instance, _current.current().stage()
     actor = stage.actors.get(me.actor_id)
     if actor is None or actor.gone is not None:
         raise MeshError(
@@ -225,7 +226,7 @@ def _importable(source: str, manifest: Manifest) -> tuple[str, ...]:
 
 
 def _changed(
-    process: _process.Process, manifest: Manifest, lacking: list[int], committed: list[Committed]
+    process: Process, manifest: Manifest, lacking: list[int], committed: list[Committed]
 ) -> list[str]:
     """Modules that a running process may have imported as they were before.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._native import roll, seat
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def current_proc() -> Proc:
     >>> str(here), here.is_controller
     ('controller', True)
     """
-    return proc_of(_process.current())
+    return proc_of(_current.current())
 
 
 def proc_of(process: Process) -> Proc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core.extensions._base import Extension
 
 E = TypeVar("E", bound=Extension)
@@ -16,15 +16,15 @@ def install(cls: type[E], payload: Any = None) -> E:
     Processes that exist already do not get it. An extension of that name must not be installed yet. If its ``start``
     raises, so does this, and nothing is installed.
     """
-    return _process.current().extensions.install(cls, payload)
+    return _current.current().extensions.install(cls, payload)
 
 
 def find(cls: type[E]) -> E | None:
     """Return this process's instance of an extension; ``None`` if it is not installed here."""
-    found = _process.current().extensions.find(cls.name)
+    found = _current.current().extensions.find(cls.name)
     return found if isinstance(found, cls) else None
 
 
 def uninstall(name: str) -> None:
     """Stop an extension in this process, and carry it to no further ones. Processes that have it keep it."""
-    _process.current().extensions.uninstall(name)
+    _current.current().extensions.uninstall(name)

@@ -127,9 +127,9 @@ def local_actor(number: int) -> LocalActor | None:
 
     One that is still being constructed is there already: :meth:`LocalActor.between_messages` waits for that.
     """
-    from mesh_core import _process
+    from mesh_core import _current
 
-    stage = _process.current()._stage
+    stage = _current.current()._stage
     hosted = None if stage is None else stage.actors.get(number)
     return None if hosted is None or hosted._cls is None else LocalActor(hosted, None)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mesh_core._current import holder
 from mesh_core._native import interfaces, roll
-from mesh_core._process import holder
 
 if TYPE_CHECKING:
     from mesh_core._process import Process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._adverbs import ManyFuture, collect, finish_all
 from mesh_core._codes import Request
 from mesh_core._control import Control
@@ -48,15 +48,15 @@ def call(extension: Extension, to: Any, message: Any, timeout: float | None) -> 
     """See :meth:`Extension.call`."""
     sender, who = _address(extension, to)
     question = _Question(extension.name, who)
-    said = sender.call(signed(_process.current(), message), False, timeout)
-    return ManyFuture(_process.current(), said, question.finish, question.what, timeout)
+    said = sender.call(signed(_current.current(), message), False, timeout)
+    return ManyFuture(_current.current(), said, question.finish, question.what, timeout)
 
 
 def install_on(extension: Extension, to: Any) -> Future[ValueMesh[Any]]:
     """See :meth:`Extension.install_on`."""
     from mesh_core._extending import pack
 
-    process = _process.current()
+    process = _current.current()
     if hasattr(to, "_numbers"):
         return _install_on_hosts(process, extension, to)
     _, who = _address(extension, to)
@@ -106,14 +106,14 @@ def _check_installed(process: Process, extension: Extension) -> None:
 def tell(extension: Extension, to: Any, message: Any) -> Sending:
     """See :meth:`Extension.tell`."""
     sender, _ = _address(extension, to)
-    deferral = sender.tell(signed(_process.current(), message))
+    deferral = sender.tell(signed(_current.current(), message))
     if deferral is None:
         return SENT
-    return Sending(_process.current(), deferral, f"a message to extension {extension.name!r}")
+    return Sending(_current.current(), deferral, f"a message to extension {extension.name!r}")
 
 
 def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
-    process = _process.current()
+    process = _current.current()
     # The script may send to itself before it has spawned anything, and that thread takes what comes.
     process.faults.watch()
     name = f"extension {extension.name}"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._native import incarnation
 from mesh_core.extensions._told import ProcEnd
 
@@ -33,7 +33,7 @@ class Watch:
         """Be told of nothing more."""
         with self._lock:
             self._left.clear()
-        _process.current().watches.discard(self)
+        _current.current().watches.discard(self)
 
     def _ended(self, procs_id: int, rank: int, lost: Lost) -> None:
         """Tell of the end of a process, if that is watched and was not told of before."""
@@ -72,7 +72,7 @@ def watch(mesh: ProcMesh | ActorMesh[Any], callback: Callable[[ProcEnd], object]
         raise TypeError(f"callback must be callable, got {callback!r}")
     if not (hasattr(mesh, "_procs_id") and hasattr(mesh, "_view")):
         raise TypeError(f"watch() takes a ProcMesh or an ActorMesh, got {type(mesh).__name__}")
-    process = _process.current()
+    process = _current.current()
     made = Watch(mesh, callback)
     process.watches.add(made)
     return made

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._codes import Question
 from mesh_core._errors import MeshError
 from mesh_core._native import Journal
@@ -293,7 +293,7 @@ def events(*, past: bool = False) -> Events:
     proc_up workers[0]
     proc_stopped workers[0]
     """
-    process = _process.current()
+    process = _current.current()
     if process.identity.mesh_id != 0:
         raise MeshError(
             "events() works in the script that drives the mesh, where all events arrive; this is the process "

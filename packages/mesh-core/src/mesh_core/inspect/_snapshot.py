@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._codes import Question
 from mesh_core._errors import MeshError
 from mesh_core._native import seat
@@ -199,7 +199,7 @@ def snapshot(timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
     ...     [(proc.name, proc.state) for proc in inspect.snapshot().procs]
     [('controller', 'running'), ('workers[0]', 'running'), ('workers[1]', 'running')]
     """
-    process = _process.current()
+    process = _current.current()
     deadline = time.monotonic() + timeout
     tree = look(process, deadline, pss=pss)
     if tree is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mesh_core import _process
+from mesh_core import _current
 from mesh_core._chain import name_of, wanted
 from mesh_core._codes import Question
 from mesh_core._errors import MeshError
@@ -17,6 +17,9 @@ from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, proc_name
 from mesh_core.inspect._circles import circles
 from mesh_core.inspect._hosts import look
 from mesh_core.inspect._table import span
+
+if TYPE_CHECKING:
+    from mesh_core._process import Process
 
 _MOST_SHOWN = 40
 
@@ -126,7 +129,7 @@ def waits(timeout: float = 1.0) -> Waits:
     ...     found[0].endpoint, found[0].text, answer.get(timeout=30)
     ('read', 'for a value from a channel', 5)
     """
-    process = _process.current()
+    process = _current.current()
     deadline = time.monotonic() + timeout
     tree = look(process, deadline, pss=False)
     if tree is None:
@@ -166,7 +169,7 @@ _WELL = ("running", "suspect")
 class _Graph:
     def __init__(
         self,
-        process: _process.Process,
+        process: Process,
         names: dict[int, str],
         many: set[int],
         answers: Mapping[Addr, dict[str, Any]],
