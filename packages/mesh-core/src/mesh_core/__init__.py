@@ -29,7 +29,6 @@ from mesh_core._context import (
 )
 from mesh_core._endpoint import endpoint
 from mesh_core._errors import (
-    ActorError,
     ActorTimeout,
     AuthenticationError,
     BrokenPromise,
@@ -46,6 +45,7 @@ from mesh_core._errors import (
     SupervisionError,
     Undeliverable,
 )
+from mesh_core._exceptions import ActorError
 from mesh_core._future import Future, Stream
 from mesh_core._hosts import HostMesh, proc_mesh, this_host, this_proc
 from mesh_core._native import Extent, Point, Region, Shape, Slice, __version__

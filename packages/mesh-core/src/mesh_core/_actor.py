@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._endpoint import EndpointProperty
+from mesh_core._endpoint import ActorBase, EndpointProperty
 
 if TYPE_CHECKING:
     import logging
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         def __await__(self) -> Generator[Any, None, Self]: ...
 
 else:
-    _Base = object
+    _Base = ActorBase
 
 
 class Actor(_Base):
@@ -82,9 +82,10 @@ class Actor(_Base):
         from mesh_core._native import packing
 
         if packing():
-            from mesh_core._actors import reference_of
+            from mesh_core._current import holder
 
-            reference = reference_of(self)
+            process = holder().process
+            reference = None if process is None else process.reference_of(self)
             if reference is not None:
                 return reference.__reduce__()
         return super().__reduce_ex__(protocol)

@@ -6,24 +6,24 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mesh_core import _current
-from mesh_core._adverbs import addressee, endpoint_of
+from mesh_core._adverbs import Endpoint, ItemsEndpoint, addressee
 from mesh_core._codes import Request
 from mesh_core._context import current_instance
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
-from mesh_core._mesh import Mesh, describe
+from mesh_core._mesh import Kind, Mesh, describe
 from mesh_core._native import Point, Region, Slice, known_moves, learn_moves
 from mesh_core._nearest import did_you_mean
 from mesh_core._outcomes import Addressee, value_of
 
 if TYPE_CHECKING:
-    from mesh_core._adverbs import Endpoint
-    from mesh_core._endpoint import Interface
+    from mesh_core._endpoint import Arity, Interface
     from mesh_core._estate import Making
     from mesh_core._home import Home
     from mesh_core._hosted import Hosted
     from mesh_core._native import Call
     from mesh_core._process import Process
+    from mesh_core._reducers import Reducer
     from mesh_core._repair import Moves, Ranks
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ class ActorMesh(Mesh, Generic[T]):
     Its attributes are the actors' endpoints. Sent to another process it is the same references, which own nothing.
     """
 
+    _kind = Kind.ACTORS
     _process: Process
     _interface: Interface
     _name: str
@@ -105,10 +106,24 @@ class ActorMesh(Mesh, Generic[T]):
                 name=name,
                 obj=self,
             )
-        endpoint = endpoint_of(self, name, arity)
+        endpoint = self._endpoint(name, arity)
         # The next look-up finds it without coming here.
         self.__dict__[name] = endpoint
         return endpoint
+
+    def _endpoint(self, name: str, arity: Arity) -> Endpoint[..., Any]:
+        """An endpoint of these actors."""
+        if arity.on_restart != "fail" and self._owner is not None:
+            from mesh_core._lasting import LastingEndpoint
+
+            return LastingEndpoint(self, name, arity)
+        return (ItemsEndpoint if arity.streams else Endpoint)(self, name, arity)
+
+    def _combining(self, *args: Any, reduce: Reducer) -> Any:
+        """An endpoint whose replies are combined."""
+        from mesh_core._reduce import ReducedEndpoint
+
+        return ReducedEndpoint(self, *args, reduce=reduce)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._interface.endpoints})
@@ -284,11 +299,10 @@ def reference_to(process: Process, hosted: Hosted, cls: type) -> ActorMesh[Any]:
     )
 
 
-def reference_of(actor: object) -> ActorMesh[Any] | None:
+def reference_of(process: Process, actor: object) -> ActorMesh[Any] | None:
     """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
-    process = _current.holder().process
-    stage = None if process is None else process._stage
-    if process is None or stage is None:
+    stage = process._stage
+    if stage is None:
         return None
     cls, me = type(actor), current_instance()
     for hosted in list(stage.actors.values()):

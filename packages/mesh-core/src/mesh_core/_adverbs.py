@@ -489,9 +489,10 @@ class Endpoint(Generic[P, R]):
                 raise ValueError(
                     "with_options() takes keep=True or reduce=, but not both: results that are combined do not stay where they were made"
                 )
-            from mesh_core._reduce import ReducedEndpoint
-
-            return ReducedEndpoint(self._mesh, self._name, self._arity, limit, block, reduce=reducer)
+            made: Endpoint[P, R] = self._mesh._combining(
+                self._name, self._arity, limit, block, reduce=reducer
+            )
+            return made
         return Endpoint(self._mesh, self._name, self._arity, limit, block, self._keeps)
 
     def _traced(self, context: str) -> Endpoint[P, R]:
@@ -571,15 +572,6 @@ def finish_all(call: Call, who: Addressee) -> ValueMesh[Any]:
             first.results = mesh
         raise first
     return mesh
-
-
-def endpoint_of(mesh: ActorMesh[Any], name: str, arity: Arity) -> Endpoint[..., Any]:
-    """An endpoint as a mesh has it for an attribute."""
-    if arity.on_restart != "fail" and mesh._owner is not None:
-        from mesh_core._lasting import LastingEndpoint
-
-        return LastingEndpoint(mesh, name, arity)
-    return (ItemsEndpoint if arity.streams else Endpoint)(mesh, name, arity)
 
 
 def addressee(mesh: ActorMesh[Any]) -> Addressee:

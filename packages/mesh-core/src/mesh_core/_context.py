@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._current import current, holder
 from mesh_core._errors import MeshError
 from mesh_core._native import Extent, Point
 
@@ -69,9 +70,7 @@ class Instance:
         os._exit(1)
 
     def _hosted(self, what: str) -> Hosted:
-        from mesh_core import _current
-
-        process = _current.holder().process
+        process = holder().process
         hosted = None if process is None else process.stage().actors.get(self.actor_id)
         if hosted is None:
             raise MeshError(
@@ -82,19 +81,12 @@ class Instance:
     @property
     def ref(self) -> ActorMesh[Any]:
         """A reference to this actor, to be handed to others; what ``self`` becomes where an actor sends it."""
-        from mesh_core import _current
-        from mesh_core._actors import reference_to
-
-        hosted = self._hosted("ref")
-        assert hosted._cls is not None
-        return reference_to(_current.current(), hosted, hosted._cls)
+        return current().reference_to(self._hosted("ref"))
 
     @property
     def proc(self) -> ProcMesh:
         """The process it lives in, as a mesh of one."""
-        from mesh_core._hosts import this_proc
-
-        return this_proc()
+        return current().own_proc()
 
     def __repr__(self) -> str:
         return f"<actor {self.name!r} ({self.class_name}) at {self.rank} in {self.proc_id}>"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._context import current_message
+from mesh_core._errors import ActorTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mesh_core._awaited import Awaited
+    from mesh_core._native import Message
     from mesh_core._outcomes import Addressee
     from mesh_core._process import Process
 
@@ -75,3 +77,10 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
     except (OSError, IndexError):
         return False
+
+
+def expired(message: Message) -> ActorTimeout:
+    """What is said of a message whose deadline has passed."""
+    return ActorTimeout(
+        f"the deadline of {message.name} passed before it had returned; it was not run to its end"
+    )

@@ -252,7 +252,7 @@ def _ended(hosted: Hosted, stop: Message, behind: list[Message], error: BaseExce
 
 def _leave(hosted: Hosted, waiting: list[Message], error: BaseException | None) -> None:
     """Answer what the actor has taken and will not come to; those who stopped it hear the error, if there is one."""
-    from mesh_core._hosted import settle
+    from mesh_core._loop import settle
 
     stage = hosted.stage
     for _, answer in hosted.errands:

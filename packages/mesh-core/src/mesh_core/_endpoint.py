@@ -32,6 +32,10 @@ R = TypeVar("R")
 OnRestart: TypeAlias = Literal["fail", "retry", "wait"]
 
 
+class ActorBase:
+    """The base of :class:`Actor` alone, by which it is known here."""
+
+
 class Arity:
     """Which arguments a function takes: enough to refuse a wrong call before it is sent."""
 
@@ -118,7 +122,7 @@ class EndpointProperty(Generic[P, R]):
     """
 
     respond: Callable[..., Any] | None = None
-    """What answers a call in place of the endpoint's result: ``respond(hosted, message, args, kwargs)``."""
+    """What answers a call in place of the endpoint's result: ``respond(hosted, message, args, kwargs)``. Set where actors live."""
 
     def __init__(
         self,
@@ -150,20 +154,14 @@ class EndpointProperty(Generic[P, R]):
             )
             self.arity.on_restart = on_restart
         if explicit_response_port:
-            from mesh_core._respond import by_port
-
             if streams:
                 raise TypeError(
                     f"{function.__qualname__} is a generator, whose items are its answers: "
                     "yield them, or send them to the port of explicit_response_port=True, but not both"
                 )
             self.arity.port = True
-            self.respond = by_port(self)
         elif streams:
-            from mesh_core._respond import by_items
-
             self.arity.port = self.arity.streams = True
-            self.respond = by_items(self)
 
     if TYPE_CHECKING:
 
@@ -348,11 +346,10 @@ class Interface:
 
 def plain_methods(cls: type) -> tuple[str, ...]:
     """The names of an actor class's public methods that are no endpoints."""
-    from mesh_core._actor import Actor
-
     found: set[str] = set()
     for base in reversed(cls.__mro__):
-        if issubclass(base, Actor) and base is not Actor:
+        # All but the class Actor itself.
+        if issubclass(base, ActorBase) and base is not ActorBase and ActorBase not in base.__bases__:
             for name, value in vars(base).items():
                 if isinstance(value, FunctionType) and not name.startswith("_"):
                     found.add(name)

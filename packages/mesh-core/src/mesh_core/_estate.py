@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core._codes import Request
-from mesh_core._errors import ActorError
+from mesh_core._exceptions import ActorError
 from mesh_core._native import locate, seat
 
 if TYPE_CHECKING:

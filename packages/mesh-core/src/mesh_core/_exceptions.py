@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core import _current, _serialize
-from mesh_core._errors import ActorError, MeshError, SupervisionError, Undeliverable, type_name
+from mesh_core._errors import MeshError, SupervisionError, Undeliverable, describe_point, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -34,6 +34,142 @@ _HOOKS = (
     "__getnewargs__",
     "__getnewargs_ex__",
 )
+
+
+class ActorError(MeshError):
+    """An endpoint, or an actor's constructor, raised.
+
+    What a caller gets is an instance of the original exception's type as well, with its ``args`` and attributes,
+    so that ``except ValueError`` works across processes. Where that cannot be (the type exists only in the
+    remote process, cannot be extended, or would stop the caller, such as ``SystemExit``), it is an ``ActorError``
+    alone, and :attr:`cause_type`, :attr:`cause_name` and :attr:`remote_traceback` tell the story.
+
+    >>> error = ActorError("no such batch", actor="trainer", rank=3, host="b7", pid=4242, cause_type=KeyError)
+    >>> print(error)
+    no such batch
+      raised as KeyError by actor 'trainer' on rank 3, host b7, pid 4242
+    """
+
+    # In one private record rather than in attributes of their own: the original's may have the same names.
+    _told: dict[str, Any]
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        point: Mapping[str, int] | None = None,
+        host: str = "",
+        pid: int | None = None,
+        remote_traceback: str = "",
+        original: BaseException | None = None,
+        cause_type: type[BaseException] | None = None,
+        cause_name: str = "",
+    ) -> None:
+        Exception.__init__(self, message)
+        self._tell(
+            message=message,
+            actor=actor,
+            rank=rank,
+            point=point,
+            host=host,
+            pid=pid,
+            remote_traceback=remote_traceback,
+            original=original,
+            cause_type=cause_type or (type(original) if original is not None else None),
+            cause_name=cause_name,
+        )
+
+    def _tell(self, **told: Any) -> None:
+        # Around any __setattr__ of the original's type.
+        self.__dict__["_told"] = told
+
+    @property
+    def message(self) -> str:
+        """The original exception's text, alone."""
+        return str(self._told["message"])
+
+    @property
+    def actor(self) -> str:
+        """The actor's name."""
+        return str(self._told["actor"])
+
+    @property
+    def rank(self) -> int | None:
+        """The actor's rank in its mesh."""
+        rank: int | None = self._told["rank"]
+        return rank
+
+    @property
+    def point(self) -> Mapping[str, int] | None:
+        """The actor's coordinates in its mesh."""
+        point: Mapping[str, int] | None = self._told["point"]
+        return point
+
+    @property
+    def host(self) -> str:
+        """The host on which the actor lives."""
+        return str(self._told["host"])
+
+    @property
+    def pid(self) -> int | None:
+        """The actor's process."""
+        pid: int | None = self._told["pid"]
+        return pid
+
+    @property
+    def remote_traceback(self) -> str:
+        """The traceback as it was printed in the actor's process; nested ones are part of the text."""
+        return str(self._told["remote_traceback"])
+
+    @property
+    def original(self) -> BaseException | None:
+        """The exception itself, where it could be sent; itself an ``ActorError`` where an actor passed one on."""
+        original: BaseException | None = self._told["original"]
+        return original
+
+    @property
+    def cause_type(self) -> type[BaseException] | None:
+        """The type of the exception at the root, where this process has it."""
+        cause_type: type[BaseException] | None = self._told["cause_type"]
+        return cause_type
+
+    @property
+    def cause_name(self) -> str:
+        """The name of the exception's type, always there."""
+        cause_type = self.cause_type
+        return str(self._told["cause_name"]) or (type_name(cause_type) if cause_type is not None else "")
+
+    def __str__(self) -> str:
+        lines = [self.message or self.cause_name or "an actor failed"]
+        # A failure's report has said where it was; what counts beyond that is who has passed it on.
+        if self.remote_traceback or not isinstance(self, SupervisionError):
+            lines.append(f"  raised{f' as {name}' if (name := self.cause_name) else ''} by {self._where()}")
+        if self.remote_traceback:
+            lines.append("  remote traceback:")
+            lines += [f"    {line}".rstrip() for line in self.remote_traceback.rstrip().splitlines()]
+        return "\n".join(lines)
+
+    def _where(self) -> str:
+        if self._told.get("bootstrap"):
+            where = [f"the bootstrap of processes {self.actor!r}"]
+        else:
+            where = [f"actor {self.actor!r}" if self.actor else "an actor"]
+        if self.rank is not None:
+            where[0] += f" on rank {self.rank}{describe_point(self.point)}"
+        if self.host:
+            where.append(f"host {self.host}")
+        if self.pid is not None:
+            where.append(f"pid {self.pid}")
+        return ", ".join(where)
+
+    def __reduce__(self) -> Any:
+        return reduce_actor_error(self)
+
+    # The original's type may define it, and object's default must not come second to that.
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
 
 
 def encode_exception(

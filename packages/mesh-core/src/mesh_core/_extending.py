@@ -14,24 +14,26 @@ import json
 import logging
 import queue
 import threading
-from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from mesh_core._carried import Carried, in_order, pack
 from mesh_core._errors import MeshError
 from mesh_core._mesh import check_name
 from mesh_core._native import Placement, Target
-from mesh_core._serialize import dumps, loads
-from mesh_core.extensions._base import NOT_CARRIED, Extension
+from mesh_core.extensions._base import Extension
 from mesh_core.extensions._here import Signatures
 
 if TYPE_CHECKING:
     import asyncio
 
     from mesh_core._context import Instance
+    from mesh_core._future import Future
     from mesh_core._hosted import CallKey, Hosted
     from mesh_core._native import Message
     from mesh_core._process import Process
+    from mesh_core._sending import Sending
+    from mesh_core._values import ValueMesh
     from mesh_core.extensions._told import ActorEnd, ProcEnd, Spawning
 
 E = TypeVar("E", bound=Extension)
@@ -68,6 +70,28 @@ class Extensions:
     def may_send(self, extension: Extension) -> bool:
         """Whether this is an instance of this process's, from the beginning of its ``start`` to the end of its ``stop``."""
         return self.find(extension.name) is extension or any(each is extension for each in self._starting)
+
+    # Messages of one of them to others.
+
+    def call(
+        self, extension: Extension, to: Any, message: Any, timeout: float | None
+    ) -> Future[ValueMesh[Any]]:
+        """See :meth:`Extension.call`."""
+        from mesh_core.extensions import _messages
+
+        return _messages.call(extension, to, message, timeout)
+
+    def install_on(self, extension: Extension, to: Any) -> Future[ValueMesh[Any]]:
+        """See :meth:`Extension.install_on`."""
+        from mesh_core.extensions import _messages
+
+        return _messages.install_on(extension, to)
+
+    def tell(self, extension: Extension, to: Any, message: Any) -> Sending:
+        """See :meth:`Extension.tell`."""
+        from mesh_core.extensions import _messages
+
+        return _messages.tell(extension, to, message)
 
     def install(self, cls: type[E], payload: Any) -> E:
         """Make and start an instance."""
@@ -260,46 +284,6 @@ def _check(cls: type[Extension]) -> None:
         raise ValueError(f"the name of an extension must not begin with a dot, got {name!r}")
     if isinstance(cls.after, str):
         raise TypeError(f"{cls.__qualname__}.after must be a sequence of names, got {cls.after!r}")
-
-
-class Carried(NamedTuple):
-    """An extension on its way to another process."""
-
-    name: str
-    after: list[str]
-    blob: str
-    """Its class and payload. Read only when it is its turn, as others may have to start first for it to be imported."""
-
-    def load(self) -> tuple[type[Extension], Any]:
-        """The class, and the payload."""
-        cls, payload = loads(a2b_base64(self.blob))
-        return cls, payload
-
-
-def pack(extension: Extension, spawning: Spawning) -> Carried | None:
-    """An extension for processes; ``None`` if they do without it."""
-    payload = extension.for_spawn(spawning)
-    if payload is NOT_CARRIED:
-        return None
-    data, buffers = dumps((type(extension), payload), root=f"extension {extension.name!r}, or its payload")
-    if buffers:
-        raise MeshError(
-            f"the payload of extension {extension.name!r} holds {sum(b.nbytes for b in buffers):,} bytes of data, which a "
-            "spawn does not carry; send it in a message once the processes are up"
-        )
-    return Carried(extension.name, list(extension.after), b2a_base64(data, newline=False).decode())
-
-
-def in_order(carried: list[Carried]) -> list[Carried]:
-    """Mesh's own first; each behind those that it names in ``after``; otherwise in the order of their installation."""
-    left = {each.name: each for each in sorted(carried, key=lambda each: not each.name.startswith("mesh."))}
-    ordered = []
-    while left:
-        ready = next((name for name, each in left.items() if not left.keys() & set(each.after)), None)
-        if ready is None:
-            raise MeshError(f"extensions wait for each other in a circle: {', '.join(sorted(left))}")
-        ordered.append(left.pop(ready))
-    return ordered
 
 
 class _Running:

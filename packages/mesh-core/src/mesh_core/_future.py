@@ -140,9 +140,7 @@ class Future(Generic[R]):
 
     def _raise_failure(self) -> None:
         """Raise what has failed and nobody was told of: this call is the script's next to wait."""
-        from mesh_core._supervision import alarm
-
-        error = alarm()
+        error = self._process.faults.alarm()
         if error is not None:
             raise error
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._native import HOST_MESHES, Placement, Target, host_name, locate, roll
+from mesh_core._native import HOST_MESHES, Placement, Region, Slice, Target, host_name, locate, roll
 
 if TYPE_CHECKING:
-    from mesh_core._native import Region, Runtime
+    from mesh_core._native import Runtime
 
 _MOST_HOSTS = 1 << 32
 # A reference tells the names of so many hosts; of more it says the numbers only.
@@ -167,3 +167,17 @@ class ListedHome(Home):
     def __reduce__(self) -> Any:
         names = {host: self._names[host] for host in self._hosts[:_NAMED] if host in self._names}
         return ListedHome, (self._hosts, names, self._each)
+
+
+def evenly(numbers: Sequence[int]) -> list[Region]:
+    """Numbers as regions of those that are evenly spaced."""
+    regions: list[Region] = []
+    rest = list(numbers)
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 and rest[1] > rest[0] else 1
+        count = 1
+        while count < len(rest) and rest[count] == rest[0] + count * step:
+            count += 1
+        regions.append(Region(["hosts"], Slice(rest[0], [count], [step])))
+        rest = rest[count:]
+    return regions

@@ -26,7 +26,7 @@ from mesh_core._home import Home, ListedHome
 from mesh_core._native import HOST_MESHES, Extent, Placement, Region, Target
 
 if TYPE_CHECKING:
-    from mesh_core._extending import Carried
+    from mesh_core._carried import Carried
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
     from mesh_core.extensions._base import Extension
@@ -169,7 +169,7 @@ class _HostProc:
 
     def _told(self) -> str:
         """Mesh's own extensions that processes carry, as of now, and those of the host."""
-        from mesh_core._extending import pack
+        from mesh_core._carried import pack
         from mesh_core.extensions._told import Spawning
 
         spawning = Spawning(MESH_NAME, Extent([], []), (self._name,), self._is_local, is_host=True)
@@ -207,7 +207,7 @@ class HostProcs:
 
     def packed(self, extension: Extension, hosts: Sequence[int]) -> Carried | None:
         """The extension for these hosts; ``None`` if they do without it."""
-        from mesh_core._extending import pack
+        from mesh_core._carried import pack
         from mesh_core.extensions._told import Spawning
 
         names = tuple(self._process.home_name(host) for host in hosts)

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import _context, _ending
 from mesh_core._context import Context, Instance
+from mesh_core._deadlines import expired
 from mesh_core._endpoint import EndpointProperty
-from mesh_core._errors import ActorTimeout, MeshError, SpawnError, SupervisionError, Undeliverable
+from mesh_core._errors import MeshError, SpawnError, SupervisionError, Undeliverable
 from mesh_core._failure import FailureKind, MeshFailure
+from mesh_core._loop import settle
 from mesh_core._nearest import did_you_mean
 from mesh_core._on_loop import OnLoop
 from mesh_core._on_thread import OnThread
@@ -474,22 +476,6 @@ class Hosted:
             kind=FailureKind.ACTOR_FAILED,
             _key=(*self.stage.process.runtime.me[:2], self.instance.actor_id),
         )
-
-
-def settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Give an errand's result to whoever waits for it; on the loop."""
-    if not answer.done():
-        if error is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(error)
-
-
-def expired(message: Message) -> ActorTimeout:
-    """What is said of a message whose deadline has passed."""
-    return ActorTimeout(
-        f"the deadline of {message.name} passed before it had returned; it was not run to its end"
-    )
 
 
 def unreadable(error: BaseException) -> BaseException:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from mesh_core import _current
 from mesh_core._codes import HostState
 from mesh_core._errors import MeshError
-from mesh_core._home import Home, ListedHome, Names, is_host_mesh
-from mesh_core._mesh import Mesh, describe
+from mesh_core._home import Home, ListedHome, Names, evenly, is_host_mesh
+from mesh_core._mesh import Kind, Mesh, describe
 from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ MAX_PROCS = 100_000
 
 class HostMesh(Mesh):
     """Hosts, on which processes are spawned; :func:`this_host` is the one this code runs on."""
+
+    _kind = Kind.HOSTS
 
     def __init__(
         self, process: Process, view: Region, name: str, home: Home, *, root: Region | None = None
@@ -488,20 +490,6 @@ class HostMesh(Mesh):
             return [place(Point(index, extent)) or "0", self._home.name_of(rank), *states]
 
         return listed(table, len(self), row).html(repr(self))
-
-
-def evenly(numbers: Sequence[int]) -> list[Region]:
-    """Numbers as regions of those that are evenly spaced."""
-    regions: list[Region] = []
-    rest = list(numbers)
-    while rest:
-        step = rest[1] - rest[0] if len(rest) > 1 and rest[1] > rest[0] else 1
-        count = 1
-        while count < len(rest) and rest[count] == rest[0] + count * step:
-            count += 1
-        regions.append(Region(["hosts"], Slice(rest[0], [count], [step])))
-        rest = rest[count:]
-    return regions
 
 
 def _revive_host(view: Region, name: str, home: Home) -> HostMesh:

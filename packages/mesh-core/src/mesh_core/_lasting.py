@@ -30,7 +30,7 @@ from mesh_core._promise import Promise, _Promised
 from mesh_core._returns import NOT_BEGUN
 
 if TYPE_CHECKING:
-    from mesh_core._errors import ActorError
+    from mesh_core._exceptions import ActorError
     from mesh_core._native import Call, Message
     from mesh_core._process import Process
     from mesh_core._reducers import Reducer

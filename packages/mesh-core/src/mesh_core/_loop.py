@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 from mesh_core._native import Waker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from mesh_core._awaited import Coming
     from mesh_core._native import Runtime
 
@@ -49,8 +52,9 @@ class ActorSelector(selectors.EpollSelector):
 class Bridge:
     """One event loop's end of the runtime; the loop keeps it, as its reader."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, failure: Callable[[], BaseException | None]) -> None:
         self.loop = weakref.ref(loop)
+        self._failure = failure
         self._waker = Waker()
         self._tokens = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[None]] = {}
@@ -70,10 +74,8 @@ class Bridge:
                 loop.call_soon_threadsafe(self._on_alarm)
 
     def _on_alarm(self) -> None:
-        from mesh_core._supervision import alarm
-
         waiting = [each for each in self._waiting.values() if not each.done()]
-        error = alarm() if waiting else None
+        error = self._failure() if waiting else None
         if error is not None:
             for each in waiting:
                 each.set_exception(error)
@@ -91,3 +93,12 @@ class Bridge:
             await waiting
         finally:
             self._waiting.pop(token, None)
+
+
+def settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Give an errand's result to whoever waits for it; on the loop."""
+    if not answer.done():
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)

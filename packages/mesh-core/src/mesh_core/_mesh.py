@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from typing import Self
@@ -24,6 +25,15 @@ def check_name(name: object) -> None:
         raise ValueError(f"the name {name!r} has control characters in it; use printable ones")
 
 
+class Kind(enum.Enum):
+    """What a mesh is an array of, for those who cannot import its class."""
+
+    VALUES = enum.auto()
+    HOSTS = enum.auto()
+    PROCS = enum.auto()
+    ACTORS = enum.auto()
+
+
 class Mesh:
     """An n-dimensional, named array: of hosts, processes, actors or values.
 
@@ -41,6 +51,7 @@ class Mesh:
 
     __slots__ = ()
 
+    _kind: ClassVar[Kind] = Kind.VALUES
     _view: Region
 
     def _with_region(self, region: Region) -> Self:

@@ -25,7 +25,7 @@ import sys
 import traceback
 from typing import Any, NamedTuple, NoReturn
 
-from mesh_core import _config, _streams, _surroundings, _worker
+from mesh_core import _config, _leaving, _streams, _surroundings, _worker
 from mesh_core._brood import Brood
 from mesh_core._native import die_with_parent, name_process
 
@@ -246,7 +246,7 @@ class Nursery:
         except BaseException:  # noqa: BLE001 - the last line of defence of a process
             traceback.print_exc()
         finally:
-            _worker.leave(status)
+            _leaving.leave(status)
         raise AssertionError("unreachable")
 
     def _decline(self, addr: _Addr, why: str) -> NoReturn:
@@ -261,7 +261,7 @@ class Nursery:
                 break
             except BlockingIOError:
                 ready.poll()
-        _worker.leave(1)
+        _leaving.leave(1)
         raise AssertionError("unreachable")
 
     def _exec(self, told: dict[str, Any], order: _Order, parent: int) -> NoReturn:

@@ -177,7 +177,7 @@ class OnLoop:
                 hosted.failed(message, error)
 
     def _cut_short(self, message: Message, error: asyncio.CancelledError) -> None:
-        from mesh_core._hosted import expired
+        from mesh_core._deadlines import expired
 
         if self._hosted.ending:
             self._hosted.stopped(message)

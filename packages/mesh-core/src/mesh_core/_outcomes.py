@@ -129,7 +129,7 @@ def _was_respawned(who: Addressee, index: int) -> bool:
 
 
 def _unanswered(index: int, who: Addressee, *, handed_on: bool) -> MeshError:
-    from mesh_core._errors import ActorError
+    from mesh_core._exceptions import ActorError
 
     point = who.point(index)
     who_let_go = "all that were handed it let go of" if handed_on else "the endpoint let go of"

@@ -19,6 +19,7 @@ from mesh_core._home import Home, is_host_mesh
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
+    from mesh_core._actors import ActorMesh
     from mesh_core._awaited import Awaited
     from mesh_core._endpoint import EndpointProperty
     from mesh_core._extending import Extensions
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from mesh_core._interrupts import Interrupts
     from mesh_core._loop import Bridge
     from mesh_core._native import Extent, Message, Placement, Region, Runtime
+    from mesh_core._procs import ProcMesh
     from mesh_core._scratch import Scratch
     from mesh_core._settings import Settings
     from mesh_core._stage import Stage
@@ -176,7 +178,7 @@ class Process:
         if bridge is None or bridge.loop() is not loop:
             from mesh_core._loop import Bridge
 
-            bridge = self._bridges[id(loop)] = Bridge(loop)
+            bridge = self._bridges[id(loop)] = Bridge(loop, self.faults.alarm)
         return bridge
 
     @property
@@ -281,13 +283,33 @@ class Process:
             if actors is None or bridge.loop() is not actors:
                 bridge.alarm()
 
+    def reference_to(self, hosted: Hosted) -> ActorMesh[Any]:
+        """A reference to an actor of this process, for whomever it is sent to."""
+        from mesh_core._actors import reference_to
+
+        assert hosted._cls is not None  # it has been constructed
+        return reference_to(self, hosted, hosted._cls)
+
+    def reference_of(self, actor: object) -> ActorMesh[Any] | None:
+        """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
+        from mesh_core._actors import reference_of
+
+        return reference_of(self, actor)
+
+    def own_proc(self) -> ProcMesh:
+        """This process, as a mesh of one."""
+        from mesh_core._hosts import this_proc
+
+        return this_proc()
+
     def table(self, cls: type) -> dict[str, EndpointProperty[..., Any]]:
         """An actor class's endpoints; one table for all its actors."""
         found = self._tables.get(cls)
         if found is None:
             from mesh_core._endpoint import table_of
+            from mesh_core._respond import with_answers
 
-            found = self._tables[cls] = table_of(cls)
+            found = self._tables[cls] = with_answers(table_of(cls))
         return found
 
     def actor_class(self, cls: type) -> type:

@@ -16,7 +16,7 @@ from mesh_core._endpoint import Interface
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Making, check_policy
 from mesh_core._future import Future
-from mesh_core._mesh import RESERVED, Mesh, check_name, describe
+from mesh_core._mesh import RESERVED, Kind, Mesh, check_name, describe
 from mesh_core._native import Point, Region, incarnation, known_moves, learn_moves, locate
 from mesh_core._outcomes import Addressee, error_of
 from mesh_core._tracing import notice
@@ -51,6 +51,8 @@ class ProcMesh(Mesh):
 
     Leaving a ``with`` block stops them; so does the end of the script.
     """
+
+    _kind = Kind.PROCS
 
     def __init__(
         self,
@@ -100,6 +102,19 @@ class ProcMesh(Mesh):
             view=region,
             ready=self._ready,
             spawned=self._spawned,
+            recipe=self._recipe,
+        )
+
+    def _resized(self, root: Region) -> ProcMesh:
+        """The same processes with more or fewer ranks, before it is known when those that are new are ready."""
+        return ProcMesh(
+            self._process,
+            name=self._name,
+            home=self._home,
+            procs_id=self._procs_id,
+            root=root,
+            view=root,
+            ready=None,
             recipe=self._recipe,
         )
 

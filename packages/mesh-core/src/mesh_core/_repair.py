@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mesh_core._codes import HostState, Request
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
-from mesh_core._mesh import describe
+from mesh_core._mesh import Kind, describe
 from mesh_core._native import (
     Extent,
     Placement,
@@ -31,6 +31,8 @@ from mesh_core._native import (
 from mesh_core._outcomes import Addressee, error_of
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from mesh_core._actors import ActorMesh
     from mesh_core._estate import Making
     from mesh_core._hosts import HostMesh
@@ -141,8 +143,6 @@ def respawn(mesh: ProcMesh, ranks: Ranks, on: HostMesh | None) -> Future[None]:
 
 def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcMesh:
     """See :meth:`ProcMesh.grow`."""
-    from mesh_core._procs import ProcMesh
-
     recipe = _recipe(mesh, "grown")
     with recipe.lock:
         _check_owner(recipe, mesh)
@@ -159,16 +159,7 @@ def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcM
         for slab in range(count):
             host = hosts[slab * len(hosts) // count] if count > len(hosts) else hosts[slab]
             groups.setdefault(host, []).extend(fresh[slab * each : (slab + 1) * each])
-        grown = ProcMesh(
-            mesh._process,
-            name=mesh._name,
-            home=mesh._home,
-            procs_id=mesh._procs_id,
-            root=bigger,
-            view=bigger,
-            ready=None,
-            recipe=recipe,
-        )
+        grown = mesh._resized(bigger)
         grown._ready = _make(grown, recipe, bigger, list(groups.items()))
         recipe.root = bigger
         return grown
@@ -185,8 +176,6 @@ def begin_apart(mesh: ProcMesh, recipe: Recipe) -> Future[None]:
 
 def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
     """See :meth:`ProcMesh.shrink`."""
-    from mesh_core._procs import ProcMesh
-
     recipe = _recipe(mesh, "shrunk")
     with recipe.lock:
         _check_owner(recipe, mesh)
@@ -202,16 +191,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         process = mesh._process
         rest = mesh._root.slice(**{label: slice(left, None)})
         target = mesh._home.target(mesh._procs_id, rest)
-        shrunk = ProcMesh(
-            process,
-            name=mesh._name,
-            home=mesh._home,
-            procs_id=mesh._procs_id,
-            root=smaller,
-            view=smaller,
-            ready=None,
-            recipe=recipe,
-        )
+        shrunk = mesh._resized(smaller)
         recipe.root = smaller
         if recipe.holding is not None:
             recipe.holding.mesh = shrunk
@@ -351,9 +331,7 @@ def _outermost(recipe: Recipe, mesh: ProcMesh, sizes: Mapping[str, int], verb: s
 
 
 def _hosts_of(on: HostMesh) -> list[int]:
-    from mesh_core._hosts import HostMesh
-
-    if not isinstance(on, HostMesh):
+    if getattr(on, "_kind", None) is not Kind.HOSTS:
         raise TypeError(f"on= is a HostMesh, such as hosts.slice(hosts=2), not {on!r}")
     return on._numbers
 
@@ -453,12 +431,15 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     return future
 
 
+def _are_actors(mesh: ProcMesh | ActorMesh[Any]) -> TypeIs[ActorMesh[Any]]:
+    return mesh._kind is Kind.ACTORS
+
+
 async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) -> None:
     """Make again what a policy wants of its mesh."""
-    from mesh_core._actors import ActorMesh
     from mesh_core.policies import Restart
 
-    is_actors = isinstance(mesh, ActorMesh)
+    is_actors = _are_actors(mesh)
     if is_actors != isinstance(action, Restart):
         what = (
             "actors, and this policy is that of processes"
@@ -467,20 +448,20 @@ async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) 
         )
         raise MeshError(f"{action!r} is for {what}; use {'Restart' if is_actors else 'Respawn'}")
     places = places_of(mesh, action.ranks)
-    if isinstance(mesh, ActorMesh) and action.ranks is None:
+    if _are_actors(mesh) and action.ranks is None:
         places = _not_taken_away(mesh, places)
     if not places:
         return
     lost = {point.rank for point in mesh.failed()}
     for living in [place for place in places if place not in lost]:
         one = mesh._with_region(_single(mesh._view.rank_at(living)))
-        if isinstance(one, ActorMesh):
+        if _are_actors(one):
             if one._making is not None and one._making.holding is not None and one._making.holding.returns:
                 one._making.holding.returns.struck(living)
             await one._stop()
         else:
             await one.stop()
-    if isinstance(mesh, ActorMesh):
+    if _are_actors(mesh):
         await _respawn_below(mesh, places)
         await respawn_actors(mesh, places)
     else:

@@ -21,8 +21,9 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._endpoint import EndpointProperty, plain_methods
+
 if TYPE_CHECKING:
-    from mesh_core._endpoint import EndpointProperty
     from mesh_core._hosted import Hosted
     from mesh_core._native import Message
 
@@ -57,9 +58,20 @@ def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None
     return spec
 
 
-def _nothing(threaded: bool) -> Spec:
-    from mesh_core._endpoint import EndpointProperty
+def with_answers(table: Table) -> Table:
+    """Have the endpoints of a class that answer by a port, or by items, do so."""
+    for spec in table.values():
+        _answer_by_port(spec)
+    return table
 
+
+def _answer_by_port(spec: Spec) -> Spec:
+    if spec.respond is None and spec.arity.port:
+        spec.respond = by_items(spec) if spec.arity.streams else by_port(spec)
+    return spec
+
+
+def _nothing(threaded: bool) -> Spec:
     def nothing(self: Any) -> None: ...
 
     async def nothing_async(self: Any) -> None: ...
@@ -68,8 +80,6 @@ def _nothing(threaded: bool) -> Spec:
 
 
 def _plain(cls: type, name: str, *, port: bool, threaded: bool) -> Spec | None:
-    from mesh_core._endpoint import EndpointProperty, plain_methods
-
     if name not in plain_methods(cls):
         return None
     function: Callable[..., Any] = getattr(cls, name)
@@ -86,19 +96,16 @@ def _plain(cls: type, name: str, *, port: bool, threaded: bool) -> Spec | None:
         async def function(self: Any, *args: Any, **kwargs: Any) -> Any:
             return plain(self, *args, **kwargs)
 
-    return EndpointProperty(function, concurrent=False, explicit_response_port=port)
+    return _answer_by_port(EndpointProperty(function, concurrent=False, explicit_response_port=port))
 
 
 def _keeping(base: Spec) -> Spec:
-    from mesh_core._endpoint import EndpointProperty
     from mesh_core._refs import keeping
 
-    return EndpointProperty(keeping(base.function), concurrent=base.concurrent)
+    return _answer_by_port(EndpointProperty(keeping(base.function), concurrent=base.concurrent))
 
 
 def _answering(base: Spec, respond: Callable[..., Any]) -> Spec:
-    from mesh_core._endpoint import EndpointProperty
-
     spec: Spec = EndpointProperty(base.function, concurrent=base.concurrent)
     spec.respond = respond
     return spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from mesh_core._adverbs import Endpoint, endpoint_of
+from mesh_core._adverbs import Endpoint
 from mesh_core._endpoint import Arity
 from mesh_core._sending import SENT, Sending
 
@@ -139,7 +139,7 @@ def as_endpoint(method: Any, *, explicit_response_port: bool = False) -> Any:
         )
     arity = _arity(method, explicit_response_port)
     arity.mark = "!" if explicit_response_port else "."
-    return endpoint_of(method.mesh, method.name, arity)
+    return method.mesh._endpoint(method.name, arity)
 
 
 def _arity(method: NotAnEndpoint, port: bool) -> Arity:

@@ -445,7 +445,7 @@ class Stage:
     ) -> None:
         """Tell the caller what went wrong; where nobody waits, the log."""
         if os.getpid() != self.process.pid:
-            from mesh_core._worker import end_copy
+            from mesh_core._leaving import end_copy
 
             end_copy(error)
         me = self.process.identity

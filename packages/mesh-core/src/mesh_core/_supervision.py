@@ -122,7 +122,7 @@ class Faults:
         passed = threading.Event()
         self.barrier(passed.set)
         passed.wait(_MOMENT)
-        return alarm() if self._process.alarmed else None
+        return self.alarm() if self._process.alarmed else None
 
     def end(self, limit: float) -> None:
         """Wait for the thread of :meth:`watch`, once the runtime is closed: its last notices may be of failures."""
@@ -263,6 +263,13 @@ class Faults:
             self._raised_in.add(me)
         self.hear(failure._key)
         return error_of(failure)
+
+    def alarm(self) -> SupervisionError | None:
+        """What a call that waits raises when a failure has come to the script.
+
+        Nothing where an actor waits: those of the script's process have owners of their own, who are told apart.
+        """
+        return self.take() if current_instance() is None else None
 
     def unheard(self) -> list[MeshFailure]:
         """What nobody was told of; forgotten with that."""
@@ -559,11 +566,8 @@ def _now(verdict: Any) -> Any:
 
 
 def alarm() -> BaseException | None:
-    """What a call that waits raises when a failure has come to the script; the runtime asks for it.
-
-    Nothing where an actor waits: those of the script's process have owners of their own, who are told apart.
-    """
-    return _current.current().faults.take() if current_instance() is None else None
+    """What a call that waits raises when a failure has come to the script; the runtime asks for it."""
+    return _current.current().faults.alarm()
 
 
 def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:

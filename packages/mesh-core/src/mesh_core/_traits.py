@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._codes import HostState
 from mesh_core._errors import MeshError
+from mesh_core._home import evenly
 from mesh_core._native import introductions, roll
 
 if TYPE_CHECKING:
@@ -135,8 +136,6 @@ def select(
     ]
     if not chosen:
         raise ValueError(_nobody(hosts, all_of, labels))
-    from mesh_core._hosts import evenly
-
     found = [number for number, _ in chosen]
     if len(found) == len(numbers):
         return hosts

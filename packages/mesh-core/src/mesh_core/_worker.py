@@ -6,11 +6,12 @@ import atexit
 import contextlib
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from mesh_core import _process, _streams
 from mesh_core._home import Home
 from mesh_core._import_hooks import Afterwards
+from mesh_core._leaving import leave
 from mesh_core._multiprocessing import teach
 from mesh_core._native import Extent, Placement, Region, learn_moves
 from mesh_core._seeds import Seeds, seed_process
@@ -90,32 +91,6 @@ def run(
             stream.flush()
     process.runtime.goodbye(_GOODBYE_S, stage.unready)
     return status
-
-
-def leave(status: int) -> None:
-    """End the process without what the interpreter does at its end: threads of actors may be anywhere."""
-    _streams.finish()
-    os._exit(status)
-
-
-def end_copy(error: BaseException) -> NoReturn:
-    """End a child that an endpoint has forked, and that came out of the endpoint: it must not go on as the worker."""
-    status = 1
-    try:
-        code = error.code if isinstance(error, SystemExit) else error
-        if code is None or isinstance(code, int):
-            status = code or 0
-        else:
-            import traceback
-
-            sys.stderr.write(
-                f"{code}\n" if isinstance(code, str) else "".join(traceback.format_exception(error))
-            )
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-    finally:
-        os._exit(status & 0xFF)
 
 
 def main_exec(config: dict[str, Any]) -> None:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
+from mesh_core._logging._fallback import Fallback
 from mesh_core._streams import LineStream
 
 if TYPE_CHECKING:
     from mesh_core._logging._records import Encoder
-
-
-class Fallback(logging.StreamHandler[TextIO]):
-    """Mesh's own handler in a controller: writes to stderr as long as the program has set up no logging of its own."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Leave records to the program's handlers if it has any."""
-        if not logging.getLogger().handlers:
-            super().emit(record)
 
 
 class _ToController(logging.Handler):

@@ -14,7 +14,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._logging import Fallback
+from mesh_core._logging._fallback import Fallback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

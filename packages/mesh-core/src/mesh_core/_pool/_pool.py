@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from mesh_core._actors import ActorMesh
 from mesh_core._adverbs import Endpoint, ItemsEndpoint
+from mesh_core._current import current
 from mesh_core._errors import ActorTimeout, MeshError, Unsendable
 from mesh_core._pool._following import Following, Steps
 from mesh_core._pool._places import State
 from mesh_core._pool._results import Completed, Ordered, Unordered
-from mesh_core._pool._sharing import FarTurns, Options, Shared
+from mesh_core._pool._sharing import Addr, FarTurns, Options, Pools, Shared
 from mesh_core._pool._tasks import Call, Runner, Task
 from mesh_core._pool._turns import OnCrash, OwnTurns, Turns
 from mesh_core._promise import Promise, _Promised
@@ -134,7 +135,7 @@ class Pool(Generic[A]):
         # Weakly: a pool that nobody has any more goes at once.
         resized = weakref.WeakMethod(self._resized)
         own.resized = lambda: (heard := resized()) and heard()
-        self._shared = Shared(self)
+        self._shared = Shared(self, _revive)
 
     @classmethod
     def _from_elsewhere(cls, process: Process, actors: Any, turns: FarTurns, options: Options) -> Pool[Any]:
@@ -514,3 +515,18 @@ def _on_loop() -> bool:
     from mesh_core._together import _running_loop
 
     return _running_loop() is not None
+
+
+def _revive(home: Addr, number: int, desk: Any, actors: Any, options: Options) -> Pool[Any]:
+    """The pool, where it was sent to."""
+    process = current()
+    pools = process.slots.of(Pools)
+    is_home = process.runtime.me == home
+    with pools.lock:
+        found = pools.made.get(number) if is_home else pools.known.get((home, number))
+        if found is None and not is_home:
+            turns = FarTurns(process, desk, f"the pool of {actors.name!r}")
+            found = pools.known[home, number] = Pool._from_elsewhere(process, actors, turns, options)
+    if found is None:
+        raise MeshError("the pool was closed meanwhile")
+    return found

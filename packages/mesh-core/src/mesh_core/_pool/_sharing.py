@@ -172,8 +172,9 @@ class _Asked:
 class Shared:
     """The sharing of a pool, at the pool."""
 
-    def __init__(self, pool: Pool[Any]) -> None:
+    def __init__(self, pool: Pool[Any], revive: Callable[..., Pool[Any]]) -> None:
         self._pool = weakref.ref(pool)
+        self._revive = revive
         self._process = pool._process
         self._lock = threading.Lock()
         self._desk: Any = None
@@ -194,7 +195,7 @@ class Shared:
         with self._lock:
             if self._desk is None:
                 self._desk = self._context.copy().run(self._open)
-        return revive, (self._process.runtime.me, self._number, self._desk, pool._actors, pool._options)
+        return self._revive, (self._process.runtime.me, self._number, self._desk, pool._actors, pool._options)
 
     def _open(self) -> Any:
         from mesh_core._hosts import this_proc
@@ -299,20 +300,3 @@ class Options(NamedTuple):
     timeout: float | None
     waiting: int | None
     drain: float | None
-
-
-def revive(home: Addr, number: int, desk: Any, actors: Any, options: Options) -> Pool[Any]:
-    """The pool, where it was sent to."""
-    from mesh_core._pool._pool import Pool
-
-    process = _current.current()
-    pools = process.slots.of(Pools)
-    is_home = process.runtime.me == home
-    with pools.lock:
-        found = pools.made.get(number) if is_home else pools.known.get((home, number))
-        if found is None and not is_home:
-            turns = FarTurns(process, desk, f"the pool of {actors.name!r}")
-            found = pools.known[home, number] = Pool._from_elsewhere(process, actors, turns, options)
-    if found is None:
-        raise MeshError("the pool was closed meanwhile")
-    return found

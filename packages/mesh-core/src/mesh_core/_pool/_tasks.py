@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mesh_core._adverbs import Endpoint
 from mesh_core._codes import Request
-from mesh_core._errors import ActorError, MailboxFull, MeshError, NotBegun, SupervisionError, Undeliverable
+from mesh_core._errors import MailboxFull, MeshError, NotBegun, SupervisionError, Undeliverable
+from mesh_core._exceptions import ActorError
 from mesh_core._outcomes import value_of
 from mesh_core._promise import Promise, _Promised
 

@@ -7,8 +7,8 @@ from typing import Any
 from mesh_core import _current
 from mesh_core._hooks import Preparation
 from mesh_core._workspace._place import put_on_path
-from mesh_core._workspace._synced import Synced
-from mesh_core._workspace._told import Answer, Told, hear
+from mesh_core._workspace._synced import Answer, Synced, Told
+from mesh_core._workspace._told import hear
 from mesh_core.extensions import NOT_CARRIED, Extension, Proc, Spawning
 
 
@@ -36,7 +36,7 @@ class Copies(Extension):
 
     async def receive(self, message: Told, sender: Proc) -> list[Answer]:
         """Do what a sync asks of this process, and of those that it has spawned."""
-        return await hear(_current.current().stage(), message)
+        return await hear(self, _current.current().stage(), message)
 
 
 def _told() -> list[list[Any]]:

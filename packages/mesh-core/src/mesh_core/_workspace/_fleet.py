@@ -5,19 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._codes import MessageKind, Request
 from mesh_core._errors import MeshError
-from mesh_core._future import Future
 from mesh_core._joined import concat
-from mesh_core._native import Lost, Region, Slice
-from mesh_core._workspace._synced import Synced
-from mesh_core._workspace._told import Answer, Told
+from mesh_core._native import Region, Slice
+from mesh_core._workspace._extension import Copies
+from mesh_core._workspace._synced import Synced, Told
+from mesh_core._workspace._told import send_told
 from mesh_core.extensions import find, install
-from mesh_core.extensions._here import signed
 
 if TYPE_CHECKING:
     from mesh_core._hosts import HostMesh
-    from mesh_core._native import Call
     from mesh_core._process import Process
     from mesh_core._workspace._place import Workspace
 
@@ -92,7 +89,7 @@ def tell_running(
     """Have the processes that run import from the copies and, ``again``, anew what has ``changed``."""
     keepers = fleet.procs_ids()
     told = Told(process.slots.of(Synced).told, workspace.source, workspace.to, changed, again)
-    futures = send_told(process, told, keepers)
+    futures = send_told(find(Copies) or install(Copies), process, told, keepers)
     until = time.monotonic() + _TOLD_S
     reloaded: set[str] = set()
     kept: set[str] = set()
@@ -113,35 +110,3 @@ def tell_running(
             f"and go on with the code they had: {failed[0]}. Correct it and sync again"
         )
     return tuple(sorted(reloaded)), tuple(sorted(kept))
-
-
-def send_told(process: Process, told: Told, but: set[int]) -> list[Future[list[Answer]]]:
-    """Send it to all processes that this one has spawned; they pass it on to theirs."""
-    from mesh_core._workspace._extension import Copies
-
-    futures = []
-    copies = find(Copies) or install(Copies)
-    for _, estate in process.estates.all():
-        for procs in estate.procs():
-            if procs._procs_id not in but:
-                # Processes that were spawned before the first sync do not have it.
-                copies.install_on(procs)
-                sender = process.runtime.sender(procs._target(), 0, Copies.name, Request.EXTENSION)
-                call = sender.call(signed(process, told))
-                what = f"telling {procs._name!r} of a workspace"
-                futures.append(Future(process, call, _answers, lambda what=what: what))  # type: ignore[misc]
-    return futures
-
-
-def _answers(call: Call) -> list[Answer]:
-    """What processes have answered; those that have ended have nothing to import any more."""
-    answers: list[Answer] = []
-    for outcome in call.outcomes():
-        if outcome is None or isinstance(outcome, Lost) or outcome.kind is MessageKind.UNDELIVERABLE:
-            continue
-        if outcome.is_error:
-            from mesh_core._exceptions import decode_exception
-
-            raise decode_exception(*outcome.raw())
-        answers += outcome.load()
-    return answers

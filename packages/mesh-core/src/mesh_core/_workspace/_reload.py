@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._endpoint import table_of
 from mesh_core._workspace._imports import Imports, imports_of, in_order
 from mesh_core._workspace._patch import Undo, patch, restore, same_kind
-from mesh_core._workspace._synced import Synced
-from mesh_core._workspace._told import Answer
+from mesh_core._workspace._synced import Answer, Synced
 
 if TYPE_CHECKING:
     from mesh_core._process import Process

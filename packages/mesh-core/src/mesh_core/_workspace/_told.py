@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
+from mesh_core._codes import MessageKind, Request
+from mesh_core._future import Future
+from mesh_core._native import Lost
 from mesh_core._workspace._place import Workspace, lead_packages, put_on_path
-from mesh_core._workspace._synced import Synced
+from mesh_core._workspace._synced import Answer, Synced, Told
+from mesh_core.extensions._here import signed
 
 if TYPE_CHECKING:
+    from mesh_core._native import Call
+    from mesh_core._process import Process
     from mesh_core._stage import Stage
+    from mesh_core.extensions import Extension
 
 
-class Told(NamedTuple):
-    """What a process that runs is told."""
-
-    workspaces: list[list[Any]]
-    """All that there are, as in ``Synced.told``."""
-    source: str
-    to: str
-    """Which of them was synced."""
-    changed: list[str]
-    """Its files that may have been imported as they were before."""
-    again: bool
-    """Whether to import them again."""
-
-
-class Answer(NamedTuple):
-    """What came of it in one process."""
-
-    reloaded: tuple[str, ...]
-    kept: tuple[str, ...]
-    failed: str
-    """Why nothing was imported again; empty if nothing went wrong."""
-
-
-async def hear(stage: Stage, told: Told) -> list[Answer]:
+async def hear(copies: Extension, stage: Stage, told: Told) -> list[Answer]:
     """Do what the controller's ``tell_running`` asks of this process, and of those that it has spawned."""
     process = stage.process
     process.slots.of(Synced).told = told.workspaces
@@ -52,8 +36,35 @@ async def hear(stage: Stage, told: Told) -> list[Answer]:
         mark(process, workspace, str(root), told.changed)
         if told.again:
             answers.append(reload(stage, workspace, str(root)))
-    from mesh_core._workspace._fleet import send_told
-
-    for future in send_told(process, told, set()):
+    for future in send_told(copies, process, told, set()):
         answers += await future
+    return answers
+
+
+def send_told(copies: Extension, process: Process, told: Told, but: set[int]) -> list[Future[list[Answer]]]:
+    """Send it to all processes that this one has spawned; they pass it on to theirs."""
+    futures = []
+    for _, estate in process.estates.all():
+        for procs in estate.procs():
+            if procs._procs_id not in but:
+                # Processes that were spawned before the first sync do not have it.
+                copies.install_on(procs)
+                sender = process.runtime.sender(procs._target(), 0, copies.name, Request.EXTENSION)
+                call = sender.call(signed(process, told))
+                what = f"telling {procs._name!r} of a workspace"
+                futures.append(Future(process, call, _answers, lambda what=what: what))  # type: ignore[misc]
+    return futures
+
+
+def _answers(call: Call) -> list[Answer]:
+    """What processes have answered; those that have ended have nothing to import any more."""
+    answers: list[Answer] = []
+    for outcome in call.outcomes():
+        if outcome is None or isinstance(outcome, Lost) or outcome.kind is MessageKind.UNDELIVERABLE:
+            continue
+        if outcome.is_error:
+            from mesh_core._exceptions import decode_exception
+
+            raise decode_exception(*outcome.raw())
+        answers += outcome.load()
     return answers

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from mesh_core._current import current
 from mesh_core._errors import MeshError
 
 if TYPE_CHECKING:
@@ -104,9 +105,7 @@ class Extension:
 
         ``this_host()`` is the host that this process is on.
         """
-        from mesh_core.extensions._messages import call
-
-        return call(self, to, message, timeout)
+        return current().extensions.call(self, to, message, timeout)
 
     def install_on(self, to: ProcMesh | ActorMesh[Any] | HostMesh) -> Future[ValueMesh[None]]:
         """Have an instance in the processes of a mesh, which run already; those that have one keep it.
@@ -116,9 +115,7 @@ class Extension:
 
         Messages sent after this find it: there is no need to wait.
         """
-        from mesh_core.extensions._messages import install_on
-
-        return install_on(self, to)
+        return current().extensions.install_on(self, to)
 
     def tell(self, to: ProcMesh | ActorMesh[Any] | HostMesh | Proc, message: Any) -> Sending:
         """Send a message that nobody answers. What ``receive`` raises is logged in the process that receives it.
@@ -126,6 +123,4 @@ class Extension:
         A thread waits while more than ``mailbox_budget`` bytes are under way to a process; a coroutine goes on, and may await
         what is returned.
         """
-        from mesh_core.extensions._messages import tell
-
-        return tell(self, to, message)
+        return current().extensions.tell(self, to, message)

@@ -54,7 +54,7 @@ def call(extension: Extension, to: Any, message: Any, timeout: float | None) -> 
 
 def install_on(extension: Extension, to: Any) -> Future[ValueMesh[Any]]:
     """See :meth:`Extension.install_on`."""
-    from mesh_core._extending import pack
+    from mesh_core._carried import pack
 
     process = _current.current()
     if hasattr(to, "_numbers"):

@@ -6,7 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core import _current
@@ -14,106 +14,18 @@ from mesh_core._codes import Question
 from mesh_core._errors import MeshError
 from mesh_core._native import Journal
 from mesh_core.inspect._ask import ROOT, Addr, ask, proc_name, split_title
+from mesh_core.inspect._event import Event
 from mesh_core.inspect._journal import Journal as Recorded
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from mesh_core._failure import MeshFailure
     from mesh_core._native import Call
     from mesh_core._process import Process
 
 _BURST = 256
 _TREE_S = 2.0
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened; what does not apply is empty or ``None``.
-
-    ==================== =============================================================================
-    ``host_attached``    a host has answered for the first time
-    ``host_died``        a host is not part of the job any more; ``text`` says why
-    ``host_stopped``     a host was let go, by :meth:`HostMesh.stop` or ``detach``
-    ``procs_spawned``    a mesh of processes was asked for; ``count`` of them on this ``host``
-    ``proc_up``          a process can be reached
-    ``proc_stopped``     a process has ended as it was asked to
-    ``proc_died``        a process has ended otherwise: ``exitcode`` or ``signal`` say how
-    ``actor_created``    an actor's constructor has returned
-    ``actor_failed``     an actor's constructor has raised
-    ``actor_stopped``    an actor has stopped
-    ``failure_handled``  a failure was handled; ``failure`` is it, ``text`` says by whom
-    ``failure``          a failure was handled by nobody
-    ==================== =============================================================================
-    """
-
-    kind: str
-    time: float
-    """When, in seconds since the epoch."""
-    proc: str = ""
-    """The process, as :attr:`ProcState.name`."""
-    pid: int | None = None
-    actor: str = ""
-    class_name: str = ""
-    rank: int | None = None
-    """The actor's place in its mesh, or the process's in its own."""
-    count: int | None = None
-    exitcode: int | None = None
-    signal: int | None = None
-    text: str = ""
-    host: str = ""
-    """The host that this is about, or on which it happened; empty for what the script's process has noted."""
-    failure: MeshFailure | None = None
-    """At the controller, where it was recorded there; elsewhere its report is the ``text``."""
-
-    @classmethod
-    def of_failure(cls, failure: MeshFailure, *, handled: bool, by: str = "") -> Event:
-        """The event that a failure was handled, or that nobody did."""
-        return cls(
-            kind="failure_handled" if handled else "failure",
-            time=time.time(),
-            actor=failure.mesh_name,
-            rank=failure.rank,
-            pid=failure.pid,
-            exitcode=failure.exitcode,
-            signal=failure.signal,
-            text=f"by {by}" if by else "",
-            host=failure.host,
-            failure=failure,
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """What is known, ready for JSON; a failure as its report."""
-        told = {
-            one.name: value
-            for one in fields(self)
-            if one.name != "failure" and (value := getattr(self, one.name)) not in (None, "")
-        }
-        if self.failure is not None:
-            told["failure"] = self.failure.report()
-        return told
-
-    def as_json(self) -> str:
-        """The same as text."""
-        return json.dumps(self.as_dict())
-
-    def __str__(self) -> str:
-        when = time.strftime("%H:%M:%S", time.localtime(self.time))
-        parts = [when, self.kind, self.proc or (self.host if self.kind.startswith("host_") else "")]
-        if self.actor:
-            parts.append(f"{self.actor}[{self.rank}]" if self.rank is not None else self.actor)
-        if self.count is not None:
-            parts.append(f"{self.count}")
-        if self.pid is not None:
-            parts.append(f"pid {self.pid}")
-        if self.signal is not None:
-            parts.append(f"signal {self.signal}")
-        if self.exitcode is not None and self.kind != "proc_stopped":
-            parts.append(f"status {self.exitcode}")
-        if self.text:
-            parts.append(self.text)
-        return " ".join(part for part in parts if part)
 
 
 class Names:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._native import Runtime
     from mesh_core._process import Process
-    from mesh_core.inspect._events import Event
+    from mesh_core.inspect._event import Event
 
 _KEPT = 2048
 
@@ -50,7 +50,7 @@ class Journal:
 
     def failed(self, failure: MeshFailure, *, handled: bool, by: str = "") -> None:
         """Note what became of a failure: ``by`` is whoever handled it, or was the last to pass it on."""
-        from mesh_core.inspect._events import Event
+        from mesh_core.inspect._event import Event
 
         self.record(Event.of_failure(failure, handled=handled, by=by))
 

@@ -14,7 +14,7 @@ from mesh_core._debug import _places
 from mesh_core._debug._wire import Garbled, Told
 from mesh_core._errors import MeshError
 from mesh_core.inspect._doors import Door, Ended, Link, LocalDoor, doors_of_host
-from mesh_core.inspect._events import Event
+from mesh_core.inspect._event import Event
 from mesh_core.inspect._rebuilt import Strange, rebuilt
 from mesh_core.inspect._snapshot import Snapshot
 from mesh_core.inspect._stacks import ProcStacks

@@ -15,7 +15,8 @@ from mesh_core._codes import Question
 from mesh_core._errors import MeshError
 from mesh_core._native import seat
 from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, point_of, proc_name, split_title
-from mesh_core.inspect._events import Event, Names, read_event
+from mesh_core.inspect._event import Event
+from mesh_core.inspect._events import Names, read_event
 from mesh_core.inspect._hosts import look
 
 if TYPE_CHECKING:
