@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from mesh_core._actor import Actor
 from mesh_core._adverbs import Endpoint
+from mesh_core._bundle import put_together
 from mesh_core._context import (
     Context,
     Instance,
@@ -90,6 +91,8 @@ if TYPE_CHECKING:
     from mesh_core._workspace._report import WorkspaceReport
 else:
     from mesh_core._actors import ActorMesh
+
+put_together()
 
 __all__ = [
     "Accumulator",

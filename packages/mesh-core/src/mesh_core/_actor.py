@@ -34,6 +34,27 @@ else:
     _Base = ActorBase
 
 
+RESERVED = frozenset(
+    {
+        "slice",
+        "split",
+        "flatten",
+        "rename",
+        "alive",
+        "failed",
+        "respawn",
+        "size",
+        "sizes",
+        "extent",
+        "stop",
+        "initialized",
+        "name",
+        "class_name",
+    }
+)
+"""Names that every actor mesh has for itself; no endpoint may have one."""
+
+
 class Actor(_Base):
     """An object that lives in a process of its mesh and is reached by messages only.
 
@@ -56,8 +77,6 @@ class Actor(_Base):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        from mesh_core._mesh import RESERVED
-
         for name, value in vars(cls).items():
             if isinstance(value, (staticmethod, classmethod)) and isinstance(
                 value.__func__, EndpointProperty

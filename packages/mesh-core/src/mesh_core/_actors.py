@@ -193,10 +193,22 @@ class ActorMesh(Mesh, Generic[T]):
         extent = self._view.extent
         return [Point(place, extent) for place in self._lost()]
 
-    def _lost(self) -> list[int]:
-        from mesh_core._repair import lost_places, other_lives
+    def _places(self, ranks: Ranks) -> list[int]:
+        """The places that are meant; what has failed, where none are named."""
+        from mesh_core._repair import places_of
 
-        lost = set(lost_places(self))
+        return places_of(self, ranks)
+
+    def _ended(self) -> list[int]:
+        """The places whose processes have ended, as far as this process knows."""
+        from mesh_core._repair import lost_places
+
+        return lost_places(self)
+
+    def _lost(self) -> list[int]:
+        from mesh_core._repair import other_lives
+
+        lost = set(self._ended())
         if self._making is not None:
             gone = other_lives(self, self._making)
             if (holding := self._making.holding) is not None:

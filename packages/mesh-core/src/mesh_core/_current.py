@@ -1,6 +1,6 @@
 """The one pointer to this process's :class:`Process`, and how everything else finds it.
 
-It knows nothing of what a process is made of, so that every module may import it: ``_process`` says here how a script's is made.
+It knows nothing of what a process is made of, so that every module may import it: ``_bundle`` says here how it is made.
 """
 
 from __future__ import annotations
@@ -21,13 +21,27 @@ if TYPE_CHECKING:
 class Holder:
     """What stays when a :class:`Process` goes."""
 
-    __slots__ = ("_slots", "fault_handler", "leaves", "lock", "make", "process", "sigterm", "wanted")
+    __slots__ = (
+        "_slots",
+        "equip_script",
+        "equip_worker",
+        "fault_handler",
+        "leaves",
+        "lock",
+        "make",
+        "process",
+        "sigterm",
+        "wanted",
+    )
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.process: Process | None = None
         self.make: Callable[[], Process] = _unequipped
-        """Makes and installs the process object of a script, under the lock; ``_process`` sets it."""
+        """Makes and installs the process object of a script, under the lock. ``_bundle`` sets this and the next two."""
+        self.equip_script: Callable[[Process], object] = _unequipped
+        """Gives a script's process its features."""
+        self.equip_worker: Callable[[Process], object] = _unequipped
         self.fault_handler: Callable[[MeshFailure], object] | None = None
         self.leaves = False
         """Whether stopping everything at the interpreter's end is registered."""
@@ -68,7 +82,7 @@ class Holder:
                 logging.getLogger("mesh").error("nobody has handled this failure:\n%s", failure.report())
 
 
-def _unequipped() -> Process:
+def _unequipped(*_: object) -> Process:
     raise RuntimeError("cannot make a process: mesh_core is not fully imported")
 
 

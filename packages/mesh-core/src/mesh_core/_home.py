@@ -181,3 +181,8 @@ def evenly(numbers: Sequence[int]) -> list[Region]:
         regions.append(Region(["hosts"], Slice(rest[0], [count], [step])))
         rest = rest[count:]
     return regions
+
+
+def single(rank: int) -> Region:
+    """The region of one rank."""
+    return Region([], Slice(rank, [], []))

@@ -122,24 +122,3 @@ class Mesh:
 
     def __len__(self) -> int:
         return len(self._view)
-
-
-RESERVED = frozenset(
-    {
-        "slice",
-        "split",
-        "flatten",
-        "rename",
-        "alive",
-        "failed",
-        "respawn",
-        "size",
-        "sizes",
-        "extent",
-        "stop",
-        "initialized",
-        "name",
-        "class_name",
-    }
-)
-"""Names that every actor mesh has for itself; no endpoint may have one."""

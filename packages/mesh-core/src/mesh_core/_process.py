@@ -302,6 +302,12 @@ class Process:
 
         return this_proc()
 
+    def host_registry(self) -> None:
+        """Have the actor here that keeps the actors of which a job has one each."""
+        from mesh_core._controllers import host_registry
+
+        host_registry(self)
+
     def table(self, cls: type) -> dict[str, EndpointProperty[..., Any]]:
         """An actor class's endpoints; one table for all its actors."""
         found = self._tables.get(cls)
@@ -543,7 +549,7 @@ def become_worker(
     return _install(Process(runtime, identity))
 
 
-def _make_controller() -> Process:
+def make_controller() -> Process:
     """Make this script's process object; called under the holder's lock."""
     # Before `_leave` is registered: the handlers of `logging` are closed after it, as records still arrive then.
     import logging  # noqa: F401
@@ -551,7 +557,6 @@ def _make_controller() -> Process:
 
     # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.
     from mesh_core import _interrupts, _supervision  # noqa: F401
-    from mesh_core._bundle._script import equip
     from mesh_core._settings import current_settings, runtime_options
 
     settings = current_settings()
@@ -568,7 +573,7 @@ def _make_controller() -> Process:
         home=Home.on(0, host),
     )
     process = Process(runtime, identity)
-    equip(process)
+    _HOLDER.equip_script(process)
     for join in _HOLDER.wanted:
         join(process)
     # Only now may other threads have it.
@@ -622,6 +627,3 @@ def shutdown() -> None:
     >>> shutdown()
     """
     _HOLDER.shutdown()
-
-
-_HOLDER.make = _make_controller

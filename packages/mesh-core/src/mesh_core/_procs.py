@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from mesh_core import _current
+from mesh_core._actor import RESERVED
 from mesh_core._actors import ActorMesh
 from mesh_core._codes import Request
 from mesh_core._context import current_instance
@@ -16,7 +17,7 @@ from mesh_core._endpoint import Interface
 from mesh_core._errors import MeshError, SupervisionError
 from mesh_core._estate import Making, check_policy
 from mesh_core._future import Future
-from mesh_core._mesh import RESERVED, Kind, Mesh, check_name, describe
+from mesh_core._mesh import Kind, Mesh, check_name, describe
 from mesh_core._native import Point, Region, incarnation, known_moves, learn_moves, locate
 from mesh_core._outcomes import Addressee, error_of
 from mesh_core._tracing import notice
@@ -334,6 +335,12 @@ class ProcMesh(Mesh):
         """The points of this mesh whose processes have ended: what :meth:`respawn` makes again; see :meth:`alive`."""
         extent = self._view.extent
         return [Point(place, extent) for place in self._lost()]
+
+    def _places(self, ranks: Ranks) -> list[int]:
+        """The places that are meant; what has failed, where none are named."""
+        from mesh_core._repair import places_of
+
+        return places_of(self, ranks)
 
     def _lost(self) -> list[int]:
         from mesh_core._repair import lost_places

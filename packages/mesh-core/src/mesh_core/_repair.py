@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mesh_core._codes import HostState, Request
 from mesh_core._errors import MeshError
 from mesh_core._future import Future
+from mesh_core._home import single
 from mesh_core._mesh import Kind, describe
 from mesh_core._native import (
     Extent,
     Placement,
     Point,
     Region,
-    Slice,
     Target,
     gone,
     incarnation,
@@ -31,8 +31,6 @@ from mesh_core._native import (
 from mesh_core._outcomes import Addressee, error_of
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
     from mesh_core._actors import ActorMesh
     from mesh_core._estate import Making
     from mesh_core._hosts import HostMesh
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from mesh_core._process import Process
     from mesh_core._procs import ProcMesh
     from mesh_core._spawning import Recipe
-    from mesh_core.policies import Respawn, Restart
 
 Ranks = Iterable[int | Point] | int | Point | None
 """What says which ranks are meant: places of the mesh that is asked."""
@@ -404,7 +401,7 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     there = [mesh._view.rank_at(place) for place in places]
     indexes = sorted(root.position(rank) or 0 for rank in there)
     home, procs_id = mesh._home, mesh._procs_id
-    pieces = [(index, home.target(procs_id, _single(root.rank_at(index))), None) for index in indexes]
+    pieces = [(index, home.target(procs_id, single(root.rank_at(index))), None) for index in indexes]
     target = Target.joined(pieces, root)
     holding = making.holding
     if holding is not None:
@@ -429,65 +426,3 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
         # Also where nobody waits for it; a failure stays to be looked at.
         future.add_done_callback(lambda done: done.unseen())
     return future
-
-
-def _are_actors(mesh: ProcMesh | ActorMesh[Any]) -> TypeIs[ActorMesh[Any]]:
-    return mesh._kind is Kind.ACTORS
-
-
-async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) -> None:
-    """Make again what a policy wants of its mesh."""
-    from mesh_core.policies import Restart
-
-    is_actors = _are_actors(mesh)
-    if is_actors != isinstance(action, Restart):
-        what = (
-            "actors, and this policy is that of processes"
-            if not is_actors
-            else "processes, and this policy is that of actors"
-        )
-        raise MeshError(f"{action!r} is for {what}; use {'Restart' if is_actors else 'Respawn'}")
-    places = places_of(mesh, action.ranks)
-    if _are_actors(mesh) and action.ranks is None:
-        places = _not_taken_away(mesh, places)
-    if not places:
-        return
-    lost = {point.rank for point in mesh.failed()}
-    for living in [place for place in places if place not in lost]:
-        one = mesh._with_region(_single(mesh._view.rank_at(living)))
-        if _are_actors(one):
-            if one._making is not None and one._making.holding is not None and one._making.holding.returns:
-                one._making.holding.returns.struck(living)
-            await one._stop()
-        else:
-            await one.stop()
-    if _are_actors(mesh):
-        await _respawn_below(mesh, places)
-        await respawn_actors(mesh, places)
-    else:
-        await respawn(mesh, places, None)
-
-
-def _not_taken_away(mesh: ActorMesh[Any], places: list[int]) -> list[int]:
-    """The places but for those whose processes :func:`shrink` has stopped."""
-    procs = None if mesh._making is None else mesh._making.procs
-    recipe = None if procs is None else procs._recipe
-    root = None if recipe is None else recipe.root
-    return places if root is None else [place for place in places if mesh._view.rank_at(place) in root]
-
-
-async def _respawn_below(mesh: ActorMesh[Any], places: list[int]) -> None:
-    """Make the processes again that these actors need, where they have ended."""
-    making = mesh._making
-    dead = set(lost_places(mesh)).intersection(places)
-    if not dead:
-        return
-    procs = None if making is None else making.procs
-    if procs is None:
-        raise MeshError(f"the processes below {mesh!r} have ended, and were not spawned by its owner")
-    ranks = sorted(mesh._view.rank_at(place) for place in dead)
-    await respawn(procs._with_region(procs._root), ranks, None)
-
-
-def _single(rank: int) -> Region:
-    return Region([], Slice(rank, [], []))

@@ -154,9 +154,7 @@ class Faults:
             if owned is not None or not estate.leaves_alone(key[2]):
                 self._at_controller(owner, owned, named(failure, owned), told=False)
         elif message.kind is MessageKind.TELL:
-            from mesh_core._controllers import host_registry
-
-            host_registry(self._process)
+            self._process.host_registry()
         elif message.kind is MessageKind.UNSEEN:
             _unseen.report(message)
 
@@ -415,7 +413,7 @@ class Faults:
         """Make again what a policy wants; what that does not mend goes to the owner."""
         import asyncio
 
-        from mesh_core._repair import carry_out
+        from mesh_core._repairs import carry_out
         from mesh_core.policies import Repaired, RepairFailed
 
         run, stage, returns = holding.policy, self._process.stage(), holding.returns

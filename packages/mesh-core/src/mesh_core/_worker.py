@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from mesh_core import _process, _streams
+from mesh_core._current import holder
 from mesh_core._home import Home
 from mesh_core._import_hooks import Afterwards
 from mesh_core._leaving import leave
@@ -73,11 +74,10 @@ def run(
     process.seeds = seeds
     process.python = config["interpreter"]
     process.env_changes = {**config["changes"], **config["own"]}
-    from mesh_core._bundle._worker import equip
     from mesh_core._dumps import arm
     from mesh_core._stage import Stage
 
-    equip(process)
+    holder().equip_worker(process)
     arm(process.runtime)
     stage = Stage(process)
     process.adopt_stage(stage)

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mesh_core import _current
+from mesh_core._process import make_controller
+
 if TYPE_CHECKING:
     from mesh_core._failure import MeshFailure
     from mesh_core._future import Future
@@ -20,57 +23,21 @@ if TYPE_CHECKING:
     from mesh_core.policies import Policy
 
 
-def equip(process: Process) -> None:
-    """What every process has."""
-    hooks = process.hooks
-    hooks.packed_class = _with_sources
-    hooks.find_tracer = partial(_find_tracer, process)
-    hooks.find_bypass = _find_bypass
-    hooks.find_policy = _find_policy
-    hooks.find_pids = partial(_find_pids, process)
-    hooks.failures.append(partial(_note_failure, process))
-    hooks.sync = _sync
+def put_together() -> None:
+    """Say how processes are made, and what they are equipped with; done when mesh_core is imported."""
+    holder = _current.holder()
+    holder.make = make_controller
+    holder.equip_script = _equip_script
+    holder.equip_worker = _equip_worker
 
 
-def _with_sources(cls: type) -> object:
-    from mesh_core._debug._sources import with_sources
+def _equip_script(process: Process) -> None:
+    from mesh_core._bundle._script import equip
 
-    return with_sources(cls)
-
-
-def _find_tracer(process: Process) -> Tracer | None:
-    if "opentelemetry.trace" not in sys.modules:
-        return None
-    from mesh_core._traces import find_tracer
-
-    return find_tracer(process)
+    equip(process)
 
 
-def _find_bypass() -> object | None:
-    from mesh_core.plugins._bypasses import create_bypass
+def _equip_worker(process: Process) -> None:
+    from mesh_core._bundle._worker import equip
 
-    return create_bypass()
-
-
-def _find_policy(name: str) -> Policy:
-    from mesh_core.plugins._policies import create_policy
-
-    return create_policy(name)
-
-
-def _find_pids(process: Process, addrs: Iterable[Addr], timeout: float) -> dict[Addr, int]:
-    from mesh_core.inspect._hosts import pids
-
-    return pids(process, addrs, timeout)
-
-
-def _note_failure(process: Process, failure: MeshFailure, handled: bool, by: str) -> None:
-    from mesh_core.inspect._journal import Journal
-
-    Journal.of(process).failed(failure, handled=handled, by=by)
-
-
-def _sync(*args: Any, **kwargs: Any) -> Future[Any]:
-    from mesh_core._workspace import sync
-
-    return sync(*args, **kwargs)
+    equip(process)

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mesh_core._bundle import equip as equip_any
+from mesh_core._bundle._every import equip as equip_any
 
 # The end needs it, and Ctrl-C in the middle of an import leaves half a module behind.
 from mesh_core._logging._console import Console

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mesh_core._bundle import equip as equip_any
+from mesh_core._bundle._every import equip as equip_any
 from mesh_core._debug._extension import Debugging
 from mesh_core._logging import _records  # noqa: F401 - for the workers, as above
 from mesh_core._logging._extension import Logging
