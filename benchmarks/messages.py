@@ -22,7 +22,7 @@ MIB = 1 << 20
 SCRIPT = """
 import json, statistics, sys, time
 from mesh_core import Actor, endpoint
-from mesh_core._current import current
+from mesh_core._common.current import current
 from mesh_core.testing import LocalCluster
 
 class Far(Actor):

@@ -142,8 +142,11 @@ def test_core_imports_none_of_its_plugins():
         ("from mesh_core._native import Region", "RULE-2"),
         ("import mesh_core._native", "RULE-2"),
         ("import mesh_core\nmesh_core._native.Region", "RULE-2"),
-        ("def f():\n    from mesh_core._current import current", "RULE-2"),
-        ("def f():\n    import importlib\n    importlib.import_module('mesh_core._process')", "RULE-2"),
+        ("def f():\n    from mesh_core._common.current import current", "RULE-2"),
+        (
+            "def f():\n    import importlib\n    importlib.import_module('mesh_core._process.process')",
+            "RULE-2",
+        ),
         ("import mesh_core.testing as t\nt._helper()", "RULE-2"),
         ("import torch", "RULE-3"),
         ("class A:\n    import torch", "RULE-3"),

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from mesh_core import Actor, Channel, SupervisionError, endpoint
-from mesh_core._bypass import find_bypass
-from mesh_core._current import current
+from mesh_core._common.bypass import find_bypass
+from mesh_core._common.current import current
 from mesh_core._native import set_bypass
 from mesh_core.testing import LocalCluster
 

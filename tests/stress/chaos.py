@@ -51,7 +51,7 @@ from mesh_core import (
     shutdown,
     this_host,
 )
-from mesh_core import _current as internals
+from mesh_core._common import current as internals
 
 LIMIT = 60.0
 """Nothing takes this long, whatever happened to the machine meanwhile."""

@@ -94,7 +94,9 @@ class Vandal(Client):
                 site.harmed = True
             if self.world.pending:
                 return
-            nurseries = [pid for pid in children(os.getpid()) if "mesh_core._nursery" in command(pid)]
+            nurseries = [
+                pid for pid in children(os.getpid()) if "mesh_core._process.fork_server" in command(pid)
+            ]
             if nurseries:
                 pid = self.random.choice(nurseries)
                 self.world.note(f"kill nursery {pid}")

@@ -31,7 +31,7 @@ from leftovers import TOKEN, Before, growth, resident
 from world import LIMIT, NAMED, STOP, Violation, World
 
 from mesh_core import MeshError, configure, set_fault_handler, shutdown
-from mesh_core import _current as internals
+from mesh_core._common import current as internals
 
 
 class Anybody(Caller, Vandal):

@@ -2,7 +2,7 @@
 //!
 //! A process is marked by its limit of file locks (`RLIMIT_LOCKS`), which no kernel has heeded since 2.4: every process has
 //! one, children inherit it across fork and exec, whatever they do to their parents, sessions and environment, and other
-//! processes of the user can read it. What marks mean is told in Python (`_marks.py`).
+//! processes of the user can read it. What marks mean is told in Python (`_system/process_marks.py`).
 
 use rustix::process::{Resource, Rlimit, getpid, setrlimit, setsid};
 use std::ffi::OsString;

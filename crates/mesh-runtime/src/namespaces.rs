@@ -1,6 +1,6 @@
 //! The kernel's means to keep a process apart: namespaces, mounts, and privileges given up for good.
 //!
-//! What a sandbox is made of, and in which order, is decided in Python (`_sandboxes/_isolation.py`); each function here is one request
+//! What a sandbox is made of, and in which order, is decided in Python (`_blocks/sandboxes/isolation.py`); each function here is one request
 //! to the kernel.
 
 use std::ffi::CStr;

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from mesh_core import Actor, Port, Queue, Ref, endpoint, put, put_async
-from mesh_core._current import current
+from mesh_core._common.current import current
 
 WITHIN = 30.0
 KIB = 1024

@@ -205,7 +205,7 @@ class Worker(Actor):
 
     @endpoint(concurrent=True)
     async def left(self) -> float | None:
-        from mesh_core._context import current_message
+        from mesh_core._common.context import current_message
 
         message = current_message()
         return None if message is None else message.left
@@ -453,6 +453,6 @@ class Fountain(Actor):
 
     @endpoint
     def meters(self) -> int:
-        from mesh_core._current import current
+        from mesh_core._common.current import current
 
         return current().runtime.counts()["meters"]

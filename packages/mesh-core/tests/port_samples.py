@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mesh_core import Actor, Channel, Port, PortReceiver, Undeliverable, current_rank, endpoint
-from mesh_core._current import current as current_process
+from mesh_core._common.current import current as current_process
 
 
 def counts() -> dict[str, int]:

@@ -75,7 +75,7 @@ class Beside(Actor):
     @endpoint
     def waiting(self) -> tuple[int, int]:
         """How many replies wait here, and their bytes."""
-        from mesh_core._current import current
+        from mesh_core._common.current import current
 
         counts = current().runtime.counts()
         return counts["replies"], counts["reply_bytes"]
@@ -83,7 +83,7 @@ class Beside(Actor):
     @endpoint
     def spawns(self) -> tuple[int, int]:
         """The same of spawns."""
-        from mesh_core._current import current
+        from mesh_core._common.current import current
 
         counts = current().runtime.counts()
         return counts["spawns"], counts["spawn_bytes"]

@@ -154,7 +154,7 @@ def test_faulty_command_is_one_line_on_stderr(site, source, status, said):
 
 RUNS = (
     "import os, sys\n"
-    "from mesh_core._errors import MeshError\n"
+    "from mesh_core._common.errors import MeshError\n"
     "class Bad:\n"
     "    def configure(self, parser): pass\n"
     "    def run(self, args): {body}\n"

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from mesh_core import FailureKind, MeshFailure, _codes, _current, _native, set_fault_handler, this_host
-from mesh_core._codes import HostState, MessageKind, Question, Request, Undelivered
+from mesh_core import FailureKind, MeshFailure, _native, set_fault_handler, this_host
+from mesh_core._common import codes
+from mesh_core._common.codes import HostState, MessageKind, Question, Request, Undelivered
+from mesh_core._common.current import current
 from mesh_core._native import Lost, Message, Placement, Target
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -22,8 +24,8 @@ HERE = Target.one(0, 0, Placement.on(0))
 
 ALL = {
     name: cls
-    for name, cls in vars(_codes).items()
-    if isinstance(cls, enum.EnumType) and cls.__module__ == _codes.__name__
+    for name, cls in vars(codes).items()
+    if isinstance(cls, enum.EnumType) and cls.__module__ == codes.__name__
 } | {"FailureKind": FailureKind}
 
 
@@ -38,7 +40,7 @@ def heard(runtime: None) -> Iterator[queue.Queue[MeshFailure]]:
 
 def sent(request: Any, name: str = "") -> Any:
     """Send something to an actor that is not there, and return the outcome."""
-    call = _current.current().runtime.sender(HERE, 77, name, request).call(None)
+    call = current().runtime.sender(HERE, 77, name, request).call(None)
     assert call.wait(WITHIN)
     return call.outcomes()[0]
 
@@ -66,7 +68,7 @@ def test_a_message_that_came_back_has_a_kind_and_a_reason() -> None:
 
 
 def test_an_answer_is_of_its_kind() -> None:
-    call = _current.current().runtime.asker(HERE, Question.TREE).call(None)
+    call = current().runtime.asker(HERE, Question.TREE).call(None)
     assert call.wait(WITHIN)
     (outcome,) = call.outcomes()
     assert isinstance(outcome, Message)
@@ -81,7 +83,7 @@ def test_the_end_of_a_process_is_of_its_kind(heard: queue.Queue[MeshFailure]) ->
         pid = procs.pids[0]
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        call = _current.current().runtime.asker(procs._target(), Question.STATE).call(None)
+        call = current().runtime.asker(procs._target(), Question.STATE).call(None)
         os.kill(pid, signal.SIGKILL)
         assert call.wait(WITHIN)
         (outcome,) = call.outcomes()
@@ -93,10 +95,10 @@ def test_the_end_of_a_process_is_of_its_kind(heard: queue.Queue[MeshFailure]) ->
 @pytest.mark.parametrize("wrong", ["call", 1, None, Question.TREE, MessageKind.CALL])
 def test_what_is_no_request_is_not_sent(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected a Request, got"):
-        _current.current().runtime.sender(HERE, 77, "", wrong)
+        current().runtime.sender(HERE, 77, "", wrong)
 
 
 @pytest.mark.parametrize("wrong", ["tree", Request.CALL])
 def test_what_is_no_question_is_not_asked(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected a Question, got"):
-        _current.current().runtime.asker(HERE, wrong)
+        current().runtime.asker(HERE, wrong)

@@ -462,6 +462,8 @@ def test_command_refuses_lifetimes_that_are_none(
 
 
 def test_naming_the_class_is_what_loads_it() -> None:
-    code = "import sys, mesh_core; print('mesh_core._credentials' in sys.modules); mesh_core.Credentials"
+    code = (
+        "import sys, mesh_core; print('mesh_core._common.credentials' in sys.modules); mesh_core.Credentials"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -17,10 +17,10 @@ import pytest
 from core_processes import Script, Watch, family
 from core_terminal import Terminal
 
-from mesh_core._debug import _places
-from mesh_core._debug._client import Stop
-from mesh_core._debug._selection import Selection, names
-from mesh_core._errors import MeshError
+from mesh_core._common.errors import MeshError
+from mesh_core._features.debug import places
+from mesh_core._features.debug.client import Stop
+from mesh_core._features.debug.selection import Selection, names
 from mesh_core.cli import main
 
 pytestmark = pytest.mark.python
@@ -656,12 +656,12 @@ def test_nowhere_to_wait_is_said_and_passed_over(script: Any, folder: Path) -> N
         """
         import os
         from mesh_core import Actor, endpoint, this_host
-        from mesh_core._debug import _places
+        from mesh_core._features.debug import places
 
         class One(Actor):
             @endpoint
             def go(self):
-                _places.folders = lambda: ["/proc/nowhere"]
+                places.folders = lambda: ["/proc/nowhere"]
                 breakpoint()
                 return 1
 
@@ -704,7 +704,7 @@ def test_garbage_at_the_socket_harms_nothing(trainers: Script, folder: Path) -> 
         b'{"do": 7}\n{"x": 1}\n',
         b"{",
     ):
-        with _places.connect(str(path)) as peer:
+        with places.connect(str(path)) as peer:
             peer.sendall(rubbish)
             peer.shutdown(socket.SHUT_WR)
             while peer.recv(65536):
@@ -715,21 +715,21 @@ def test_garbage_at_the_socket_harms_nothing(trainers: Script, folder: Path) -> 
 def test_another_users_processes_are_refused_at_both_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listener, path = _places.listen(1)
+    listener, path = places.listen(1)
     try:
         assert Path(path).parent.stat().st_mode & 0o777 == 0o700
-        with _places.connect(path):
+        with places.connect(path):
             pass
-        monkeypatch.setattr(_places, "peer_uid", lambda peer: 12345)
+        monkeypatch.setattr(places, "peer_uid", lambda peer: 12345)
         with pytest.raises(PermissionError, match="belongs to uid 12345"):
-            _places.connect(path)
-        assert list(_places.find(1)) == []
+            places.connect(path)
+        assert list(places.find(1)) == []
         there, here = socket.socketpair()
         with there, here, pytest.raises(PermissionError):
-            _places.require_same_user(here)
+            places.require_same_user(here)
     finally:
         listener.close()
-        _places.unlink(path)
+        places.unlink(path)
     assert not sockets(folder)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mesh_core._debug._wire import Garbled, Wire
+from mesh_core._features.debug.wire import Garbled, Wire
 
 HUGE = 3_000_000
 
@@ -54,7 +54,7 @@ def test_a_huge_error_and_a_huge_value_are_shown(
 
 
 def test_a_long_line_comes_whole_and_one_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh_core._debug._wire._LINE_LIMIT", 100_000)
+    monkeypatch.setattr("mesh_core._features.debug.wire._LINE_LIMIT", 100_000)
     here, there = socket.socketpair()
     wire = Wire(here)
     there.sendall(b'{"a": "' + b"b" * 50_000)

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from mesh_core._debug import _client, _places, _server
-from mesh_core._debug._server import Debugger, Server
-from mesh_core._debug._wire import Wire
+from mesh_core._features.debug import client, places
+from mesh_core._features.debug import server as _server
+from mesh_core._features.debug.server import Debugger, Server
+from mesh_core._features.debug.wire import Wire
 
 STOP = {
     "id": 1,
@@ -37,13 +38,13 @@ JOB = 7
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(_client, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(client, "_ANSWER_S", 0.3)
 
 
 @pytest.fixture
 def answering() -> Iterator[Callable[[Callable[[socket.socket], object]], None]]:
     """A process that has something stopped, whose server a test plays."""
-    listener, path = _places.listen(JOB)
+    listener, path = places.listen(JOB)
     threads: list[threading.Thread] = []
 
     def serve(answer: Callable[[socket.socket], object]) -> None:
@@ -59,7 +60,7 @@ def answering() -> Iterator[Callable[[Callable[[socket.socket], object]], None]]
     for thread in threads:
         thread.join()
     listener.close()
-    _places.unlink(path)
+    places.unlink(path)
 
 
 def described(**changes: Any) -> bytes:
@@ -69,7 +70,7 @@ def described(**changes: Any) -> bytes:
 
 def test_a_process_that_answers_is_listed(answering: Any) -> None:
     answering(lambda peer: peer.sendall(described()))
-    found = _client.find(JOB)
+    found = client.find(JOB)
     assert [stop.name for stop in found.stops] == ["trainers gpus=0"] and found.silent == []
 
 
@@ -91,7 +92,7 @@ def test_a_process_that_answers_is_listed(answering: Any) -> None:
 )
 def test_a_process_that_tells_nonsense_is_named_and_no_more(answering: Any, answer: bytes) -> None:
     answering(lambda peer: peer.sendall(answer))
-    found = _client.find(JOB)
+    found = client.find(JOB)
     assert found.stops == []
     # Who went away without a word has ended.
     assert len(found.silent) == (1 if answer else 0)
@@ -108,7 +109,7 @@ def test_who_answers_byte_by_byte_is_not_waited_for_byte_by_byte(answering: Any)
                 break
 
     answering(drip)
-    found = _client.find(JOB)
+    found = client.find(JOB)
     over.set()
     assert found.stops == [] and len(found.silent) == 1
 
@@ -144,7 +145,7 @@ class _Stopped(Debugger):
 @pytest.fixture
 def server() -> Iterator[str]:
     """A server's path."""
-    listener, path = _places.listen(JOB)
+    listener, path = places.listen(JOB)
     server = Server(_Stopped(), listener, path)
     server.start()
     yield path
@@ -154,7 +155,7 @@ def server() -> Iterator[str]:
 
 def test_a_server_that_fails_at_one_request_answers_the_next(server: str) -> None:
     for _ in range(2):
-        wire = Wire(_places.connect(server))
+        wire = Wire(places.connect(server))
         wire.tell(do="describe")
         assert wire.hear() == [{"error": "mesh failed to answer that: RuntimeError('made up')"}]
         assert wire.hear() is None
@@ -174,7 +175,7 @@ def test_a_server_without_descriptors_waits_until_there_are(
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", full)
-    wire = Wire(_places.connect(server))
+    wire = Wire(places.connect(server))
     wire.tell(do="nonsense")
     assert wire.hear() == [{"error": "not attached"}]
     assert waited.is_set()

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from mesh_core import _errors as errors
-from mesh_core._errors import ActorError, MeshError
-from mesh_core._exceptions import decode_exception, encode_exception
-from mesh_core._failure import MeshFailure
+from mesh_core._common import errors
+from mesh_core._common.errors import ActorError, MeshError
+from mesh_core._failures.failure import MeshFailure
+from mesh_core._serialize.exceptions import decode_exception, encode_exception
 
 pytestmark = pytest.mark.python
 
@@ -327,7 +327,7 @@ def test_a_group_with_a_member_that_cannot_be_sent() -> None:
 def test_a_type_that_only_the_actor_s_process_has() -> None:
     code = """
         import sys, types
-        from mesh_core._exceptions import encode_exception
+        from mesh_core._serialize.exceptions import encode_exception
         only_there = types.ModuleType("only_there")
         exec("class Oops(ValueError): pass", only_there.__dict__)
         sys.modules["only_there"] = only_there
@@ -371,7 +371,7 @@ def test_an_exception_that_was_never_raised() -> None:
 
 
 def test_mesh_s_own_frames_are_left_out() -> None:
-    scope: dict[str, Any] = {"__name__": "mesh_core._worker"}
+    scope: dict[str, Any] = {"__name__": "mesh_core._process.worker"}
     exec(compile("def dispatch(f):\n    f()", "dispatch.py", "exec"), scope)
 
     def user_code() -> None:

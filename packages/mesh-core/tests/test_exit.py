@@ -173,14 +173,15 @@ def test_the_end_comes_while_a_thread_still_imports(script: Any) -> None:
     run = script(
         """
         import importlib.abc, importlib.machinery, sys, threading
-        from mesh_core import _current, this_host
+        from mesh_core import this_host
+        from mesh_core._common.current import current
         from core_samples import Echo
 
         begun, closing = threading.Event(), threading.Event()
 
         class Slowly(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             def find_spec(self, name, path, target=None):
-                if name != "mesh_core._inspection":
+                if name != "mesh_core.inspect._socket":
                     return None
                 self.real = importlib.machinery.PathFinder.find_spec(name, path)
                 return importlib.machinery.ModuleSpec(name, self, origin=self.real.origin)
@@ -194,7 +195,7 @@ def test_the_end_comes_while_a_thread_still_imports(script: Any) -> None:
         echo = this_host().spawn_procs().spawn("echo", Echo)
         assert echo.echo.call_one(1).get(timeout=30) == 1
         begun.wait()
-        _current.current().hooks.closing.append(closing.set)
+        current().hooks.closing.append(closing.set)
         print("up", flush=True)
         sys.stdin.readline()
         """
@@ -247,7 +248,7 @@ def test_a_daemon_thread_that_holds_a_lock_does_not_hold_the_end(ended: Any) -> 
     """A callback at exit waits for what a thread has that is in a call: the thread goes on, if late."""
     done = ended(
         """
-        from mesh_core import _process
+        from mesh_core._process import process as _process
         _process._GRACE = 0.2
         configure(stop_timeout=0.2)
         lock, begun = threading.Lock(), threading.Event()
@@ -600,5 +601,5 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
     else:
         assert (victim.returncode, out.splitlines()) == (0, ["interrupted", "went on"]), err
     # Not more: asyncio and the interpreter have moments of their own in which an interrupt leaves words.
-    for ugly in ("panicked", "FATAL", "Fatal", "mesh_core._errors", "ignored in atexit"):
+    for ugly in ("panicked", "FATAL", "Fatal", "mesh_core._common.errors", "ignored in atexit"):
         assert ugly not in err, err

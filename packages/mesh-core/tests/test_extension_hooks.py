@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mesh_core import Actor, ActorError, Channel, MeshError, Port, endpoint, send, shutdown, this_host
-from mesh_core._slots import Slots
+from mesh_core._common.slots import Slots
 from mesh_core.extensions import Extension, Proc, Raised, install, uninstall
 from mesh_core.testing import patch_actor
 

@@ -27,7 +27,7 @@ from mesh_core import (
     set_fault_handler,
     this_host,
 )
-from mesh_core._codes import NativeError
+from mesh_core._common.codes import NativeError
 
 WITHIN = 30
 

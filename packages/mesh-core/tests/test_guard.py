@@ -168,7 +168,7 @@ def test_a_name_that_cannot_travel_is_refused_at_the_call(own: ProcMesh) -> None
 def test_a_spawn_that_cannot_be_read_is_answered_and_so_is_what_follows(
     own: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh_core._procs.check_name", lambda name: None)
+    monkeypatch.setattr("mesh_core._meshes.procs.check_name", lambda name: None)
     broken: Any = own.spawn("a\0b", Leaf)
     behind: Any = own.spawn("behind", Leaf)
     assert isinstance(broken.pid.call_one().exception(WITHIN), ActorError)

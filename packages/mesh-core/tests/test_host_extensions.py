@@ -25,7 +25,7 @@ from mesh_core import (
     shutdown,
     this_host,
 )
-from mesh_core._host_procs import Again
+from mesh_core._extensions.host_procs import Again
 from mesh_core.extensions import NOT_CARRIED, Extension, Proc, ProcEnd, Spawning, find, install, uninstall
 from mesh_core.policies import Ended, Failed
 

@@ -30,9 +30,9 @@ from mesh_core import (
     inspect,
     shutdown,
 )
-from mesh_core._debug._wire import Wire as Lines
-from mesh_core._inspection_server import MOST
+from mesh_core._features.debug.wire import Wire as Lines
 from mesh_core._native import VisitEnd, jobs_of_host, visit_job
+from mesh_core.inspect._socket_server import MOST
 from mesh_core.testing import LocalCluster
 
 pytestmark = [pytest.mark.slow]
@@ -190,12 +190,12 @@ def test_more_than_fits_at_once(
     observer: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from mesh_core import _inspection_server
+    from mesh_core.inspect import _socket_server
 
     # Several times what may be under way through the job.
     text = "x" * (3 << 20)
     monkeypatch.setattr(
-        _inspection_server.Guest, "_describe", lambda self, _told: self.wire.tell(ok={"text": text})
+        _socket_server.Guest, "_describe", lambda self, _told: self.wire.tell(ok={"text": text})
     )
     with visit(cluster.addresses[0], observer) as talk:
         talk.tell(do="describe")
@@ -347,14 +347,14 @@ def test_who_does_not_read_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """VIS-2, INS-3."""
-    from mesh_core import _inspection_server
-    from mesh_core._debug import _wire
+    from mesh_core._features.debug import wire as _wire
+    from mesh_core.inspect import _socket_server
 
     # It waits for somebody who does not read, and that is not what takes long here.
     monkeypatch.setattr(_wire, "_SEND_LIMIT", struct.pack("ll", 0, 500_000))
     # More than the system's buffers take on the way.
     monkeypatch.setattr(
-        _inspection_server.Guest, "_stacks", lambda self, _told: self.wire.tell(ok="x" * (1 << 20))
+        _socket_server.Guest, "_stacks", lambda self, _told: self.wire.tell(ok="x" * (1 << 20))
     )
     with Wire(cluster.addresses[0]) as wire, visit(cluster.addresses[0], observer) as other:
         (job,) = jobs_there(wire.address, observer)

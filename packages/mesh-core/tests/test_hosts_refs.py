@@ -11,7 +11,7 @@ from core_hosts import cluster, hosts, runtime  # noqa: F401 - fixtures
 from core_refs import BUDGET, KIB, SIZE, Party
 
 from mesh_core import Ref, RefLost, configured, put
-from mesh_core._current import current
+from mesh_core._common.current import current
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("runtime", "fault_tolerant")]
 

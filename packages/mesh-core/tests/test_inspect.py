@@ -93,9 +93,9 @@ class Looker(Actor):
 
     @endpoint
     def fail_somehow(self) -> None:
-        from mesh_core import _current
+        from mesh_core._common.current import current
 
-        _current.current().hooks.failed(MeshFailure(mesh_name="elsewhere", rank=1), handled=True, by="looker")
+        current().hooks.failed(MeshFailure(mesh_name="elsewhere", rank=1), handled=True, by="looker")
 
 
 @pytest.fixture
@@ -482,10 +482,10 @@ def test_processes_of_actors_tell_too(happening: Events, own: ProcMesh) -> None:
 
 
 def test_failures_that_were_handled(happening: Events, own: ProcMesh) -> None:
-    from mesh_core import _current
+    from mesh_core._common.current import current
 
     failure = MeshFailure(mesh_name="trainers", rank=3, pid=77, signal=9)
-    _current.current().hooks.failed(failure, handled=True, by="root")
+    current().hooks.failed(failure, handled=True, by="root")
     event = next_of(happening, "failure_handled")
     assert event.failure is failure
     assert (event.actor, event.rank, event.text) == ("trainers", 3, "by root")
@@ -498,9 +498,9 @@ def test_failures_that_were_handled(happening: Events, own: ProcMesh) -> None:
 
 
 def test_a_slow_reader_misses_events_and_blocks_nobody(happening: Events) -> None:
-    from mesh_core import _current
+    from mesh_core._common.current import current
 
-    hooks = _current.current().hooks
+    hooks = current().hooks
     failure = MeshFailure(mesh_name="m")
     for _ in range(3000):
         hooks.failed(failure, handled=False)

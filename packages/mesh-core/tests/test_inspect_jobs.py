@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from mesh_core import Actor, MeshError, endpoint, inspect, shutdown, this_host
-from mesh_core._debug import _places
-from mesh_core._debug._wire import Wire
-from mesh_core._inspection_server import MOST
+from mesh_core._features.debug import places as _places
+from mesh_core._features.debug.wire import Wire
+from mesh_core.inspect._socket_server import MOST
 
 pytestmark = [pytest.mark.slow]
 SOON = 30.0
@@ -328,12 +328,12 @@ def test_the_end_of_the_job_ends_what_follows_it(here: str) -> None:
 
 
 def test_an_answer_that_is_strange(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mesh_core import _inspection_server
+    from mesh_core.inspect import _socket_server
 
     there = inspect.connect(os.getpid())
     for answer in ({"time": "now"}, {}, [], {"time": 1.0, "hosts": [{"name": 3}], "failures": []}):
         monkeypatch.setattr(
-            _inspection_server.Guest,
+            _socket_server.Guest,
             "_snapshot",
             lambda self, _told, answer=answer: self.wire.tell(ok=answer),
         )
@@ -393,7 +393,7 @@ def test_ctrl_c_ends_what_follows(job: Job) -> None:
 
 def test_a_script_without_a_folder_for_it_runs_all_the_same(tmp_path: Path) -> None:
     script = """
-import mesh_core._debug._places as places
+import mesh_core._features.debug.places as places
 places.folders = lambda: ["/proc/nowhere"]
 from mesh_core import this_host
 with this_host().spawn_procs() as procs:

@@ -295,7 +295,7 @@ def test_what_mesh_says_of_one_process_is_shown_for_each(capfd: pytest.CaptureFi
 
 
 def notice_of_mesh() -> None:
-    from mesh_core._streams import notice
+    from mesh_core._system.streams import notice
 
     notice("mesh: a notice")
 

@@ -214,12 +214,12 @@ def test_it_starts_no_runtime(script: Any) -> None:
     run = script(
         """
         from core_samples import Echo
-        from mesh_core import _current
+        from mesh_core._common.current import holder
         from mesh_core.testing import patch_actor
 
         with patch_actor(Echo, Echo):
             pass
-        print(_current._HOLDER.process)
+        print(holder().process)
         """
     )
     assert run.finish() == ("None\n", "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mesh_core._pipeline._flow import Flow, Item
+from mesh_core._blocks.pipeline.flow import Flow, Item
 
 pytestmark = pytest.mark.python
 

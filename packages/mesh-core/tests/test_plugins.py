@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
-from mesh_core._errors import MeshError, PluginError, PluginLoadError
+from mesh_core._common.errors import MeshError, PluginError, PluginLoadError
 from mesh_core.plugins import (
     COMMANDS,
     DOCTOR_CHECKS,

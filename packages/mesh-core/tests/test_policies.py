@@ -15,8 +15,8 @@ from core_typing import mypy
 
 import mesh_core.policies
 from mesh_core import FailureKind, MeshFailure
-from mesh_core._policy_run import PolicyRun, failed, policy_of
-from mesh_core._supervision import _now
+from mesh_core._failures.policy_run import PolicyRun, failed, policy_of
+from mesh_core._failures.supervision import _now
 from mesh_core.plugins import PolicyPlugin
 from mesh_core.policies import (
     Action,

@@ -27,8 +27,8 @@ def no_thread() -> Iterator[None]:
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """All tasks count as short: the next is always sent ahead."""
-    monkeypatch.setattr("mesh_core._pool._turns._RATHER", -50)
-    monkeypatch.setattr("mesh_core._pool._turns._SHORT_S", 3600.0)
+    monkeypatch.setattr("mesh_core._blocks.pool.turns._RATHER", -50)
+    monkeypatch.setattr("mesh_core._blocks.pool.turns._SHORT_S", 3600.0)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_task_behind_a_long_one_goes_before_those_that_came_later(
         busy = Busy(pool, gates)
         tasks = [pool.submit(workers.note, n) for n in range(5)]
         assert busy.ahead == 2
-        monkeypatch.setattr("mesh_core._pool._turns._SHORT_S", 0.0)
+        monkeypatch.setattr("mesh_core._blocks.pool.turns._SHORT_S", 0.0)
         gates[0].open()
         assert [task.get(WITHIN) for task in tasks] == list(range(5))
         assert not busy.tasks[1].done()

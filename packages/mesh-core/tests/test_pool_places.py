@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mesh_core._pool._places import Places, State
+from mesh_core._blocks.pool.places import Places, State
 
 
 class Model:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from core_pool import WITHIN, join_pool_thread
 
-from mesh_core import Future, MeshError, Promise, SupervisionError, _current
-from mesh_core._errors import NotBegun
-from mesh_core._pool._following import Following
-from mesh_core._pool._tasks import Call, Runner, Task
-from mesh_core._promise import _Promised
+from mesh_core import Future, MeshError, Promise, SupervisionError
+from mesh_core._blocks.pool.following import Following
+from mesh_core._blocks.pool.tasks import Call, Runner, Task
+from mesh_core._common.current import current
+from mesh_core._common.errors import NotBegun
+from mesh_core._futures.promise import _Promised
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -113,7 +114,7 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.turns = Turns()
-        process = _current.current()
+        process = current()
         self.following = process.slots.of(Following, lambda: Following(process))
         self.retries = self.random.randint(0, 2)
         self.runner = Runner("the pool", self.turns, self.following, 3)
@@ -225,7 +226,7 @@ def test_closed_runner_takes_nothing() -> None:
 
 
 def test_lists_of_what_is_followed_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh_core._pool._following._LONGEST", 10)
+    monkeypatch.setattr("mesh_core._blocks.pool.following._LONGEST", 10)
     schedule = Schedule(0)
     for n in range(100):
         done: Promise[int] = Promise()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from core_processes import descriptors_to
 
-from mesh_core._debug import _places
-from mesh_core._private import is_safe_parent, open_own, open_private
-from mesh_core._scratch import Scratch
+from mesh_core._common.private_folders import is_safe_parent, open_own, open_private
+from mesh_core._features.debug import places as _places
+from mesh_core._system.scratch import Scratch
 
 STRANGER = 54321
 """A user id that nobody here has."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mesh_core._queue._store import Entry, Store, Taker
+from mesh_core._blocks.queue.store import Entry, Store, Taker
 
 OWNERS = [(1, rank, 0) for rank in range(3)]
 

@@ -15,7 +15,7 @@ import pytest
 from core_samples import Echo
 
 from mesh_core import ProcMesh, configured, this_host
-from mesh_core._logging._records import LONGEST, Encoder, Records
+from mesh_core._features.logs.records import LONGEST, Encoder, Records
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -21,8 +21,8 @@ from mesh_core import (
     this_host,
     this_proc,
 )
-from mesh_core._reduce import FAN_OUT, Plan, place_of
-from mesh_core._reducers import combine, first_share, result
+from mesh_core._actors.reducers import combine, first_share, result
+from mesh_core._meshes.reduce import FAN_OUT, Plan, place_of
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.beside]
 

@@ -452,7 +452,7 @@ def test_ctrl_c_ends_the_wait_for_room(script: Callable[..., Script]) -> None:
         """
         import os, signal, threading
         from mesh_core import configure, put, RefStoreFull
-        from mesh_core._current import current
+        from mesh_core._common.current import current
 
         configure(ref_budget=1 << 20)
         held = put(bytearray(900_000))
@@ -475,7 +475,7 @@ def test_room_that_comes_at_the_last_moment_is_used_or_given_back(script: Callab
         """
         import random, threading
         from mesh_core import configure, put, RefStoreFull
-        from mesh_core._current import current
+        from mesh_core._common.current import current
 
         configure(ref_budget=1 << 20)
 
@@ -593,7 +593,7 @@ def test_a_forked_copy_frees_nothing(script: Callable[..., Script]) -> None:
         """
         import gc, os
         from mesh_core import MeshError, put
-        from mesh_core._current import current
+        from mesh_core._common.current import current
 
         ref = put(bytearray(b"z") * 200_000)
         view = ref.get()

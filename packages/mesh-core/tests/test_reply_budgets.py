@@ -24,7 +24,7 @@ from mesh_core import (
     this_host,
     wait,
 )
-from mesh_core._current import current
+from mesh_core._common.current import current
 
 MIB = 2**20
 BUDGET = 4 * MIB

@@ -101,7 +101,7 @@ def test_markup_and_control_characters_are_shown_not_obeyed() -> None:
 
 
 def test_a_value_that_cannot_be_shown_hides_no_other() -> None:
-    from mesh_core._values import lazy
+    from mesh_core._geometry.values import lazy
 
     mesh = ValueMesh.of(Extent.of(gpus=3), [Hostile(), 5, lazy(raises_on_load)])
     lines = repr(mesh).splitlines()

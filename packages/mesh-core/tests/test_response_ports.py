@@ -25,7 +25,7 @@ from mesh_core import (
     this_host,
     this_proc,
 )
-from mesh_core._codes import Request
+from mesh_core._common.codes import Request
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_core._returns import Returns
+from mesh_core._failures.returns import Returns
 
 
 class Asker:

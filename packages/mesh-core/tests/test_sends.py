@@ -31,8 +31,8 @@ from mesh_core import (
     shutdown,
     this_host,
 )
-from mesh_core._current import current
-from mesh_core._errors import Unsendable
+from mesh_core._common.current import current
+from mesh_core._common.errors import Unsendable
 
 MIB = 2**20
 BUDGET = 4 * MIB

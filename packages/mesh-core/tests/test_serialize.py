@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mesh_core._errors import MeshError, SerializationError
+from mesh_core._common.errors import MeshError, SerializationError
 from mesh_core._serialize import OUT_OF_BAND_BYTES, dumps, loads
 
 pytestmark = [pytest.mark.beside, pytest.mark.python, pytest.mark.versions]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh_core._errors import MeshError
-from mesh_core._settings import Settings, SettingsError, configure, configured, current_settings
+from mesh_core._common.errors import MeshError
+from mesh_core._common.settings import Settings, SettingsError, configure, configured, current_settings
 
 
 def test_defaults():
@@ -193,7 +193,7 @@ def run(code, **environ):
 
 
 def test_environment_is_read_at_first_use_not_at_import():
-    read = "from mesh_core._settings import *; import os\n{} \nprint(current_settings().spin_us, current_settings().stop_timeout)"
+    read = "from mesh_core._common.settings import *; import os\n{} \nprint(current_settings().spin_us, current_settings().stop_timeout)"
     assert run(read.format(""), MESH_SPIN_US="7") == "7.0 5.0"
     assert run(read.format("os.environ['MESH_SPIN_US'] = '8'")) == "8.0 5.0"
     assert run(read.format("configure(spin_us=9)"), MESH_SPIN_US="7", MESH_STOP_TIMEOUT="1") == "9.0 1.0"
@@ -206,7 +206,7 @@ def test_environment_is_read_at_first_use_not_at_import():
 def test_configure_is_for_the_whole_process_and_its_threads():
     code = (
         "import threading\n"
-        "from mesh_core._settings import *\n"
+        "from mesh_core._common.settings import *\n"
         "before = current_settings()\n"
         "assert configure(spin_us=1) is current_settings()\n"
         "configure(stop_timeout=2)\n"

@@ -14,7 +14,7 @@ import pytest
 from core_samples import Coroutines, Echo, scribble
 
 from mesh_core import MeshError, ProcMesh, SpawnError, configured, shutdown, this_host
-from mesh_core._current import current
+from mesh_core._common.current import current
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.beside]
 

@@ -15,7 +15,7 @@ import pytest
 from reply_samples import Beside, Heavy, Spawner
 
 from mesh_core import MailboxFull, ProcMesh, SupervisionError, Undeliverable, configured, shutdown, this_host
-from mesh_core._current import current
+from mesh_core._common.current import current
 
 MIB = 2**20
 BUDGET = 4 * MIB

@@ -13,7 +13,7 @@ import pytest
 from flow_samples import Fountain, Level, Recorder, Valve
 
 from mesh_core import ProcMesh, configured, shutdown, this_host
-from mesh_core._current import current
+from mesh_core._common.current import current
 
 MIB = 2**20
 BUDGET = 4 * MIB

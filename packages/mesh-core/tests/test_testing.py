@@ -15,7 +15,7 @@ from core_samples import Echo
 
 import mesh_core.testing
 from mesh_core import PluginError, PluginLoadError, configured
-from mesh_core._settings import current_settings
+from mesh_core._common.settings import current_settings
 from mesh_core.plugins import COMMANDS, CommandPlugin, Plugin, PluginKind, PluginManager
 from mesh_core.testing import (
     CommandPluginConformance,

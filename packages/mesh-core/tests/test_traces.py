@@ -295,10 +295,11 @@ def test_mesh_does_not_import_it() -> None:
 def test_a_provider_that_is_set_later_is_noticed() -> None:
     told = run(
         """
-        from mesh_core import _current, this_host
+        from mesh_core import this_host
+        from mesh_core._common.current import current
         from opentelemetry import trace
 
-        process = _current.current()
+        process = current()
         with this_host().spawn_procs() as procs:
             print(process.tracer)
         from opentelemetry.sdk.trace import TracerProvider

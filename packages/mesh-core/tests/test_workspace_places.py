@@ -14,9 +14,9 @@ from core_processes import descriptors_to
 from core_workspace import write
 
 from mesh_core import MeshError
-from mesh_core._workspace._manifest import Manifest, Scanner
-from mesh_core._workspace._mirror import DONE, MORE, Mirror
-from mesh_core._workspace._rules import Rules
+from mesh_core._features.workspace.manifest import Manifest, Scanner
+from mesh_core._features.workspace.mirror import DONE, MORE, Mirror
+from mesh_core._features.workspace.rules import Rules
 
 STRANGER = 54321
 NOTES = ".mesh-workspace"

@@ -11,8 +11,8 @@ from typing import Any
 import job as controller
 
 from mesh_core import Actor, attach_to_workers, endpoint, set_fault_handler
-from mesh_core._bypass import find_bypass
-from mesh_core._current import current
+from mesh_core._common.bypass import find_bypass
+from mesh_core._common.current import current
 
 LIMIT = 60.0
 COUNTED = ("parts_offered", "parts_past_gateways", "landing", "kept", "kept_bytes")

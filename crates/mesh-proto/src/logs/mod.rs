@@ -3,7 +3,7 @@
 //! Bytes of a process's stdout and stderr go into its [`Tap`], which makes lines of them and keeps the last ones of
 //! stderr. Lines go into the [`Aggregator`], which says what is shown, and when.
 //!
-//! A line may begin with a mark, written by the streams that Python has in a worker (`_streams.py`). `␞` is 0x1e, `␟`
+//! A line may begin with a mark, written by the streams that Python has in a worker (`_system/streams.py`). `␞` is 0x1e, `␟`
 //! is 0x1f, and a mark's line ends like any other:
 //!
 //! ```text

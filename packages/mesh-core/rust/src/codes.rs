@@ -1,4 +1,4 @@
-//! Enums that both sides know: each has its members in Rust and in Python (`mesh_core._codes`), which name them alike.
+//! Enums that both sides know: each has its members in Rust and in Python (`mesh_core._common.codes`), which name them alike.
 //!
 //! The members of a class are looked up once, by their names; from then on one costs a look at a table, and Python compares
 //! by identity. What is not in the table is what Python calls `OTHER`, or `UNKNOWN`.
@@ -21,7 +21,7 @@ struct Members {
 
 impl Members {
     const fn new(class: &'static str, names: &'static [&'static str]) -> Self {
-        Self { module: "mesh_core._codes", class, names, found: PyOnceLock::new() }
+        Self { module: "mesh_core._common.codes", class, names, found: PyOnceLock::new() }
     }
 
     fn all(&self, py: Python<'_>) -> PyResult<&[Py<PyAny>]> {
@@ -176,7 +176,7 @@ pub(crate) fn host_state(py: Python<'_>, state: HostState) -> PyResult<Py<PyAny>
 }
 
 static ENDS: Members = Members {
-    module: "mesh_core._failure",
+    module: "mesh_core._failures.failure",
     class: "FailureKind",
     names: &[
         "EXITED",

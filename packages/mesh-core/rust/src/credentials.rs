@@ -26,7 +26,7 @@ fn raise(py: Python<'_>, error: &CredentialError) -> PyErr {
 /// An error of Mesh's own.
 pub(crate) fn mesh_error(py: Python<'_>, class: &str, text: String) -> PyErr {
     let made =
-        py.import("mesh_core._errors").and_then(|module| module.getattr(class)).and_then(|class| class.call1((text,)));
+        py.import("mesh_core._common.errors").and_then(|module| module.getattr(class)).and_then(|class| class.call1((text,)));
     match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(failed) => failed,

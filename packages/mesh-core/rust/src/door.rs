@@ -32,7 +32,7 @@ fn fields<'py>(py: Python<'py>, error: &RuntimeError) -> PyResult<Bound<'py, PyD
 /// A runtime error as the Python exception that stands for it. Python knows the class by the error's kind.
 pub(crate) fn raise(py: Python<'_>, error: &RuntimeError) -> PyErr {
     let made = fields(py, error).and_then(|fields| {
-        let of_native = py.import("mesh_core._errors")?.getattr("of_native")?;
+        let of_native = py.import("mesh_core._common.errors")?.getattr("of_native")?;
         of_native.call1((codes::error(py, error.kind())?, error.to_string(), fields))
     });
     match made {
@@ -144,7 +144,7 @@ fn is_main(py: Python<'_>) -> PyResult<bool> {
 
 /// An alarm has ended a wait: raises what this thread is to be told, if anything.
 fn alarmed(py: Python<'_>) -> PyResult<()> {
-    let told = py.import("mesh_core._supervision")?.getattr("alarm")?.call0()?;
+    let told = py.import("mesh_core._failures.supervision")?.getattr("alarm")?.call0()?;
     if told.is_none() { Ok(()) } else { Err(PyErr::from_value(told)) }
 }
 

@@ -47,12 +47,12 @@ pub(crate) struct Bid<'a> {
 
 /// Whether an event loop runs in this thread, which nothing may block.
 pub(crate) fn in_coroutine(py: Python<'_>) -> PyResult<bool> {
-    py.import("mesh_core._flow")?.getattr("in_coroutine")?.call0()?.extract()
+    py.import("mesh_core._futures.flow_errors")?.getattr("in_coroutine")?.call0()?.extract()
 }
 
 /// The actor that the calling thread works for; 0 for none.
 fn current_actor(py: Python<'_>) -> PyResult<ActorId> {
-    let instance = py.import("mesh_core._context")?.getattr("current_instance")?.call0()?;
+    let instance = py.import("mesh_core._common.context")?.getattr("current_instance")?.call0()?;
     if instance.is_none() { Ok(0) } else { instance.getattr("actor_id")?.extract() }
 }
 
@@ -106,7 +106,7 @@ impl Gate {
     fn wait(&self, py: Python<'_>, bid: Bid<'_>, meters: &Arc<[Arc<Meter>]>) -> PyResult<Passage> {
         let Bid { runtime, cost, .. } = bid;
         runtime.original().map_err(|error| door::raise(py, &error))?;
-        let flow = py.import("mesh_core._flow")?;
+        let flow = py.import("mesh_core._futures.flow_errors")?;
         let who = match (&self.who, self.port) {
             (Some(who), _) => who.clone_ref(py),
             (None, Some(port)) => port.into_pyobject(py)?.into_any().unbind(),

@@ -315,7 +315,7 @@ impl PyMessage {
                 return Ok(value);
             }
             // What an argument refers to arrives in its place.
-            return cached(py, &ARRIVE, "mesh_core._refs", "arrive")?.call1((value,));
+            return cached(py, &ARRIVE, "mesh_core._meshes.refs", "arrive")?.call1((value,));
         }
         Ok(value)
     }

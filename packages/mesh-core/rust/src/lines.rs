@@ -1,4 +1,4 @@
-//! The usual way of a line in a worker: `print` writes its text, then its end. What is less usual is `_streams.py`'s.
+//! The usual way of a line in a worker: `print` writes its text, then its end. What is less usual is `_system/streams.py`'s.
 
 use mesh_runtime::write_whole;
 use pyo3::exceptions::PyOSError;

@@ -272,7 +272,7 @@ pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyA
     let small = inner.is_empty() && lens.iter().sum::<usize>() <= SMALL;
     let cost = if small { 0 } else { Runtime::ref_cost(&lens) };
     if cost > runtime.ref_budget() {
-        let refuse = py.import("mesh_core._refs")?.getattr("too_large")?;
+        let refuse = py.import("mesh_core._meshes.refs")?.getattr("too_large")?;
         return Err(PyErr::from_value(refuse.call1((cost, runtime.ref_budget()))?));
     }
     let wait = if small { None } else { runtime.reserve_ref(cost).map_err(|error| raise(py, &error))? };

@@ -2,8 +2,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeAlias, TypeVar, final, overload
 
-from mesh_core._codes import HostState, MessageKind, Question, Request, Undelivered
-from mesh_core._failure import FailureKind
+from mesh_core._common.codes import HostState, MessageKind, Question, Request, Undelivered
+from mesh_core._failures.failure import FailureKind
 
 __all__ = [
     "HOST_MESHES",

@@ -21,7 +21,7 @@ impl PySender {
         if let Some(sizes) = runtime.spawns_wait()
             && in_coroutine(py)?
         {
-            let refused = py.import("mesh_core._flow")?.getattr("not_spawned")?.call1(sizes)?;
+            let refused = py.import("mesh_core._futures.flow_errors")?.getattr("not_spawned")?.call1(sizes)?;
             return Err(PyErr::from_value(refused));
         }
         let terms = Terms { deadline_ms: until.map_or(0, millis), ..Terms::default() };

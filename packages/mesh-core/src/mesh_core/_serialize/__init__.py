@@ -25,9 +25,9 @@ from _pickle import loads as _c_loads
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._serialize._culprit import explain_load_failure, serialization_error
-from mesh_core._serialize._handlers import OUT_OF_BAND_BYTES
-from mesh_core._serialize._pickle import dump_by_value, dump_stream
+from mesh_core._serialize.culprit import explain_load_failure, serialization_error
+from mesh_core._serialize.handlers import OUT_OF_BAND_BYTES
+from mesh_core._serialize.pickle import dump_by_value, dump_stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from mesh_core._errors import MeshError, PluginError, PluginLoadError
+from mesh_core._common.errors import MeshError, PluginError, PluginLoadError
 from mesh_core.cli import _exit
 from mesh_core.cli._quiet import quiet_manager
 from mesh_core.cli._summaries import SUMMARIES

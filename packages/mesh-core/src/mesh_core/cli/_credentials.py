@@ -6,7 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from datetime import timedelta
 from pathlib import Path
 
-from mesh_core._credentials import LIFETIME, LONGEST, Certificate, Credentials
+from mesh_core._common.credentials import LIFETIME, LONGEST, Certificate, Credentials
 from mesh_core.cli import _exit
 from mesh_core.cli._table import aligned
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from mesh_core._debug._attached import Attached
-from mesh_core._debug._client import Answer, Cast, Found, Stop, find
-from mesh_core._debug._selection import Selection, names
-from mesh_core._errors import MeshError
+from mesh_core._common.errors import MeshError
+from mesh_core._features.debug.attached import Attached
+from mesh_core._features.debug.client import Answer, Cast, Found, Stop, find
+from mesh_core._features.debug.selection import Selection, names
 from mesh_core.cli import _exit
 from mesh_core.cli._table import aligned
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from mesh_core._errors import PluginError, PluginLoadError
+from mesh_core._common.errors import PluginError, PluginLoadError
 from mesh_core.cli import _exit
 from mesh_core.cli._quiet import quiet_manager
 from mesh_core.plugins import DOCTOR_CHECKS, DoctorCheck, Finding, PluginManager

@@ -77,7 +77,7 @@ class HostCommand:
 
     def run(self, options: argparse.Namespace) -> int:
         """Serve until SIGTERM, SIGHUP or Ctrl-C."""
-        from mesh_core._agent import run_worker_loop_forever
+        from mesh_core._process.agent import run_worker_loop_forever
 
         if options.listen is None and options.dial is None:
             print(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from mesh_core._errors import MeshError
+from mesh_core._common.errors import MeshError
 from mesh_core.cli import _exit
 from mesh_core.cli._table import aligned
 from mesh_core.inspect import JobInfo, RunningJob, connect, jobs

@@ -1,6 +1,6 @@
 """The plugin manager of the command line, which shows broken plugins itself instead of warning of them."""
 
-from mesh_core._errors import PluginLoadError
+from mesh_core._common.errors import PluginLoadError
 from mesh_core.plugins import PluginManager
 
 

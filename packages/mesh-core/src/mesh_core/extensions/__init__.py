@@ -20,17 +20,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mesh_core.extensions._base import NOT_CARRIED, Extension
+from mesh_core._extensions.base import NOT_CARRIED, Extension
 
 if TYPE_CHECKING:
+    from mesh_core._common.membership import Membership, membership
+    from mesh_core._common.proc import Proc, current_proc
+    from mesh_core._extensions.events import ActorEnd, ProcEnd, Raised, Spawning
+    from mesh_core._extensions.install import find, install, uninstall
+    from mesh_core._extensions.watching import Watch, watch
+    from mesh_core._hosting.local_actor import (
+        LocalActor,
+        actor_id,
+        actor_ranks,
+        local_actor,
+        procs_of,
+        settled,
+    )
     from mesh_core._serialize import dumps, loads
-    from mesh_core._serialize._registered import Registration, register_handler, register_reducer
-    from mesh_core.extensions._here import Proc, current_proc
-    from mesh_core.extensions._install import find, install, uninstall
-    from mesh_core.extensions._local import LocalActor, actor_id, actor_ranks, local_actor, procs_of, settled
-    from mesh_core.extensions._membership import Membership, membership
-    from mesh_core.extensions._told import ActorEnd, ProcEnd, Raised, Spawning
-    from mesh_core.extensions._watching import Watch, watch
+    from mesh_core._serialize.registered import Registration, register_handler, register_reducer
 
 __all__ = [
     "NOT_CARRIED",
@@ -63,30 +70,30 @@ __all__ = [
 
 # Every worker imports this package, and few use more of it than the base class.
 _LATER = {
-    "ActorEnd": "mesh_core.extensions._told",
-    "LocalActor": "mesh_core.extensions._local",
-    "Membership": "mesh_core.extensions._membership",
-    "Proc": "mesh_core.extensions._here",
-    "ProcEnd": "mesh_core.extensions._told",
-    "Raised": "mesh_core.extensions._told",
-    "Registration": "mesh_core._serialize._registered",
-    "Spawning": "mesh_core.extensions._told",
-    "Watch": "mesh_core.extensions._watching",
-    "actor_id": "mesh_core.extensions._local",
-    "actor_ranks": "mesh_core.extensions._local",
-    "current_proc": "mesh_core.extensions._here",
+    "ActorEnd": "mesh_core._extensions.events",
+    "LocalActor": "mesh_core._hosting.local_actor",
+    "Membership": "mesh_core._common.membership",
+    "Proc": "mesh_core._common.proc",
+    "ProcEnd": "mesh_core._extensions.events",
+    "Raised": "mesh_core._extensions.events",
+    "Registration": "mesh_core._serialize.registered",
+    "Spawning": "mesh_core._extensions.events",
+    "Watch": "mesh_core._extensions.watching",
+    "actor_id": "mesh_core._hosting.local_actor",
+    "actor_ranks": "mesh_core._hosting.local_actor",
+    "current_proc": "mesh_core._common.proc",
     "dumps": "mesh_core._serialize",
     "loads": "mesh_core._serialize",
-    "membership": "mesh_core.extensions._membership",
-    "find": "mesh_core.extensions._install",
-    "install": "mesh_core.extensions._install",
-    "local_actor": "mesh_core.extensions._local",
-    "procs_of": "mesh_core.extensions._local",
-    "register_handler": "mesh_core._serialize._registered",
-    "register_reducer": "mesh_core._serialize._registered",
-    "settled": "mesh_core.extensions._local",
-    "uninstall": "mesh_core.extensions._install",
-    "watch": "mesh_core.extensions._watching",
+    "membership": "mesh_core._common.membership",
+    "find": "mesh_core._extensions.install",
+    "install": "mesh_core._extensions.install",
+    "local_actor": "mesh_core._hosting.local_actor",
+    "procs_of": "mesh_core._hosting.local_actor",
+    "register_handler": "mesh_core._serialize.registered",
+    "register_reducer": "mesh_core._serialize.registered",
+    "settled": "mesh_core._hosting.local_actor",
+    "uninstall": "mesh_core._extensions.install",
+    "watch": "mesh_core._extensions.watching",
 }
 
 

@@ -27,7 +27,7 @@ loop is blocked, or C code holds the interpreter's lock.
 
 from __future__ import annotations
 
-from mesh_core._traces import trace
+from mesh_core._features.traces import trace
 from mesh_core.inspect._event import Event
 from mesh_core.inspect._events import Events, events
 from mesh_core.inspect._remote import JobInfo, LogText, RunningJob, connect, jobs

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._codes import MessageKind, Question
+from mesh_core._common.codes import MessageKind, Question
 from mesh_core._native import Message, Placement, Target, seat
 
 if TYPE_CHECKING:
     from mesh_core._native import Call
-    from mesh_core._process import Process
+    from mesh_core._process.process import Process
 
 Addr = tuple[int, int, int]
 """A process's mesh, its rank there and its host; agents of hosts are mesh 0, and the controller is host 0's."""

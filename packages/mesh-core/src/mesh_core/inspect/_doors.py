@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from mesh_core._debug import _places
-from mesh_core._debug._wire import Wire
+from mesh_core._features.debug import places
+from mesh_core._features.debug.wire import Wire
 from mesh_core._native import VisitEnd, jobs_of_host, visit_job
 
 _REACH_S = 10.0
@@ -49,7 +49,7 @@ class LocalDoor:
     def open(self) -> Link:
         """Connect."""
         try:
-            return Link(_places.connect(self.path))
+            return Link(places.connect(self.path))
         except OSError as error:
             raise Ended(str(error)) from None
 

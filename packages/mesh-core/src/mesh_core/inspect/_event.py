@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mesh_core._failure import MeshFailure
+    from mesh_core._failures.failure import MeshFailure
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from mesh_core import _current
-from mesh_core._codes import Question
-from mesh_core._errors import MeshError
+from mesh_core._common.codes import Question
+from mesh_core._common.current import current
+from mesh_core._common.errors import MeshError
 from mesh_core._native import Journal
 from mesh_core.inspect._ask import ROOT, Addr, ask, proc_name, split_title
 from mesh_core.inspect._event import Event
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mesh_core._native import Call
-    from mesh_core._process import Process
+    from mesh_core._process.process import Process
 
 _BURST = 256
 _TREE_S = 2.0
@@ -205,7 +205,7 @@ def events(*, past: bool = False) -> Events:
     proc_up workers[0]
     proc_stopped workers[0]
     """
-    process = _current.current()
+    process = current()
     if process.identity.mesh_id != 0:
         raise MeshError(
             "events() works in the script that drives the mesh, where all events arrive; this is the process "

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._codes import Question
+from mesh_core._common.codes import Question
 from mesh_core.inspect._ask import ROOT, Addr, ask, hear, put, split_title
 
 if TYPE_CHECKING:
-    from mesh_core._process import Process
+    from mesh_core._process.process import Process
 
 _AGENTS_SHARE = 0.4
 """Of the time for a look at the whole, what agents may take: the processes are asked after that."""

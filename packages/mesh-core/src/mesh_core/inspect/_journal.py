@@ -6,9 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mesh_core._failure import MeshFailure
+    from mesh_core._failures.failure import MeshFailure
     from mesh_core._native import Runtime
-    from mesh_core._process import Process
+    from mesh_core._process.process import Process
     from mesh_core.inspect._event import Event
 
 _KEPT = 2048

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mesh_core._debug import _places
-from mesh_core._debug._wire import Garbled, Told
-from mesh_core._errors import MeshError
+from mesh_core._common.errors import MeshError
+from mesh_core._features.debug import places
+from mesh_core._features.debug.wire import Garbled, Told
 from mesh_core.inspect._doors import Door, Ended, Link, LocalDoor, doors_of_host
 from mesh_core.inspect._event import Event
 from mesh_core.inspect._rebuilt import Strange, rebuilt
@@ -128,7 +128,7 @@ class RunningJob:
             raise self._strange(str(error)) from None
 
     def _strange(self, what: str) -> MeshError:
-        from mesh_core import __version__
+        from mesh_core._native import __version__
 
         return MeshError(
             f"job {self.info.pid} gave an answer that this version of Mesh ({__version__}) does not understand: {what}. "
@@ -201,7 +201,7 @@ Found = tuple[list[tuple[JobInfo, Door]], list[str]]
 def _here(pid: int | None) -> Found:
     silent: list[str] = []
     asked: list[tuple[str, Door, Link]] = []
-    for number, path, peer in _places.find_inspected(pid):
+    for number, path, peer in places.find_inspected(pid):
         if peer is None:
             silent.append(str(number))
         else:

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _current
-from mesh_core._codes import Question
-from mesh_core._errors import MeshError
+from mesh_core._common.codes import Question
+from mesh_core._common.current import current
+from mesh_core._common.errors import MeshError
 from mesh_core._native import seat
 from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, point_of, proc_name, split_title
 from mesh_core.inspect._event import Event
@@ -20,7 +20,7 @@ from mesh_core.inspect._events import Names, read_event
 from mesh_core.inspect._hosts import look
 
 if TYPE_CHECKING:
-    from mesh_core._process import Process
+    from mesh_core._process.process import Process
     from mesh_core.inspect._hosts import Host, Tree
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -200,7 +200,7 @@ def snapshot(timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
     ...     [(proc.name, proc.state) for proc in inspect.snapshot().procs]
     [('controller', 'running'), ('workers[0]', 'running'), ('workers[1]', 'running')]
     """
-    process = _current.current()
+    process = current()
     deadline = time.monotonic() + timeout
     tree = look(process, deadline, pss=pss)
     if tree is None:

@@ -7,22 +7,22 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._codes import Question
-from mesh_core._dumps import Stack
-from mesh_core._dumps import stacks as own_stacks
-from mesh_core._errors import MeshError
+from mesh_core._common.codes import Question
+from mesh_core._common.display import counted
+from mesh_core._common.errors import MeshError
+from mesh_core._geometry.values import ValueMesh
 from mesh_core._native import Message, locate
-from mesh_core._show import counted
-from mesh_core._values import ValueMesh
+from mesh_core._system.stack_dumps import Stack
+from mesh_core._system.stack_dumps import stacks as own_stacks
 from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, proc_name
 from mesh_core.inspect._hosts import look, stopped
 from mesh_core.inspect._hosts import pids as pids_afar
 from mesh_core.inspect._table import span
 
 if TYPE_CHECKING:
-    from mesh_core._actors import ActorMesh
-    from mesh_core._process import Process
-    from mesh_core._procs import ProcMesh
+    from mesh_core._meshes.actors import ActorMesh
+    from mesh_core._meshes.procs import ProcMesh
+    from mesh_core._process.process import Process
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
 # What waits for messages, and what hands them to actors.
@@ -157,7 +157,7 @@ def stacks_of_job(process: Process, mesh: str, timeout: float) -> list[ProcStack
     addrs.sort(key=lambda addr: (names.get(addr[0], ""), *addr))
     found = [addr for addr in [ROOT, *addrs] if mesh in ("", names.get(addr[0], "controller"))]
     if not found:
-        from mesh_core._nearest import did_you_mean
+        from mesh_core._common.suggestions import did_you_mean
 
         known = sorted({*names.values(), "controller"})
         raise MeshError(
@@ -206,7 +206,7 @@ def _stacks_at(
 
 
 def _mesh_name(process: Process, mesh: Any) -> str:
-    from mesh_core._procs import ProcMesh
+    from mesh_core._meshes.procs import ProcMesh
     from mesh_core.inspect._events import Names
 
     if isinstance(mesh, ProcMesh):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mesh_core._show import Table, counted
+from mesh_core._common.display import Table, counted
 
 if TYPE_CHECKING:
     from mesh_core.inspect._snapshot import ActorState, HostState, ProcState, Snapshot

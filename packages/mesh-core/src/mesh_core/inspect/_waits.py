@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import _current
-from mesh_core._chain import name_of, wanted
-from mesh_core._codes import Question
-from mesh_core._errors import MeshError
+from mesh_core._common.codes import Question
+from mesh_core._common.current import current
+from mesh_core._common.display import counted
+from mesh_core._common.errors import MeshError
+from mesh_core._futures.wait_chain import name_of, wanted
 from mesh_core._native import seat
-from mesh_core._show import counted
 from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, proc_name
 from mesh_core.inspect._circles import circles
 from mesh_core.inspect._hosts import look
 from mesh_core.inspect._table import span
 
 if TYPE_CHECKING:
-    from mesh_core._process import Process
+    from mesh_core._process.process import Process
 
 _MOST_SHOWN = 40
 
@@ -129,7 +129,7 @@ def waits(timeout: float = 1.0) -> Waits:
     ...     found[0].endpoint, found[0].text, answer.get(timeout=30)
     ('read', 'for a value from a channel', 5)
     """
-    process = _current.current()
+    process = current()
     deadline = time.monotonic() + timeout
     tree = look(process, deadline, pss=False)
     if tree is None:

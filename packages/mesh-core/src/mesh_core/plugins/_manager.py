@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar
 
 import pluggy
 
-from mesh_core._errors import PluginError, PluginLoadError
-from mesh_core._nearest import did_you_mean, nearest
+from mesh_core._common.errors import PluginError, PluginLoadError
+from mesh_core._common.suggestions import did_you_mean, nearest
 from mesh_core.plugins._descriptors import Capability, Plugin, ProbeResult, always_available, name_problem
 from mesh_core.plugins._kinds import (
     BYPASSES,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mesh_core._errors import PluginError
-from mesh_core._policy_run import is_policy
+from mesh_core._common.errors import PluginError
+from mesh_core._failures.policy_run import is_policy
 from mesh_core.plugins import POLICIES, PluginManager
 from mesh_core.policies import Policy
 

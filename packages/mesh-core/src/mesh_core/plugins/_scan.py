@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mesh_core._errors import PluginLoadError
-from mesh_core._nearest import did_you_mean, nearest
+from mesh_core._common.errors import PluginLoadError
+from mesh_core._common.suggestions import did_you_mean, nearest
 from mesh_core.plugins._kinds import KINDS_GROUP, PREFIX, PluginKind
 from mesh_core.plugins._owners import GROUP_OWNERS
 

@@ -26,7 +26,7 @@ events and carries out the actions that it returns.
 [Escalate(reason='more than 1 failures')]
 """
 
-from mesh_core.policies._contract import (
+from mesh_core._failures.policies import (
     Action,
     Due,
     Ended,

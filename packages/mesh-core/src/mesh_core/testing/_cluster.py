@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from mesh_core._errors import MeshError
-from mesh_core._host_agent import HostAgent
+from mesh_core._common.errors import MeshError
+from mesh_core._process.host_agent import HostAgent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +83,7 @@ class LocalCluster:
 
     def start(self) -> Self:
         """Start the agents, and wait until they listen."""
-        from mesh_core._credentials import Credentials
+        from mesh_core._common.credentials import Credentials
 
         if self._folder is not None:
             raise MeshError("the cluster is started already; stop() it first")
@@ -101,7 +101,7 @@ class LocalCluster:
         return self
 
     def _agent_of(self, number: int) -> HostAgent:
-        from mesh_core._credentials import Credentials
+        from mesh_core._common.credentials import Credentials
 
         assert self._folder is not None
         name = f"host-{number}"
@@ -122,7 +122,7 @@ class LocalCluster:
 
     def attach(self) -> HostMesh:
         """The agents as a mesh of hosts."""
-        from mesh_core._attach import attach_to_workers
+        from mesh_core._meshes.attach import attach_to_workers
 
         self._attached = True
         # They listen, or have been killed.
@@ -152,7 +152,7 @@ class LocalCluster:
     def stop(self) -> None:
         """End the agents, and all that runs on them."""
         if self._attached:
-            from mesh_core import shutdown
+            from mesh_core._process.process import shutdown
 
             self._attached = False
             shutdown()

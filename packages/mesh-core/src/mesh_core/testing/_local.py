@@ -24,7 +24,8 @@ def local_procs(
     ...     procs.sizes
     {'procs': 3}
     """
-    from mesh_core import configured, this_host
+    from mesh_core._common.settings import configured
+    from mesh_core._meshes.hosts import this_host
 
     with (
         configured(stop_timeout=stop_timeout),

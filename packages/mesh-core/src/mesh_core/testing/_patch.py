@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from mesh_core import Actor
-from mesh_core._endpoint import Arity, EndpointProperty, endpoint, table_of
-from mesh_core._nearest import did_you_mean
-from mesh_core._substitutes import layers
+from mesh_core._actors.actor import Actor
+from mesh_core._actors.endpoint import Arity, EndpointProperty, endpoint, table_of
+from mesh_core._common.suggestions import did_you_mean
+from mesh_core._features.substitutes import layers
 
 if TYPE_CHECKING:
     from types import TracebackType

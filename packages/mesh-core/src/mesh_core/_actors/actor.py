@@ -1,0 +1,121 @@
+"""The base class of actors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._actors.endpoint import ActorBase, EndpointProperty
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Generator, Iterator
+    from typing import Self
+
+    from mesh_core._futures.future import Future
+    from mesh_core._geometry.mesh import Mesh
+    from mesh_core._meshes.repair import Ranks
+    from mesh_core._native import Point
+
+    class _Base(Mesh):
+        """What the mesh that ``spawn`` returns can do, for editors: it is typed as the actor's class."""
+
+        name: str
+        class_name: str
+        initialized: Future[None]
+
+        def alive(self) -> list[Point]: ...
+        def failed(self) -> list[Point]: ...
+        def respawn(self, ranks: Ranks = None) -> Future[None]: ...
+        def stop(self, reason: str = "") -> Future[None]: ...
+        def __iter__(self) -> Iterator[tuple[Point, Self]]: ...
+        def __await__(self) -> Generator[Any, None, Self]: ...
+
+else:
+    _Base = ActorBase
+
+
+RESERVED = frozenset(
+    {
+        "slice",
+        "split",
+        "flatten",
+        "rename",
+        "alive",
+        "failed",
+        "respawn",
+        "size",
+        "sizes",
+        "extent",
+        "stop",
+        "initialized",
+        "name",
+        "class_name",
+    }
+)
+"""Names that every actor mesh has for itself; no endpoint may have one."""
+
+
+class Actor(_Base):
+    """An object that lives in a process of its mesh and is reached by messages only.
+
+    Subclass it, mark methods with :func:`endpoint`, and spawn it on processes. What ``spawn`` returns is typed as
+    the class itself, so that an editor completes its endpoints; it is a mesh of references, of course. An actor that
+    sends itself, by ``return self`` say, sends such a reference to itself.
+
+    >>> from mesh_core import Actor, endpoint, this_host
+    >>> class Greeter(Actor):
+    ...     def __init__(self, greeting: str) -> None:
+    ...         self.greeting = greeting
+    ...     @endpoint
+    ...     def greet(self, name: str) -> str:
+    ...         return f"{self.greeting}, {name}"
+    >>> with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
+    ...     greeters = procs.spawn("greeters", Greeter, "Hello")
+    ...     greeters.greet.call("world").get().values()
+    ['Hello, world', 'Hello, world']
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, value in vars(cls).items():
+            if isinstance(value, (staticmethod, classmethod)) and isinstance(
+                value.__func__, EndpointProperty
+            ):
+                raise TypeError(
+                    f"{cls.__qualname__}.{name} is marked @{type(value).__name__} and @endpoint; an endpoint is a method "
+                    "of the actor: keep @endpoint alone, and give it self"
+                )
+        taken = sorted(
+            name
+            for name, value in vars(cls).items()
+            if isinstance(value, EndpointProperty) and name in RESERVED
+        )
+        if taken:
+            raise TypeError(
+                f"{cls.__qualname__} has an endpoint named {', '.join(map(repr, taken))}, which every mesh has as a "
+                "method of its own and would hide; give the endpoint another name"
+            )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # In a message an actor is a reference to itself. Elsewhere it is pickled like any object: for a checkpoint, say.
+        from mesh_core._native import packing
+
+        if packing():
+            from mesh_core._common.current import holder
+
+            process = holder().process
+            reference = None if process is None else process.reference_of(self)
+            if reference is not None:
+                return reference.__reduce__()
+        return super().__reduce_ex__(protocol)
+
+    @property
+    def logger(self) -> logging.Logger:
+        """A logger named after the actor's class and, inside an actor, its name and rank."""
+        import logging
+
+        from mesh_core._common.context import current_instance
+
+        me = current_instance()
+        suffix = f".{me.name}.{me.rank.rank}" if me is not None else ""
+        return logging.getLogger(f"mesh.{type(self).__qualname__}{suffix}")

@@ -1,0 +1,376 @@
+"""Pipelines as their users see them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from mesh_core._blocks.pipeline.flow import Item
+from mesh_core._blocks.pipeline.replicas import Replicas
+from mesh_core._blocks.pipeline.running import Core, Rules
+from mesh_core._blocks.pool.following import Following, Steps
+from mesh_core._blocks.pool.pool import _at_least, _seconds
+from mesh_core._blocks.pool.turns import OnCrash
+from mesh_core._common.errors import ActorTimeout, MeshError
+from mesh_core._meshes.adverbs import Endpoint
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from mesh_core._blocks.pipeline.packed import Packed
+    from mesh_core._blocks.pipeline.quarantine import Quarantined
+    from mesh_core._blocks.pipeline.stats import PipelineStats
+    from mesh_core._futures.future import Future
+
+_END: Any = object()
+_SPOILED: Any = object()
+_LEAST_AHEAD = 64 << 10
+
+
+class Stage:
+    """One stage of a :class:`Pipeline`: an endpoint of some actors, which is given one item at a time.
+
+    What the endpoint returns is an item for the next stage. If it is a generator, each value that it yields is one.
+
+    Args:
+        endpoint: an endpoint with one argument, such as ``models.infer``.
+        per_rank: how many items each actor has at the same time, as for a pool.
+        retries: how often an item may be begun again if its replica dies. A generator is begun again only if nothing that it
+            has yielded was read.
+        timeout: seconds that one item may take, without those in which a generator waits for room.
+        on_crash: what becomes of a replica that dies, as for a pool.
+        name: what statistics and errors call the stage; ``"models.infer"`` if nothing is given.
+    """
+
+    __slots__ = ("endpoint", "name", "on_crash", "per_rank", "retries", "timeout")
+
+    def __init__(
+        self,
+        endpoint: Endpoint[..., Any],
+        *,
+        per_rank: int = 1,
+        retries: int = 0,
+        timeout: float | None = None,
+        on_crash: Literal["raise", "retry", "respawn"] = "raise",
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(endpoint, Endpoint):
+            raise TypeError(
+                f"Stage() takes an endpoint of a mesh of actors, such as models.infer; got {endpoint!r}"
+            )
+        if endpoint._reducer is not None:
+            raise ValueError(
+                f"{endpoint!r} combines the results of several actors, and each item goes to one; leave reduce= away"
+            )
+        if not endpoint._arity.fits((None,), {}):
+            raise TypeError(f"a stage is given one item: {endpoint._refuse((None,), {})}")
+        if on_crash not in [each.value for each in OnCrash]:
+            known = ", ".join(repr(each.value) for each in OnCrash)
+            raise ValueError(f"Stage(on_crash=) must be one of {known}, got {on_crash!r}")
+        self.endpoint = endpoint
+        self.per_rank = _at_least(1, per_rank, "per_rank", "Stage")
+        self.retries = _at_least(0, retries, "retries", "Stage")
+        self.timeout = _seconds(timeout, "timeout", "Stage")
+        self.on_crash = on_crash
+        self.name = endpoint._what() if name is None else name
+
+    def __repr__(self) -> str:
+        return f"<Stage {self.name!r} of {self.endpoint._mesh!r}>"
+
+
+class Pipeline:
+    """Stages that feed each other, with a bound on the bytes that are under way.
+
+    >>> from mesh_core import Actor, Pipeline, Stage, endpoint, this_host
+    >>> class Words(Actor):
+    ...     @endpoint
+    ...     def cut(self, line: str):
+    ...         yield from line.split()
+    ...     @endpoint
+    ...     def measure(self, word: str) -> int:
+    ...         return len(word)
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+    ...     words = procs.spawn("words", Words)
+    ...     pipeline = Pipeline(Stage(words.cut), Stage(words.measure), ordered=True)
+    ...     list(pipeline.run(["a bb", "", "ccc"]))
+    [1, 2, 3]
+
+    Each item goes to whichever replica of the next stage is free. Values are passed on as they came: this process does not unpickle them,
+    results apart. It may be run several times, also at the same time: the runs then share the replicas. The actors stay whose they are.
+
+    Args:
+        stages: one after the other.
+        max_bytes: what may be under way at the same time, as pickled: items that wait, those that are worked on, and results that
+            nobody has taken. Beyond it there may be one output of each replica, and what generators run ahead.
+        on_error: ``"raise"``: the first item that fails ends the run with a :class:`StageError`. ``"quarantine"``: it is set
+            aside, and the others go on.
+        ordered: whether results come in the order of what they were made of, or as soon as they are there.
+        most_quarantined: so many items may be set aside; one more ends the run.
+    """
+
+    def __init__(
+        self,
+        *stages: Stage,
+        max_bytes: int = 256 << 20,
+        on_error: Literal["raise", "quarantine"] = "raise",
+        ordered: bool = False,
+        most_quarantined: int = 1000,
+    ) -> None:
+        if not stages:
+            raise TypeError(
+                "Pipeline() takes stages, such as Pipeline(Stage(readers.read), Stage(models.infer))"
+            )
+        for stage in stages:
+            if not isinstance(stage, Stage):
+                raise TypeError(f"Pipeline() takes stages, such as Stage(models.infer); got {stage!r}")
+        if on_error not in ("raise", "quarantine"):
+            raise ValueError(f"Pipeline(on_error=) must be 'raise' or 'quarantine', got {on_error!r}")
+        names = [stage.name for stage in stages]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"the stages of a pipeline must have names of their own, got {names}; use Stage(name=)"
+            )
+        self.stages = stages
+        self._rules = Rules(
+            _at_least(1, max_bytes, "max_bytes", "Pipeline"),
+            bool(ordered),
+            on_error == "quarantine",
+            _at_least(0, most_quarantined, "most_quarantined", "Pipeline"),
+        )
+        self._lock = threading.Lock()
+        self._users = 0
+        self._replicas: list[Replicas] = []
+
+    def run(self, source: Iterable[Any] | AsyncIterable[Any]) -> PipelineRun:
+        """Have all that ``source`` gives go through the stages; iterate over the results with ``for`` or ``async for``.
+
+        The source is read in that loop, as its items are needed: it may be endless. Nothing is read before the loop begins.
+        """
+        process = self.stages[0].endpoint._mesh._process
+        # Raises in a forked copy, and after the end of the process's part in the mesh.
+        process.runtime.completion()
+        following = process.slots.of(Following, lambda: Following(process))
+        if not isinstance(source, AsyncIterable):
+            source = iter(source)
+        name = f"the pipeline {' > '.join(stage.name for stage in self.stages)}"
+        with Steps(), self._lock:
+            if not self._users:
+                self._begin(following)
+            self._users += 1
+            core = Core(name, self._replicas, self._rules, following, self._leave)
+            for each in self._replicas:
+                each.join(core)
+        return PipelineRun(core, source, process.pid)
+
+    def _begin(self, following: Following) -> None:
+        made: list[Replicas] = []
+        generators = sum(
+            stage.per_rank * len(stage.endpoint._mesh)
+            for stage in self.stages
+            if stage.endpoint._arity.streams
+        )
+        ahead = max(_LEAST_AHEAD, self._rules.max_bytes // (4 * max(1, generators)))
+        try:
+            for stage in self.stages:
+                made.append(Replicas(stage, following, ahead))  # noqa: PERF401 - those before are closed if one fails
+        except BaseException:
+            for each in made:
+                each.close()
+            raise
+        self._replicas = made
+
+    def _leave(self) -> None:
+        """A run is over, and has no item left."""
+        with self._lock:
+            self._users -= 1
+            gone = [] if self._users else self._replicas
+            if gone:
+                self._replicas = []
+        for each in gone:
+            each.close()
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {' > '.join(stage.name for stage in self.stages)}>"
+
+
+class PipelineRun:
+    """The results of a pipeline, for one ``for`` or ``async for``. Leaving the loop early cancels what is left."""
+
+    def __init__(self, core: Core, source: Iterable[Any] | AsyncIterable[Any], pid: int) -> None:
+        self._core = core
+        self._given_source = source
+        self._source: Iterator[Any] | AsyncIterator[Any] | None = None
+        self._pid = pid
+        self._until: float | None = None
+        self._limit: float | None = None
+
+    # Taking.
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        with self._closing():
+            self._turn("stages")
+            while True:
+                self._feed()
+                with Steps() as steps:
+                    found = self._core.take()
+                    if found is not None and not isinstance(found, Item):
+                        self._wait(found, steps)
+                        continue
+                if found is None:
+                    raise StopIteration
+                if (value := self._given(found)) is not _SPOILED:
+                    return value
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        with self._closing():
+            self._turn("stages")
+            while True:
+                await self._feed_async()
+                found = self._core.take()
+                if found is None:
+                    raise StopAsyncIteration
+                if not isinstance(found, Item):
+                    await found
+                elif (value := self._given(found)) is not _SPOILED:
+                    return value
+
+    def _given(self, item: Item[Packed]) -> Any:
+        with Steps():
+            self._core.pump()
+        try:
+            value = item.value.load()
+        except MeshError as error:
+            self._core.spoiled(item, error)
+            return _SPOILED
+        self._turn("loop")
+        return value
+
+    def _turn(self, to: str) -> None:
+        self._core.clock.turn(to, time.monotonic())
+
+    def _wait(self, news: Future[None], steps: Steps) -> None:
+        following = self._core.following
+        call: Any = news._call
+        if self._until is None:
+            following.help(call, None, steps)
+            steps.wait(news.exception)
+            return
+        left = self._until - time.monotonic()
+        try:
+            steps.wait(lambda: news.get(max(0.0, left)))
+        except ActorTimeout:
+            stats = self.stats
+            raise ActorTimeout(
+                f"{self._core.name} has not finished within {self._limit} s; the slowest is {stats.slowest}: {stats.why}",
+                timeout=self._limit,
+            ) from None
+
+    # The source.
+
+    def _feed(self) -> None:
+        """Take from the source what may be taken."""
+        core = self._core
+        while core.wants:
+            if self._source is None:
+                # There are those that are good for either kind of loop, such as the results of another pipeline.
+                if not isinstance(self._given_source, Iterable):
+                    raise TypeError("the source is asynchronous: use `async for`")
+                self._source = iter(self._given_source)
+            source: Any = self._source
+            self._turn("source")
+            value = next(source, _END)
+            self._turn("stages")
+            with Steps():
+                self._fed(value)
+
+    async def _feed_async(self) -> None:
+        core = self._core
+        while core.wants:
+            if self._source is None:
+                given = self._given_source
+                self._source = given.__aiter__() if isinstance(given, AsyncIterable) else iter(given)
+            source = self._source
+            self._turn("source")
+            value = await anext(source, _END) if isinstance(source, AsyncIterator) else next(source, _END)
+            self._turn("stages")
+            self._fed(value)
+
+    def _fed(self, value: Any) -> None:
+        if value is _END:
+            self._forget_source()
+            self._core.end_source()
+        else:
+            self._core.feed(value)
+
+    # The whole.
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """All results that are left. After ``timeout`` seconds it is an :class:`ActorTimeout`, which names the slowest stage."""
+        self._limit = _seconds(timeout, "timeout", "results")
+        self._until = None if self._limit is None else time.monotonic() + self._limit
+        return list(self)
+
+    @property
+    def stats(self) -> PipelineStats:
+        """How the stages get on, and which is the slowest. ``print(run.stats)`` shows it as text."""
+        return self._core.stats()
+
+    @property
+    def quarantined(self) -> list[Quarantined]:
+        """The items that were set aside so far, with what they have raised."""
+        return list(self._core.quarantined)
+
+    # The end.
+
+    def close(self) -> None:
+        """Cancel what is left."""
+        with Steps():
+            self._core.close()
+        self._forget_source()
+
+    def _forget_source(self) -> None:
+        self._given_source = ()
+        self._source = None
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        except (StopIteration, StopAsyncIteration):
+            self._forget_source()
+            # What the loop's end does is no part of the run.
+            self._turn("over")
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A forked copy has nothing to cancel.
+        if getattr(self, "_pid", None) == os.getpid() and not self._core.is_over:
+            with contextlib.suppress(MeshError):
+                # Elsewhere: this may be a collection of garbage, in the middle of anything.
+                self._core.following.soon(self._core.close)
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        return f"<run of {self._core.name}: {stats.results} results, {stats.held:,} bytes held; slowest: {stats.slowest}>"

@@ -1,0 +1,369 @@
+"""Hearing of many futures: what a process's pools have to do when each is done, and which thread does it.
+
+FOL-1: one thread at a time does it: one that waits for results of a pool while it waits, else a thread of its own. Handing
+every outcome from one thread to the other would cost more than all the rest of a short task.
+FOL-2: whoever leaves the loop, that thread goes on within some milliseconds. It ends when nothing is left to be done.
+FOL-3: Ctrl-C and SIGTERM never come between two steps of what is done, so that no task and no turn is lost to them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+import weakref
+from _thread import get_ident
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from mesh_core._common.current import holder
+from mesh_core._common.errors import MeshError
+from mesh_core._common.interrupts import Interrupts
+from mesh_core._futures.promise import Promise
+from mesh_core._native import serve_to_the_end
+
+if TYPE_CHECKING:
+    from mesh_core._blocks.pool.items import Arrivals
+    from mesh_core._native import Completion
+    from mesh_core._process.process import Process
+
+_BUSY_S = 0.001
+_IDLE_S = 0.02
+"""How long the thread leaves a waiting thread alone before it looks again, and the second after nothing has happened for as long."""
+_HANDOVER_S = 0.005
+"""How long a thread that is to wait stands by for the other to leave off."""
+_LINGER_S = 0.05
+"""How long the thread stays when there is nothing to be done."""
+_LONGEST = 50_000
+"""How many tokens a list may hold: it keeps all."""
+_WAKE = 0
+"""The token of what the thread waits for that does the work."""
+
+
+class Steps(Interrupts):
+    """A ``with`` block that is done as a whole; Ctrl-C and SIGTERM end its :meth:`wait`, or are raised after it."""
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
+        """Whose it is; that thread may enter it again and again."""
+        is_main = self.thread == threading.main_thread().ident
+        super().__init__(holder().sigterm if is_main else None)
+
+    def wait(self, wait: Callable[[], object]) -> None:
+        """Wait as anywhere else."""
+        # As `raised` does, which takes longer.
+        self._raises = True
+        try:
+            if self._kept:
+                self._raise()
+            if self._sigterm is None:
+                wait()
+            else:
+                with self._sigterm.raised():
+                    wait()
+        finally:
+            self._raises = False
+
+
+class Followed(Protocol):
+    """What can be followed: a future, or what stands for one."""
+
+    @property
+    def _deadline(self) -> float | None: ...
+
+    def _listen(self, listener: Completion, token: int) -> None: ...
+
+    def _forget(self, listener: Completion) -> None: ...
+
+    def _progress(self) -> bool: ...
+
+    def _expire(self) -> None: ...
+
+
+class User(Protocol):
+    """Who is told when nothing is followed any more."""
+
+    def end(self) -> None:
+        """This process's part in the mesh ends."""
+        ...
+
+
+class Followers:
+    """Futures with tokens, and a list of the tokens of those that are done: it is made anew before it grows too long."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        # Reentrant: a collection of garbage may give up tasks at any place.
+        self._lock = threading.RLock()
+        self.futures: dict[int, Followed] = {}
+        """By token."""
+        self.list: Completion = process.runtime.completion()
+        done: Promise[None] = Promise()
+        done.set_result(None)
+        self._any = done.future
+        self.taken = 0
+
+    def add(self, token: int, future: Followed) -> None:
+        """Have the token in the list when the future is done, or has progressed."""
+        with self._lock:
+            self.futures[token] = future
+            future._listen(self.list, token)
+
+    def wake(self) -> None:
+        """Whoever waits for the list looks at it, and waits anew."""
+        with self._lock:
+            self._any._listen(self.list, _WAKE)
+
+    def again(self, token: int) -> None:
+        """Once more, after it has progressed."""
+        with self._lock:
+            future = self.futures.get(token)
+            if future is not None:
+                future._listen(self.list, token)
+
+    def get(self, token: int) -> Followed | None:
+        """The future of a token."""
+        return self.futures.get(token)
+
+    def remove(self, token: int) -> None:
+        """It is done. A token that was in two lists comes once more, and means nothing."""
+        self.futures.pop(token, None)
+
+    def take(self) -> int | None:
+        """The next token. One thread at a time."""
+        token = self.list.token(self.taken)
+        if token is not None:
+            self.taken += 1
+        elif self.taken > _LONGEST:
+            self._renew()
+        return token
+
+    def _renew(self) -> None:
+        with self._lock:
+            old, self.list, self.taken = self.list, self._process.runtime.completion(), 0
+            # What is done tells the new list at once, whatever it has told the old one.
+            for token, future in self.futures.items():
+                future._forget(old)
+                future._listen(self.list, token)
+
+    def __len__(self) -> int:
+        return len(self.futures)
+
+
+class Following:
+    """The futures that this process's pools wait for."""
+
+    def __init__(self, process: Process) -> None:
+        self._lock = threading.RLock()
+        self._duty = threading.Lock()
+        self._followers = Followers(process)
+        self._tokens = itertools.count(_WAKE + 1)
+        self._then: dict[int, Callable[[], object]] = {}
+        self._late: dict[int, Callable[[], object]] = {}
+        """What is done when a deadline passes, where that is not the end of the future."""
+        self._deadlines: list[tuple[float, int]] = []
+        self._helped = 0.0
+        self._is_serving = False
+        """The thread has the duty."""
+        self._nudge = process.runtime.completion()
+        self._nudge.set(None, False, 0)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        process.hooks.closing.append(self._end)
+
+    def join(self, user: User) -> None:
+        """Tell this one when the process's part in the mesh ends."""
+        self._users.add(user)
+
+    def follow(
+        self,
+        future: Followed,
+        then: Callable[[], object],
+        until: float | None = None,
+        late: Callable[[], object] | None = None,
+    ) -> None:
+        """Call ``then`` on some thread, once the future is done, and ``late`` if it is not ``until`` then."""
+        token = next(self._tokens)
+        with self._lock:
+            if self._closed:
+                raise MeshError(
+                    "this process's part in the mesh has ended, and its pools with it; make the pool again"
+                )
+            self._then[token] = then
+            if late is not None:
+                self._late[token] = late
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="mesh-pool", daemon=True)
+                self._thread.start()
+        self._followers.add(token, future)
+        until = future._deadline if until is None else until
+        if until is not None:
+            # Not before: a deadline of what is not followed is taken for one that is over.
+            self._note(until, token)
+
+    def _note(self, until: float, token: int) -> None:
+        with self._lock:
+            heapq.heappush(self._deadlines, (until, token))
+            is_next = self._deadlines[0][1] == token
+        if is_next:
+            # Whoever waits now knows of later ones at most.
+            self._followers.wake()
+
+    def soon(self, then: Callable[[], object]) -> None:
+        """Call ``then`` there."""
+        promise: Promise[None] = Promise()
+        promise.set_result(None)
+        self.follow(promise.future, then)
+
+    def _end(self) -> None:
+        """The process's part in the mesh ends: what was followed has ended, or never will."""
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        self._followers.list.cancel()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        for user in list(self._users):
+            user.end()
+
+    def _serve(self) -> None:
+        # It is waited for at the interpreter's end, and must not be held then (EXIT-1).
+        serve_to_the_end()
+        while True:
+            since = time.monotonic() - self._helped
+            if not self._closed and (since < _BUSY_S or not self._duty.acquire(blocking=False)):
+                time.sleep(_BUSY_S if since < _IDLE_S else _IDLE_S)
+                continue
+            if self._closed:
+                return
+            self._is_serving = True
+            try:
+                is_idle = self._work()
+            finally:
+                self._is_serving = False
+                self._duty.release()
+            with self._lock:
+                if is_idle and not self._then:
+                    self._thread = None
+                    return
+
+    def _work(self) -> bool:
+        """What the thread does until another waits; true if there was nothing to do for long."""
+        while True:
+            left = self._step()
+            if self._closed or time.monotonic() - self._helped < _BUSY_S:
+                return False
+            followers = self._followers
+            limit = left if self._then else _LINGER_S
+            came = followers.list.wait(limit, followers.taken, False)
+            if not came and not self._then:
+                return True
+
+    def help(self, coming: Completion, seen: int | None = None, steps: Steps | None = None) -> bool:
+        """Do here what there is to do until ``coming`` is done, or has progressed; false if another thread does it.
+
+        ``steps`` is the block that this is a part of.
+        """
+        if steps is None:
+            with Steps() as own:
+                return self.help(coming, seen, own)
+        if self._closed or not self._take_duty():
+            return False
+        try:
+            self._work_until(coming, seen, steps)
+        finally:
+            coming.forget(self._followers.list)
+            self._helped = time.monotonic()
+            self._duty.release()
+        return True
+
+    def _take_duty(self) -> bool:
+        if self._duty.acquire(blocking=False):
+            return True
+        # The thread is at it: it is to leave off now. Others that wait are not.
+        self._helped = time.monotonic()
+        if not self._is_serving:
+            return False
+        self._nudge.note(self._followers.list, _WAKE)
+        # In a block that Ctrl-C leaves alone: nothing comes between this and what gives it back.
+        return self._duty.acquire(timeout=_HANDOVER_S)
+
+    def help_with(self, arrivals: Arrivals, is_over: Callable[[], bool], steps: Steps) -> bool:
+        """Do here what there is to do until the outcomes are there that are waited for; false if another thread does it."""
+        if self._closed or not self._take_duty():
+            return False
+        arrivals.helper = get_ident()
+        followers = self._followers
+        try:
+            while True:
+                left = self._step()
+                if self._closed or is_over():
+                    return True
+                told = followers.list
+                arrivals.tell(told, _WAKE)
+                # Another thread may have brought one about before the bell was there.
+                if is_over():
+                    return True
+                steps.wait(partial(told.wait, left, followers.taken))
+        finally:
+            arrivals.helper = 0
+            self._helped = time.monotonic()
+            self._duty.release()
+
+    def _work_until(self, coming: Completion, seen: int | None, steps: Steps) -> None:
+        followers = self._followers
+        told: Completion | None = None
+        while True:
+            left = self._step()
+            if self._closed or coming.done() or (seen is not None and coming.arrived() > seen):
+                return
+            if told is not followers.list:
+                told = followers.list
+                coming.note(told, _WAKE, seen or 0)
+            at = followers.taken
+            steps.wait(lambda: told.wait(left, at))  # noqa: B023 - it is called at once
+
+    def _step(self) -> float | None:
+        """Do what there is to do; returns the seconds until a deadline passes."""
+        left = self._expire() if self._deadlines else None
+        followers = self._followers
+        while (token := followers.take()) is not None:
+            future = followers.futures.get(token)
+            if future is not None:
+                self._heed(token, future)
+        return left
+
+    def _heed(self, token: int, future: Followed) -> None:
+        try:
+            if not future._progress():
+                self._followers.again(token)
+                return
+            self._followers.futures.pop(token, None)
+            if self._late:
+                self._late.pop(token, None)
+            self._then.pop(token)()
+        except Exception:
+            logging.getLogger("mesh").exception("a pool could not go on with %r", future)
+
+    def _expire(self) -> float | None:
+        """End those whose deadline has passed; returns the seconds until the next one does."""
+        while True:
+            with self._lock:
+                if not self._deadlines:
+                    return None
+                deadline, token = self._deadlines[0]
+                future = self._followers.get(token)
+                if future is not None and deadline > (now := time.monotonic()):
+                    return deadline - now
+                heapq.heappop(self._deadlines)
+                late = self._late.pop(token, None)
+            if future is None:
+                continue
+            try:
+                (late or future._expire)()
+            except Exception:
+                logging.getLogger("mesh").exception("a pool could not go on with %r", future)

@@ -1,0 +1,532 @@
+"""The pool as its users see it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
+
+from mesh_core._blocks.pool.following import Following, Steps
+from mesh_core._blocks.pool.places import State
+from mesh_core._blocks.pool.results import Completed, Ordered, Unordered
+from mesh_core._blocks.pool.sharing import Addr, FarTurns, Options, Pools, Shared
+from mesh_core._blocks.pool.tasks import Call, Runner, Task
+from mesh_core._blocks.pool.turns import OnCrash, OwnTurns, Turns
+from mesh_core._common.current import current
+from mesh_core._common.errors import ActorTimeout, MeshError, Unsendable
+from mesh_core._futures.promise import Promise, _Promised
+from mesh_core._meshes.actors import ActorMesh
+from mesh_core._meshes.adverbs import Endpoint, ItemsEndpoint
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from mesh_core._blocks.pool.results import Results
+    from mesh_core._futures.future import Future
+    from mesh_core._process.process import Process
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NO_KEYWORDS: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProgress:
+    """How a pool gets on; :attr:`Pool.progress`."""
+
+    waiting: int
+    """Tasks that wait for a replica."""
+    running: int
+    """Tasks that replicas work on."""
+    done: int
+    """Tasks that have a result."""
+    failed: int
+    """Tasks that have raised, or were cancelled."""
+    retried: int
+    """How often a task was run once more, since its replica was lost."""
+    rate: float
+    """Tasks that had their outcome per second, over the last ten seconds at most."""
+    replicas: int
+    """Replicas that take work; where the pool was made elsewhere, as far as it is known here."""
+    lost: int
+    """Replicas that are dead, or are being made again."""
+
+    def __str__(self) -> str:
+        parts = [f"{self.done} done", f"{self.running} running", f"{self.waiting} waiting"]
+        parts += [f"{self.failed} failed"] * bool(self.failed) + [f"{self.retried} retried"] * bool(
+            self.retried
+        )
+        return f"{', '.join(parts)}; {self.rate:,.1f}/s on {self.replicas} replicas" + (
+            f", {self.lost} lost" if self.lost else ""
+        )
+
+
+class Pool(Generic[A]):
+    """Actors that are all the same, kept busy: each task goes to whichever is free.
+
+    >>> from mesh_core import Actor, Pool, endpoint, this_host
+    >>> class Scorer(Actor):
+    ...     @endpoint
+    ...     def score(self, text: str) -> int:
+    ...         return len(text)
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+    ...     scorers = procs.spawn("scorers", Scorer)
+    ...     with Pool(scorers) as pool:
+    ...         future = pool.submit(scorers.score, "one")
+    ...         future.get(timeout=30), list(pool.map(scorers.score, ["a", "bb", "ccc"]))
+    (3, [1, 2, 3])
+
+    Tasks wait in the pool: none stays behind a long one while another replica is free. The actors
+    stay whose they are; :meth:`close` ends the pool and not the actors. A pool may be sent to other processes: all who have
+    it share the replicas.
+
+    Args:
+        actors: the replicas; more can be added, and some removed, while the pool is at work.
+        per_rank: how many tasks a replica has at the same time. More than one is of use where the endpoint is
+            ``concurrent``; the next of short tasks lies ready at the replica anyway.
+        retries: how often a task may be run again if its replica dies while it runs. It may have been run in part, so
+            allow this for tasks that may be run twice.
+        timeout: seconds that a task may run, as ``with_options(timeout=)``; the time in which it waits does not count.
+        waiting: how many tasks may wait for a replica before :meth:`submit` waits itself; as many as can run at the same
+            time if nothing is given.
+        drain: seconds that the end of a ``with`` block waits for tasks that run, before these are cancelled; without limit if
+            nothing is given.
+        on_crash: what becomes of a replica that dies. ``"raise"``: its task fails, its owner hears of it as ever, and the
+            others go on. ``"retry"``: the pool takes care of the failure, and the others go on. ``"respawn"``: also, the
+            replica is made again.
+    """
+
+    _own: OwnTurns | None
+    _shared: Shared | None
+
+    def __init__(
+        self,
+        actors: A,
+        *,
+        per_rank: int = 1,
+        retries: int = 0,
+        timeout: float | None = None,
+        waiting: int | None = None,
+        drain: float | None = None,
+        on_crash: Literal["raise", "retry", "respawn"] = "raise",
+    ) -> None:
+        mesh = _mesh_of(actors, "Pool()")
+        process = mesh._process
+        name = f"the pool of {mesh.name!r}"
+        options = Options(
+            per_rank=_at_least(1, per_rank, "per_rank"),
+            retries=_at_least(0, retries, "retries"),
+            timeout=_seconds(timeout, "timeout"),
+            waiting=None if waiting is None else _at_least(1, waiting, "waiting"),
+            drain=_seconds(drain, "drain"),
+        )
+        following = process.slots.of(Following, lambda: Following(process))
+        own = OwnTurns(name, options.per_rank, _on_crash(on_crash), following)
+        own.add(mesh)
+        self._begin(process, mesh, own, options)
+        self._own = own
+        # Weakly: a pool that nobody has any more goes at once.
+        resized = weakref.WeakMethod(self._resized)
+        own.resized = lambda: (heard := resized()) and heard()
+        self._shared = Shared(self, _revive)
+
+    @classmethod
+    def _from_elsewhere(cls, process: Process, actors: Any, turns: FarTurns, options: Options) -> Pool[Any]:
+        """A pool that was made in another process."""
+        self = cls.__new__(cls)
+        self._begin(process, actors, turns, options)
+        return self
+
+    def _begin(self, process: Process, actors: Any, turns: Turns, options: Options) -> None:
+        self._process = process
+        self._actors = actors
+        self._options = options
+        self._own = None
+        self._shared = None
+        self._turns = options.per_rank * len(actors)
+        self._resizing = threading.Lock()
+        following = process.slots.of(Following, lambda: Following(process))
+        name = f"the pool of {actors.name!r}"
+        self._runner = Runner(name, turns, following, options.waiting or max(1, self._turns))
+
+    def _resized(self) -> None:
+        """There are more or fewer replicas."""
+        assert self._own is not None
+        with self._resizing:
+            self._turns = self._own.turns()
+            if self._options.waiting is None:
+                self._runner.set_room(max(1, self._turns))
+
+    # Tasks.
+
+    def submit(self, endpoint: Endpoint[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Have an endpoint called at whichever replica is free: ``pool.submit(scorers.score, text)``.
+
+        The arguments are pickled when the task begins: do not change them before. Where as many tasks wait as there is room
+        for, a thread waits here. In a coroutine that is :class:`MailboxFull`; use :meth:`submit_async` there.
+        """
+        call = self._call(endpoint, args, kwargs)
+        with Steps() as steps:
+            room = self._runner.room(wait=not _on_loop())
+            if room is not None:
+                self._await_room(room, steps)
+            return self._submit(call)
+
+    async def submit_async(self, endpoint: Endpoint[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """As :meth:`submit`, in a coroutine: waits for room, and returns the future of the result.
+
+        >>> import asyncio
+        >>> from mesh_core import Actor, Pool, endpoint, this_host
+        >>> class Squarer(Actor):
+        ...     @endpoint
+        ...     async def square(self, n: int) -> int:
+        ...         return n * n
+        >>> async def squares(squarers, pool):
+        ...     futures = [await pool.submit_async(squarers.square, n) for n in range(5)]
+        ...     return [await future for future in futures]
+        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+        ...     squarers = procs.spawn("squarers", Squarer)
+        ...     with Pool(squarers) as pool:
+        ...         asyncio.run(squares(squarers, pool))
+        [0, 1, 4, 9, 16]
+        """
+        call = self._call(endpoint, args, kwargs)
+        room = self._runner.room(wait=True)
+        if room is not None:
+            await self._await_room_async(room)
+        return self._submit(call)
+
+    def _help(self, future: Future[Any], steps: Steps | None = None) -> None:
+        """Do what this process's pools have to do until a future is done, unless another thread does."""
+        if not future.done():
+            assert isinstance(future, _Promised)
+            self._runner.following.help(future._call, None, steps)
+
+    def _await_room(self, room: Future[bool], steps: Steps) -> None:
+        try:
+            self._help(room, steps)
+            steps.wait(room.get)
+        except BaseException:
+            self._runner.leave_room(room)
+            raise
+
+    async def _await_room_async(self, room: Future[bool]) -> None:
+        try:
+            await room
+        except BaseException:
+            self._runner.leave_room(room)
+            raise
+
+    def _submit(self, call: Call) -> Future[Any]:
+        runner = self._runner
+        task = Task(runner, f"{self._actors.name}.{call.endpoint} in a pool", call, self._options.retries)
+        runner.begin(task)
+        return task.future
+
+    def _call(self, endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """What a replica is to be asked; raises where that cannot be."""
+        # Raises in a forked copy, and after the end of the process's part in the mesh, before any lock is taken.
+        self._process.runtime.completion()
+        if not isinstance(endpoint, Endpoint):
+            raise TypeError(
+                f"a pool calls an endpoint of its actors, such as {self._actors.name}.step; got {endpoint!r}"
+            )
+        if isinstance(endpoint, ItemsEndpoint) or endpoint._reducer is not None:
+            kind = "a generator" if isinstance(endpoint, ItemsEndpoint) else "with reduce="
+            raise ValueError(
+                f"{endpoint!r} is {kind}, and a task of a pool has one result from one replica; call it with stream() or call()"
+            )
+        if endpoint._mesh._actor_id != self._actors._actor_id and (
+            endpoint._mesh.class_name != self._actors.class_name
+        ):
+            raise ValueError(f"{endpoint!r} is not an endpoint of the actors of {self._runner.name}")
+        if not endpoint._arity.fits(args, kwargs):
+            raise endpoint._refuse(args, kwargs)
+        limit = self._options.timeout if endpoint._limit is None else endpoint._limit
+        arity = endpoint._arity
+        keep = bool(endpoint._keeps)
+        return Call(endpoint._name, not (arity.overlaps or arity.port), limit, args, kwargs, keep, arity)
+
+    def _call_again(self, endpoint: Endpoint[..., Any], last: Call, args: tuple[Any, ...]) -> Call:
+        """As :meth:`_call`, for an endpoint that has passed it."""
+        if self._process.pid == os.getpid() and endpoint._arity.fits(args, _NO_KEYWORDS):
+            name, is_orderly, limit, _, _, keep, arity = last
+            return Call(name, is_orderly, limit, args, _NO_KEYWORDS, keep, arity)
+        return self._call(endpoint, args, {})
+
+    # Many at once.
+
+    def map(
+        self,
+        endpoint: Endpoint[..., R],
+        /,
+        *values: Iterable[Any] | AsyncIterable[Any],
+        ahead: int | None = None,
+        bar: bool = False,
+    ) -> Results[R]:
+        """Call an endpoint with each of the values; iterate over the results in the values' order.
+
+        Iterate with ``for``, or in a coroutine with ``async for``; ``values`` may be asynchronous, too, in that case. With
+        several of ``values``, the endpoint gets one from each, as with Python's ``map``. Values are taken as they are
+        needed: there may be ever so many. The first error is raised where its result would be, and ends the rest.
+
+        Args:
+            endpoint: an endpoint of the pool's actors.
+            values: the arguments.
+            ahead: how many tasks may be begun before their results are taken; four times as many as can run at the same
+                time if nothing is given.
+            bar: whether to show on stderr how many are done.
+        """
+        return Ordered(self, endpoint, values, ahead, bar)
+
+    def map_unordered(
+        self,
+        endpoint: Endpoint[..., R],
+        /,
+        *values: Iterable[Any] | AsyncIterable[Any],
+        ahead: int | None = None,
+        bar: bool = False,
+    ) -> Results[R]:
+        """As :meth:`map`, with the results as they come: a slow task holds up no other."""
+        return Unordered(self, endpoint, values, ahead, bar)
+
+    def as_completed(
+        self,
+        endpoint: Endpoint[..., R],
+        /,
+        *values: Iterable[Any] | AsyncIterable[Any],
+        ahead: int | None = None,
+        bar: bool = False,
+    ) -> Results[tuple[Any, Future[R]]]:
+        """As :meth:`map_unordered`, with pairs of the value and its finished future: an error is that value's alone.
+
+        >>> from mesh_core import Actor, Pool, endpoint, this_host
+        >>> class Divider(Actor):
+        ...     @endpoint
+        ...     def divide(self, n: int) -> float:
+        ...         return 12 / n
+        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+        ...     dividers = procs.spawn("dividers", Divider)
+        ...     with Pool(dividers) as pool:
+        ...         done = {n: future.exception() or future.get() for n, future in pool.as_completed(dividers.divide, [3, 0, 4])}
+        >>> done[3], done[4], type(done[0].original).__name__
+        (4.0, 3.0, 'ZeroDivisionError')
+        """
+        return Completed(self, endpoint, values, ahead, bar)
+
+    def __len__(self) -> int:
+        """How many tasks were submitted here and have no outcome so far."""
+        return len(self._runner)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def progress(self) -> PoolProgress:
+        """How the tasks get on that were submitted in this process."""
+        waiting, running, done, failed, retried, rate = self._runner.counts()
+        if self._own is None:
+            replicas, lost = len(self._actors), 0
+        else:
+            states = self._own.states()
+            replicas, lost = states[State.READY], states[State.LOST] + states[State.REPAIRING]
+        return PoolProgress(waiting, running, done, failed, retried, rate, replicas, lost)
+
+    @property
+    def actors(self) -> A:
+        """The actors that the pool was made of: ``pool.submit(pool.actors.score, text)``."""
+        return cast("A", self._actors)
+
+    # Replicas.
+
+    def add(self, actors: A) -> None:
+        """Have more replicas, of the same class, from now on; or have those again that were lost, and were made again."""
+        own = self._in_charge("add")
+        mesh = _mesh_of(actors, "add()")
+        if mesh.class_name != self._actors.class_name:
+            raise ValueError(
+                f"{self._runner.name} has actors of class {self._actors.class_name}, and {mesh!r} are of {mesh.class_name}"
+            )
+        with Steps():
+            own.add(mesh)
+
+    def drain(self, part: A | None = None) -> Future[None]:
+        """Give these replicas no more tasks; the future is done when they have none left. :meth:`resume` ends it."""
+        own = self._in_charge("drain")
+        places = own.places_of(None if part is None else _mesh_of(part, "drain()"))
+        promise: Promise[None] = Promise(f"draining {self._runner.name}")
+        left = _Countdown(len(places), promise)
+        with Steps():
+            own.drain(places, left)
+        if not places:
+            promise.set_result(None)
+        return promise.future
+
+    def resume(self, part: A | None = None) -> None:
+        """Have these replicas work again after :meth:`drain`."""
+        own = self._in_charge("resume")
+        places = own.places_of(None if part is None else _mesh_of(part, "resume()"))
+        with Steps():
+            own.resume(places)
+
+    def remove(self, part: A) -> Future[None]:
+        """Do without these replicas from now on; the future is done when they have finished their tasks.
+
+        Their processes and actors stay; stop them then, if nobody needs them.
+        """
+        own = self._in_charge("remove")
+        places = own.places_of(_mesh_of(part, "remove()"))
+        drained = self.drain(part)
+        with Steps():
+            own.remove(places)
+        return drained
+
+    def _in_charge(self, what: str) -> OwnTurns:
+        if self._own is None:
+            raise MeshError(
+                f"cannot {what}() here: {self._runner.name} was made in another process, which alone decides about its replicas"
+            )
+        if self._runner.closed:
+            raise MeshError(f"cannot {what}(): {self._runner.name} is closed")
+        return self._own
+
+    # The end.
+
+    def close(self, *, cancel: bool = False) -> Future[None]:
+        """Take no more tasks; the future is done when those that were submitted here are over.
+
+        With ``cancel`` they are cancelled. Where the pool was made, other processes can use it no more, either.
+        """
+        runner = self._runner
+        with Steps():
+            runner.close()
+            if cancel:
+                runner.cancel_all()
+            idle = runner.idle()
+            if idle.done():
+                self._closed()
+            else:
+                runner.following.follow(idle, self._closed)
+        return idle
+
+    def _closed(self) -> None:
+        """Its tasks are over."""
+        if self._shared is not None:
+            self._shared.close()
+        if self._own is not None:
+            self._own.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        idle = self.close(cancel=kind is not None)
+        try:
+            idle.get(self._options.drain)
+        except ActorTimeout:
+            self.close(cancel=True).get()
+        finally:
+            self._closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import asyncio
+
+        idle = self.close(cancel=kind is not None)
+        try:
+            async with asyncio.timeout(self._options.drain):
+                await idle
+        except TimeoutError:
+            await self.close(cancel=True)
+        finally:
+            self._closed()
+
+    def __reduce__(self) -> Any:
+        if self._shared is None:
+            raise Unsendable(
+                f"cannot send {self._runner.name} on from here: it was made in another process",
+                "Send it from the process that made it.",
+            )
+        return self._shared.reduce()
+
+    def __repr__(self) -> str:
+        return f"<Pool of {self._actors.name!r}: {self.progress}{', closed' if self._runner.closed else ''}>"
+
+
+class _Countdown:
+    """Keeps a promise at the last of so many calls."""
+
+    def __init__(self, n: int, promise: Promise[None]) -> None:
+        self._left = iter(range(n - 1))
+        self._promise = promise
+
+    def __call__(self) -> None:
+        if next(self._left, None) is None:
+            with contextlib.suppress(MeshError):
+                self._promise.set_result(None)
+
+
+def _mesh_of(actors: object, where: str) -> ActorMesh[Any]:
+    if not isinstance(actors, ActorMesh):
+        raise TypeError(f"{where} takes a mesh of actors, as spawn() returns it; got {actors!r}")
+    return actors
+
+
+def _on_crash(how: object) -> OnCrash:
+    try:
+        return OnCrash(how)
+    except ValueError:
+        known = ", ".join(repr(each.value) for each in OnCrash)
+        raise ValueError(f"Pool(on_crash=) must be one of {known}, got {how!r}") from None
+
+
+def _at_least(least: int, number: object, what: str, of: str = "Pool") -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{of}({what}=) must be a whole number, got {number!r}")
+    if number < least:
+        raise ValueError(f"{of}({what}=) must be at least {least}, got {number}")
+    return number
+
+
+def _seconds(given: object, what: str, of: str = "Pool") -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise TypeError(f"{of}({what}=) must be a number of seconds or None, got {given!r}")
+    if not given > 0:
+        raise ValueError(f"{of}({what}=) must be a positive number of seconds, got {given!r}")
+    return float(given)
+
+
+def _on_loop() -> bool:
+    from mesh_core._futures.combined import _running_loop
+
+    return _running_loop() is not None
+
+
+def _revive(home: Addr, number: int, desk: Any, actors: Any, options: Options) -> Pool[Any]:
+    """The pool, where it was sent to."""
+    process = current()
+    pools = process.slots.of(Pools)
+    is_home = process.runtime.me == home
+    with pools.lock:
+        found = pools.made.get(number) if is_home else pools.known.get((home, number))
+        if found is None and not is_home:
+            turns = FarTurns(process, desk, f"the pool of {actors.name!r}")
+            found = pools.known[home, number] = Pool._from_elsewhere(process, actors, turns, options)
+    if found is None:
+        raise MeshError("the pool was closed meanwhile")
+    return found

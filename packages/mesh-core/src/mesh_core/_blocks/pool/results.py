@@ -1,0 +1,394 @@
+"""What ``map`` and its like return: results that are asked for as they are taken."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from _thread import get_ident
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from mesh_core._blocks.pool.following import Followers, Steps
+from mesh_core._blocks.pool.items import Arrivals, Item
+from mesh_core._common.errors import MailboxFull, MeshError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from mesh_core._blocks.pool.bar import Bar
+    from mesh_core._blocks.pool.pool import Pool
+    from mesh_core._blocks.pool.tasks import Call
+    from mesh_core._futures.future import Future
+    from mesh_core._meshes.adverbs import Endpoint
+
+R = TypeVar("R")
+_AHEAD = 4
+_END: Any = object()
+
+
+class Results(ABC, Generic[R]):
+    """The results of many tasks, for ``for`` and ``async for``. Leaving the loop early cancels what is left."""
+
+    def __init__(
+        self,
+        pool: Pool[Any],
+        endpoint: Endpoint[..., Any],
+        values: tuple[Iterable[Any] | AsyncIterable[Any], ...],
+        ahead: int | None,
+        bar: bool,
+    ) -> None:
+        if not values:
+            raise TypeError(
+                "map() takes an endpoint and what to call it with, such as pool.map(scorers.score, texts)"
+            )
+        if ahead is not None and (isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1):
+            raise ValueError(f"ahead= must be a whole number from 1, got {ahead!r}")
+        self._pool = pool
+        self._endpoint = endpoint
+        self._many = len(values) > 1
+        self._values: Iterator[Any] | None = None
+        self._values_async: AsyncIterator[Any] | None = None
+        if any(isinstance(each, AsyncIterable) for each in values):
+            self._values_async = _zip(values).__aiter__()
+        else:
+            self._values = zip(*cast("tuple[Iterable[Any], ...]", values), strict=False)
+        self._ahead = ahead
+        self._ended = False
+        self._numbers = itertools.count()
+        self._open: dict[int, Any] = {}
+        """What was begun and not taken, by number."""
+        self._steps: Steps | None = None
+        self._last: Call | None = None
+        """The call that was begun last."""
+        self._held: Any = _END
+        self._bar: Bar | None = None
+        if bar:
+            from mesh_core._blocks.pool.bar import Bar
+
+            sizes = [len(each) for each in values if isinstance(each, Sized)]
+            self._bar = Bar(min(sizes) if len(sizes) == len(values) else None)
+
+    # What the kinds differ in.
+
+    @abstractmethod
+    def _begin(self, value: tuple[Any, ...], call: Call) -> None:
+        """Begin a task."""
+
+    @abstractmethod
+    def _is_ready(self) -> bool:
+        """Whether the next that is to be given is done."""
+
+    @abstractmethod
+    def _wait(self, steps: Steps) -> None:
+        """Wait until it is, or all was cancelled."""
+
+    @abstractmethod
+    async def _wait_async(self) -> None:
+        """The same in a coroutine."""
+
+    @abstractmethod
+    def _take(self) -> R:
+        """Its result; raises its error."""
+
+    @abstractmethod
+    def _cancel(self) -> None:
+        """Cancel all that were not taken."""
+
+    # Feeding.
+
+    def _limit(self) -> int:
+        return self._ahead or _AHEAD * self._pool._turns or 1
+
+    def _draw(self, limit: int) -> bool:
+        """Whether there is a value to begin a task with, and room for it, as far as is known; or nothing is under way."""
+        if self._held is _END:
+            if self._ended or len(self._open) >= limit:
+                return False
+            if self._values is None:
+                raise TypeError("these values are asynchronous: use `async for`")
+            self._held = next(self._values, _END)
+            if self._held is _END:
+                self._ended = True
+                return False
+        return not (self._pool._runner.is_full and self._open)
+
+    def _advance(self) -> None:
+        """Begin as many tasks as may be, and wait for a result; waits for room only if nothing is under way."""
+        runner, limit = self._pool._runner, self._limit()
+        steps = self._steps
+        if steps is None or steps.thread != get_ident():
+            steps = self._steps = Steps()
+        while self._draw(limit):
+            with steps:
+                if not self._try_begin(steps):
+                    break
+                if len(self._open) >= limit or runner.is_full:
+                    # Within the same steps: each such block takes its time.
+                    if not self._is_ready():
+                        self._wait(steps)
+                    return
+        if self._open and not self._is_ready():
+            with steps:
+                self._wait(steps)
+
+    def _try_begin(self, steps: Steps) -> bool:
+        """Begin a task with the value that is held; false if there is no room, and something is under way."""
+        value = self._held
+        call = self._call(value)
+        try:
+            room = self._pool._runner.room(wait=not self._open)
+        except MailboxFull:
+            return False
+        if room is not None:
+            self._pool._await_room(room, steps)
+        self._held = _END
+        self._begin(value, call)
+        return True
+
+    def _call(self, value: tuple[Any, ...]) -> Call:
+        last = self._last
+        if last is None:
+            call = self._pool._call(self._endpoint, value, {})
+        else:
+            call = self._pool._call_again(self._endpoint, last, value)
+        self._last = call
+        return call
+
+    async def _fill_async(self) -> None:
+        while not self._ended and len(self._open) < self._limit():
+            if self._held is _END:
+                if self._values is not None:
+                    self._held = next(self._values, _END)
+                else:
+                    assert self._values_async is not None
+                    self._held = await anext(self._values_async, _END)
+            value = self._held
+            if value is _END:
+                self._ended = True
+                return
+            call = self._call(value)
+            try:
+                room = self._pool._runner.room(wait=not self._open)
+            except MailboxFull:
+                return
+            if room is not None:
+                await self._pool._await_room_async(room)
+            self._held = _END
+            self._begin(value, call)
+
+    # Taking.
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> R:
+        try:
+            self._advance()
+            if self._open:
+                return self._taken()
+        except BaseException:
+            self.close()
+            raise
+        self._finish()
+        raise StopIteration
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R:
+        try:
+            await self._fill_async()
+            if self._open and not self._is_ready():
+                await self._wait_async()
+            if self._open:
+                return self._taken()
+        except BaseException:
+            self.close()
+            raise
+        self._finish()
+        raise StopAsyncIteration
+
+    def _taken(self) -> R:
+        if self._bar is not None:
+            self._bar.step()
+        return self._take()
+
+    def _finish(self) -> None:
+        if self._bar is not None:
+            self._bar.end()
+            self._bar = None
+
+    def close(self) -> None:
+        """Cancel what is left."""
+        self._ended = True
+        self._held = _END
+        self._cancel()
+        self._finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A forked copy has nothing to cancel.
+        if hasattr(self, "_pool") and self._open and self._pool._process.pid == os.getpid():
+            with contextlib.suppress(MeshError):
+                self.close()
+
+
+async def _zip(several: tuple[Iterable[Any] | AsyncIterable[Any], ...]) -> AsyncIterator[tuple[Any, ...]]:
+    """As ``zip``, where some are asynchronous."""
+    each = [one.__aiter__() if isinstance(one, AsyncIterable) else iter(one) for one in several]
+    while True:
+        values = []
+        for one in each:
+            value = await anext(one, _END) if isinstance(one, AsyncIterator) else next(one, _END)
+            if value is _END:
+                return
+            values.append(value)
+        yield tuple(values)
+
+
+class _Items(Results[R]):
+    """Whose tasks nobody sees."""
+
+    def __init__(
+        self,
+        pool: Pool[Any],
+        endpoint: Endpoint[..., Any],
+        values: tuple[Iterable[Any] | AsyncIterable[Any], ...],
+        ahead: int | None,
+        bar: bool,
+    ) -> None:
+        self._arrivals = Arrivals(pool._process, f"results of {pool._runner.name}")
+        super().__init__(pool, endpoint, values, ahead, bar)
+
+    def _begin(self, value: tuple[Any, ...], call: Call) -> None:
+        pool = self._pool
+        item = Item(pool._runner, call, pool._options.retries, next(self._numbers), self._arrivals)
+        pool._runner.begin(item)
+        self._open[item.number] = item
+
+    def _is_over(self) -> bool:
+        return not self._open or self._is_ready()
+
+    def _wait(self, steps: Steps) -> None:
+        following, arrivals = self._pool._runner.following, self._arrivals
+        self._want()
+        while not self._is_over():
+            if not following.help_with(arrivals, self._is_over, steps):
+                bell = arrivals.bell()
+                if not self._is_over():
+                    steps.wait(bell.wait)
+
+    async def _wait_async(self) -> None:
+        bridge = self._pool._process.bridge()
+        self._want()
+        while not self._is_over():
+            bell = self._arrivals.bell()
+            if not self._is_over():
+                await bridge.wait(bell)
+
+    def _want(self) -> None:
+        """What is waited for."""
+
+    def _cancel(self) -> None:
+        left, self._open = self._open, {}
+        for item in left.values():
+            if not item.is_over:
+                item.cancel()
+        self._arrivals.ring()
+
+
+class Ordered(_Items[R]):
+    """In the order of the values."""
+
+    def _first(self) -> Item:
+        first: Item = next(iter(self._open.values()))
+        return first
+
+    def _want(self) -> None:
+        self._arrivals.wanted = self._first()
+
+    def _is_ready(self) -> bool:
+        return bool(self._open) and self._first().is_over
+
+    def _take(self) -> R:
+        item = self._first()
+        del self._open[item.number]
+        self._arrivals.ready.clear()
+        result: R = item.result()
+        return result
+
+
+class Unordered(_Items[R]):
+    """As they come."""
+
+    def _is_ready(self) -> bool:
+        return bool(self._arrivals.ready)
+
+    def _take(self) -> R:
+        item = self._arrivals.ready.popleft()
+        del self._open[item.number]
+        result: R = item.result()
+        return result
+
+
+class Completed(Results[tuple[Any, "Future[Any]"]]):
+    """As they come, each with its value."""
+
+    def __init__(
+        self,
+        pool: Pool[Any],
+        endpoint: Endpoint[..., Any],
+        values: tuple[Iterable[Any] | AsyncIterable[Any], ...],
+        ahead: int | None,
+        bar: bool,
+    ) -> None:
+        self._coming = Followers(pool._process)
+        self._next: int | None = None
+        super().__init__(pool, endpoint, values, ahead, bar)
+
+    def _begin(self, value: tuple[Any, ...], call: Call) -> None:
+        future = self._pool._submit(call)
+        # Its error is whoever's who gets it.
+        future._call.look_away()
+        number = next(self._numbers)
+        self._open[number] = (value if self._many else value[0], future)
+        self._coming.add(number, future)
+
+    def _is_ready(self) -> bool:
+        while self._next is None and (number := self._coming.take()) is not None:
+            self._coming.remove(number)
+            if number in self._open:
+                self._next = number
+        return self._next is not None
+
+    def _wait(self, steps: Steps) -> None:
+        coming, following = self._coming, self._pool._runner.following
+        while not self._is_ready() and self._open:
+            if not following.help(coming.list, coming.taken, steps):
+                steps.wait(lambda: coming.list.wait(None, coming.taken))
+
+    async def _wait_async(self) -> None:
+        bridge, coming = self._pool._process.bridge(), self._coming
+        while not self._is_ready() and self._open:
+            await bridge.wait(coming.list, coming.taken)
+
+    def _take(self) -> tuple[Any, Future[Any]]:
+        number, self._next = self._next, None
+        assert number is not None
+        taken: tuple[Any, Future[Any]] = self._open.pop(number)
+        return taken
+
+    def _cancel(self) -> None:
+        left, self._open, self._next = self._open, {}, None
+        for _, future in left.values():
+            future.cancel()

@@ -1,0 +1,540 @@
+"""Who has a turn on which replica, where the pool was made: :class:`Places`, the replicas, and what is done about lost ones.
+
+AHD-1: a task is sent ahead only while tasks are short, and only to a replica of this host that no other pool of this process has.
+AHD-2: none stays behind a long one: it is taken back as soon as a replica has nothing to do, or the one before it takes its time.
+AHD-3: one whose replica dies goes elsewhere if the reply to the task before it was not there: then it has not begun (TAK-2).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from mesh_core._blocks.pool.places import Places, State
+from mesh_core._common.errors import MeshError, SupervisionError
+
+if TYPE_CHECKING:
+    from mesh_core._blocks.pool.following import Following
+    from mesh_core._failures.owned_meshes import Holding
+    from mesh_core._meshes.actors import ActorMesh
+    from mesh_core.policies import Action, Event
+
+
+class OnCrash(Enum):
+    """What a pool does when one of its replicas has died."""
+
+    RAISE = "raise"
+    RETRY = "retry"
+    RESPAWN = "respawn"
+
+
+class Asker(Protocol):
+    """Who wants a turn."""
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether it may be sent ahead, and another behind it."""
+        ...
+
+    def got(self, place: int, replica: ActorMesh[Any], *, ahead: bool = False) -> None:
+        """There is one: it is to be given back when it is over. ``ahead`` means that there will be, after another's."""
+        ...
+
+    def take_back(self) -> None:
+        """It is better off elsewhere, if it has not begun: it is to ask again then."""
+        ...
+
+    def refused(self, error: BaseException) -> None:
+        """There will be none."""
+        ...
+
+
+class Turns(Protocol):
+    """What a pool needs, wherever it is used."""
+
+    def ask(self, asker: Asker, *, first: bool = False) -> None:
+        """Want a turn; before all others, if it had one and could not use it."""
+        ...
+
+    def drop(self, asker: Asker) -> bool:
+        """Want none any more; false if there was one, or it was refused."""
+        ...
+
+    def back(self, place: int, lost: BaseException | None) -> None:
+        """A turn is over, perhaps because the replica was lost."""
+        ...
+
+    def leave(self, place: int, asker: Asker, lost: BaseException | None) -> bool:
+        """One that was sent ahead is over; false if it had a turn, which is to be given back."""
+        ...
+
+    def sent_back(self) -> None:
+        """A replica has begun nothing that was sent ahead, as replies are large: for a while it is of no use."""
+        ...
+
+
+class Member(NamedTuple):
+    """A replica."""
+
+    replica: ActorMesh[Any]
+    """A mesh of one."""
+    mesh: ActorMesh[Any]
+    """The whole of which it is a part, as it was added."""
+    rank: int
+    """Its rank there."""
+    addr: tuple[int, int, int]
+    """Where it is looked for."""
+
+
+_TRIES = 3
+"""How often in a row making a replica again may fail before it is given up."""
+_SHORT_S = 0.004
+"""What is a short task: for a longer one the way to the replica does not matter."""
+_SURE = 16
+_RATHER = 8
+_LONG_AGO = 100
+"""Short tasks that were seen, less those that were not: from so many on the next is sent ahead; and how many more it takes after
+one came back."""
+
+
+class _Users(weakref.WeakSet["OwnTurns"]):
+    """The pools of this process that have a replica."""
+
+
+class _Replicas:
+    """Who uses which replicas in this process."""
+
+    def __init__(self) -> None:
+        self.users: weakref.WeakValueDictionary[tuple[int, int, int], _Users] = weakref.WeakValueDictionary()
+
+
+class OwnTurns:
+    """The turns of a pool in the process that made it."""
+
+    def __init__(self, name: str, per_rank: int, on_crash: OnCrash, following: Following) -> None:
+        self.name = name
+        self.on_crash = on_crash
+        self.per_rank = per_rank
+        self.resized: Callable[[], object] = _nothing
+        """Called when there are more or fewer replicas."""
+        self._following = following
+        self._lock = threading.Lock()
+        self._places: Places[Asker] = Places(per_rank)
+        self._members: dict[int, Member] = {}
+        self._numbers = itertools.count()
+        self._failed: dict[int, int] = {}
+        """How often in a row making a replica again has failed."""
+        self._since: dict[int, float] = {}
+        """When the last turn on a place began."""
+        self._users: dict[int, _Users] = {}
+        """The pools that have the replica at a place, where tasks may be sent ahead."""
+        self._taking_back: set[int] = set()
+        self._short = 0
+        self._idle: dict[int, list[Callable[[], object]]] = {}
+        """Whom to tell when a place has nothing to do any more."""
+        self._last: BaseException | None = None
+        """What the last replica was lost to."""
+        self._policies: list[tuple[Holding, Any]] = []
+        # What is made again has the owner that it had.
+        self._context = contextvars.copy_context()
+
+    # Turns.
+
+    def ask(self, asker: Asker, *, first: bool = False) -> None:
+        with self._lock:
+            self._places.ask(asker, first=first)
+        self._give()
+
+    def drop(self, asker: Asker) -> bool:
+        with self._lock:
+            return self._places.drop(asker)
+
+    def back(self, place: int, lost: BaseException | None) -> None:
+        if lost is not None:
+            member = self._members.get(place)
+            # Others may have told, and it may have been made again meanwhile.
+            if member is not None and _is_lost(member.replica):
+                self.lose(place, lost)
+        now = time.monotonic()
+        with self._lock:
+            is_short = now - self._since.get(place, now) < _SHORT_S
+            self._short = min(_SURE, self._short + 1) if is_short else max(0, self._short - 2)
+            if self._places.back(place, is_lost=lost is not None) is not None:
+                self._since[place] = now
+                self._taking_back.discard(place)
+            tell: Sequence[Callable[[], object]] = ()
+            if self._idle and not self._places.busy(place):
+                tell = self._idle.pop(place, ())
+        for each in tell:
+            each()
+        self._give()
+
+    def leave(self, place: int, asker: Asker, lost: BaseException | None) -> bool:
+        with self._lock:
+            was_ahead = self._places.leave(place, asker)
+            if was_ahead:
+                self._taking_back.discard(place)
+        if was_ahead and lost is not None:
+            member = self._members.get(place)
+            if member is not None and _is_lost(member.replica):
+                self.lose(place, lost)
+        return was_ahead
+
+    def sent_back(self) -> None:
+        with self._lock:
+            self._short = -_LONG_AGO
+
+    def _behind(self) -> int | None:
+        """Where the next is to be sent ahead."""
+        if self._short < _RATHER or (place := self._places.behind()) is None:
+            return None
+        asker = self._places.next_asking()
+        if asker is None or not asker.may_go_ahead or time.monotonic() - self._since[place] > _SHORT_S:
+            return None
+        return place
+
+    def _lead(self, place: int, asker: Asker) -> None:
+        """A turn has begun."""
+        self._since[place] = time.monotonic()
+        users = self._users.get(place)
+        if users is not None and len(users) == 1 and asker.may_go_ahead:
+            self._places.lead(place)
+
+    def _stuck(self) -> Sequence[Asker]:
+        """Those that were sent ahead and are better off elsewhere."""
+        places = self._places
+        wanted = places.idle - len(self._taking_back)
+        now = time.monotonic()
+        if wanted <= 0 and now - self._since[next(iter(places.ahead_at))] < _SHORT_S:
+            return ()
+        found: list[Asker] = []
+        for place, asker in places.ahead():
+            if place in self._taking_back:
+                continue
+            if len(found) >= wanted and now - self._since[place] < _SHORT_S:
+                break
+            self._taking_back.add(place)
+            found.append(asker)
+        return found
+
+    def _give(self) -> None:
+        """Give the turns that can be given."""
+        refused: Sequence[Asker] = ()
+        stuck: Sequence[Asker] = ()
+        places = self._places
+        while True:
+            with self._lock:
+                place, ahead = places.candidate(), False
+                if place is None and places.waiting:
+                    if places.is_hopeless:
+                        refused = places.refuse()
+                        break
+                    place, ahead = self._behind(), True
+                if place is None:
+                    if places.ahead_at:
+                        stuck = self._stuck()
+                    break
+                member = self._members[place]
+                first: Asker | None = None
+                if not member.replica._process.runtime.is_gone(*member.addr):
+                    if ahead:
+                        first = places.send_ahead(place)
+                    else:
+                        first = places.give(place)
+                        self._lead(place, first)
+            if first is None:
+                self.lose(place, None)
+            else:
+                first.got(place, member.replica, ahead=ahead)
+        for asker in stuck:
+            asker.take_back()
+        for asker in refused:
+            asker.refused(self._no_replicas())
+
+    def _no_replicas(self) -> MeshError:
+        if not len(self._places):
+            return MeshError(f"{self.name} has no replicas: all were removed. add() some first")
+        failure = self._last.failure if isinstance(self._last, SupervisionError) else None
+        because = "" if self._last is None else f"; the last one: {str(self._last).partition(chr(10))[0]}"
+        error = SupervisionError(
+            f"{self.name} has lost all of its {len(self._places)} replicas{because}. Make them again with respawn() and add() "
+            'them, or use on_crash="respawn"',
+            failure=failure,
+        )
+        error.__cause__ = self._last
+        return error
+
+    # Replicas.
+
+    def add(self, mesh: ActorMesh[Any]) -> None:
+        """There are more replicas; those that the pool has already are taken for repaired."""
+        self._adopt(mesh)
+        with self._lock:
+            known = {_key(member): place for place, member in self._members.items()}
+            for _, replica in mesh:
+                rank = replica._view.rank_at(0)
+                member = Member(replica, mesh, rank, replica._home.addr(replica._procs_id, rank))
+                place = known.get(_key(member))
+                if place is None:
+                    place = next(self._numbers)
+                self._members[place] = member
+                self._join(place, member)
+                if self._places.state(place) is not State.REPAIRING:
+                    self._places.add(place)
+        self.resized()
+        self._give()
+
+    def _join(self, place: int, member: Member) -> None:
+        """Note that the pool has this replica."""
+        from mesh_core._native import locate
+
+        runtime = member.replica._process.runtime
+        at = locate(runtime, *member.replica._home.addr(member.replica._procs_id, member.rank))
+        if self.per_rank > 1 or at[2] != runtime.me[2]:
+            self._part(place)
+            # More than one runs there anyway; or, on another host, what has begun is not known when that dies.
+            return
+        replicas = member.replica._process.slots.of(_Replicas)
+        users = self._users[place] = replicas.users.setdefault(_key(member), _Users())
+        users.add(self)
+
+    def places_of(self, part: ActorMesh[Any] | None) -> list[int]:
+        """The places of these replicas; all without a part."""
+        with self._lock:
+            if part is None:
+                return list(self._members)
+            known = {_key(member): place for place, member in self._members.items()}
+        found = [known.get((part._procs_id, part._actor_id, rank)) for rank in part._view]
+        if None in found:
+            raise ValueError(
+                f"{part!r} is not part of {self.name}; give it actors that the pool was made of, or that were added"
+            )
+        return [place for place in found if place is not None]
+
+    def drain(self, places: Collection[int], idle: Callable[[], object]) -> int:
+        """Give these nothing more to do, and call ``idle`` for each that has nothing left; returns how many those are."""
+        now = count = 0
+        with self._lock:
+            for place in places:
+                count += 1
+                if self._places.state(place) is State.READY:
+                    self._places.set(place, State.DRAINING)
+                if self._places.busy(place):
+                    self._idle.setdefault(place, []).append(idle)
+                else:
+                    now += 1
+            drained = set(places)
+            ahead = [(place, asker) for place, asker in self._places.ahead() if place in drained]
+            self._taking_back.update(place for place, _ in ahead)
+        self.resized()
+        for _, asker in ahead:
+            asker.take_back()
+        for _ in range(now):
+            idle()
+        return count
+
+    def resume(self, places: Iterable[int]) -> None:
+        """These work again."""
+        with self._lock:
+            for place in places:
+                if self._places.state(place) in (State.DRAINING, State.LOST):
+                    self._failed.pop(place, None)
+                    self._places.set(place, State.READY)
+        self.resized()
+        self._give()
+
+    def remove(self, places: Iterable[int]) -> None:
+        """These are no replicas of the pool any more."""
+        with self._lock:
+            for place in places:
+                self._members.pop(place, None)
+                self._part(place)
+                self._places.remove(place)
+        self.resized()
+        self._give()
+
+    def _part(self, place: int) -> None:
+        users = self._users.pop(place, None)
+        if users is not None:
+            users.discard(self)
+
+    def turns(self) -> int:
+        """How many turns can be taken at the same time."""
+        with self._lock:
+            return self._places.turns
+
+    def states(self) -> dict[State, int]:
+        """How many replicas there are in each state."""
+        with self._lock:
+            found = [self._places.state(place) for place in self._places]
+        return {state: found.count(state) for state in State}
+
+    # Lost ones.
+
+    def _adopt(self, mesh: ActorMesh[Any]) -> None:
+        """See to the failures of these actors, if the pool is to do something about them."""
+        if self.on_crash is OnCrash.RAISE:
+            return
+        making = mesh._making
+        holding = None if making is None else making.holding
+        if self.on_crash is OnCrash.RESPAWN and (making is None or holding is None or making.procs is None):
+            raise ValueError(
+                f'on_crash="respawn" is for actors that were spawned here, together with their processes, and {mesh!r} was '
+                'not; use on_crash="retry", or make the pool where the actors were spawned'
+            )
+        if holding is None:
+            return
+        if holding.policy is None:
+            from mesh_core._failures.policy_run import PolicyRun
+
+            holding.policy = PolicyRun(_Handled(self), mesh.name)
+            self._policies.append((holding, holding.policy))
+        elif self.on_crash is OnCrash.RESPAWN and all(run is not holding.policy for _, run in self._policies):
+            raise ValueError(
+                f'{mesh!r} has a policy of its own (supervise=), so that a pool with on_crash="respawn" cannot decide about '
+                'its failures; use on_crash="retry", and have the policy make actors again'
+            )
+
+    def failed(self, rank: int | None, error: BaseException) -> None:
+        """A policy has heard of the failure of a rank."""
+        with self._lock:
+            places = [place for place, member in self._members.items() if member.rank == rank]
+        for place in places:
+            member = self._members.get(place)
+            if member is not None and _is_lost(member.replica):
+                self.lose(place, error)
+        self._give()
+
+    def lose(self, place: int, error: BaseException | None) -> None:
+        """A replica is lost."""
+        with self._lock:
+            if self._places.state(place) not in (State.READY, State.DRAINING):
+                return
+            self._last = error or self._last
+            repair = self.on_crash is OnCrash.RESPAWN
+            self._places.set(place, State.REPAIRING if repair else State.LOST)
+        self.resized()
+        if repair:
+            self._following.soon(lambda: self._repair(place))
+
+    def _repair(self, place: int) -> None:
+        member = self._members.get(place)
+        if member is None:
+            return
+        try:
+            self._context.copy().run(self._respawn, place, member)
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is no replica
+            self._not_repaired(place, error)
+
+    def _respawn(self, place: int, member: Member) -> None:
+        from mesh_core._meshes.repair import lost_places, respawn
+
+        making = member.mesh._making
+        procs = None if making is None else making.procs
+        if procs is None:
+            raise MeshError(f"{member.mesh!r} was stopped")
+
+        def actor() -> None:
+            context = self._context.copy()
+            again = context.run(member.replica.respawn, [0])
+            self._following.follow(again, lambda: self._repaired(place, again))
+
+        if not lost_places(member.replica):
+            actor()
+            return
+        below = respawn(procs._with_region(procs._root), [member.rank], None)
+
+        def then() -> None:
+            error = below.exception()
+            if error is not None:
+                self._not_repaired(place, error)
+                return
+            try:
+                actor()
+            except Exception as failed:  # noqa: BLE001
+                self._not_repaired(place, failed)
+
+        self._following.follow(below, then)
+
+    def _repaired(self, place: int, again: Any) -> None:
+        error = again.exception()
+        if error is not None:
+            self._not_repaired(place, error)
+            return
+        with self._lock:
+            self._failed.pop(place, None)
+            if place in self._members:
+                # It may be on another host than before.
+                self._join(place, self._members[place])
+            self._places.set(place, State.READY)
+        self.resized()
+        self._give()
+
+    def _not_repaired(self, place: int, error: BaseException) -> None:
+        with self._lock:
+            tries = self._failed[place] = self._failed.get(place, 0) + 1
+            self._last = error
+            given_up = tries >= _TRIES
+            if given_up:
+                self._places.set(place, State.LOST)
+        if given_up:
+            logging.getLogger("mesh").error(
+                "%s has given up a replica: making it again has failed %d times, the last time with %s: %s",
+                self.name,
+                tries,
+                type(error).__name__,
+                str(error).partition("\n")[0],
+            )
+            self._give()
+        else:
+            self._following.soon(lambda: self._repair(place))
+
+    def close(self) -> None:
+        """The pool is closed: failures of its replicas are their owner's again."""
+        with self._lock:
+            for place in list(self._users):
+                self._part(place)
+        policies, self._policies = self._policies, []
+        for holding, run in policies:
+            if holding.policy is run:
+                holding.policy = None
+
+
+class _Handled:
+    """The policy of actors that a pool sees to: their failures are handled, and it is told of them."""
+
+    def __init__(self, turns: OwnTurns) -> None:
+        self._turns = turns
+
+    def on(self, event: Event, now: float) -> tuple[_Handled, tuple[Action, ...]]:
+        from mesh_core._failures.failure import error_of
+        from mesh_core.policies import Failed, Ignore
+
+        if not isinstance(event, Failed):
+            return self, ()
+        self._turns.failed(event.rank, error_of(event.failure))
+        return self, (Ignore(),)
+
+
+def _key(member: Member) -> tuple[int, int, int]:
+    return member.replica._procs_id, member.replica._actor_id, member.rank
+
+
+def _lives(replica: ActorMesh[Any]) -> bool:
+    home, rank = replica._home, replica._view.rank_at(0)
+    return not replica._process.runtime.is_gone(*home.addr(replica._procs_id, rank))
+
+
+def _is_lost(replica: ActorMesh[Any]) -> bool:
+    return not _lives(replica) or bool(replica._lost())
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,482 @@
+"""One sandbox, as its user has it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from mesh_core import _serialize
+from mesh_core._blocks.sandboxes import plain as _plain
+from mesh_core._blocks.sandboxes import wire
+from mesh_core._blocks.sandboxes.isolation import Isolation
+from mesh_core._blocks.sandboxes.outcome import SandboxDied, SandboxError, SandboxTimeout, rebuild_exception
+from mesh_core._blocks.sandboxes.stock import Box, Stock
+from mesh_core._blocks.tools import ToolLimit, ToolResult, ToolUsage
+from mesh_core._common.errors import SerializationError
+
+R = TypeVar("R")
+
+_KEPT_OUTPUT = 1 << 20
+# A worker whose tool has had its time says so, unless something is wrong with it.
+_TOOL_GRACE_S = 5.0
+# Shorter than the pause between two looks of a keeper.
+_SHORT_S = 0.01
+_SOON_S, _REPORT_S = 0.2, 2.0
+_SIGXCPU, _SIGXFSZ = 24, 25
+
+
+class Sandbox:
+    """A process of its own for code that may crash, hang or be hostile; from :meth:`Sandboxes.take`.
+
+    >>> from mesh_core import Sandboxes
+    >>> with Sandboxes(network=None) as boxes, boxes.take() as box:
+    ...     box.call(divmod, 17, 5)
+    (3, 2)
+
+    Calls in one sandbox run one after the other, in one process, and find what earlier ones have left. When it is given back,
+    everything in it is ended and its folder removed.
+    """
+
+    def __init__(self, stock: Stock, box: Box) -> None:
+        self._stock = stock
+        self._box = box
+        self._lock = threading.Lock()  # held during a call
+        self._closing = threading.Lock()
+        self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._died: SandboxError | None = None
+        self._what = ""  # what runs
+        self._watched = False  # whether the keeper looks at it now and then
+        self._given_back = False
+        self._finalizer = weakref.finalize(self, _drop, stock, box, self._stop, os.getpid())
+        self._finalizer.atexit = False
+
+    @property
+    def folder(self) -> Path:
+        """Its private folder, which calls and tools begin in; to be read and written as long as the sandbox is taken."""
+        return Path(self._box.folder)
+
+    @property
+    def isolation(self) -> Isolation:
+        """What it is kept apart from."""
+        return self._box.isolation
+
+    def call(
+        self, function: Callable[..., R], /, *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> R:
+        """Run a function in the sandbox; returns what it returns, or raises what it raises.
+
+        >>> import time
+        >>> from mesh_core import Sandboxes, SandboxTimeout
+        >>> with Sandboxes(network=None) as boxes, boxes.take() as box:
+        ...     try:
+        ...         box.call(int, "one")
+        ...     except ValueError as error:
+        ...         print(error)
+        ...     try:
+        ...         box.call(time.sleep, 60, timeout=0.1)
+        ...     except SandboxTimeout as error:
+        ...         print(error.timeout)
+        invalid literal for int() with base 10: 'one'
+        0.1
+
+        Function and arguments travel as those of calls to actors do. What comes back is plain data: ``None``, booleans, numbers,
+        text, bytes, and lists, tuples, dictionaries and sets of these, as nothing that a sandbox sends is unpickled.
+
+        Args:
+            function: what to run; with ``functools.partial`` if it has an argument ``timeout`` of its own.
+            args: its arguments.
+            timeout: seconds after which the sandbox is ended, whatever it does.
+            kwargs: its arguments by name.
+
+        Raises:
+            SandboxTimeout: it took longer.
+            SandboxDied: the process has ended; the sandbox is of no more use.
+            SerializationError: the function has returned something else than plain data.
+        """
+        return self._call(timeout, function, args, kwargs)
+
+    async def call_async(
+        self,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        timeout: float | None = None,  # noqa: ASYNC109 - it ends the sandbox
+        **kwargs: Any,
+    ) -> R:
+        """:meth:`call` without blocking the event loop. If this is cancelled, the sandbox is ended."""
+        return await self._in_thread(lambda: self._call(timeout, function, args, kwargs))
+
+    def run(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        timeout: float | None = None,
+        input: bytes | str | None = None,  # noqa: A002 - as subprocess.run has it
+        env: Mapping[str, str | None] | None = None,
+        max_output: int = _KEPT_OUTPUT,
+    ) -> ToolResult:
+        r"""Run a program in the sandbox's folder, as :func:`run_tool` does, under the limits of the sandbox.
+
+        >>> from mesh_core import Sandboxes
+        >>> with Sandboxes(network=None) as boxes, boxes.take() as box:
+        ...     result = box.run(["sh", "-c", "echo hello > greeting"], timeout=10)
+        ...     result.ok, (box.folder / "greeting").read_text()
+        (True, 'hello\n')
+
+        What exceeds a limit is ended, and the result says so; the sandbox can still be used.
+        """
+        return self._run(argv, timeout, input, env, max_output)
+
+    async def run_async(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - it is the tool's, and told of in the result
+        input: bytes | str | None = None,  # noqa: A002 - as subprocess.run has it
+        env: Mapping[str, str | None] | None = None,
+        max_output: int = _KEPT_OUTPUT,
+    ) -> ToolResult:
+        """:meth:`run` without blocking the event loop. If this is cancelled, the sandbox is ended."""
+        return await self._in_thread(lambda: self._run(argv, timeout, input, env, max_output))
+
+    def give_back(self) -> None:
+        """End all that is in it, and have its folder removed; a call that is under way ends with an error. Does not wait."""
+        if self._given_back:
+            return
+        self._given_back = True
+        self._interrupt()
+        with self._lock, self._closing:
+            self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give_back()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give_back()
+
+    def __repr__(self) -> str:
+        state = "given back" if self._given_back else "ended" if self._died is not None else "taken"
+        return f"<Sandbox {self._box.number} of {self._stock.name!r}: {state}>"
+
+    # --- how
+
+    def _interrupt(self) -> None:
+        with self._closing:
+            if self._finalizer.alive:
+                os.eventfd_write(self._stop, 1)
+
+    async def _in_thread(self, work: Callable[[], R]) -> R:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[tuple[R | None, BaseException | None]] = loop.create_future()
+
+        def run() -> None:
+            outcome: tuple[R | None, BaseException | None]
+            try:
+                outcome = work(), None
+            except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+                outcome = None, error
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(outcome))
+
+        thread = threading.Thread(target=run, name="mesh-sandbox", daemon=True)
+        thread.start()
+        try:
+            value, error = await asyncio.shield(done)
+        except BaseException:
+            self._interrupt()
+            thread.join()
+            raise
+        thread.join()
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    def _call(
+        self,
+        timeout: float | None,
+        function: Callable[..., R],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> R:
+        name = getattr(function, "__qualname__", repr(function))
+        data, buffers = _serialize.dumps(("call", function, args, dict(kwargs)), root=f"the call of {name}")
+        answer = self._ask([data, *buffers], timeout, timeout, f"{name}()", watch=True)
+        try:
+            kind, value = answer
+            if kind == "value":
+                return value  # type: ignore[no-any-return]
+            if kind == "refused":
+                error: Exception = SerializationError(
+                    f"{name}() cannot return this from a sandbox of {self._stock.name!r}: {value}. What comes from a "
+                    f"sandbox is plain data of up to {wire.LONGEST_ANSWER >> 20} MiB: numbers, text, bytes, and lists, tuples, "
+                    "dictionaries or sets of these"
+                )
+            elif kind == "raised":
+                error = rebuild_exception(value, self._stock.name, f"{name}()")
+            else:
+                raise self._garbage()
+        except (TypeError, ValueError, KeyError, AttributeError):
+            raise self._garbage() from None
+        raise error
+
+    def _run(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        timeout: float | None,
+        data: bytes | str | None,
+        env: Mapping[str, str | None] | None,
+        max_output: int,
+    ) -> ToolResult:
+        if isinstance(argv, str | bytes):
+            raise TypeError(
+                f"argv must be a list of strings, got {argv!r}. No shell is used; to use one, run "
+                '["sh", "-c", command].'
+            )
+        words = [os.fsdecode(word) for word in argv]
+        options = {
+            "argv": words,
+            "timeout": timeout,
+            "data": data,
+            "cwd": None,
+            "env": None if env is None else dict(env),
+            "max_output": max_output,
+        }
+        part, buffers = _serialize.dumps(("tool", options))
+        limit = None if timeout is None else timeout + _TOOL_GRACE_S
+        answer = self._ask(
+            [part, *buffers], limit, timeout, f"the program {words[0] if words else ''!r}", watch=False
+        )
+        try:
+            kind, told = answer
+            if kind == "tool":
+                return _tool_result(told)
+            if kind != "raised":
+                raise self._garbage()
+            error = rebuild_exception(told, self._stock.name, "run()")
+        except (TypeError, ValueError, KeyError, AttributeError):
+            raise self._garbage() from None
+        raise error
+
+    def _ask(
+        self, parts: Sequence[Any], limit: float | None, timeout: float | None, what: str, *, watch: bool
+    ) -> Any:
+        """Send one order, and wait for its answer."""
+        self._stock.check()
+        with self._lock:
+            if self._given_back:
+                raise SandboxError(
+                    f"this sandbox of {self._stock.name!r} was given back; take another one",
+                    sandboxes=self._stock.name,
+                )
+            if self._died is not None:
+                raise self._died.with_traceback(None)
+            until = None if limit is None else time.monotonic() + limit
+            self._what = what
+            try:
+                if self._stock.watched and not self._watched:
+                    self._watch(b"idle")
+                    self._watched = True
+                data = self._talk(parts, until, timeout, what, watch=self._stock.watched and watch)
+                return _plain.decode(data)
+            except SandboxError as error:
+                self._died = error
+                self._stock.end(self._box)
+                raise
+            except (_plain.Garbage, RecursionError, MemoryError):
+                raise self._garbage() from None
+            except BaseException:
+                # Interrupted: nobody knows what goes on in there.
+                self._died = self._ended(what)
+                self._stock.end(self._box)
+                raise
+
+    def _watch(self, how: bytes) -> None:
+        with suppress(OSError):  # it has ended, which is seen next
+            self._box.told.send(how, socket.MSG_DONTWAIT)
+
+    def _talk(
+        self, parts: Sequence[Any], until: float | None, timeout: float | None, what: str, *, watch: bool
+    ) -> bytes:
+        # To most calls the keeper need not pay attention: they have returned before it would look.
+        watch_at = time.monotonic() + _SHORT_S if watch else None
+        watching = False
+        connection, told = self._box.connection, self._box.told
+        due = [memoryview(part).cast("B") for part in wire.pack(parts)]
+        poll = select.poll()
+        poll.register(connection, select.POLLIN | select.POLLOUT)
+        poll.register(told, select.POLLIN)
+        poll.register(self._stop, select.POLLIN)
+        answer = wire.Answer()
+        while True:
+            due_at = min((at for at in (until, watch_at) if at is not None), default=None)
+            pause = None if due_at is None else max(0.0, due_at - time.monotonic()) * 1000
+            ready = dict(poll.poll(pause))
+            if watch_at is not None and time.monotonic() >= watch_at:
+                self._watch(b"busy")
+                watch_at, watching = None, True
+            if self._stop in ready:
+                raise self._ended(what)
+            events = ready.get(connection.fileno(), 0)
+            if events & select.POLLIN:
+                found = self._receive(connection, answer)
+                if found is not None:
+                    if watching:
+                        self._watch(b"idle")
+                    return found
+                if answer.too_long:
+                    raise self._garbage()
+            elif events & (select.POLLHUP | select.POLLERR) or told.fileno() in ready:
+                raise self._dead(what)
+            elif events & select.POLLOUT:
+                due = _send(connection, due)
+                if not due:
+                    poll.modify(connection, select.POLLIN)
+            elif until is not None and time.monotonic() >= until:
+                raise self._too_late(what, timeout)
+
+    def _receive(self, connection: socket.socket, answer: wire.Answer) -> bytes | None:
+        try:
+            data = connection.recv(1 << 18)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            raise self._dead(self._what)
+        return answer.feed(data)
+
+    def _report(self, *, ask: bool) -> dict[str, Any]:
+        """What the keeper says of the end, if it does."""
+        told = self._box.told
+        if ask:
+            self._watch(b"end")
+        poll = select.poll()
+        poll.register(told, select.POLLIN)
+        if not poll.poll(1000 * (_REPORT_S if ask else _SOON_S)):
+            return {}
+        try:
+            return wire.receive_packet(told)[0] or {}
+        except (ValueError, OSError):
+            return {}
+
+    def _dead(self, what: str) -> SandboxDied:
+        report = self._report(ask=False)
+        silent = not report
+        if silent:
+            # Its worker lives, and has let go of its connection; or all of it was killed from outside.
+            report = self._report(ask=True)
+        status, limit, output = (
+            report.get("ended"),
+            report.get("limit") or None,
+            str(report.get("output", "")),
+        )
+        if status == -_SIGXCPU:
+            limit = "cpu"
+        if limit is not None:
+            how = f"exceeded its limit {limit}="
+        elif status is None:
+            how = "was killed, or closed its connection"
+        elif status < 0:
+            how = f"was killed by signal {-status} ({_signal_name(-status)})"
+        else:
+            how = f"ended with exit status {status}"
+        tail = f"\nIt has written:\n{output.strip()}" if output.strip() else ""
+        return SandboxDied(
+            f"a sandbox of {self._stock.name!r} {how} while {what} ran; take another one{tail}",
+            sandboxes=self._stock.name,
+            exitcode=status,
+            limit=limit,
+            output=output,
+        )
+
+    def _too_late(self, what: str, timeout: float | None) -> SandboxTimeout:
+        output = str(self._report(ask=True).get("output", ""))
+        tail = f"\nIt has written:\n{output.strip()}" if output.strip() else ""
+        return SandboxTimeout(
+            f"{what} did not return within {timeout} s in a sandbox of {self._stock.name!r}, which was ended; take another "
+            f"one{tail}",
+            sandboxes=self._stock.name,
+            timeout=timeout or 0.0,
+            output=output,
+        )
+
+    def _ended(self, what: str) -> SandboxError:
+        return SandboxError(
+            f"a sandbox of {self._stock.name!r} was given back, or a call in it was cancelled, while {what} ran; take "
+            "another one",
+            sandboxes=self._stock.name,
+        )
+
+    def _garbage(self) -> SandboxDied:
+        """It has sent what no worker sends: it is not to be talked to any more."""
+        self._died = SandboxDied(
+            f"a sandbox of {self._stock.name!r} has sent something that is not an answer: code in it has written to its "
+            "connection. It was ended; take another one",
+            sandboxes=self._stock.name,
+        )
+        self._stock.end(self._box)
+        return self._died
+
+
+def _send(connection: socket.socket, due: list[memoryview]) -> list[memoryview]:
+    try:
+        sent = connection.send(due[0][: 1 << 20])
+    except BlockingIOError:
+        return due
+    except OSError:
+        return []  # it reads no more; what it has said is read next
+    rest = due[0][sent:]
+    return [rest, *due[1:]] if rest else [part for part in due[1:] if part.nbytes]
+
+
+def _drop(stock: Stock, box: Box, stop: int, pid: int) -> None:
+    """A box is given back, or nobody has it any more."""
+    if os.getpid() == pid:
+        stock.end(box)
+        box.close()
+        os.close(stop)
+
+
+def _signal_name(number: int) -> str:
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _tool_result(told: dict[str, Any]) -> ToolResult:
+    """A result from what a worker says that it was; each field is of its type, whatever was sent."""
+    usage = told["usage"]
+    if type(told["stdout"]) is not bytes or type(told["stderr"]) is not bytes:
+        raise TypeError("output must be bytes")
+    return ToolResult(
+        argv=tuple(map(str, told["argv"])),
+        returncode=int(told["returncode"]),
+        stdout=told["stdout"],
+        stderr=told["stderr"],
+        truncated=bool(told["truncated"]),
+        limit=None if told["limit"] is None else ToolLimit(told["limit"]),
+        usage=ToolUsage(float(usage["wall_s"]), float(usage["cpu_s"]), int(usage["peak_memory"])),
+    )

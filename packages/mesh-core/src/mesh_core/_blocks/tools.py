@@ -1,0 +1,597 @@
+"""Other programs, run under limits and ended with all that they have started.
+
+TOOL-1: when :func:`run_tool` is left, however it is left, nothing of the tool runs any more but what was detached.
+TOOL-2: the first process of a tool is waited for last: until then its pid, which is in the mark of all its descendants,
+means nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from mesh_core._common.current import holder
+from mesh_core._common.errors import MeshError
+from mesh_core._native import start_marked
+from mesh_core._system import process_marks
+from mesh_core._system.process_marks import Found, Hunt, Mark
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_CHUNK = 1 << 16
+_KEPT_OUTPUT = 1 << 20
+_LOOK_S = 0.02
+# Looking takes no more than one part in so many of a core.
+_SHARE = 10
+
+
+class ToolLimit(StrEnum):
+    """The limit that has ended a tool."""
+
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    PIDS = "pids"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUsage:
+    """What a tool has used, with all that it has started."""
+
+    wall_s: float
+    """From its start to its end."""
+    cpu_s: float
+    """Processor time, in user mode and in the kernel."""
+    peak_memory: int
+    """Bytes: of the largest of its processes, or of all of them when they were looked at. It is never less than what the
+    process that has started the tool has itself, a copy of which the tool was at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What became of a tool."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    """Its exit status; negative for a signal."""
+    stdout: bytes
+    stderr: bytes
+    truncated: bool
+    """Whether it has written more than is kept in ``stdout`` or ``stderr``."""
+    limit: ToolLimit | None
+    """Which limit has ended it; ``None`` if none has."""
+    usage: ToolUsage
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has ended by itself, with status 0."""
+        return self.returncode == 0 and self.limit is None
+
+    @property
+    def text(self) -> str:
+        """What it has written to stdout, as text; what is not UTF-8 is replaced."""
+        return self.stdout.decode(errors="replace")
+
+
+def run_tool(
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    timeout: float | None = None,
+    memory: int | None = None,
+    pids: int | None = None,
+    input: bytes | str | None = None,  # noqa: A002 - as subprocess.run has it
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    max_output: int = _KEPT_OUTPUT,
+) -> ToolResult:
+    r"""Run a program, and wait for its end; what it has started ends with it.
+
+    >>> from mesh_core import run_tool
+    >>> run_tool(["echo", "hello"], timeout=10).text
+    'hello\n'
+    >>> run_tool(["sh", "-c", "sleep 60 & sleep 60"], timeout=0.1).limit
+    <ToolLimit.TIMEOUT: 'timeout'>
+
+    It works in scripts and in actors. In a coroutine use :func:`run_tool_async`, as this one blocks. No shell is used.
+    When the program ends, exceeds a limit, or the wait is interrupted, everything that it has started is killed, also
+    what has made itself a daemon; :func:`detach` makes exceptions.
+
+    Args:
+        argv: the program and its arguments; it is looked for in ``PATH``.
+        timeout: seconds after which it is killed.
+        memory: bytes of memory that its processes may have together. They are looked at fifty times a second at most, so
+            that a program that takes memory quickly may have more for a moment.
+        pids: how many processes it may have at once, itself included; looked at in the same way.
+        input: what it reads from stdin, which is empty otherwise.
+        cwd: the folder that it runs in.
+        env: changes to the environment; ``None`` removes a variable.
+        max_output: how many bytes of stdout, and as many of stderr, are kept: the first ones.
+
+    Raises:
+        OSError: it cannot be started, for example ``FileNotFoundError``.
+    """
+    request = _Request.of(argv, timeout, memory, pids, data=input, cwd=cwd, env=env, max_output=max_output)
+    return _Run(request, -1).run()
+
+
+async def run_tool_async(
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    timeout: float | None = None,  # noqa: ASYNC109 - it is the tool's, and told of in the result
+    memory: int | None = None,
+    pids: int | None = None,
+    input: bytes | str | None = None,  # noqa: A002 - as subprocess.run has it
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    max_output: int = _KEPT_OUTPUT,
+) -> ToolResult:
+    r"""Run a program without blocking the event loop; see :func:`run_tool`. If this is cancelled, the tool is killed.
+
+    >>> import asyncio
+    >>> from mesh_core import run_tool_async
+    >>> asyncio.run(run_tool_async(["echo", "hello"])).text
+    'hello\n'
+    """
+    request = _Request.of(argv, timeout, memory, pids, data=input, cwd=cwd, env=env, max_output=max_output)
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[ToolResult] = loop.create_future()
+    cancel = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def work() -> None:
+        result: ToolResult | BaseException
+        try:
+            result = _Run(request, cancel).run()
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            result = error
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(_settle, done, result)
+
+    thread = threading.Thread(target=work, name="mesh-tool", daemon=True)
+    thread.start()
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        while not done.done():
+            try:
+                await asyncio.wait([done])
+            except asyncio.CancelledError as error:
+                cancelled = error
+                os.eventfd_write(cancel, 1)
+    finally:
+        # Also where the loop does not go on: nothing of the tool is to be left.
+        os.eventfd_write(cancel, 1)
+        thread.join()
+        os.close(cancel)
+    if cancelled is not None:
+        done.exception()  # looked at
+        raise cancelled
+    return done.result()
+
+
+def run_tool_as(
+    mark: Mark | None,
+    argv: Sequence[str],
+    *,
+    timeout: float | None,
+    memory: int | None,
+    pids: int | None,
+    data: bytes | str | None,
+    cwd: str | None,
+    env: Mapping[str, str | None] | None,
+    max_output: int,
+) -> ToolResult:
+    """:func:`run_tool` for a process whose mark somebody else looks after."""
+    request = _Request.of(argv, timeout, memory, pids, data=data, cwd=cwd, env=env, max_output=max_output)
+    return _Run(request, -1).run_as(None if mark is None else (mark.soft, mark.owner))
+
+
+def _settle(done: asyncio.Future[ToolResult], result: ToolResult | BaseException) -> None:
+    if isinstance(result, BaseException):
+        done.set_exception(result)
+    else:
+        done.set_result(result)
+
+
+def detach(pid: int) -> None:
+    """Let a process, and all that it has started or will start, outlive the actor that has started it.
+
+    >>> import subprocess
+    >>> from mesh_core import Actor, detach, endpoint, this_host
+    >>> class Board(Actor):
+    ...     @endpoint
+    ...     def show(self) -> int:
+    ...         viewer = subprocess.Popen(["sleep", "1"])
+    ...         detach(viewer.pid)
+    ...         return viewer.pid
+
+    What an actor starts ends with the actor's process, what a tool starts ends with the tool. Nobody ends a detached
+    process: the program that detaches it has to see to that. The first process of a tool, for which :func:`run_tool`
+    waits, ends with the tool all the same.
+
+    Args:
+        pid: a process that this one has started, or one that descends from it.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        PermissionError: it is another user's.
+    """
+    if pid == os.getpid():
+        raise MeshError("a process cannot detach itself: it ends with its owner. Detach what it has started.")
+    if process_marks.look(pid) is None:
+        raise ProcessLookupError(f"there is no process {pid} to detach")
+    process_marks.detach_one(pid)
+    # Its descendants have a mark of their own. Those that it starts from here on are detached already.
+    while True:
+        everyone = process_marks.look_at_all(process_marks.all_pids())
+        due = [
+            each
+            for each in _descendants(pid, everyone)
+            if (mark := process_marks.read(each)) is not None and not mark.detached
+        ]
+        if not due:
+            return
+        for each in due:
+            with suppress(ProcessLookupError):
+                process_marks.detach_one(each)
+
+
+def _descendants(pid: int, everyone: Found) -> list[int]:
+    found = [pid]
+    for parent in found:
+        found.extend(each for each, seen in everyone.items() if seen.parent == parent and each not in found)
+    return found[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A checked order."""
+
+    argv: tuple[str, ...]
+    timeout: float | None
+    memory: int | None
+    pids: int | None
+    input: bytes
+    cwd: str | None
+    env: list[tuple[str, str]] | None
+    max_output: int
+
+    @classmethod
+    def of(
+        cls,
+        argv: Sequence[str | os.PathLike[str]],
+        timeout: float | None,
+        memory: int | None,
+        pids: int | None,
+        *,
+        data: bytes | str | None,
+        cwd: str | os.PathLike[str] | None,
+        env: Mapping[str, str | None] | None,
+        max_output: int,
+    ) -> _Request:
+        if isinstance(argv, str | bytes):
+            raise TypeError(
+                f"argv must be a list of strings, got {argv!r}. No shell is used; to use one, run "
+                '["sh", "-c", command].'
+            )
+        words = tuple(os.fsdecode(word) for word in argv)
+        if not words:
+            raise ValueError("argv must name a program, got an empty list")
+        for name, value in (("timeout", timeout), ("memory", memory), ("pids", pids)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value!r}")
+        if max_output < 0:
+            raise ValueError(f"max_output must not be negative, got {max_output!r}")
+        folder = None if cwd is None else os.fsdecode(cwd)
+        if folder is not None and not Path(folder).is_dir():
+            raise NotADirectoryError(f"cwd={folder!r} is not a folder")
+        whole: list[tuple[str, str]] | None = None
+        if env is not None:
+            changed = {**os.environ, **env}
+            whole = [(name, value) for name, value in changed.items() if value is not None]
+        given = data.encode() if isinstance(data, str) else data or b""
+        return cls(words, timeout, memory, pids, given, folder, whole, max_output)
+
+
+class _Minding:
+    """The marks of this process's tools, and the minder that ends the tools of a script that is killed.
+
+    Workers need none: what they start has their own mark, and nursery and minder look after that.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._owner = 0
+        self._minder: subprocess.Popen[bytes] | None = None
+        self._tools = 0
+
+    def begin(self) -> tuple[int, int] | None:
+        """A tool is about to start. Returns the limits that mark it; its pid is added to the first."""
+        process = holder().process
+        own = process_marks.read(0)
+        worker = process is not None and process.in_charge and process.identity.mesh_id != 0
+        if worker and own is not None and own.tool == 0 and not own.detached:
+            return own.soft, own.owner
+        with self._lock:
+            if self._pid != os.getpid():
+                # Also in a fork: its parent's minder is not its own.
+                self._pid, self._minder, self._tools = os.getpid(), None, 0
+                try:
+                    self._owner = process_marks.new_owner()
+                except OSError:
+                    self._owner = 0
+            if not self._owner:
+                return None
+            self._tools += 1
+            if self._minder is None:
+                self._minder = _start_minder(self._owner)
+        return process_marks.soft_of(0), self._owner
+
+    def end(self, mark: tuple[int, int] | None) -> None:
+        """Nothing is left of a tool."""
+        with self._lock:
+            if mark is None or mark[1] != self._owner or self._pid != os.getpid():
+                return
+            self._tools -= 1
+            if self._tools == 0 and self._minder is not None:
+                self._minder.kill()
+                self._minder.wait()
+                self._minder = None
+
+
+def _start_minder(owner: int) -> subprocess.Popen[bytes] | None:
+    if not sys.executable:
+        return None  # an interpreter inside another program
+    watched = os.pidfd_open(os.getpid())
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", process_marks.__file__, str(owner), str(watched)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[watched],
+            start_new_session=True,
+        )
+    finally:
+        os.close(watched)
+
+
+class _Output:
+    """What a tool has written to one descriptor."""
+
+    def __init__(self, limit: int) -> None:
+        self.kept = bytearray()
+        self.truncated = False
+        self._limit = limit
+
+    def read(self, fd: int) -> bool:
+        """Take what is there; whether there may be more, sooner or later."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return True
+        room = self._limit - len(self.kept)
+        self.kept += data[:room]
+        self.truncated = self.truncated or len(data) > room
+        return bool(data)
+
+    def read_rest(self, fd: int) -> None:
+        """Take what is there when nobody writes any more."""
+        while True:
+            before = len(self.kept)
+            if not self.read(fd) or self.truncated or len(self.kept) == before:
+                return
+
+
+class _Run:
+    """A tool from its start to its end."""
+
+    def __init__(self, request: _Request, cancel: int) -> None:
+        self._request = request
+        self._cancel = cancel
+        self._pid = 0
+        self._owner = 0
+        self._limit: ToolLimit | None = None
+        self._out = _Output(request.max_output)
+        self._err = _Output(request.max_output)
+        self._cpu_left = 0.0
+        self._peak = 0
+        self._next_look = 0.0
+        self._ended = False
+
+    def run(self) -> ToolResult:
+        minding = holder().slots.of(_Minding)
+        mark = minding.begin()
+        try:
+            return self.run_as(mark)
+        finally:
+            minding.end(mark)
+
+    def run_as(self, mark: tuple[int, int] | None) -> ToolResult:
+        """Run the tool with limits that mark it; its pid is added to the first."""
+        self._owner = 0 if mark is None else mark[1]
+        fds: list[int] = []
+        try:
+            stdin, stdout, stderr = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+            fds = [*stdin, *stdout, *stderr]
+            request = self._request
+            began = time.monotonic()
+            theirs = (stdin[0], stdout[1], stderr[1])
+            self._pid = start_marked(request.argv, request.env, request.cwd, mark, theirs)
+            for fd in theirs:
+                os.close(fd)
+                fds.remove(fd)
+            ours = (stdin[1], stdout[0], stderr[0])
+            try:
+                self._talk(ours, fds, began)
+            finally:
+                status, usage = self._finish()
+            wall = time.monotonic() - began
+            for fd, output in ((stdout[0], self._out), (stderr[0], self._err)):
+                if fd in fds:
+                    output.read_rest(fd)
+            return ToolResult(
+                argv=request.argv,
+                returncode=os.waitstatus_to_exitcode(status),
+                stdout=bytes(self._out.kept),
+                stderr=bytes(self._err.kept),
+                truncated=self._out.truncated or self._err.truncated,
+                limit=self._limit,
+                usage=ToolUsage(
+                    wall_s=wall,
+                    cpu_s=usage.ru_utime + usage.ru_stime + self._cpu_left,
+                    peak_memory=max(usage.ru_maxrss * 1024, self._peak),
+                ),
+            )
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _talk(self, ours: tuple[int, int, int], fds: list[int], began: float) -> None:
+        """Move its input and output until it ends, is to be ended, or this is interrupted."""
+        stdin, stdout, stderr = ours
+        ended = os.pidfd_open(self._pid)
+        fds.append(ended)
+        poll = select.poll()
+        for fd in (stdout, stderr, ended):
+            poll.register(fd, select.POLLIN)
+        poll.register(stdin, select.POLLOUT)
+        if self._cancel >= 0:
+            poll.register(self._cancel, select.POLLIN)
+        for fd in ours:
+            os.set_blocking(fd, False)
+        given = memoryview(self._request.input)
+        outputs = {stdout: self._out, stderr: self._err}
+
+        def go_on(fd: int) -> bool:
+            nonlocal given
+            if fd != stdin:
+                return outputs[fd].read(fd)
+            given = _write(stdin, given)
+            return len(given) > 0
+
+        while True:
+            pause = self._look(began)
+            if self._limit is not None:
+                return
+            for fd, _ in poll.poll(pause):
+                if fd in (ended, self._cancel):
+                    self._ended = fd == ended
+                    return
+                if not go_on(fd):
+                    poll.unregister(fd)
+                    fds.remove(fd)
+                    os.close(fd)
+
+    def _look(self, began: float) -> float | None:
+        """See to the limits. Returns how many milliseconds the next look can wait."""
+        now = time.monotonic()
+        due = []
+        request = self._request
+        if request.timeout is not None:
+            due.append(began + request.timeout)
+            if now >= due[0]:
+                self._limit = ToolLimit.TIMEOUT
+                return None
+        if request.memory is not None or request.pids is not None:
+            if now >= self._next_look:
+                self._compare()
+                self._next_look = now + max(_LOOK_S, _SHARE * (time.monotonic() - now))
+            due.append(self._next_look)
+        return max(0.0, min(due) - now) * 1000 + 1 if due else None
+
+    def _matches(self, mark: Mark) -> bool:
+        return mark.owner == self._owner and mark.tool == self._pid
+
+    def _find(self) -> Found:
+        """All living processes of the tool."""
+        found = process_marks.find(self._matches, (self._pid,) if self._ended else ())
+        if not self._owner:
+            everyone = process_marks.look_at_all(process_marks.all_pids())
+            found = process_marks.living(process_marks.below([self._pid], everyone), everyone)
+        return found
+
+    def _compare(self) -> None:
+        request = self._request
+        # Counted first, and quickly: what forks all the time forks meanwhile. Some of these may have ended.
+        if (
+            request.pids is not None
+            and process_marks.count(self._matches) <= request.pids
+            and request.memory is None
+        ):
+            return
+        found = self._find()
+        self._peak = max(self._peak, memory := sum(map(_resident, found)))
+        if request.pids is not None and len(found) > request.pids:
+            self._limit = ToolLimit.PIDS
+        elif request.memory is not None and memory > request.memory:
+            self._limit = ToolLimit.MEMORY
+
+    def _end(self) -> None:
+        """Kill what is left of it."""
+        if self._limit is ToolLimit.PIDS:
+            self._kill_group()
+        left = self._find()
+        for pid in left:
+            self._cpu_left += 0.0 if pid == self._pid else _processor_time(pid)
+        self._peak = max(self._peak, sum(map(_resident, left)))
+        if left:
+            self._kill_group()
+            Hunt(self._find, grace=0.0).run()
+        # Also if it was detached: this is what is waited for.
+        os.kill(self._pid, signal.SIGKILL)
+
+    def _finish(self) -> tuple[int, Any]:
+        """Kill what is left, and wait for the first process. Another Ctrl-C is raised only then (TOOL-1)."""
+        interrupt: BaseException | None = None
+        ended: tuple[int, Any] | None = None
+        while ended is None:
+            try:
+                self._end()
+                ended = os.wait4(self._pid, 0)[1:]
+            except (KeyboardInterrupt, SystemExit) as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        return ended
+
+    def _kill_group(self) -> None:
+        """Kill the whole process group at once: what forks all the time cannot get away."""
+        if not process_marks.detached_of(self._owner):
+            with suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+
+
+def _write(fd: int, data: memoryview) -> memoryview:
+    """Write what is taken, and return the rest; none if nobody reads it."""
+    try:
+        return data[os.write(fd, data[:_CHUNK]) :]
+    except BlockingIOError:
+        return data
+    except BrokenPipeError:
+        return data[:0]
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def _processor_time(pid: int) -> float:
+    try:
+        fields: list[Any] = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(field) for field in fields[11:15]) / _TICKS

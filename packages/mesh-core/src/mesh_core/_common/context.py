@@ -1,0 +1,183 @@
+"""Where code runs: which actor, at which place of its mesh, for which message."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.current import current, holder
+from mesh_core._common.errors import MeshError
+from mesh_core._native import Extent, Point
+
+if TYPE_CHECKING:
+    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._meshes.actors import ActorMesh
+    from mesh_core._meshes.procs import ProcMesh
+    from mesh_core._native import Message
+
+_current: ContextVar[Context | None] = ContextVar("mesh_context", default=None)
+
+
+class Instance:
+    """An actor as it sees itself; :attr:`Context.actor_instance`."""
+
+    __slots__ = ("actor_id", "class_name", "creator", "name", "proc_id", "rank")
+
+    def __init__(
+        self,
+        *,
+        actor_id: int,
+        proc_id: str,
+        rank: Point,
+        name: str,
+        class_name: str,
+        creator: str = "the script",
+    ) -> None:
+        self.actor_id = actor_id
+        """The actor's id, the same on every rank of its mesh."""
+        self.proc_id = proc_id
+        """The process it lives in."""
+        self.rank = rank
+        """Its place in the mesh that it was spawned as."""
+        self.name = name
+        """The name that it was spawned under."""
+        self.class_name = class_name
+        self.creator = creator
+        """Who has spawned it, and owns it: another actor and its process, or the script."""
+
+    def describe(self) -> str:
+        """Name the actor for people: what it is called, where in its mesh, and in which process."""
+        where = f" on rank {self.rank.rank}" if len(self.rank.extent.labels) else ""
+        return f"actor {self.name!r}{where} in {self.proc_id}"
+
+    def stop(self, reason: str = "") -> None:
+        """Stop this actor in order, after what was sent to it before; no failure. What it owns is stopped first."""
+        self._hosted("stop").inbox.finish()
+
+    def kill(self, reason: str = "") -> None:
+        """Have this actor fail, now: messages that wait are refused, and its owner is told ``reason``."""
+        # Here and now, on whichever thread: the next message is refused already.
+        self._hosted("kill").fail(MeshError(f"{self.describe()} was killed{f': {reason}' if reason else ''}"))
+
+    def abort(self, reason: str = "") -> None:
+        """End this actor's whole process at once, with exit status 1; every actor in it dies."""
+        import os
+        import sys
+
+        sys.stderr.write(f"mesh: {self.describe()} ends its process{f': {reason}' if reason else ''}\n")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)
+
+    def _hosted(self, what: str) -> Hosted:
+        process = holder().process
+        hosted = None if process is None else process.stage().actors.get(self.actor_id)
+        if hosted is None:
+            raise MeshError(
+                f"{what}() is for an actor that lives in this process, and {self!r} does not (any more)"
+            )
+        return hosted
+
+    @property
+    def ref(self) -> ActorMesh[Any]:
+        """A reference to this actor, to be handed to others; what ``self`` becomes where an actor sends it."""
+        return current().reference_to(self._hosted("ref"))
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The process it lives in, as a mesh of one."""
+        return current().own_proc()
+
+    def __repr__(self) -> str:
+        return f"<actor {self.name!r} ({self.class_name}) at {self.rank} in {self.proc_id}>"
+
+
+class Context:
+    """What :func:`context` returns: the actor that runs, and the message that it handles."""
+
+    __slots__ = ("_message", "actor_instance")
+
+    def __init__(self, instance: Instance, message: Message | None) -> None:
+        self.actor_instance = instance
+        self._message = message
+
+    @property
+    def message_rank(self) -> Point:
+        """This actor's place in the slice that was messaged; for its place in the mesh see ``actor_instance.rank``."""
+        message = self._message
+        if message is None:
+            return self.actor_instance.rank
+        return Point(message.index, parse_shape(message.shape))
+
+    def __repr__(self) -> str:
+        return f"Context(actor_instance={self.actor_instance!r}, message_rank={self.message_rank})"
+
+
+def parse_shape(text: str) -> Extent:
+    """Read the shape of a cast as messages carry it: ``hosts=2,gpus=8``."""
+    if not text:
+        return Extent([], [])
+    labels, sizes = zip(*(dim.rsplit("=", 1) for dim in text.split(",")), strict=True)
+    return Extent(list(labels), [int(size) for size in sizes])
+
+
+def enter(value: Context) -> Any:
+    """Make ``value`` the current context of this thread or task."""
+    return _current.set(value)
+
+
+def current_instance() -> Instance | None:
+    """The actor that runs, if an actor does."""
+    now = _current.get()
+    return None if now is None else now.actor_instance
+
+
+def current_place() -> tuple[int, str] | None:
+    """Where the running actor stands in the slice that was messaged, as messages carry it: its rank, and the shape."""
+    now = _current.get()
+    if now is None:
+        return None
+    message = now._message
+    if message is not None:
+        return message.index, message.shape
+    rank = now.actor_instance.rank
+    return rank.rank, ",".join(f"{label}={size}" for label, size in rank.extent.items())
+
+
+def current_message() -> Message | None:
+    """The message that is being handled, if one is."""
+    now = _current.get()
+    return None if now is None else now._message
+
+
+def context() -> Context:
+    """Say which actor runs, and for which message. Only inside actors.
+
+    >>> from mesh_core import context
+    >>> context()
+    Traceback (most recent call last):
+    ...
+    mesh_core._common.errors.MeshError: context() is for code that an actor runs; no actor runs here...
+    """
+    now = _current.get()
+    if now is None:
+        raise MeshError(
+            "context() is for code that an actor runs; no actor runs here. "
+            "Call it in an endpoint, or pass what you need as an argument"
+        )
+    return now
+
+
+def current_rank() -> Point:
+    """This actor's place in the slice that was messaged."""
+    return context().message_rank
+
+
+def current_size() -> dict[str, int]:
+    """The dimensions of the slice that was messaged."""
+    return dict(context().message_rank.extent.items())
+
+
+def current_actor_name() -> str:
+    """The name that this actor was spawned under."""
+    return context().actor_instance.name

@@ -1,0 +1,206 @@
+"""A job's credentials: who belongs to it, and proves so to every other member."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
+
+from mesh_core._common.errors import AuthenticationError
+from mesh_core._native import (
+    credentials_issue,
+    credentials_list,
+    credentials_new,
+    credentials_owner,
+    credentials_renew,
+    credentials_revoke,
+)
+
+LIFETIME: Final = timedelta(days=7)
+"""How long certificates hold if nothing else is said."""
+
+LONGEST: Final = timedelta(days=3660)
+"""No certificate holds for longer than its authority's."""
+
+Role: TypeAlias = Literal["controller", "host", "observer"]
+_ROLES: Final[tuple[Role, ...]] = get_args(Role)
+_Told: TypeAlias = tuple[str, str, str, str, float, float, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What one certificate says. Nothing of it is secret."""
+
+    role: Role
+    """``"controller"`` may begin a job on a host, ``"host"`` may join one, ``"observer"`` may look into one and nothing else."""
+    job: str
+    """The job's name, which is random: members of one job have it in common."""
+    serial: str
+    fingerprint: str
+    """SHA-256 of the certificate."""
+    not_before: datetime
+    not_after: datetime
+    revoked: datetime | None = None
+    """When it was revoked, if it was."""
+
+    @property
+    def remaining(self) -> timedelta:
+        """How long it still holds; negative once it has expired."""
+        return self.not_after - datetime.now(UTC)
+
+    @property
+    def state(self) -> Literal["valid", "expired", "revoked", "not yet valid"]:
+        """Whether its owner is let in now."""
+        if self.revoked is not None:
+            return "revoked"
+        now = datetime.now(UTC)
+        if now > self.not_after:
+            return "expired"
+        return "valid" if now >= self.not_before else "not yet valid"
+
+
+class Credentials:
+    """The credentials of one job, in a folder: a certificate authority, and what it has issued.
+
+    A host gets a folder of its own, without the authority: the one that :meth:`new` makes in ``host``, which all hosts
+    may share, or one for each that :meth:`issue_host` makes, so that each can be revoked alone.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> credentials = Credentials.new(folder.name)
+    >>> b7 = credentials.issue_host(Path(folder.name) / "b7", lifetime=timedelta(hours=12))
+    >>> [certificate.role for certificate in credentials.certificates]
+    ['controller', 'host', 'host']
+    >>> credentials.revoke(b7).state
+    'revoked'
+    >>> folder.cleanup()
+    """
+
+    __slots__ = ("_owner", "_path")
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open a folder, as :meth:`load` does."""
+        self._path = Path(path)
+        self._owner = credentials_owner(self._path)
+
+    @classmethod
+    def new(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        lifetime: timedelta | float = LIFETIME,
+        host_lifetime: timedelta | float | None = None,
+    ) -> Credentials:
+        """Make a new job's credentials in a folder that does not exist yet, or is empty.
+
+        The folder has mode 0700 and its files 0600. ``lifetime`` is how long the controller's certificate holds, and
+        that of the hosts if ``host_lifetime`` does not say otherwise: a ``timedelta``, or seconds; ten years at most.
+        """
+        controller = _seconds(lifetime)
+        hosts = controller if host_lifetime is None else _seconds(host_lifetime)
+        credentials_new(Path(path), controller, hosts)
+        return cls(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Credentials:
+        """Open the folder of a job's owner, or that of a host."""
+        return cls(path)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._path
+
+    @property
+    def host_path(self) -> Path:
+        """The folder to copy to hosts."""
+        return self._path / "host" if self._owner else self._path
+
+    @property
+    def owner(self) -> bool:
+        """Whether the job's authority is here, which can issue and revoke."""
+        return self._owner
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self.certificates[0].job
+
+    @property
+    def certificates(self) -> tuple[Certificate, ...]:
+        """What was issued, oldest first; in a host's folder the host's own."""
+        return tuple(_certificates(credentials_list(self._path)))
+
+    def issue_host(
+        self, path: str | os.PathLike[str], *, lifetime: timedelta | float = LIFETIME
+    ) -> Certificate:
+        """Make a folder that holds what a host needs, and no more: ``ca.pem``, ``crl.pem``, ``host.pem``, ``host.key``."""
+        return _certificate(credentials_issue(self._path, Path(path), _seconds(lifetime), False))
+
+    def issue_observer(
+        self, path: str | os.PathLike[str], *, lifetime: timedelta | float = LIFETIME
+    ) -> Certificate:
+        """Make a folder for somebody who may look into the job from another machine, and do nothing else.
+
+        It is what ``mesh look --host ADDRESS --credentials DIR`` and :func:`mesh_core.inspect.connect` take. Its certificate
+        begins and joins no job, and it is dialed by nobody.
+        """
+        return _certificate(credentials_issue(self._path, Path(path), _seconds(lifetime), True))
+
+    def renew(
+        self, path: str | os.PathLike[str] | None = None, *, lifetime: timedelta | float = LIFETIME
+    ) -> tuple[Certificate, ...]:
+        """Make new certificates for the keys in a host's folder, or without one, for those in this folder.
+
+        Running members take up a new certificate by themselves, connections stay as they are. Copy only ``host.pem`` to
+        a host whose folder was renewed here.
+        """
+        told = credentials_renew(self._path, self._path if path is None else Path(path), _seconds(lifetime))
+        return tuple(_certificates(told))
+
+    def revoke(self, which: str | os.PathLike[str] | Certificate) -> Certificate:
+        """Revoke a certificate, so that its owner is let in nowhere any more.
+
+        It is named by its serial number or fingerprint, by the first digits of either, or by its file. Others for the
+        same key, from before a renewal or after it, go with it, and the key gets no new one. A running controller that
+        uses this folder drops its owner at once, and tells all hosts of the job.
+        """
+        name = which.serial if isinstance(which, Certificate) else os.fspath(which)
+        return _certificate(credentials_revoke(self._path, name))
+
+    def __repr__(self) -> str:
+        return f"Credentials({str(self._path)!r})"
+
+
+def _seconds(lifetime: timedelta | float) -> float:
+    seconds = lifetime.total_seconds() if isinstance(lifetime, timedelta) else float(lifetime)
+    if not seconds > 0:
+        raise ValueError(f"a lifetime is longer than nothing, not {lifetime!r}")
+    return seconds
+
+
+def _certificates(told: list[_Told]) -> Iterator[Certificate]:
+    return map(_certificate, told)
+
+
+def _certificate(told: _Told) -> Certificate:
+    role, job, serial, fingerprint, not_before, not_after, revoked = told
+    made = Certificate(
+        next(known for known in _ROLES if known == role),
+        job,
+        serial,
+        fingerprint,
+        _time(not_before),
+        _time(not_after),
+    )
+    return made if revoked is None else replace(made, revoked=_time(revoked))
+
+
+def _time(seconds: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError) as error:
+        raise AuthenticationError(f"a certificate has a date that is none: {seconds} s") from error

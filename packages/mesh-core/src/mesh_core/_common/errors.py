@@ -1,0 +1,341 @@
+"""The tree of errors under :class:`MeshError`.
+
+Each error takes its message first and everything else by keyword, keeps what it was told in fields, and can be
+sent to another process like any value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.codes import NativeError
+
+if TYPE_CHECKING:
+    from mesh_core._failures.failure import MeshFailure
+
+
+BOOTSTRAP_FAILED = 78
+"""Exit status of a process whose bootstrap has raised, for whoever looks at it from outside; its goodbye tells Mesh."""
+REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
+"""What to do where one side does not accept the other's credentials."""
+
+
+class MeshError(Exception):
+    """Base of every error that Mesh raises on its own behalf.
+
+    >>> try:
+    ...     raise ActorTimeout("actor 'trainer' on rank 3 did not answer within 30.0 s", rank=3)
+    ... except MeshError as error:
+    ...     print(type(error).__name__, error.rank)
+    ActorTimeout 3
+    """
+
+    results: Any = None
+    """Where a call to many failed: the ``ValueMesh`` of all ranks' outcomes, values and exceptions alike."""
+    _deaths: tuple[tuple[int, int, int], ...] = ()
+    """The processes that it tells of, as failures have them for their key."""
+
+    def __reduce__(self) -> Any:
+        # The outcomes of all ranks stay with the caller: they are values of their own, and may be large.
+        state = {name: value for name, value in self.__dict__.items() if name != "results"}
+        return _rebuild, (type(self), self.args), state
+
+
+def _rebuild(kind: type[MeshError], args: tuple[Any, ...]) -> MeshError:
+    return kind(*args)
+
+
+class ActorTimeout(MeshError, TimeoutError):
+    """An actor did not answer in time; the call was cancelled there."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        host: str = "",
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+        self.timeout = timeout
+        """The deadline that was missed, in seconds."""
+
+
+class SupervisionError(MeshError, RuntimeError):
+    """A failure that nobody handled reached whoever is waiting; :attr:`failure` tells all about it."""
+
+    def __init__(self, message: str = "", *, failure: MeshFailure | None = None) -> None:
+        super().__init__(message or (failure.report() if failure is not None else ""))
+        self.failure = failure
+
+    def __repr__(self) -> str:
+        return f"SupervisionError({str(self).partition(chr(10))[0]!r})"
+
+    def _repr_html_(self) -> str:
+        from mesh_core._common.display import block
+
+        title, _, rest = str(self).partition("\n")
+        return block(f"SupervisionError: {title}", rest)
+
+
+class PoolLost(SupervisionError):
+    """The process that made a pool has died, and the pool with it: nobody gives its replicas' turns away any more.
+
+    Raised where the pool was sent to, by tasks that wait for a replica and by those that are submitted later. A task that runs
+    goes on, unless its replica belongs to what has died.
+
+    >>> issubclass(PoolLost, SupervisionError)
+    True
+    """
+
+
+class DeviceMeshError(SupervisionError):
+    """A mesh has lost ranks that were needed; :attr:`coordinates` says which.
+
+    For whatever computes on a whole mesh: make one with :meth:`of`.
+
+    >>> error = DeviceMeshError("a mesh has lost a rank", coordinates=({"hosts": 1, "gpus": 3},))
+    >>> error.coordinates
+    ({'hosts': 1, 'gpus': 3},)
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        mesh_name: str = "",
+        coordinates: tuple[Mapping[str, int], ...] = (),
+        failure: MeshFailure | None = None,
+    ) -> None:
+        super().__init__(message, failure=failure)
+        self.mesh_name = mesh_name
+        self.coordinates = coordinates
+        """The points of the mesh that it has lost, in the order of the ranks."""
+
+    @classmethod
+    def of(cls, mesh: Any) -> DeviceMeshError:
+        """Return the error for what a mesh of processes or actors has lost by now.
+
+        >>> from mesh_core import DeviceMeshError, this_host
+        >>> with this_host().spawn_procs({"gpus": 2}, name="workers") as procs:
+        ...     procs.slice(gpus=1).stop().get()
+        ...     print(DeviceMeshError.of(procs))
+        mesh 'workers' has lost 1 of its 2 ranks: gpus=1; make them again with respawn(), or go on with those in alive()
+        """
+        lost = mesh.failed()
+        shown = [describe_point(point).strip(" ()") or "its only one" for point in lost[:_POINTS_SHOWN]]
+        more = f" and {len(lost) - len(shown)} more" if len(lost) > len(shown) else ""
+        message = (
+            f"mesh {mesh.name!r} has lost {len(lost)} of its {len(mesh)} ranks: {'; '.join(shown)}{more}; make them again "
+            "with respawn(), or go on with those in alive()"
+        )
+        return cls(message, mesh_name=mesh.name, coordinates=tuple(dict(point) for point in lost))
+
+
+_POINTS_SHOWN = 8
+
+
+class SpawnError(MeshError):
+    """A process or actor could not be started."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        host: str = "",
+        pid: int | None = None,
+        exitcode: int | None = None,
+        signal: int | None = None,
+        stderr_tail: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.host = host
+        self.pid = pid
+        self.exitcode = exitcode
+        self.signal = signal
+        self.stderr_tail = stderr_tail
+        """The last lines that the process wrote to its stderr."""
+
+
+class MailboxFull(MeshError):
+    """A message was not sent since the receiver's budget is used up, and its sender asked not to wait, or must not."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        host: str = "",
+        budget: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+        self.budget = budget
+        """The number of bytes that may be under way."""
+
+
+class ReplyDropped(MeshError):
+    """A reply was dropped when it came: the caller's process held as many that nobody had looked at as it may.
+
+    The endpoint has run, and what it did stands; only its result is lost.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        host: str = "",
+        size: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+        self.size = size
+        """The number of bytes that the reply had."""
+
+
+class Undeliverable(MeshError, ConnectionError):
+    """A message came back: its receiver is stopped, dead or was never there."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str = "",
+        rank: int | None = None,
+        host: str = "",
+        reason: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+        self.reason = reason
+        """Why, in words."""
+
+
+class NotBegun(Undeliverable):
+    """A task came back: it had not begun, and never will."""
+
+
+class ChannelClosed(MeshError, EOFError):
+    """Nothing can be received from a channel any more: it was closed, or took one value and has had it."""
+
+
+class BrokenPromise(MeshError):
+    """Everything that could have kept a promise is gone, and it has no outcome.
+
+    >>> from mesh_core import Promise
+    >>> future = Promise[int]("weights").future
+    >>> future.get()
+    Traceback (most recent call last):
+    mesh_core._common.errors.BrokenPromise: promise 'weights' was dropped before it had a result; ...
+    """
+
+
+class AuthenticationError(MeshError, PermissionError):
+    """A peer could not prove that it belongs to the job."""
+
+    def __init__(self, message: str = "", *, host: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.host = host
+        self.remedy = remedy
+        """What to do next."""
+
+
+class SerializationError(MeshError, TypeError):
+    """A value cannot be sent, or what arrived cannot be rebuilt."""
+
+    def __init__(self, message: str = "", *, path: str = "", type_name: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        """The way to the offending object, such as ``args[0]['lock']``."""
+        self.type_name = type_name
+        """The offending object's type."""
+
+
+class Unsendable(TypeError):
+    """Raised by what refuses to be pickled and knows what to do instead; becomes a :class:`SerializationError`."""
+
+    def __init__(self, message: str, advice: str) -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+class PluginError(MeshError):
+    """A plugin is missing, broken, duplicated or not usable with this version."""
+
+    def __init__(self, message: str, *, kind: str = "", name: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        """The word of the kind of plugin that was asked for, such as ``"policy"`` or ``"command"``."""
+        self.name = name
+        """The name the user selects."""
+        self.remedy = remedy
+        """What to do next."""
+
+
+class PluginLoadError(PluginError):
+    """A named plugin exists but could not be loaded; ``__cause__`` is the exception it raised, if it did."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str = "",
+        name: str = "",
+        distribution: str = "",
+        version: str = "",
+        cause: str = "",
+        remedy: str = "",
+    ) -> None:
+        super().__init__(message, kind=kind, name=name, remedy=remedy)
+        self.distribution = distribution
+        """The installed distribution that offers the plugin (``pip uninstall`` takes this name)."""
+        self.version = version
+        """The distribution's version."""
+        self.cause = cause
+        """What went wrong, in words: kept as text, so that this error can always be sent to another process."""
+
+
+_OF_NATIVE: dict[NativeError, type[MeshError]] = {
+    NativeError.CLOSED: MeshError,
+    NativeError.FORKED: MeshError,
+    NativeError.NO_SUCH_PROC: Undeliverable,
+    NativeError.PORT_CLOSED: Undeliverable,
+    NativeError.FULL: MailboxFull,
+    NativeError.FRAME: MeshError,
+    NativeError.OS: MeshError,
+    NativeError.SPAWN: SpawnError,
+    NativeError.NOT_CONTROLLER: MeshError,
+    NativeError.CREDENTIALS: AuthenticationError,
+    NativeError.ADDRESS: MeshError,
+}
+"""The class of each kind of error of the native layer."""
+
+
+def of_native(kind: NativeError, message: str, fields: dict[str, Any]) -> MeshError:
+    """Make the exception that stands for an error of the native layer."""
+    return _OF_NATIVE[kind](message, **fields)
+
+
+def type_name(kind: type) -> str:
+    """Name a type as tracebacks do: with its module, unless that is ``builtins`` or ``__main__``."""
+    module = kind.__module__
+    return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+def describe_point(point: Mapping[str, int] | None) -> str:
+    """Return coordinates for a message, `` (hosts=1, gpus=3)``, or nothing where there are none."""
+    return f" ({', '.join(f'{label}={place}' for label, place in point.items())})" if point else ""

@@ -1,0 +1,405 @@
+"""What a user can set, in one frozen dataclass; read in one place, :func:`current_settings`.
+
+Values come from, weakest first: the defaults here, the environment (``MESH_SPIN_US=0``), :func:`configure`
+for the whole process, :func:`configured` for a block.
+
+SET-1: a value that is out of range or of the wrong type is refused where it was given, and the error names that place.
+SET-2: an unknown name is never ignored where it can only be a mistake.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from mesh_core._common.errors import MeshError
+from mesh_core._common.suggestions import did_you_mean, nearest
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+ENV_PREFIX: Final = "MESH_"
+LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+_SUFFIXES: Final = (("KIB", KIB), ("MIB", MIB), ("GIB", GIB), ("K", KIB), ("M", MIB), ("G", GIB), ("B", 1))
+# A variable this like a setting's name is a slip of the pen. Others may be somebody else's: Kubernetes, for one,
+# sets MESH_PORT and MESH_SERVICE_HOST in every container beside a service called "mesh".
+_TYPO_CUTOFF: Final = 0.85
+
+
+class SettingsError(MeshError, ValueError):
+    """A setting has no such name, or cannot have that value; ``source`` says where it was given.
+
+    >>> configure(spin_uss=10)
+    Traceback (most recent call last):
+    ...
+    mesh_core._common.settings.SettingsError: configure(): no setting is called 'spin_uss'; did you mean 'spin_us'?
+    """
+
+    def __init__(self, message: str, *, setting: str = "", source: str = "", value: object = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+        self.source = source
+        self.value = value
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """The numbers a setting may have."""
+
+    kind: type[int] | type[float]
+    low: float
+    high: float
+    unit: str
+
+    def check(self, value: object) -> int | float:
+        """Return the value as this kind of number, or raise ``ValueError`` with what is wrong with it."""
+        # One type of error for both: the caller puts the setting's name and source before it.
+        wanted = "a whole number" if self.kind is int else "a number"
+        if isinstance(value, bool) or not isinstance(value, (int, self.kind)):
+            raise ValueError(f"must be {wanted} of {self.unit}, not {type(value).__name__} {value!r}")
+        if not self.low <= value <= self.high:
+            raise ValueError(f"must be between {self.low:,} and {self.high:,} {self.unit}, not {value!r}")
+        return self.kind(value)
+
+    def parse(self, text: str) -> object:
+        """Read a variable's text: a number; for bytes also ``64KiB``, ``256M``."""
+        try:
+            if self.kind is float:
+                return float(text)
+            plain = text.upper().replace("_", "")
+            for suffix, factor in _SUFFIXES:
+                if self.unit == "bytes" and plain.endswith(suffix):
+                    return int(plain.removesuffix(suffix)) * factor
+            return int(plain)
+        except ValueError:
+            hint = " (for example 65536, 64KiB, 256MiB)" if self.unit == "bytes" else ""
+            raise ValueError(f"must be a number of {self.unit}{hint}, not {text!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A word out of a few; upper and lower case are the same."""
+
+    words: tuple[str, ...]
+
+    def check(self, value: object) -> str:
+        """Return the word as it is written here, or raise ``ValueError``."""
+        word = value.strip().upper() if isinstance(value, str) else None
+        if word not in self.words:
+            hint = did_you_mean(word, self.words) if word else ""
+            raise ValueError(f"must be one of {', '.join(self.words)}, not {value!r}{hint}")
+        return word
+
+    def parse(self, text: str) -> object:
+        """A variable's text is the word itself."""
+        return text
+
+
+_SWITCH_WORDS: Final[Mapping[str, bool]] = MappingProxyType(
+    dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """On or off."""
+
+    def check(self, value: object) -> bool:
+        """Return the value if it is a bool, or raise ``ValueError``."""
+        if not isinstance(value, bool):
+            raise ValueError(f"must be True or False, not {value!r}")
+        return value
+
+    def parse(self, text: str) -> object:
+        """Read a variable's text: ``1`` or ``0``, and the words that others write for them."""
+        word = text.lower()
+        if word not in _SWITCH_WORDS:
+            raise ValueError(f"must be 1 or 0, not {text!r}")
+        return _SWITCH_WORDS[word]
+
+
+_SECONDS: Final = _Number(float, 0.0, 86_400.0, "seconds")
+_Rule: TypeAlias = _Number | _Choice | _Switch
+
+
+def _setting(default: Any, rule: _Rule) -> Any:
+    return field(default=default, metadata={"rule": rule})
+
+
+def _memory() -> int:
+    """The memory of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting of mesh-core. Immutable: :func:`configure` and :func:`configured` put another in its place.
+
+    >>> Settings(spin_us=0).spin_us
+    0.0
+    >>> Settings(spawn_timeout=-1)
+    Traceback (most recent call last):
+    ...
+    mesh_core._common.settings.SettingsError: Settings(): spawn_timeout must be between 0.0 and 86,400.0 seconds, not -1
+    """
+
+    spin_us: float = _setting(50.0, _Number(float, 0.0, 1e6, "microseconds"))
+    """How long a waiting thread looks again before it blocks, in microseconds; 0 blocks at once."""
+
+    spawn_timeout: float = _setting(60.0, _SECONDS)
+    """How long a new process may take until it first reports, in seconds."""
+
+    stop_timeout: float = _setting(5.0, _SECONDS)
+    """How long a process may take to stop by itself before it is killed, in seconds."""
+
+    sigterm_grace: float = _setting(8.0, _SECONDS)
+    """How long the script may take to end in order after SIGTERM before it is killed, in seconds; 0 leaves SIGTERM alone."""
+
+    link_budget: int = _setting(256 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
+    """Bytes that may be queued towards one process before its senders wait, and bytes of messages that coroutines of a
+    process have sent and whose receivers have no room."""
+
+    mailbox_budget: int = _setting(64 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
+    """Bytes that may wait at one actor, from all its senders, before these wait."""
+
+    reply_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
+    """Bytes of replies that a process may hold and not have looked at, beyond which replies to it are dropped, and their
+    calls fail with :class:`ReplyDropped`; 0 is three quarters of this machine's memory."""
+
+    heartbeat_timeout: float = _setting(10.0, _Number(float, 0.05, 86_400.0, "seconds"))
+    """After how much silence another host is taken for dead, in seconds."""
+
+    fan_out: int = _setting(16, _Number(int, 1, 4096, "hosts"))
+    """To how many hosts each host relays what is for many."""
+
+    ref_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
+    """Bytes of values that a process may keep for references, beyond which ``put`` waits; 0 is an eighth of this machine's
+    memory."""
+
+    shm_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
+    """Bytes of shared memory that messages of this machine may occupy; 0 is a quarter of its memory."""
+
+    shm_threshold: int = _setting(64 * KIB, _Number(int, 1, 2**62, "bytes"))
+    """Parts of a message from this size on travel through shared memory between processes of one host."""
+
+    shm_idle: float = _setting(10.0, _SECONDS)
+    """How long a process keeps shared memory that it does not use, for its next messages, in seconds."""
+
+    bypass_threshold: int = _setting(MIB, _Number(int, 0, 2**62, "bytes"))
+    """Parts of a message for one process of another host travel past the host agents from this size on, where a package is
+    installed that moves them, such as mesh-rdma; 0 has all parts go through the agents. At least 256 KiB."""
+
+    log_level: str = _setting("INFO", _Choice(LOG_LEVELS))
+    """What workers' logging and Mesh's own shows: DEBUG, INFO, WARNING, ERROR or CRITICAL and above."""
+
+    log_window: float = _setting(3.0, _SECONDS)
+    """How long equal lines of several workers are counted and shown as one, in seconds; 0 shows every line."""
+
+    log_ignore_numbers: bool = _setting(False, _Switch())
+    """Whether lines that differ in their numbers alone are shown as one too, with a note of how many do."""
+
+    log_records: bool = _setting(True, _Switch())
+    """Whether records of workers reach the handlers that the script has set up for ``logging``; otherwise they are text."""
+
+    post_mortem: bool = _setting(False, _Switch())
+    """Whether an actor stops for ``mesh debug`` where its endpoint has raised, before the caller hears of it."""
+
+    def __post_init__(self) -> None:
+        for name, rule in _rules().items():
+            # Frozen for users; here the checked value takes the place of the given one (0 -> 0.0, "info" -> "INFO").
+            object.__setattr__(self, name, _checked(rule, name, getattr(self, name), "Settings()"))
+
+    @property
+    def shm_bytes(self) -> int:
+        """The shared-memory budget in bytes, with the 0 that means "a quarter of memory" worked out.
+
+        >>> Settings(shm_budget=4096).shm_bytes
+        4096
+        """
+        if self.shm_budget:
+            return self.shm_budget
+        return _memory() // 4
+
+    @property
+    def ref_bytes(self) -> int:
+        """The budget of kept values in bytes, with the 0 that means "an eighth of memory" worked out.
+
+        >>> Settings(ref_budget=1024).ref_bytes
+        1024
+        """
+        return self.ref_budget or _memory() // 8
+
+    @property
+    def reply_bytes(self) -> int:
+        """The budget of replies in bytes, with the 0 that means "three quarters of memory" worked out.
+
+        >>> Settings(reply_budget=1024).reply_bytes
+        1024
+        """
+        return self.reply_budget or _memory() // 4 * 3
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> "Settings":
+        """The defaults, changed by the ``MESH_*`` variables of ``environ``.
+
+        >>> Settings.from_env({"MESH_SHM_THRESHOLD": "1MiB"}).shm_threshold
+        1048576
+        """
+        rules = _rules()
+        values: dict[str, Any] = {}
+        for variable, text in environ.items():
+            if not variable.startswith(ENV_PREFIX) or not text.strip():
+                continue  # set to nothing is not set, as shells write it
+            name = variable.removeprefix(ENV_PREFIX).lower()
+            rule = rules.get(name)
+            source = f"environment variable {variable}"
+            if rule is None:
+                match = nearest(name, rules, cutoff=_TYPO_CUTOFF)
+                if match is not None:
+                    right = ENV_PREFIX + match.upper()
+                    raise SettingsError(
+                        f"{source}: no setting is called {name!r}; did you mean {right}?",
+                        setting=name,
+                        source=source,
+                        value=text,
+                    )
+                continue
+            try:
+                parsed = rule.parse(text.strip())
+            except ValueError as error:
+                raise SettingsError(
+                    f"{source}: {name} {error}", setting=name, source=source, value=text
+                ) from None
+            values[name] = _checked(rule, name, parsed, source)
+        return cls(**values)
+
+    def changed(self, source: str = "changed()", /, **changes: Any) -> "Settings":
+        """A copy with some settings changed; ``source`` is named in errors.
+
+        >>> Settings().changed(stop_timeout=1).stop_timeout
+        1.0
+        """
+        rules = _rules()
+        for name, value in changes.items():
+            if name not in rules:
+                raise SettingsError(
+                    f"{source}: no setting is called {name!r}"
+                    + (did_you_mean(name, rules) or f"; there are: {', '.join(rules)}"),
+                    setting=name,
+                    source=source,
+                    value=value,
+                )
+            changes[name] = _checked(rules[name], name, value, source)
+        return replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings by name.
+
+        >>> Settings().as_dict()["spin_us"]
+        50.0
+        """
+        return asdict(self)
+
+
+def _rules() -> dict[str, _Rule]:
+    return {each.name: each.metadata["rule"] for each in fields(Settings)}
+
+
+def _checked(rule: _Rule, name: str, value: object, source: str) -> int | float | str:
+    try:
+        return rule.check(value)
+    except ValueError as error:
+        raise SettingsError(f"{source}: {name} {error}", setting=name, source=source, value=value) from None
+
+
+class SettingsHolder:
+    """Where settings are kept: one for the process, and one for each :func:`configured` block that is open.
+
+    The environment is read at the first look, not at import: a script may still set variables after importing.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings
+        # Two threads that configure at once must not lose one another's change.
+        self._lock = threading.Lock()
+
+    def get(self) -> Settings:
+        """The settings held; read from the environment the first time."""
+        settings = self._settings
+        if settings is None:
+            with self._lock:
+                settings = self._settings = self._settings or Settings.from_env(os.environ)
+        return settings
+
+    def change(self, source: str, changes: dict[str, Any]) -> Settings:
+        """Put changed settings in place of those held, and return them."""
+        self.get()
+        with self._lock:
+            self._settings = settings = self.get().changed(source, **changes)
+            return settings
+
+
+# The process's own holder, and the one that an open `configured` block puts in its place.
+_PROCESS: Final = SettingsHolder()
+_BLOCK: Final[ContextVar[SettingsHolder | None]] = ContextVar("mesh_settings", default=None)
+
+
+def _holder() -> SettingsHolder:
+    return _BLOCK.get() or _PROCESS
+
+
+def current_settings() -> Settings:
+    """The settings in force here: the one place where the rest of Mesh reads them.
+
+    >>> current_settings().stop_timeout
+    5.0
+    """
+    return _holder().get()
+
+
+def configure(**changes: Any) -> Settings:
+    """Change settings for the whole process, or inside :func:`configured` for the rest of its block.
+
+    >>> with configured():
+    ...     configure(spin_us=0).spin_us
+    0.0
+    """
+    return _holder().change("configure()", changes)
+
+
+@contextmanager
+def configured(**changes: Any) -> Iterator[Settings]:
+    """Change settings inside a ``with`` block: in this thread or task, and the tasks it starts.
+
+    >>> with configured(stop_timeout=0.5) as settings:
+    ...     current_settings() is settings
+    True
+    >>> current_settings().stop_timeout
+    5.0
+    """
+    settings = current_settings().changed("configured()", **changes)
+    token = _BLOCK.set(SettingsHolder(settings))
+    try:
+        yield settings
+    finally:
+        _BLOCK.reset(token)
+
+
+def runtime_options(settings: Settings) -> dict[str, Any]:
+    """What a runtime is made with."""
+    return {
+        "spin_us": settings.spin_us,
+        "ref_budget": settings.ref_bytes,
+        "link_budget": settings.link_budget,
+        "mailbox_budget": settings.mailbox_budget,
+        "reply_budget": settings.reply_bytes,
+        "shm_budget": settings.shm_bytes,
+        "shm_threshold": settings.shm_threshold,
+        "shm_idle": settings.shm_idle,
+    }

@@ -1,0 +1,78 @@
+"""To be told when a process ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.current import current
+from mesh_core._extensions.events import ProcEnd
+from mesh_core._native import incarnation
+
+if TYPE_CHECKING:
+    from mesh_core import ActorMesh, ProcMesh
+    from mesh_core._native import Lost
+
+
+class Watch:
+    """What :func:`watch` returns."""
+
+    def __init__(self, mesh: Any, callback: Callable[[ProcEnd], object]) -> None:
+        self._mesh = mesh
+        self._callback = callback
+        self._lock = threading.Lock()
+        runtime, addrs = mesh._process.runtime, [mesh._home.addr(mesh._procs_id, rank) for rank in mesh._view]
+        self._left = {
+            rank: incarnation(runtime, *addr[:2]) for rank, addr in zip(mesh._view, addrs, strict=True)
+        }
+        """The ranks of those that live, and which life of them this is."""
+        self._target = mesh._home.target(mesh._procs_id, mesh._view)
+
+    def cancel(self) -> None:
+        """Be told of nothing more."""
+        with self._lock:
+            self._left.clear()
+        current().watches.discard(self)
+
+    def _ended(self, procs_id: int, rank: int, lost: Lost) -> None:
+        """Tell of the end of a process, if that is watched and was not told of before."""
+        mesh = self._mesh
+        within = mesh._home.rank_of(mesh._procs_id, procs_id, rank)
+        if within is None:
+            return
+        rank = within
+        with self._lock:
+            if rank not in self._left:
+                return
+            life = self._left.pop(rank)
+        point, address = mesh._root.point_of(rank), mesh._home.addr(mesh._procs_id, rank)
+        failure = None
+        if not lost.orderly:
+            from mesh_core._failures.failure import of_loss
+
+            host = mesh._home.name_now(mesh._process.runtime, mesh._procs_id, rank)
+            failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, rank=rank)
+        self._callback(ProcEnd(address=address, point=point, mesh=mesh, failure=failure, incarnation=life))
+
+    @property
+    def living(self) -> int:
+        """How many processes it still watches."""
+        return len(self._left)
+
+
+def watch(mesh: ProcMesh | ActorMesh[Any], callback: Callable[[ProcEnd], object]) -> Watch:
+    """Call ``callback`` with a :class:`ProcEnd` once for each process of the mesh, when it ends.
+
+    A process that has ended already is told of soon, too. The callback runs on a thread of the runtime's, or on the
+    event loop of actors in a worker: it must return quickly, and what it raises is logged. Ends in order are told as
+    well, with ``failure`` set to ``None``.
+    """
+    if not callable(callback):
+        raise TypeError(f"callback must be callable, got {callback!r}")
+    if not (hasattr(mesh, "_procs_id") and hasattr(mesh, "_view")):
+        raise TypeError(f"watch() takes a ProcMesh or an ActorMesh, got {type(mesh).__name__}")
+    process = current()
+    made = Watch(mesh, callback)
+    process.watches.add(made)
+    return made

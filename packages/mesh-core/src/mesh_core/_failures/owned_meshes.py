@@ -1,0 +1,335 @@
+"""What one owner has spawned, and how it ends: children first, the last one made before the others."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+from mesh_core._common.codes import Request
+from mesh_core._native import locate, seat
+from mesh_core._serialize.exceptions import ActorError
+
+if TYPE_CHECKING:
+    from mesh_core._failures.policies import Policy
+    from mesh_core._failures.policy_run import PolicyRun, Supervise
+    from mesh_core._failures.returns import Returns
+    from mesh_core._futures.future import Future
+    from mesh_core._meshes.actors import ActorMesh
+    from mesh_core._meshes.procs import ProcMesh
+    from mesh_core._native import Call
+
+
+def check_policy(supervise: Supervise | None) -> Policy | None:
+    """Return the policy that ``supervise=`` means; refuse what cannot be asked about failures."""
+    if supervise is None:
+        return None
+    from mesh_core._failures.policy_run import policy_of
+
+    return policy_of(supervise)
+
+
+class Holding:
+    """One mesh that somebody owns."""
+
+    __slots__ = ("actor_id", "dead", "failed", "last", "lost", "mesh", "policy", "procs_id", "returns")
+
+    def __init__(
+        self, mesh: ActorMesh[Any] | ProcMesh, actor_id: int, policy: Policy | None, *, last: bool = False
+    ) -> None:
+        self.mesh = mesh
+        self.last = last
+        """Whether it stops after all others, whenever it was made."""
+        self.procs_id = mesh._procs_id
+        self.actor_id = actor_id
+        """0 for a mesh of processes."""
+        self.policy: PolicyRun | None = None
+        """Asked about its failures before the owner is."""
+        if policy is not None:
+            from mesh_core._failures.policy_run import PolicyRun
+
+            self.policy = PolicyRun(policy, mesh.name)
+        self.returns: Returns | None = None
+        """What its callers are told of restarts, where endpoints of it ask for that."""
+        # Hardly any has something in them, and there may be very many: a set of its own takes each 200 bytes.
+        self.dead: frozenset[tuple[int, int]] = frozenset()
+        """Processes that were in it, by their addresses."""
+        self.lost: frozenset[int] = frozenset()
+        """Ranks of the processes' mesh: what is there now is dead."""
+        self.failed: frozenset[int] = frozenset()
+        """Ranks whose actors have failed, while their processes live."""
+
+    def loses(self, procs_id: int, rank: int, process: tuple[int, int]) -> int | None:
+        """Note that a process has ended that had a rank of some mesh; return its rank in this one, if it is told just now."""
+        here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
+        if here is None or here not in self.mesh._root or process in self.dead:
+            return None
+        self.dead |= {process}
+        self._strike(here)
+        # The rank may have another process by now.
+        if locate(self.mesh._process.runtime, procs_id, rank, 0)[:2] == process:
+            self.lost |= {here}
+        return here
+
+    def regain(self, ranks: Iterable[int]) -> None:
+        """Note that there are processes, or actors, anew at these ranks."""
+        ranks = set(ranks)
+        self.lost -= ranks
+        self.failed -= ranks
+
+    def fails(self, key: tuple[int, int, int]) -> None:
+        """Note that an actor of it has failed, which is told as that process's mesh and rank, and its id."""
+        procs_id, rank, _ = seat(self.mesh._process.runtime, key[0], key[1], 0)
+        here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
+        if here is not None:
+            self.failed |= {here}
+            self._strike(here)
+
+    def _strike(self, rank: int) -> None:
+        place = None if self.returns is None else self.mesh._root.position(rank)
+        if self.returns is not None and place is not None:
+            self.returns.struck(place)
+
+    def end_policy(self) -> None:
+        """Its policy is asked no more."""
+        if self.returns is not None:
+            self.returns.close()
+        if self.policy is not None:
+            self.policy.close()
+
+    def stop(self, limit: float) -> Call:
+        """Stop the mesh; its owner goes on owning it."""
+        mesh = self.mesh
+        runtime, home = mesh._process.runtime, mesh._home
+        if not self.actor_id:
+            return runtime.stop_procs(home.target(self.procs_id, mesh._all()), limit)
+        target = home.target(self.procs_id, mesh._root)
+        return runtime.sender(target, self.actor_id, "", Request.STOP_ACTOR).call("")
+
+
+_NO_LIVES: Mapping[int, int] = MappingProxyType({})
+
+
+class Making:
+    """What actors were made with, at whoever spawned them: some of them may have to be made again."""
+
+    __slots__ = ("holding", "lives", "owner_id", "procs", "spawned", "stopped")
+
+    def __init__(self, spawned: tuple[Any, ...], owner_id: int, procs: ProcMesh | None) -> None:
+        self.spawned = spawned
+        """The whole message, with the constructor's arguments."""
+        self.owner_id = owner_id
+        self.procs = procs
+        """The processes that they are on, if these were spawned here."""
+        self.lives: Mapping[int, int] = _NO_LIVES
+        """In which life of its process each rank's actor was made, but for those in the first."""
+        self.holding: Holding | None = None
+        self.stopped = False
+
+    def end(self) -> None:
+        """They are stopped, and never made again: nothing is kept for that."""
+        if self.holding is not None and self.holding.returns is not None:
+            self.holding.returns.close()
+        self.stopped = True
+        self.spawned, self.holding, self.procs = (), None, None
+
+
+class Estate:
+    """Everything that one owner has spawned: an actor, or the script (and code of a process that no actor runs)."""
+
+    __slots__ = ("_holdings", "_left_alone", "_lock", "_returns")
+
+    def __init__(self) -> None:
+        self._holdings: dict[int, Holding] = {}
+        self._left_alone: set[int] = set()
+        """Meshes of actors that had a policy and were stopped: of their failures nobody is told any more."""
+        self._returns: dict[int, Returns] = {}
+        """By the ids of actors. These stay where all ranks are lost, and may be made again."""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    def add(self, holding: Holding) -> None:
+        """Own a mesh from now on."""
+        with self._lock:
+            self._holdings[holding.actor_id or holding.procs_id] = holding
+
+    def tell(self, holding: Holding, returns: Returns) -> None:
+        """Answer callers of these actors who ask for restarts."""
+        holding.returns = returns
+        with self._lock:
+            self._returns[holding.actor_id] = returns
+
+    def returns(self, actor_id: int) -> Returns | None:
+        """What such callers are told."""
+        return self._returns.get(actor_id)
+
+    def drop(self, thing: int, among: int | None = None) -> None:
+        """Forget a mesh that was told to stop; with processes, the actors on them; see :meth:`Estates.drop`."""
+        with self._lock:
+            dropped = [
+                key
+                for key, each in self._holdings.items()
+                if thing in (key, each.procs_id) and among in (None, each.procs_id)
+            ]
+            for key in dropped:
+                holding = self._holdings.pop(key)
+                if holding.policy is not None and holding.actor_id:
+                    self._left_alone.add(holding.actor_id)
+                holding.end_policy()
+            ended = [
+                key
+                for key, each in self._returns.items()
+                if thing in (key, each.procs_id) and among in (None, each.procs_id)
+            ]
+            for key in ended:
+                self._returns.pop(key).close()
+
+    def actors(self, actor_id: int) -> Holding | None:
+        """The mesh of these actors."""
+        return self._holdings.get(actor_id)
+
+    def leaves_alone(self, actor_id: int) -> bool:
+        """Whether a failure of these actors was on its way when they were stopped, and their policy asked no more."""
+        return actor_id in self._left_alone
+
+    def procs(self) -> list[ProcMesh]:
+        """The meshes of processes in it."""
+        with self._lock:
+            return [cast("ProcMesh", each.mesh) for each in self._holdings.values() if not each.actor_id]
+
+    def broken(self) -> list[BaseException]:
+        """What constructors have raised, where nobody has looked, neither at the spawn nor by a call."""
+        with self._lock:
+            meshes = [each.mesh for each in self._holdings.values()]
+        errors = [mesh._ready.unseen() for mesh in meshes if mesh._ready is not None]
+        return [error for error in errors if isinstance(error, ActorError)]
+
+    def boots(self, procs_id: int) -> bool:
+        """Say whether these processes run a bootstrap."""
+        procs = self._holdings.get(procs_id)
+        return procs is not None and getattr(procs.mesh, "_boots", False)
+
+    def struck(self, procs_id: int, rank: int, process: tuple[int, int]) -> list[tuple[Holding, int]]:
+        """Which meshes a process's death has struck, and at which rank, told once.
+
+        Where actors were lost their meshes are named, and not their processes' mesh as well: one death is one failure
+        to an owner of one mesh of actors. A policy hears of what it was given for, whatever else there is.
+        """
+        with self._lock:
+            found = self._losing(procs_id, rank, process)
+            for each, _ in found:
+                if len(each.lost) == len(each.mesh._root):
+                    del self._holdings[each.actor_id or each.procs_id]
+        lost_actors = any(each.actor_id for each, _ in found)
+        return [(each, at) for each, at in found if each.actor_id or each.policy or not lost_actors]
+
+    def _losing(self, procs_id: int, rank: int, process: tuple[int, int]) -> list[tuple[Holding, int]]:
+        asked = ((each, each.loses(procs_id, rank, process)) for each in self._holdings.values())
+        return [(each, at) for each, at in asked if at is not None]
+
+    def ended(self, procs_id: int, rank: int, process: tuple[int, int]) -> list[tuple[Holding, int]]:
+        """The meshes with a policy that have lost a process by an orderly end, told once."""
+        with self._lock:
+            return [
+                (each, at) for each, at in self._losing(procs_id, rank, process) if each.policy is not None
+            ]
+
+    def in_turn(self, *, keep: bool) -> list[Holding]:
+        """What has to be stopped, in this order: what was made last comes first, as it may use what was made before.
+
+        Processes stop the actors on them in the same order, so that those are left out where nothing else was made in
+        between.
+        """
+        with self._lock:
+            holdings = list(self._holdings.values())
+            if not keep:
+                self._holdings = {}
+                for each in holdings:
+                    each.end_policy()
+                for returns in self._returns.values():
+                    returns.close()
+                self._returns = {}
+        found: list[Holding] = []
+        among: int | None = None
+        for each in holdings:
+            if not each.actor_id:
+                among = each.procs_id
+            elif each.procs_id == among:
+                continue
+            else:
+                among = None
+            found.append(each)
+        found.reverse()
+        found.sort(key=lambda each: each.last)
+        return found
+
+    def _stops(self) -> Iterator[Future[None]]:
+        """Stop everything, one mesh after the other: each begins when the next one is asked for."""
+        for each in self.in_turn(keep=False):
+            with contextlib.suppress(Exception):  # gone already, or the runtime is
+                yield each.mesh.stop()
+
+    def close(self, limit: float) -> None:
+        """Stop everything, each when the one before has ended; after ``limit`` seconds without waiting."""
+        until = time.monotonic() + limit
+        for stop in self._stops():
+            with contextlib.suppress(Exception):
+                stop.get(timeout=max(0.0, until - time.monotonic()))
+
+    async def close_async(self, limit: float) -> None:
+        """As :meth:`close`, on an event loop."""
+        until = time.monotonic() + limit
+        for stop in self._stops():
+            import asyncio
+
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    await stop
+
+
+class Estates:
+    """The estates of one process, by their owners: the ids of its actors, 0 for everything else."""
+
+    def __init__(self) -> None:
+        self._by_owner: dict[int, Estate] = {}
+        self._lock = threading.Lock()
+
+    def of(self, owner: int) -> Estate:
+        """An owner's estate."""
+        with self._lock:
+            found = self._by_owner.get(owner)
+            if found is None:
+                found = self._by_owner[owner] = Estate()
+            return found
+
+    def returns(self, actor_id: int) -> Returns | None:
+        """What callers of these actors are told of restarts, whoever owns them."""
+        return next((found for _, estate in self.all() if (found := estate.returns(actor_id))), None)
+
+    def has(self, owner: int) -> bool:
+        """Say whether an owner has anything."""
+        found = self._by_owner.get(owner)
+        return found is not None and len(found) > 0
+
+    def leave(self, owner: int) -> Estate | None:
+        """Take the estate of an owner that ends."""
+        with self._lock:
+            return self._by_owner.pop(owner, None)
+
+    def drop(self, thing: int, among: int | None = None) -> None:
+        """Forget a mesh, whoever's it is; with ``among`` only if it is on those processes.
+
+        Actors that were put together of parts have the number of the first part, and are not that part.
+        """
+        for _, estate in self.all():
+            estate.drop(thing, among)
+
+    def all(self) -> list[tuple[int, Estate]]:
+        """Every owner with what it owns."""
+        with self._lock:
+            return list(self._by_owner.items())

@@ -1,0 +1,74 @@
+"""What a policy wants made again is made again here, by the methods of its mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.errors import MeshError
+from mesh_core._geometry.location import single
+from mesh_core._geometry.mesh import Kind
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from mesh_core._failures.policies import Respawn, Restart
+    from mesh_core._meshes.actors import ActorMesh
+    from mesh_core._meshes.procs import ProcMesh
+
+
+def _are_actors(mesh: ProcMesh | ActorMesh[Any]) -> TypeIs[ActorMesh[Any]]:
+    return mesh._kind is Kind.ACTORS
+
+
+async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) -> None:
+    """Make again what a policy wants of its mesh."""
+    from mesh_core._failures.policies import Restart
+
+    is_actors = _are_actors(mesh)
+    if is_actors != isinstance(action, Restart):
+        what = (
+            "actors, and this policy is that of processes"
+            if not is_actors
+            else "processes, and this policy is that of actors"
+        )
+        raise MeshError(f"{action!r} is for {what}; use {'Restart' if is_actors else 'Respawn'}")
+    places = mesh._places(action.ranks)
+    if _are_actors(mesh) and action.ranks is None:
+        places = _not_taken_away(mesh, places)
+    if not places:
+        return
+    lost = {point.rank for point in mesh.failed()}
+    for living in [place for place in places if place not in lost]:
+        one = mesh._with_region(single(mesh._view.rank_at(living)))
+        if _are_actors(one):
+            if one._making is not None and one._making.holding is not None and one._making.holding.returns:
+                one._making.holding.returns.struck(living)
+            await one._stop()
+        else:
+            await one.stop()
+    if _are_actors(mesh):
+        await _respawn_below(mesh, places)
+        await mesh.respawn(places)
+    else:
+        await mesh.respawn(places)
+
+
+def _not_taken_away(mesh: ActorMesh[Any], places: list[int]) -> list[int]:
+    """The places but for those whose processes :func:`shrink` has stopped."""
+    procs = None if mesh._making is None else mesh._making.procs
+    recipe = None if procs is None else procs._recipe
+    root = None if recipe is None else recipe.root
+    return places if root is None else [place for place in places if mesh._view.rank_at(place) in root]
+
+
+async def _respawn_below(mesh: ActorMesh[Any], places: list[int]) -> None:
+    """Make the processes again that these actors need, where they have ended."""
+    making = mesh._making
+    dead = set(mesh._ended()).intersection(places)
+    if not dead:
+        return
+    procs = None if making is None else making.procs
+    if procs is None:
+        raise MeshError(f"the processes below {mesh!r} have ended, and were not spawned by its owner")
+    ranks = sorted(mesh._view.rank_at(place) for place in dead)
+    await procs._with_region(procs._root).respawn(ranks)

@@ -1,0 +1,121 @@
+"""Choosing among stopped actors, by number, mesh and coordinates; and naming those that were chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mesh_core._common.errors import MeshError
+from mesh_core._common.suggestions import did_you_mean
+from mesh_core._features.debug.client import Stop
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What ``trainers,gpus=0:4`` says.
+
+    >>> Selection.parse("trainers,gpus=0:4")
+    Selection(text='trainers,gpus=0:4', meshes=('trainers',), numbers=(), ranges={'gpus': slice(0, 4, None)})
+    """
+
+    text: str
+    meshes: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    ranges: dict[str, slice] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Selection:
+        """Read a selection: ``all``, numbers of the list, names of meshes, coordinates, with commas in between."""
+        meshes: list[str] = []
+        numbers: list[int] = []
+        ranges: dict[str, slice] = {}
+        for term in filter(None, text.replace(" ", ",").split(",")):
+            label, equals, index = term.partition("=")
+            if equals:
+                ranges[label] = _range(term, index)
+            elif term.isdecimal():
+                numbers.append(int(term))
+            elif term != "all":
+                meshes.append(term)
+        return cls(text, tuple(meshes), tuple(numbers), ranges)
+
+    def pick(self, stops: Sequence[Stop]) -> list[Stop]:
+        """Those that it means; a ``MeshError`` that says what there is if it means none."""
+        if not stops:
+            raise MeshError("nothing is stopped")
+        found = [stop for number, stop in enumerate(stops) if self._means(number, stop)]
+        if not found:
+            raise MeshError(f"nothing that is stopped is called {self.text!r}{self._hint(stops)}")
+        return found
+
+    def _means(self, number: int, stop: Stop) -> bool:
+        if self.numbers and number not in self.numbers:
+            return False
+        if self.meshes and stop.mesh not in self.meshes:
+            return False
+        return all(
+            label in stop.coordinates and _contains(wanted, stop.coordinates[label])
+            for label, wanted in self.ranges.items()
+        )
+
+    def _hint(self, stops: Sequence[Stop]) -> str:
+        labels = sorted({label for stop in stops for label in stop.coordinates})
+        for label in self.ranges:
+            if label not in labels:
+                return did_you_mean(label, labels) or f"; dimensions there: {', '.join(labels) or 'none'}"
+        meshes = sorted({stop.mesh for stop in stops})
+        for mesh in self.meshes:
+            if mesh not in meshes:
+                return did_you_mean(mesh, meshes) or f"; meshes there: {', '.join(meshes)}"
+        return "; 'list' shows what is"
+
+
+def _range(term: str, index: str) -> slice:
+    parts = index.split(":")
+    try:
+        bounds = [int(part) if part else None for part in parts]
+    except ValueError:
+        bounds = [-1]
+    start, stop, step = (*bounds, None, None, None)[:3]
+    if len(parts) > 3 or any(bound is not None and bound < 0 for bound in bounds) or step == 0 or index == "":
+        raise MeshError(f"{term!r} is no coordinate; write gpus=2, gpus=0:4 or gpus=0:8:2")
+    if len(parts) == 1:
+        assert start is not None
+        return slice(start, start + 1)
+    return slice(start, stop, step)
+
+
+def _contains(wanted: slice, index: int) -> bool:
+    first = wanted.start or 0
+    return (
+        index >= first
+        and (wanted.stop is None or index < wanted.stop)
+        and (index - first) % (wanted.step or 1) == 0
+    )
+
+
+def names(stops: Sequence[Stop]) -> str:
+    """Name several in few words: ``trainers gpus=0:4``.
+
+    >>> names([])
+    ''
+    """
+    by_mesh: dict[tuple[int, str], list[Stop]] = {}
+    for stop in stops:
+        by_mesh.setdefault((stop.job, stop.mesh), []).append(stop)
+    return "; ".join(_names(mesh, group) for (_, mesh), group in by_mesh.items())
+
+
+def _names(mesh: str, stops: list[Stop]) -> str:
+    places = [stop.coordinates for stop in stops]
+    varying = [label for label in places[0] if len({place.get(label) for place in places}) > 1]
+    if len(varying) == 1:
+        indexes = sorted({place[varying[0]] for place in places if varying[0] in place})
+        if len(indexes) == len(places) and indexes[-1] - indexes[0] == len(indexes) - 1:
+            parts = [
+                f"{label}={indexes[0]}:{indexes[-1] + 1}" if label in varying else f"{label}={index}"
+                for label, index in places[0].items()
+            ]
+            return f"{mesh} {','.join(parts)}"
+    shown = [",".join(f"{label}={index}" for label, index in place.items()) for place in places]
+    return f"{mesh} {' '.join(shown)}".rstrip()

@@ -1,0 +1,191 @@
+"""One stopped thread: what it waits for, who is attached to it, and how it tells them."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from mesh_core._features.debug.server import Debugger
+    from mesh_core._features.debug.wire import Wire
+
+_PIECE = 1 << 15
+
+State = Literal["stopped", "running", "over"]
+
+
+class Session:
+    """A thread under the debugger, from its breakpoint until it goes on undisturbed."""
+
+    def __init__(self, debugger: Debugger) -> None:
+        self.debugger = debugger
+        self.thread = threading.current_thread()
+        self.console = Console(self)
+        self.number = 0
+        """Which stop this is; a command meant for an earlier one does not reach it."""
+        self.state: State = "over"
+        self.about: dict[str, Any] = {}
+        """What listings show."""
+        self.client: Wire | None = None
+        self.prompt: str | None = None
+        """What is asked just now, while the thread waits for a line."""
+        self.takes_end = False
+        """Whether Ctrl-D is an answer to what is asked."""
+        self.continuing = False
+        self.break_in: Callable[[], object] | None = None
+        """Makes the running thread stop at its next line."""
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._evaluating = False
+        self._interrupted = False
+        """Whether an exception is on its way to the thread, or was."""
+        self._cut = False
+        """Whether an interrupt came for what was asked last, which may not have begun or may be over."""
+
+    # Called by the thread itself.
+
+    def enter(self, frame: FrameType, line: int, why: str, *, after: bool, again: bool) -> bool:
+        """The thread has stopped; false if nobody could ever let it go on."""
+        about = self.debugger.describe(frame, line, why, after=after)
+        with self.debugger.lock:
+            if not again:
+                self.number = self.debugger.next_number()
+            self.about = {**about, "id": self.number, "since": time.time()}
+            self.state = "stopped"
+            self.continuing = False
+            if not self.debugger.open(self):
+                self.state = "over"
+                return False
+            alone = self.client is None
+        if alone:
+            self.debugger.announce(self.about)
+        return True
+
+    def resumed(self, *, over: bool) -> None:
+        """The thread goes on: under the debugger still, or without it."""
+        with self.debugger.lock:
+            if self.state == "over":
+                return
+            self.state = "over" if over else "running"
+            client = self.client
+            if client is not None:
+                if over:
+                    self.client = None
+                    client.tell(over="goes on")
+                else:
+                    client.tell(running=True, continued=self.continuing)
+            if self._cut and not over and self.break_in is not None:
+                self.break_in()
+        self.debugger.tidy_up()
+
+    def ask(self, prompt: str, *, takes_end: bool = False) -> str:
+        """Wait for a line, from whoever is or comes to be attached; empty for Ctrl-D where that is an answer."""
+        with self.debugger.lock:
+            self._evaluating = self._cut = False
+            self._forget_interrupt()
+            self.prompt, self.takes_end = prompt, takes_end
+            if self.client is not None:
+                self.client.tell(prompt=prompt, end=takes_end)
+        line = self._lines.get()
+        with self.debugger.lock:
+            self._evaluating = True
+            if self._cut:
+                raise KeyboardInterrupt
+        return line
+
+    def answered(self) -> None:
+        """A command has been carried out; an interrupt that comes from now on is not meant for it."""
+        with self.debugger.lock:
+            self._evaluating = False
+            self._forget_interrupt()
+
+    def show(self, text: str) -> None:
+        """Print to who is attached, in pieces that are short enough for the other end."""
+        client = self.client
+        if client is not None:
+            for at in range(0, len(text), _PIECE):
+                client.tell(out=text[at : at + _PIECE])
+
+    # Called by the thread that answers, with the lock held.
+
+    def attach(self, client: Wire, *, quiet: bool) -> None:
+        """Take somebody in."""
+        self.client = client
+        if not quiet:
+            client.tell(out=self.about["banner"])
+        if self.prompt is not None:
+            client.tell(prompt=self.prompt, end=self.takes_end)
+
+    def answer(self, line: str | None) -> None:
+        """Pass on what was typed, ``None`` for Ctrl-D, if something was asked."""
+        if self.prompt is not None and (line is not None or self.takes_end):
+            self.prompt = None
+            self._lines.put("" if line is None else line + "\n")
+
+    def interrupt(self) -> None:
+        """Cut short what the thread does: the command it carries out, or the program, at its next line."""
+        if self.state == "running":
+            if self.break_in is not None:
+                self.break_in()
+        elif self.prompt is None:
+            self._cut = True
+            if not self._evaluating:
+                return
+            import ctypes
+
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+            )
+            self._interrupted = True
+
+    def _forget_interrupt(self) -> None:
+        if self._interrupted:
+            import ctypes
+
+            self._interrupted = False
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident or 0), None)
+
+
+class Console:
+    """What the debugger has for ``stdin`` and ``stdout``."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    takes_end = False
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._written = ""
+
+    def write(self, text: str) -> int:
+        """Print; a line that is not ended yet may turn out to be a prompt."""
+        if threading.current_thread() is not self._session.thread:
+            # pdb puts this in place of sys.stdout while it runs a statement; other threads print as ever.
+            return len(text) if sys.__stdout__ is None else sys.__stdout__.write(text)
+        whole, end, rest = (self._written + text).rpartition("\n")
+        self._written = rest
+        if end:
+            self._session.show(whole + end)
+        return len(text)
+
+    def flush(self) -> None:
+        """Whole lines have been sent already."""
+
+    def isatty(self) -> bool:
+        """A terminal may be at the far end, but nothing here can set its modes."""
+        return False
+
+    def readline(self) -> str:
+        """Ask with what was written last; returns once somebody has answered."""
+        prompt, self._written = self._written, ""
+        return self._session.ask(prompt, takes_end=self.takes_end)
+
+    def drain(self) -> None:
+        """Send what is left of an unended line, before the thread goes on."""
+        if self._written:
+            self._session.show(self._written)
+            self._written = ""

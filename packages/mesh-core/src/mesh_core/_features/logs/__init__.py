@@ -1,0 +1,79 @@
+"""Where log records go: the ``mesh`` logger's in a controller, everybody's in a worker."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from mesh_core._features.logs.fallback import Fallback
+from mesh_core._system.streams import LineStream
+
+if TYPE_CHECKING:
+    from mesh_core._features.logs.records import Encoder
+
+
+class _ToController(logging.Handler):
+    """Sends a worker's records to the controller, each with its level: as text and, if wanted, as records too.
+
+    It is logging's last resort, not a handler of some logger: programs that set up their own, with
+    ``logging.basicConfig`` say, find everything as they expect it, and have it all.
+    """
+
+    def __init__(self, *, records: bool) -> None:
+        super().__init__()
+        self._records = records
+        self._encoder: Encoder | None = None
+        """Made by the first record: most processes log nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record to stderr."""
+        try:
+            text = self.format(record).rstrip("\n") + "\n"
+            stream = sys.stderr
+            if isinstance(stream, LineStream):
+                stream.record(text, record.levelno, self._encode(record) if self._records else b"")
+            elif stream is not None:
+                # The program has put another in its place, to see what is written there.
+                stream.write(text)
+        except Exception:  # noqa: BLE001 - as every handler does
+            self.handleError(record)
+
+    def _encode(self, record: logging.LogRecord) -> bytes:
+        if self._encoder is None:
+            from mesh_core._features.logs.records import Encoder
+
+            self._encoder = Encoder()
+        return self._encoder.encode(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Name the logger only where it says more than the actor, who stands before the line already."""
+        own = record.name in ("root", "mesh") or record.name.startswith("mesh.")
+        self.formatter = logging.Formatter(
+            "%(levelname)s %(message)s" if own else "%(levelname)s %(name)s: %(message)s"
+        )
+        return super().format(record)
+
+
+def set_up(level: str, where: str) -> None:
+    """Log from ``level`` on, with ``where`` saying which process it was."""
+    logger = logging.getLogger("mesh")
+    if isinstance(logging.lastResort, _ToController):
+        return
+    logger.setLevel(level)
+    if not any(isinstance(handler, Fallback) for handler in logger.handlers):
+        handler = Fallback()
+        handler.setFormatter(logging.Formatter(f"{where} %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def set_up_worker(level: str, *, records: bool) -> None:
+    """Send a worker's records to the controller, from ``level`` on unless a preloaded module has set up its own."""
+    logging.lastResort = _ToController(records=records)
+    if not logging.getLogger().handlers:
+        logging.getLogger().setLevel(level)
+
+
+def set_level(level: int) -> None:
+    """Set what a worker sends."""
+    logging.getLogger().setLevel(level)

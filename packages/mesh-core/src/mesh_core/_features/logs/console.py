@@ -1,0 +1,120 @@
+"""What the workers print, shown by the controller.
+
+The runtime gathers the lines of all processes of the host and makes of equal ones one (``mesh-proto/src/logs``). The
+thread here writes what comes of that to whatever ``sys.stdout`` and ``sys.stderr`` are at the time: a terminal, a file,
+the cell of a notebook that runs. Records of ``logging`` go to the handlers of the script, where it has set up some.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mesh_core._features.logs.records import Records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mesh_core._features.logs.records import Told
+    from mesh_core._native import Logs
+
+# Where stdout takes nothing for so long, the end of a script does not wait for it.
+_STUCK_S = 10.0
+
+
+class Console:
+    """Shows the lines of a controller's workers, in a thread of its own."""
+
+    def __init__(self, logs: Logs) -> None:
+        self.logs = logs
+        self._ended = threading.Event()
+        self._shown = 0
+        self.taps: set[Callable[[bool, str], None]] = set()
+        """Who else is told everything that is shown: whether it is for stderr, and the text, empty at the end."""
+        self._records = Records()
+        self._hands_on = self._records.wanted
+        logs.hand_on_records(self._hands_on)
+        logs.watch()
+        # Not a `threading.Thread`: notebooks tie the output of one to the cell that started it.
+        _thread.start_new_thread(self._show, ())
+        self._shell = _ipython()
+        if self._shell is not None:
+            self._shell.events.register("post_run_cell", self._after_cell)
+
+    def _show(self) -> None:
+        try:
+            while (chunks := self.logs.next()) is not None:
+                texts: list[str] = []
+                error, handlers = False, self._records.possible
+                for is_error, text, records in chunks:
+                    for tap in tuple(self.taps):
+                        tap(is_error, text)
+                    if texts and (error != is_error or (records and handlers)):
+                        self._write(error, texts)
+                    if not (records and handlers and self._hand_on(records)):
+                        texts.append(text)
+                        error = is_error
+                    self._shown += 1
+                self._write(error, texts)
+                if self._hands_on != self._records.wanted:
+                    self._hands_on = not self._hands_on
+                    self.logs.hand_on_records(self._hands_on)
+        finally:
+            self._ended.set()
+            # Who waits for more hears that there is none.
+            for tap in tuple(self.taps):
+                tap(False, "")
+
+    @property
+    def over(self) -> bool:
+        """Whether all was shown that there will ever be."""
+        return self._ended.is_set()
+
+    def _write(self, error: bool, texts: list[str]) -> None:
+        stream = sys.stderr if error else sys.stdout
+        # It may be None, closed, left by its reader, or anybody's own: there is nobody to tell, and the workers go on.
+        with contextlib.suppress(Exception):
+            if texts:
+                _write(stream, "".join(texts))
+        texts.clear()
+
+    def _hand_on(self, records: list[Told]) -> bool:
+        try:
+            return self._records.hand_on(records)
+        except Exception:  # noqa: BLE001 - handlers are anybody's own: one that raises has had the record
+            return True
+
+    def _after_cell(self, _result: object) -> None:
+        self.flush()
+
+    def flush(self, limit: float = 5.0) -> bool:
+        """Show everything that was printed so far; returns whether that was done within ``limit`` seconds."""
+        return self.logs.flush(limit)
+
+    def end(self) -> None:
+        """The runtime is closed: wait until the last line is shown."""
+        if self._shell is not None:
+            with contextlib.suppress(ValueError):
+                self._shell.events.unregister("post_run_cell", self._after_cell)
+        before = -1
+        while not self._ended.wait(_STUCK_S) and self._shown != before:
+            before = self._shown
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        return
+    try:
+        stream.write(text)
+    except UnicodeEncodeError as error:
+        # A stream that can do ASCII only, say.
+        stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+    stream.flush()
+
+
+def _ipython() -> Any:
+    module = sys.modules.get("IPython")
+    return None if module is None else module.get_ipython()

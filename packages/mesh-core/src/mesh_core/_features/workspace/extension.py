@@ -1,0 +1,49 @@
+"""The part of a process in syncs: it imports from the copies, and imports again what has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mesh_core._common.current import current
+from mesh_core._common.hooks import Preparation
+from mesh_core._features.workspace.place import put_on_path
+from mesh_core._features.workspace.synced import Answer, Synced, Told
+from mesh_core._features.workspace.told import hear
+from mesh_core.extensions import NOT_CARRIED, Extension, Proc, Spawning
+
+
+class Copies(Extension):
+    """Which directories this process imports from copies of; ``payload`` is what its spawner knew of them."""
+
+    name = "mesh.workspace"
+
+    def for_spawn(self, spawning: Spawning) -> Any:
+        """Tell new processes what this one knows by now."""
+        return _told() or NOT_CARRIED
+
+    def start(self) -> None:
+        """Import from the copies from now on."""
+        process = current()
+        if not self.proc.is_controller:
+            process.slots.of(Synced).told = self.payload
+            put_on_path(self.payload, process.identity.scratch)
+        self._hooks = process.hooks
+        self._hooks.preparing.append(_preparation)
+
+    def stop(self) -> None:
+        """Have nothing preloaded from copies any more."""
+        self._hooks.preparing.remove(_preparation)
+
+    async def receive(self, message: Told, sender: Proc) -> list[Answer]:
+        """Do what a sync asks of this process, and of those that it has spawned."""
+        return await hear(self, current().stage(), message)
+
+
+def _told() -> list[list[Any]]:
+    return current().slots.of(Synced).told
+
+
+def _preparation() -> Preparation | None:
+    """What a fork server does before it imports from the copies."""
+    told = _told()
+    return (put_on_path.__module__, put_on_path.__name__, told) if told else None

@@ -1,0 +1,112 @@
+"""Which hosts have a keeper, and telling running processes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.errors import MeshError
+from mesh_core._features.workspace.extension import Copies
+from mesh_core._features.workspace.synced import Synced, Told
+from mesh_core._features.workspace.told import send_told
+from mesh_core._meshes.joined import concat
+from mesh_core._native import Region, Slice
+from mesh_core.extensions import find, install
+
+if TYPE_CHECKING:
+    from mesh_core._features.workspace.place import Workspace
+    from mesh_core._meshes.hosts import HostMesh
+    from mesh_core._process.process import Process
+
+_TOLD_S = 2.0
+"""A process whose event loop is busy longer than this imports from the copies once it gets to it."""
+
+
+class Fleet:
+    """The keepers of all hosts that were ever synced; each host has one, whatever parts of meshes are synced."""
+
+    def __init__(self) -> None:
+        self._crews: list[tuple[list[int], Any, Any]] = []
+        """Hosts, the processes on them, the keepers there."""
+
+    def procs_ids(self) -> set[int]:
+        """The meshes of processes that keepers live in."""
+        return {procs._procs_id for _, procs, _ in self._crews}
+
+    def keepers(self, hosts: HostMesh) -> Any:
+        """The keepers of these hosts, as one mesh."""
+        wanted = hosts._numbers
+        for crew in list(self._crews):
+            self._mend(crew, wanted)
+        known = {host for numbers, _, _ in self._crews for host in numbers}
+        if not known.intersection(wanted):
+            self._hire(hosts)
+        else:
+            for index, host in enumerate(wanted):
+                if host not in known:
+                    self._hire(hosts._with_region(Region([], Slice(hosts._view.rank_at(index), [], []))))
+        found: list[Any] = []
+        for numbers, _, keepers in self._crews:
+            places = [numbers.index(host) for host in wanted if host in numbers]
+            if len(places) == len(numbers):
+                found.append(keepers.flatten("hosts"))
+            elif places:
+                found += _parts(keepers, places)
+        return found[0] if len(found) == 1 else concat(found, dim="hosts")
+
+    def _hire(self, hosts: HostMesh) -> None:
+        from mesh_core._features.workspace.keeper import Keeper
+
+        procs = hosts.spawn_procs(name="workspace")
+        self._crews.append((hosts._numbers, procs, procs.spawn("workspace", Keeper)))
+
+    def _mend(self, crew: tuple[list[int], Any, Any], wanted: list[int]) -> None:
+        """Have those made again that have died on these hosts."""
+        numbers, procs, keepers = crew
+        dead = [point.rank for point in keepers.failed() if numbers[point.rank] in wanted]
+        if not dead:
+            return
+        try:
+            procs.respawn([point.rank for point in procs.failed() if point.rank in dead]).get()
+            keepers.respawn(dead).get()
+        except (MeshError, ValueError):
+            # Its host is dead, or cannot make processes: whoever asks for that host hears of it from the next crew.
+            self._crews.remove(crew)
+            procs.stop()
+
+
+def _parts(keepers: Any, places: list[int]) -> list[Any]:
+    """The keepers at these places: as one mesh if they lie at equal distances, else each alone."""
+    step = places[1] - places[0] if len(places) > 1 else 1
+    if step > 0 and places == list(range(places[0], places[0] + step * len(places), step)):
+        return [keepers._with_region(Region(["hosts"], Slice(places[0], [len(places)], [step])))]
+    return [keepers._with_region(Region(["hosts"], Slice(place, [1], [1]))) for place in places]
+
+
+def tell_running(
+    process: Process, fleet: Fleet, workspace: Workspace, changed: list[str], again: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Have the processes that run import from the copies and, ``again``, anew what has ``changed``."""
+    keepers = fleet.procs_ids()
+    told = Told(process.slots.of(Synced).told, workspace.source, workspace.to, changed, again)
+    futures = send_told(find(Copies) or install(Copies), process, told, keepers)
+    until = time.monotonic() + _TOLD_S
+    reloaded: set[str] = set()
+    kept: set[str] = set()
+    failed: list[str] = []
+    for future in futures:
+        if not again:
+            # Only the path: whoever is late comes to it before what is sent from now on.
+            future._call.wait(max(0.0, until - time.monotonic()))
+            continue
+        for answer in future.get():
+            reloaded.update(answer.reloaded)
+            kept.update(answer.kept)
+            if answer.failed:
+                failed.append(answer.failed)
+    if failed:
+        raise MeshError(
+            f"the hosts have the new files of {workspace.source}, but {len(failed)} processes could not import them again, "
+            f"and go on with the code they had: {failed[0]}. Correct it and sync again"
+        )
+    return tuple(sorted(reloaded)), tuple(sorted(kept))

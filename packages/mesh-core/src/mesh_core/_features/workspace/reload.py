@@ -1,0 +1,156 @@
+"""Changed modules are imported again in a process that runs.
+
+All or nothing: where one of them cannot be imported, what the others have changed is taken back, as far as it is in
+modules, functions and classes. In each module, names that were functions and classes keep their objects, with new code
+(``patch``); other names get what the new code gives them, and so do other modules of the workspace that have taken them
+with ``from ... import``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._actors.endpoint import table_of
+from mesh_core._features.workspace.imports import Imports, imports_of, in_order
+from mesh_core._features.workspace.patch import Undo, patch, restore, same_kind
+from mesh_core._features.workspace.synced import Answer, Synced
+
+if TYPE_CHECKING:
+    from mesh_core._features.workspace.place import Workspace
+    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._process.process import Process
+
+
+def mark(process: Process, workspace: Workspace, root: str, changed: list[str]) -> None:
+    """Note which modules this process has imported, from the copy or from the directory itself, as they were before."""
+    paths = set(changed)
+    process.slots.of(Synced).stale.update(
+        name for name, path in _loaded(root, workspace.source).items() if path in paths
+    )
+
+
+def reload(stage: Stage, workspace: Workspace, root: str) -> Answer:
+    """Import again what has changed: by this sync, by those that did not ask for it, or by those that failed at it."""
+    process = stage.process
+    mine = _loaded(root, workspace.source)
+    # What was deleted is gone for those who import it from now on; whoever has it keeps it.
+    again = [
+        name
+        for name, path in mine.items()
+        if name in process.slots.of(Synced).stale and Path(root, path).exists()
+    ]
+    if not again:
+        return Answer((), (), "")
+    undo: Undo = []
+    kept: list[str] = []
+    name = ""
+    try:
+        imports: dict[str, Imports] = {}
+        for name, path in mine.items():
+            module = sys.modules[name]
+            source = _read(Path(root, path))
+            if source is not None:
+                imports[name] = imports_of(source, name, hasattr(module, "__path__"), str(path))
+        for name in in_order({name: imports[name].modules for name in again}):
+            before = dict(vars(sys.modules[name]))
+            _import_again(sys.modules[name], undo, kept)
+            _hand_on(name, before, imports, undo)
+    except BaseException as error:  # noqa: BLE001 - of the user's code; told to whoever syncs
+        for step in reversed(undo):
+            step()
+        text = "".join(traceback.format_exception_only(error)).strip()
+        return Answer((), (), f"{name}: {text}")
+    process.slots.of(Synced).stale.difference_update(again)
+    linecache.checkcache()
+    _renew(stage, kept)
+    return Answer(tuple(sorted(again)), tuple(kept), "")
+
+
+def _loaded(root: str, source: str) -> dict[str, str]:
+    """The modules that came from the workspace, with their places in it."""
+    found = {}
+    folders: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        spec = getattr(module, "__spec__", None)
+        if isinstance(file, str) and spec is not None and spec.name == name:
+            folder, _, last = file.rpartition("/")
+            if folder not in folders:
+                folders[folder] = os.path.realpath(folder)
+            for top in (root, source):
+                # As it is named in sys.path, or as it is.
+                for known in (file, f"{folders[folder]}/{last}"):
+                    if known.startswith(f"{top}/"):
+                        found[name] = known[len(top) + 1 :]
+    return found
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _import_again(module: ModuleType, undo: Undo, kept: list[str]) -> None:
+    names = vars(module)
+    before = dict(names)
+    undo.append(lambda: restore(names, before))
+    importlib.reload(module)
+    stand_ins: dict[Any, Any] = {}
+    for name, old in before.items():
+        new = names.get(name)
+        if (
+            isinstance(old, (FunctionType, type))
+            and isinstance(new, (FunctionType, type))
+            and new is not old
+            and new.__module__ == module.__name__
+            and old.__module__ == module.__name__
+        ):
+            why = patch(old, new, undo, stand_ins)
+            if why:
+                kept.append(f"{module.__name__}.{name} ({why}): what is in use already stays as it was")
+            else:
+                names[name] = old
+
+
+def _hand_on(name: str, before: dict[str, Any], imports: dict[str, Imports], undo: Undo) -> None:
+    """Give other modules what they have taken from this one."""
+    new = vars(sys.modules[name])
+    for other, about in imports.items():
+        names = vars(sys.modules[other])
+        for module, taken, bound in about.taken:
+            if module != name or other == name:
+                continue
+            pairs = [(key, key) for key in before] if taken == "*" else [(taken, bound)]
+            for key, at in pairs:
+                if key in new and key in before and at in names and names[at] is before[key]:
+                    undo.append(lambda names=names, at=at, old=names[at]: names.__setitem__(at, old))  # type: ignore[misc]
+                    names[at] = new[key]
+
+
+def _renew(stage: Stage, kept: list[str]) -> None:
+    """Have actors that live answer with the new endpoints, as far as what runs them can; later ones have them all."""
+    stage._classes.clear()
+    stage.process.forget_tables()
+    tables = {id(actor.table): (actor._cls, actor.table) for actor in stage.actors.values()}
+    for cls, table in tables.values():
+        fresh = {} if cls is None else table_of(cls)
+        for name, old in list(table.items()):
+            new = fresh.get(name)
+            if new is not None and same_kind(old, new):
+                table[name] = new
+            elif cls is not None:
+                why = (
+                    "it is gone"
+                    if new is None
+                    else "it is sync or async, concurrent or by a port as it was not"
+                )
+                kept.append(f"{cls.__module__}.{cls.__qualname__}.{name} ({why}): actors that live keep it")

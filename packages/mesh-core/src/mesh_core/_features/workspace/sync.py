@@ -1,0 +1,241 @@
+"""The controller's part in syncs: the actor that does one after another."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._actors.actor import Actor
+from mesh_core._actors.endpoint import endpoint
+from mesh_core._common.context import context
+from mesh_core._common.current import current
+from mesh_core._common.errors import MeshError
+from mesh_core._features.workspace.extension import Copies
+from mesh_core._features.workspace.fleet import Fleet, tell_running
+from mesh_core._features.workspace.manifest import FILE, FOLDER, Manifest, Print, Scanner, hasher
+from mesh_core._features.workspace.mirror import ABANDON, DONE, MORE, Committed, Piece
+from mesh_core._features.workspace.place import Workspace, key_of
+from mesh_core._features.workspace.report import WorkspaceReport
+from mesh_core._features.workspace.rules import Rules
+from mesh_core._features.workspace.synced import Synced
+from mesh_core.extensions import find, install
+
+if TYPE_CHECKING:
+    from mesh_core._failures.failure import MeshFailure
+    from mesh_core._meshes.hosts import HostMesh
+    from mesh_core._process.process import Process
+
+_BATCH = 4 << 20
+_MOST_PIECES = 2000
+_AHEAD = 3
+"""Batches under way: with their size, what a sync takes of memory here and on links."""
+_TRIES = 5
+_DISCARD_S = 10.0
+
+
+class Synchronizer(Actor):
+    """Lives in the script's process. One sync at a time: its endpoint is sync."""
+
+    def __init__(self) -> None:
+        self._fleet = Fleet()
+        self._scanners: dict[tuple[str, tuple[str, ...]], Scanner] = {}
+
+    @endpoint
+    def sync(self, hosts: HostMesh, source: str, to: str, reload: bool, patterns: tuple[str, ...]) -> Any:
+        """Do one sync; returns a report, or the exception as a value: it is the caller's as it is, not an actor's."""
+        try:
+            return self._sync(hosts, source, to, reload, patterns)
+        except Exception as error:  # noqa: BLE001 - raised at the caller
+            return error.with_traceback(None)
+
+    def _sync(
+        self, hosts: HostMesh, source: str, to: str, reload: bool, patterns: tuple[str, ...]
+    ) -> WorkspaceReport:
+        began = time.monotonic()
+        process = current()
+        rules = Rules(patterns)
+        scanner = self._scanners.setdefault((source, patterns), Scanner(source, rules, _check_end))
+        workspace = Workspace(source, key_of(source), to, process.scratch().path, (), 0)
+        keepers = self._fleet.keepers(hosts)
+        sent: dict[str, int] = {}
+        try:
+            manifest, lacking = self._transfer(scanner, keepers, workspace, sent)
+            committed: list[Committed] = keepers.commit.call(workspace).get().values()
+        except BaseException:
+            _discard(keepers, workspace)
+            raise
+        workspace = workspace._replace(paths=_importable(source, manifest))
+        changed = _changed(process, manifest, lacking, committed)
+        anything = any(each.written or each.deleted for each in committed)
+        self._register(process, workspace, anything)
+        reloaded, kept = tell_running(process, self._fleet, workspace, changed, reload)
+        return WorkspaceReport(
+            source=source,
+            hosts=len(hosts),
+            files=sum(entry.kind != FOLDER for entry in manifest.entries),
+            sent=tuple(sorted(sent)),
+            sent_bytes=sum(sent.values()),
+            deleted=max(each.deleted for each in committed),
+            seconds=time.monotonic() - began,
+            reloaded=reloaded,
+            kept=kept,
+        )
+
+    def _transfer(
+        self, scanner: Scanner, keepers: Any, workspace: Workspace, sent: dict[str, int]
+    ) -> tuple[Manifest, list[int]]:
+        """Have all hosts take in what they lack of the tree as it is; again, where it changes meanwhile."""
+        changing: list[str] = []
+        needed: set[str] = set()
+        for _ in range(_TRIES):
+            manifest = scanner.scan()
+            lacking = self._survey(keepers, workspace, manifest)
+            needed.update(manifest.entries[number].path for number in lacking)
+            changing = self._send(keepers, workspace, manifest, lacking, sent)
+            if not changing:
+                return manifest, [n for n, entry in enumerate(manifest.entries) if entry.path in needed]
+        raise MeshError(
+            f"{changing[0]!r} in {workspace.source} changed each of {_TRIES} times while it was read; whoever writes it "
+            "should come to an end before the sync, or it should be excluded. No host has changed"
+        )
+
+    def _survey(self, keepers: Any, workspace: Workspace, manifest: Manifest) -> list[int]:
+        """Which entries' content some host lacks."""
+        lacking: set[int] = set()
+        answers = keepers.survey.call(workspace, manifest.digest, None).get().values()
+        if None in answers:
+            answers = keepers.survey.call(workspace, manifest.digest, manifest.encode()).get().values()
+        for answer in set(answers):
+            lacking.update(array.array("I", answer))
+        return sorted(lacking)
+
+    def _send(
+        self,
+        keepers: Any,
+        workspace: Workspace,
+        manifest: Manifest,
+        lacking: list[int],
+        sent: dict[str, int],
+    ) -> list[str]:
+        """Send contents, a bounded number of bytes ahead; returns what changed while it was read."""
+        changing: list[str] = []
+        under_way: deque[Any] = deque()
+        for batch in _batches(_pieces(workspace.source, manifest, lacking, sent, changing)):
+            _check_end()
+            under_way.append(keepers.take.call(workspace, batch))
+            if len(under_way) > _AHEAD:
+                under_way.popleft().get()
+        for future in under_way:
+            future.get()
+        return changing
+
+    def _register(self, process: Process, workspace: Workspace, changed: bool) -> None:
+        """Have processes that are spawned from now on import from the copies."""
+        told = [list(each) for each in process.slots.of(Synced).told]
+        for at, each in enumerate(told):
+            if (each[0], each[2]) == (workspace.source, workspace.to):
+                told[at] = list(workspace._replace(version=each[5] + changed))
+                break
+        else:
+            told.insert(0, list(workspace._replace(version=1)))
+        process.slots.of(Synced).told = told
+        if find(Copies) is None:
+            # What is spawned from now on carries it.
+            install(Copies)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        """A keeper has died: a sync under way has raised it, and the next one makes it again."""
+        return True
+
+
+def _discard(keepers: Any, workspace: Workspace) -> None:
+    """Have all hosts forget what has arrived, so that nothing is left of it where the script's error is read (WSP-4)."""
+    with contextlib.suppress(Exception):
+        keepers.discard.call(workspace).get(timeout=_DISCARD_S)
+
+
+def _check_end() -> None:
+    """Give up where the script comes to its end: it does not wait for what nobody waits for."""
+    me, stage = context().actor_instance, current().stage()
+    actor = stage.actors.get(me.actor_id)
+    if actor is None or actor.gone is not None:
+        raise MeshError(
+            "the script came to its end before the sync; no host has changed. Wait for it with get()"
+        )
+
+
+def _pieces(
+    source: str, manifest: Manifest, lacking: list[int], sent: dict[str, int], changing: list[str]
+) -> Iterator[Piece]:
+    """The contents of files, in pieces; what is not as the manifest has it is noted, and abandoned."""
+    for number in lacking:
+        entry = manifest.entries[number]
+        assert entry.kind == FILE
+        whole, left = hasher(), entry.size
+        try:
+            with Path(source, entry.path).open("rb", buffering=0) as file:
+                before = Print.of(os.fstat(file.fileno()))
+                data = file.read(min(left + 1, _BATCH))
+                while left > len(data) > 0:
+                    whole.update(data)
+                    left -= len(data)
+                    yield number, data, MORE
+                    data = file.read(min(left + 1, _BATCH))
+                whole.update(data)
+                same = before == Print.of(os.fstat(file.fileno()))
+        except OSError:
+            data, same = b"", False
+        if same and whole.digest() == entry.digest:
+            sent[entry.path] = entry.size
+            yield number, data, DONE
+        else:
+            changing.append(entry.path)
+            yield number, b"", ABANDON
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece[1])
+        if size >= _BATCH or len(batch) >= _MOST_PIECES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _importable(source: str, manifest: Manifest) -> tuple[str, ...]:
+    """What of the workspace this script can import from, in its order; the workspace itself if it names nothing."""
+    folders = {entry.path for entry in manifest.entries if entry.kind == FOLDER}
+    found: list[str] = []
+    for each in sys.path:
+        real = os.path.realpath(each or os.curdir)
+        path = "" if real == source else real.removeprefix(f"{source}/")
+        if path != real and (not path or path in folders) and path not in found:
+            found.append(path)
+    return tuple(found) or ("",)
+
+
+def _changed(
+    process: Process, manifest: Manifest, lacking: list[int], committed: list[Committed]
+) -> list[str]:
+    """Modules that a running process may have imported as they were before.
+
+    Of those that came to a host for the first time (a process there may have imported them from where the controller has
+    them) it is those that were touched since this job began.
+    """
+    names = {path for each in committed for path in each.modules}
+    for number in lacking:
+        path = manifest.entries[number].path
+        if manifest.touched.get(path, 0) >= process.began_ns:
+            names.add(path)
+    return sorted(names)

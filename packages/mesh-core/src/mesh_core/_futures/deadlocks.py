@@ -1,0 +1,45 @@
+"""Waits that can never end, refused where they begin.
+
+WAIT-1: an actor that handles one message at a time does not wait for its own mailbox while it handles one.
+WAIT-2: the thread of a process's event loop does not block for an answer that this loop has to give.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.errors import MeshError
+
+if TYPE_CHECKING:
+    from mesh_core._futures.awaited import Coming
+    from mesh_core._process.process import Process
+
+
+def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: bool) -> MeshError | None:
+    """The error of a wait that cannot end; ``None`` for all others. Called where a process has actors of its own."""
+    stage = process._stage
+    if stage is None or not call.is_local():
+        return None
+    actor = stage.actors.get(call.actor)
+    if awaited:
+        import asyncio
+
+        own = actor is not None and actor.is_handled_by(asyncio.current_task())
+    else:
+        own = actor is not None and actor.is_thread(threading.get_ident())
+    if own:
+        assert actor is not None
+        return MeshError(
+            f"actor {actor.instance.name!r} waits for its own endpoint: {what} would wait for ever, since an actor handles "
+            "one message at a time; call the method itself (self.method(...)), do not wait here, or mark the waiting "
+            "endpoint @endpoint(concurrent=True)"
+        )
+    if not awaited and threading.get_ident() == stage.ident:
+        if actor is not None and not actor.needs_loop(getattr(owner, "_name", "")):
+            return None
+        return MeshError(
+            f"{what} is waited for with get() on the thread of the event loop that has to answer it, which would wait for "
+            "ever: await it (`await future`), or make the endpoint a plain function, which has a thread of its own"
+        )
+    return None

@@ -1,0 +1,561 @@
+"""Results that are on their way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mesh_core._common.errors import ActorTimeout, MeshError, Unsendable
+
+if TYPE_CHECKING:
+    import asyncio
+    from types import TracebackType
+
+    from mesh_core._futures.awaited import Awaited
+    from mesh_core._native import Call, Completion
+    from mesh_core._process.process import Process
+
+R = TypeVar("R")
+S = TypeVar("S")
+
+_PENDING, _DONE, _FAILED = 0, 1, 2
+
+
+class Future(Generic[R]):
+    """The result of a call or a :class:`Promise`, for scripts, threads, notebooks and coroutines alike.
+
+    >>> from mesh_core import Actor, endpoint, this_host
+    >>> class Adder(Actor):
+    ...     @endpoint
+    ...     def add(self, a: int, b: int) -> int:
+    ...         return a + b
+    >>> with this_host().spawn_procs() as procs:
+    ...     future = procs.spawn("adder", Adder).add.call_one(2, 3)
+    ...     future.get(timeout=30), future.get(), future.done()
+    (5, 5, True)
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_call",
+        "_deadline",
+        "_finish",
+        "_limit",
+        "_process",
+        "_state",
+        "_value",
+        "_what",
+    )
+
+    _goes_on = "the call goes on"
+
+    def __init__(
+        self,
+        process: Process,
+        call: Awaited,
+        finish: Callable[[Any], R],
+        what: Callable[[], str],
+        limit: float | None = None,
+    ) -> None:
+        self._process = process
+        self._call = call
+        self._finish = finish
+        self._what = what
+        self._limit = limit
+        self._deadline = None if limit is None else time.monotonic() + limit
+        self._state = _PENDING
+        self._value: Any = None
+
+    # Stream futures look at one outcome of a call instead of all of them.
+
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
+        return self._call.wait(timeout, None, heed)
+
+    def _arrived(self) -> bool:
+        return self._call.done()
+
+    async def _arrive(self) -> None:
+        await self._process.bridge().wait(self._call)
+
+    # Who waits for several futures listens to each, and asks those that have progressed whether they are done.
+
+    def _listen(self, listener: Completion, token: int) -> None:
+        self._call.note(listener, token)
+
+    def _forget(self, listener: Completion) -> None:
+        self._call.forget(listener)
+
+    def _progress(self) -> bool:
+        """Whether it is done, now that something has come; if not, it is listened to again."""
+        return self.done()
+
+    def _due(self) -> float | None:
+        """When :meth:`_expire` is to be called, if it is not done by then."""
+        return None if self._state != _PENDING else self._deadline
+
+    def _check_wait(self, *, awaited: bool) -> None:
+        """Raise where waiting for it could never end."""
+        if self._process._stage is not None and not self._arrived():
+            self._refuse_wait(awaited=awaited)
+
+    def get(self, timeout: float | None = None) -> R:
+        """Wait for the result and return it, or raise what the endpoint raised.
+
+        After ``timeout`` seconds it raises :class:`ActorTimeout`; the call goes on, and can be waited for again. To end
+        the call itself by a deadline use ``with_options(timeout=)``.
+        """
+        if self._state == _PENDING:
+            self._come(timeout)
+        if self._state == _DONE:
+            value: R = self._value
+            return value
+        return self._outcome()
+
+    result = get
+
+    def _come(self, timeout: float | None, heed: bool = True) -> None:
+        """Wait for the outcome; unless ``heed`` is false, what else has failed may be raised meanwhile."""
+        wait, last = timeout, False
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            if timeout is None or left < timeout:
+                wait, last = left, True
+        if self._process.alarmed and heed and not self._arrived():
+            self._raise_failure()
+        if self._process._stage is not None and not self._arrived():
+            self._refuse_wait(awaited=False)
+        try:
+            came = self._wait(wait, heed)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # Ctrl-C: what becomes of the call is nobody's concern any more.
+                self._call.look_away()
+            raise
+        if not came:
+            if not last:
+                raise self._not_yet(timeout)
+            self._expire(None)
+        self._settle()
+
+    def _raise_failure(self) -> None:
+        """Raise what has failed and nobody was told of: this call is the script's next to wait."""
+        error = self._process.faults.alarm()
+        if error is not None:
+            raise error
+
+    def _late(self, waited: float | None, chain: str | None) -> tuple[str, dict[str, Any]]:
+        from mesh_core._futures.deadlines import late
+
+        owner = getattr(self._what, "__self__", None)
+        said, fields = late(self._process, self._call, owner)
+        if chain is None:
+            chain = self._chain(waited)
+        return (f" ({said}{chain})" if said else ""), fields
+
+    def _chain(self, waited: float | None) -> str:
+        """What those do who have not answered, and for whom they wait. Blocks a little; not on an event loop."""
+        from mesh_core._futures.wait_chain import chain
+
+        return chain(self._process, self._call, getattr(self._what, "__self__", None), waited)
+
+    def _not_yet(self, timeout: float | None) -> ActorTimeout:
+        said, fields = self._late(timeout, None)
+        return ActorTimeout(
+            f"{self._what()} has not finished within {timeout} s{said}; {self._goes_on}, and can be waited for again",
+            timeout=timeout,
+            **fields,
+        )
+
+    def _too_late(self, chain: str | None = "") -> ActorTimeout:
+        said, fields = self._late(self._limit, chain)
+        return ActorTimeout(
+            f"{self._what()} did not finish within its deadline of {round(self._limit or 0.0, 6)} s; it was cancelled{said}",
+            timeout=self._limit,
+            **fields,
+        )
+
+    # A future has one outcome, whichever threads wait for it, cancel it and see its deadline pass: the first to hold
+    # the lock decides, and gives the call up, if need be, while it holds it.
+
+    def _is_pending(self) -> bool:
+        return self._state == _PENDING
+
+    def _fail(self, error: BaseException) -> None:
+        # The value first: other threads look at the state without the lock.
+        self._value = error
+        self._state = _FAILED
+
+    def _give_up(self, error: BaseException) -> bool:
+        """End the call with this error; false if it has its outcome."""
+        with self._process.settling:
+            if self._state != _PENDING or not self._call.cancel():
+                return False
+            self._fail(error)
+            return True
+
+    def _expire(self, chain: str | None = "") -> None:
+        # Before the call is given up, and with it the list of those that are missing.
+        self._give_up(self._too_late(chain))
+
+    def _refuse_wait(self, *, awaited: bool) -> None:
+        """Raise, and give the call up, where waiting for it could never end."""
+        from mesh_core._common.context import current_instance
+        from mesh_core._futures.deadlocks import refused
+
+        instance = current_instance()
+        if instance is not None:
+            self._call.asked_by(instance.actor_id)
+        owner = getattr(self._what, "__self__", None)
+        error = refused(self._process, self._call, owner, self._what(), awaited=awaited)
+        if error is not None and self._give_up(error):
+            raise error
+
+    def _settle(self) -> None:
+        # A call gives its outcomes away once, and several threads may wait for it.
+        with self._process.settling:
+            if self._state != _PENDING:
+                return
+            try:
+                self._value = self._finish(self._call)
+            except KeyboardInterrupt:
+                self._fail(_interrupted(self._what()))
+                raise
+            except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
+                self._fail(self._in_own_words(error))
+            else:
+                self._state = _DONE
+
+    def _in_own_words(self, error: BaseException) -> BaseException:
+        """The receiver noticed first that the deadline has passed; this process can say more about it."""
+        if (
+            self._deadline is None
+            or not isinstance(error, ActorTimeout)
+            or error.timeout is not None
+            or time.monotonic() < self._deadline
+        ):
+            return error
+        said = self._too_late()
+        said.results = error.results
+        return said
+
+    def _outcome(self) -> R:
+        if self._state == _FAILED:
+            self._tell()
+            try:
+                raise self._value.with_traceback(self._trace())
+            finally:
+                # The raised error refers to this frame, which refers to the error through `self` otherwise.
+                del self
+        value: R = self._value
+        return value
+
+    def _trace(self) -> TracebackType | None:
+        """What the error's traceback begins with, each time it is raised."""
+        return None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, and return what the call raised; ``None`` if it succeeded. After ``timeout`` it is an :class:`ActorTimeout`.
+
+        What else has failed meanwhile, and ``get`` would raise, is left to the next ``get``.
+        """
+        if self._state == _PENDING:
+            self._come(timeout, heed=False)
+        if self._state != _FAILED:
+            return None
+        self._tell()
+        error: BaseException = self._value
+        return error
+
+    def _tell(self) -> None:
+        """Note that the script has this error."""
+        if isinstance(self._value, MeshError):
+            self._process.told(self._value)
+
+    def unseen(self) -> BaseException | None:
+        """The error that is there and that nobody has been told of."""
+        if self._state != _PENDING or not self._arrived():
+            return None
+        self._settle()
+        return self._value if self._state == _FAILED else None
+
+    def done(self) -> bool:
+        """Say whether the result is there; never waits."""
+        return self._state != _PENDING or self._arrived()
+
+    def cancel(self) -> bool:
+        """Give up the call; false if it was done. The coroutine that works on it is cancelled, its reply dropped."""
+        if self._state != _PENDING or self._call.done():
+            return False
+        import asyncio
+
+        given_up = self._give_up(asyncio.CancelledError(f"{self._what()} was cancelled by its caller"))
+        if given_up:
+            self._let_go()
+        return given_up
+
+    def _take_back(self, *, begun: bool) -> None:
+        """Of a task: have it not begun, or, with ``begun``, its coroutine cancelled. The outcome tells what became of it."""
+        self._call.take_back(begun)  # type: ignore[attr-defined]  # a promise's future is no task
+
+    def _let_go(self) -> None:
+        """It was given up; so is what it waited for. Not under the lock: that may run the user's code."""
+
+    def __await__(self) -> Generator[Any, None, R]:
+        if self._state == _PENDING:
+            if not self._arrived():
+                if self._process.alarmed:
+                    self._raise_failure()
+                yield from self._await_arrival().__await__()
+            self._settle()
+        return self._outcome()
+
+    async def _await_arrival(self) -> None:
+        import asyncio
+
+        if self._process._stage is not None:
+            self._refuse_wait(awaited=True)
+        try:
+            if self._deadline is None:
+                await self._arrive()
+            else:
+                self._process.bridge()  # explains itself where there is no such loop
+                async with asyncio.timeout(self._deadline - time.monotonic()):
+                    await self._arrive()
+        except TimeoutError:
+            from mesh_core._futures.wait_chain import is_wanted
+
+            wanted = is_wanted(self._process, self._limit)
+            self._expire(await asyncio.to_thread(self._chain, self._limit) if wanted else "")
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def as_asyncio(self) -> asyncio.Future[R]:
+        """Return this as a future of the running event loop, for ``asyncio.wait`` and its like."""
+        import asyncio
+
+        async def wait() -> R:
+            return await self
+
+        def ended(waiting: asyncio.Future[R]) -> None:
+            if waiting.cancelled():
+                self.cancel()
+
+        waiting = asyncio.ensure_future(wait())
+        # A task that is cancelled before its first step never comes to what would give up the call.
+        waiting.add_done_callback(ended)
+        return waiting
+
+    def then(self, change: Callable[[R], S]) -> Future[S]:
+        """Return a future of ``change(result)``; ``change`` runs where that future is waited for."""
+        return _Changed(self, change)
+
+    def add_done_callback(self, function: Callable[[Future[R]], object]) -> None:
+        """Have ``function(future)`` called once when this is done: with a result, an exception, or given up.
+
+        It runs on the thread ``mesh-callbacks``, one after the other; where this is done already, here and now. It should
+        be short. What it raises is logged. An exception that it does not look at (``future.exception()``) is reported
+        as one that nobody has looked at. The future is kept until then.
+
+        >>> import threading
+        >>> from mesh_core import Promise
+        >>> promise, told = Promise[int](), threading.Event()
+        >>> promise.future.add_done_callback(lambda future: told.set())
+        >>> promise.set_result(1), told.wait(30)
+        (True, True)
+        """
+        from mesh_core._futures.callbacks import add
+
+        add(self, function)
+
+    def __reduce__(self) -> Any:
+        raise Unsendable(
+            "cannot pickle a future, which belongs to the process that made the call",
+            f"Wait for it first, and send its value: future.get(), or await future ({self!r}).",
+        )
+
+    def __repr__(self) -> str:
+        state = ("waiting", "done", "failed")[self._state]
+        if self._state == _PENDING and self._arrived():
+            state = "done"
+        return f"<Future of {self._what()}: {state}>"
+
+
+class _Changed(Future[S]):
+    """What :meth:`Future.then` returns: another future's result, changed."""
+
+    __slots__ = ("_change", "_source")
+
+    def __init__(self, source: Future[Any], change: Callable[[Any], S]) -> None:
+        super().__init__(source._process, source._call, source._finish, source._what, source._limit)
+        self._deadline = source._deadline
+        self._source = source
+        self._change = change
+
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
+        return self._source._wait(timeout, heed)
+
+    def _arrived(self) -> bool:
+        return self._source.done()
+
+    async def _arrive(self) -> None:
+        await self._source._arrive()
+
+    def _listen(self, listener: Completion, token: int) -> None:
+        self._source._listen(listener, token)
+
+    def _forget(self, listener: Completion) -> None:
+        self._source._forget(listener)
+
+    def _progress(self) -> bool:
+        return self._state != _PENDING or self._source._progress()
+
+    def _check_wait(self, *, awaited: bool) -> None:
+        self._source._check_wait(awaited=awaited)
+
+    def _let_go(self) -> None:
+        self._source._let_go()
+
+    def _trace(self) -> TracebackType | None:
+        return self._source._trace() if self._value is self._source._value else None
+
+    def _settle(self) -> None:
+        self._source._settle()
+        # Not under the lock: this is the user's code, and may wait for other calls.
+        try:
+            value: Any = self._change(self._source._outcome())
+            state = _DONE
+        except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
+            value, state = error, _FAILED
+        with self._process.settling:
+            if self._state == _PENDING:
+                self._value, self._state = value, state
+
+
+class StreamFuture(Future[R]):
+    """One outcome of a streamed call: the one that arrived as number ``n``."""
+
+    __slots__ = ("_n",)
+
+    _call: Call
+
+    def __init__(self, n: int, *args: Any) -> None:
+        super().__init__(*args)
+        self._n = n
+
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
+        return self._call.wait(timeout, self._n, heed)
+
+    def _arrived(self) -> bool:
+        return self._call.done() or self._call.arrived() > self._n
+
+    async def _arrive(self) -> None:
+        await self._process.bridge().wait(self._call, self._n)
+
+    def _listen(self, listener: Completion, token: int) -> None:
+        self._call.note(listener, token, self._n)
+
+    # For streams whose length is not known: wait, and say whether the stream has ended instead. A deadline that
+    # passes meanwhile is the future's to raise.
+
+    def _is_last(self) -> bool:
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        return self._wait(left) and self._call.arrived() <= self._n
+
+    async def _is_last_async(self) -> bool:
+        if not self._arrived():
+            import asyncio
+
+            left = None if self._deadline is None else self._deadline - time.monotonic()
+            try:
+                async with asyncio.timeout(left):
+                    await self._arrive()
+            except TimeoutError:
+                return False
+        return self._call.arrived() <= self._n
+
+
+class Stream(Generic[R]):
+    """The results of a call to many, in the order in which they arrive.
+
+    Iterate with ``for``, which gives futures whose ``get`` returns at once or waits for the next to arrive; or with
+    ``async for``, which gives futures to be awaited.
+    """
+
+    __slots__ = ("_call", "_closes", "_make", "_open_ended", "_read")
+
+    def __init__(
+        self,
+        call: Call,
+        make: Callable[[int], StreamFuture[R]],
+        open_ended: bool = False,
+        closes: bool = False,
+    ) -> None:
+        self._call = call
+        self._make = make
+        self._closes = closes
+        """Whether to leave the loop is to have read enough: what generators yield nobody else waits for."""
+        self._open_ended = open_ended
+        """Whether each rank may give any number of results, which is known only when the last has come."""
+        self._read = 0
+        """How many of a generator's items were given; a second loop goes on there."""
+
+    def __len__(self) -> int:
+        return len(self._call)
+
+    def __iter__(self) -> Iterator[Future[R]]:
+        if self._open_ended:
+            return self._each()
+        return (self._make(n) for n in range(len(self._call)))
+
+    async def __aiter__(self) -> AsyncIterator[Future[R]]:
+        n = self._read
+        try:
+            while n < len(self._call) or self._open_ended:
+                future = self._make(n)
+                if self._open_ended:
+                    if await future._is_last_async():
+                        return
+                    self._hand_out(n)
+                yield future
+                n += 1
+        finally:
+            if self._closes:
+                self.cancel()
+
+    def _hand_out(self, n: int) -> None:
+        # From here on it is the reader's: its sender may send as much again.
+        self._call.hand_out(n)
+        if self._closes:
+            self._read = n + 1
+
+    def _each(self) -> Iterator[Future[R]]:
+        n = self._read
+        try:
+            while not (future := self._make(n))._is_last():
+                self._hand_out(n)
+                yield future
+                n += 1
+        finally:
+            if self._closes:
+                self.cancel()
+
+    def __reduce__(self) -> Any:
+        raise Unsendable(
+            "cannot pickle a stream, which belongs to the process that made the call",
+            "Read it here, and send what it gives; to have values sent elsewhere pass a Port.",
+        )
+
+    def cancel(self) -> bool:
+        """Give up what has not arrived yet."""
+        return self._call.cancel()
+
+
+def _interrupted(what: str) -> MeshError:
+    return MeshError(f"the result of {what} was being rebuilt when Ctrl-C came, and is lost; call again")
+
+
+def not_here() -> MeshError:
+    """The error of a call whose caller gave it up."""
+    return MeshError("the call was cancelled by its caller; there is no result")

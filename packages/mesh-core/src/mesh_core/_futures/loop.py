@@ -1,0 +1,104 @@
+"""How an event loop learns that a call has progressed: one descriptor a loop, read once a burst."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import selectors
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from mesh_core._native import Waker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from mesh_core._futures.awaited import Coming
+    from mesh_core._native import Runtime
+
+_ALL = 2**63 - 1
+# What the loops of the standard library have to run next; other loops do not say.
+_NOTHING: deque[object] = deque()
+
+
+class ActorSelector(selectors.EpollSelector):
+    """How the loop that runs actors waits: in the runtime, as one of those that may read the links themselves.
+
+    A message for an actor then wakes the loop's thread directly. ``on_ready`` is what the loop would call for the
+    waker's descriptor, which in this way is rarely written.
+    """
+
+    def __init__(self, runtime: Runtime, waker: Waker) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._mesh_waker = waker
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for descriptors, and for messages."""
+        waker = self._mesh_waker
+        if timeout is None or timeout > 0:
+            self._runtime.wait_loop(waker, self.fileno(), timeout)
+        events = super().select(0)
+        if waker.any():
+            key = self.get_key(waker.fileno())
+            if not any(key is found for found, _ in events):
+                events.append((key, selectors.EVENT_READ))
+        return events
+
+
+class Bridge:
+    """One event loop's end of the runtime; the loop keeps it, as its reader."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, failure: Callable[[], BaseException | None]) -> None:
+        self.loop = weakref.ref(loop)
+        self._failure = failure
+        self._waker = Waker()
+        self._tokens = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        loop.add_reader(self._waker.fileno(), self._on_ready)
+
+    def _on_ready(self) -> None:
+        for token in self._waker.drain():
+            waiting = self._waiting.pop(token, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    def alarm(self) -> None:
+        """Have whatever waits here raise the failure that has come to the script; called from any thread."""
+        loop = self.loop()
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody waits there
+                loop.call_soon_threadsafe(self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        waiting = [each for each in self._waiting.values() if not each.done()]
+        error = self._failure() if waiting else None
+        if error is not None:
+            for each in waiting:
+                each.set_exception(error)
+
+    async def wait(self, call: Coming, seen: int = _ALL) -> None:
+        """Return once the call is complete; a streamed one, once it has more than ``seen`` outcomes."""
+        # With nothing else to run, looking for the answer a moment beats going to sleep.
+        if not self._waiting and getattr(self.loop(), "_ready", True) == _NOTHING and call.look(seen):
+            return
+        token = next(self._tokens)
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting[token] = waiting
+        try:
+            call.tell(self._waker, token, seen)
+            await waiting
+        finally:
+            self._waiting.pop(token, None)
+
+
+def settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Give an errand's result to whoever waits for it; on the loop."""
+    if not answer.done():
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)

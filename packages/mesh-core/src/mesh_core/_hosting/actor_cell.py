@@ -1,0 +1,488 @@
+"""One actor in its process: its object, its inbox, and what becomes of a message.
+
+Two work through an inbox: the process's event loop (``_hosting.loop_executor``) for coroutines, and a thread of the actor's own
+(``_hosting.thread_executor``) for plain functions. Where an actor has both, the inbox goes back and forth: whoever comes upon a message
+for the other hands over the inbox with it, so that a run of calls of one kind is as fast as in an actor that has only
+that kind. How an actor ends is in ``_hosting.ending``, where its constructor runs in ``_hosting.constructors``.
+
+STG-1: an actor handles one message at a time, in the order of arrival; only ``concurrent`` endpoints overlap.
+STG-2: every call gets exactly one reply, whatever its endpoint does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._actors.endpoint import EndpointProperty
+from mesh_core._common import context
+from mesh_core._common.context import Context, Instance
+from mesh_core._common.errors import MeshError, SpawnError, SupervisionError, Undeliverable
+from mesh_core._common.suggestions import did_you_mean
+from mesh_core._common.tracing import notice
+from mesh_core._failures.failure import FailureKind, MeshFailure
+from mesh_core._futures.deadlines import expired
+from mesh_core._futures.loop import settle
+from mesh_core._hosting import ending as _ending
+from mesh_core._hosting.loop_executor import OnLoop
+from mesh_core._hosting.responses import MARKS, marked
+from mesh_core._hosting.thread_executor import OnThread
+from mesh_core._serialize import explain_load_failure
+
+if TYPE_CHECKING:
+    import concurrent.futures
+
+    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._native import Inbox, Message
+
+CallKey = tuple[tuple[int, int, int], int]
+"""A call's caller and its number there."""
+
+
+class Hosted:
+    """One actor of this process: its object, its inbox, and who works through it."""
+
+    __slots__ = (
+        "_args",
+        "_cls",
+        "_kwargs",
+        "_maker",
+        "_spawned",
+        "broken",
+        "downfall",
+        "ending",
+        "errands",
+        "gone",
+        "inbox",
+        "instance",
+        "loop_takes",
+        "made",
+        "object",
+        "on_loop",
+        "on_thread",
+        "over",
+        "owner",
+        "skipped",
+        "stage",
+        "table",
+        "threadless",
+    )
+
+    def __init__(
+        self,
+        stage: Stage,
+        inbox: Inbox,
+        instance: Instance,
+        spawned: Message | None,
+        *,
+        cls: type | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        broken: BaseException | None = None,
+        owner: tuple[tuple[int, int, int], int] = ((0, 0, 0), 0),
+    ) -> None:
+        self.stage = stage
+        self.inbox = inbox
+        self.instance = instance
+        self._cls = cls
+        self._spawned: Message | None = spawned
+        self._args = args
+        self._kwargs = kwargs or {}
+        self._maker = 0
+        """The thread that runs the constructor, where that is not the actor's own."""
+        self.object: Any = None
+        self.made = False
+        """Whether the constructor has returned, or raised."""
+        self.broken = broken
+        if broken is not None:
+            inbox.retire()
+        """Why there is no object."""
+        self.table: dict[str, EndpointProperty[..., Any]] = (
+            stage.process.table(cls) if cls is not None else {}
+        )
+        self.owner = owner
+        """Who hears of its failures: the process it lives in, and its id there."""
+        self.over = False
+        """Whether it has ended: stopped, not merely failed."""
+        self.ending = False
+        """Whether it is being stopped, or has failed: what it owns ends with it."""
+        self.errands: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        """What is to be done between two messages, ahead of those that wait."""
+        self.downfall: concurrent.futures.Future[None] | None = None
+        """What follows the actor's failure; an end waits for it."""
+        self.gone: asyncio.Future[None] | None = None
+        """Done when the actor has ended; made when somebody waits for that."""
+        self.skipped: dict[CallKey, bool] = {}
+        """Calls whose callers have given up before they began, with whether they are answered all the same."""
+        self.on_loop = OnLoop(self)
+        threaded = any(not spec.is_async for spec in self.table.values())
+        self.on_thread: OnThread | None = OnThread(self) if threaded else None
+        self.threadless = not threaded
+        """Whether no thread looks after errands: there is none, or it waits for the end, or it has not come back."""
+        self.loop_takes = not threaded
+        """Whether the loop takes from the inbox just now, rather than the actor's thread."""
+
+    def start(self) -> None:
+        """Have the object constructed, and begin to work."""
+        if self.broken is None and self.on_thread is not None:
+            try:
+                self.on_thread.start()
+                return  # from here on the thread decides what is broken
+            except RuntimeError as error:
+                self.on_thread, self.threadless, self.loop_takes = None, True, True
+                self.broken = SpawnError(
+                    f"no thread can be started for {self.describe()}: {error}. Raise the limit on threads or memory "
+                    "(ulimit -u, ulimit -v, the limits of the container), or use coroutines, which share one thread"
+                )
+                self.inbox.retire()
+        if self.broken is None:
+            self.stage.constructors.construct(self)
+        else:
+            self.be_made()
+            self.join()
+
+    def be_made(self) -> None:
+        """Construct an actor that the loop works for; on a thread beside the loop."""
+        self._maker = threading.get_ident()
+        self.inbox.worked_by(self._maker)
+        try:
+            self.construct()
+        finally:
+            self._maker = 0
+            self.inbox.worked_by(0)
+
+    def join(self) -> None:
+        """Have the loop told of the messages of an actor that it works for, once that is constructed."""
+        if not self.over:
+            self.inbox.attach(self.stage.waker, self.instance.actor_id)
+
+    def lost(self, error: BaseException) -> None:
+        """The guard of a constructor's thread: the actor has failed, and the loop answers for it."""
+        self.made = True
+        self.fail(error)
+
+    def construct(self) -> None:
+        """Make the object, and answer the spawner."""
+        made, error = None, self.broken
+        if error is None:
+            context.enter(Context(self.instance, None))
+            try:
+                made = self._make()
+            except BaseException as raised:  # noqa: BLE001 - it is the spawner's to hear
+                error = raised
+                self.tell_raised("__init__", error)
+        self._args, self._kwargs = (), {}
+        with self.stage.failing:
+            given_up = self.over
+            spawned, self._spawned = self._spawned, None
+            if not given_up:
+                # Unless it was killed meanwhile.
+                self.object, self.broken = made, self.broken or error
+                if self.broken is not None:
+                    self.inbox.retire()
+                self.made = True
+        if given_up:
+            _ending.clean_up_late(self, made)
+        elif spawned is not None:
+            if self.broken is None:
+                spawned.reply(None)
+            else:
+                self.stage.reply_error(spawned, self.broken, self.instance.name, dead=True)
+
+    def _make(self) -> Any:
+        assert self._cls is not None
+        process = self.stage.process
+        notice(process)
+        make: Callable[..., Any] = self._cls
+        if self._spawned is not None and self._spawned.has_refs:
+            from mesh_core._meshes.refs import arrive
+
+            self._args, self._kwargs = arrive((self._args, self._kwargs))
+        if process.tracer is not None and self._spawned is not None:
+            make = process.tracer.handling(None, make, self._spawned, self.instance)
+        construct = partial(make, *self._args, **self._kwargs)
+        if process.hooks.making:
+            from mesh_core._hosting.local_actor import made_by
+
+            made = made_by(process.hooks.making, self, construct)
+        else:
+            made = construct()
+        # The constructor may be what sets a provider.
+        notice(process)
+        return made
+
+    def take_spawn(self) -> Message | None:
+        """The spawn that nobody has answered yet; whoever takes it does."""
+        spawned, self._spawned = self._spawned, None
+        return spawned
+
+    def describe(self) -> str:
+        """Name the actor for people."""
+        return self.instance.describe()
+
+    def ends_quickly(self) -> bool:
+        """Whether nothing of the user's runs at its end, or before that: in its turn or not, nobody can tell."""
+        return (
+            self.made
+            and self.on_thread is None
+            and not hasattr(self.object, "__cleanup__")
+            and len(self.inbox) == 0
+            and self.on_loop.runner is None
+            and not self.on_loop.busy
+            and not self.stage.process.estates.has(self.instance.actor_id)
+        )
+
+    # What other parts of the process ask.
+
+    def is_thread(self, ident: int) -> bool:
+        """Whether this is the thread that constructs the actor, or handles a message whenever it runs anything."""
+        return ident == self._maker or (self.on_thread is not None and self.on_thread.ident == ident)
+
+    def is_handled_by(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether this is the task in which the actor handles one message after the other."""
+        return task is not None and self.on_loop.runner is task
+
+    def needs_loop(self, endpoint: str) -> bool:
+        """Whether the process's loop has to run for that endpoint to be called."""
+        spec = self.table.get(endpoint)
+        return self.loop_takes or (spec is not None and spec.is_async)
+
+    def cancel(self, key: CallKey, *, answered: bool = False) -> None:
+        """A caller has given up: cancel the coroutine that works for it, or skip its message when it comes up.
+
+        ``answered`` means that it waits to hear of that.
+        """
+        running = self.on_loop.running.get(key)
+        if running is not None:
+            running[0].cancel()
+        else:
+            self.skipped[key] = answered
+
+    # A message.
+
+    def function(self, message: Message, spec: EndpointProperty[..., Any]) -> Callable[..., Any]:
+        """What is to be called for a message; see ``_hosting.responses`` and ``_common.tracing`` for what may stand around it."""
+        function, tracer = spec.function, self.stage.process.tracer
+        if spec.respond is not None:
+            function = partial(spec.respond, self, message)
+        if tracer is not None:
+            function = tracer.handling(spec, function, message, self.instance)
+        return function
+
+    def unmarked(self, message: Message) -> EndpointProperty[..., Any] | None:
+        """The endpoint of a call that is to be answered in another way than by its result; see ``_hosting.responses``."""
+        if message.name[:1] not in MARKS or self._cls is None:
+            return None
+        return marked(self.table, self._cls, message.name, threaded=self.on_thread is not None)
+
+    def too_late(self, message: Message) -> bool:
+        """Answer a message whose deadline has passed; whoever called has given up."""
+        self.stage.process.deadlines = True
+        if (message.left or 0.0) > 0:
+            return False
+        self.refuse(message, expired(message))
+        return True
+
+    def given_up(self, message: Message) -> bool:
+        """Whether its caller has cancelled the call before it began."""
+        if self.skipped:
+            answered = self.skipped.pop((message.src, message.call), None)
+            if answered:
+                self.refuse(message, asyncio.CancelledError(f"{message.name} was cancelled by its caller"))
+            return answered is not None
+        return False
+
+    def forget_skipped(self) -> None:
+        """With the queue empty and everything begun, what is left was for calls that were over already."""
+        if self.skipped and len(self.inbox) == 0 and not self.on_loop.starting:
+            self.skipped.clear()
+
+    def refused(self, message: Message, spec: EndpointProperty[..., Any] | None) -> bool:
+        """Answer a message that no endpoint will: the actor has failed, or has none of that name."""
+        if self.broken is not None:
+            # Of a failure the owner was told, once, and not with every message that nobody waits for.
+            if message.call or not isinstance(self.broken, SupervisionError):
+                self.stage.reply_error(message, self.broken, self.instance.name, dead=True)
+            return True
+        if spec is None:
+            missing = AttributeError(
+                f"{self.instance.class_name} has no endpoint {message.name!r}{did_you_mean(message.name, self.table)}; "
+                "the caller and this process have different versions of the class"
+            )
+            self.refuse(message, missing)
+            return True
+        return False
+
+    def refuse(self, message: Message, error: BaseException) -> None:
+        """Answer a message that the actor cannot be blamed for."""
+        self.stage.reply_error(message, error, self.instance.name)
+
+    def stopped(self, message: Message) -> None:
+        """Answer a message whose endpoint the actor's end leaves unfinished, or never begun."""
+        if isinstance(self.broken, SupervisionError):
+            # It may have begun: this is no refusal.
+            if message.call:
+                self.stage.reply_error(message, self.broken, self.instance.name)
+        elif self.broken is not None:
+            self.refused(message, None)
+        elif message.call:
+            self.refuse(message, self._stopped_during(message))
+        else:
+            message.failed()
+
+    def _stopped_during(self, message: Message) -> Undeliverable:
+        return Undeliverable(
+            f"{self.describe()} was stopped before {message.name} had returned",
+            actor=self.instance.name,
+            rank=self.instance.rank.rank,
+            host=self.stage.process.identity.host,
+            reason="stopped",
+        )
+
+    def reason_for(self, message: Message, error: BaseException) -> BaseException:
+        """What the caller of an endpoint that was cut short is to hear instead of a cancellation it did not ask for."""
+        if not isinstance(error, asyncio.CancelledError) or not self.ending:
+            return error
+        return self.broken or self._stopped_during(message)
+
+    def tell_raised(self, endpoint: str, error: BaseException) -> None:
+        """Have it heard that the actor's code has raised, before anybody is answered: a debugger may stop here."""
+        hooks = self.stage.process.hooks
+        if hooks.raised:
+            hooks.have_raised(self.instance, endpoint.lstrip("".join(MARKS)), error)
+
+    def failed(self, message: Message, error: BaseException) -> None:
+        """An endpoint has raised: its caller's to hear, or, where nobody waits, the owner's."""
+        self.tell_raised(message.name, error)
+        if message.call:
+            self.stage.reply_error(message, error, self.instance.name)
+        else:
+            message.failed()
+            self.fail(error)
+
+    def unread(self, message: Message, error: BaseException) -> None:
+        """The arguments could not be rebuilt here: the caller's to hear, and nobody's failure."""
+        self.refuse(message, unreadable(error))
+
+    def escaped(self, message: Message, error: BaseException) -> None:
+        """The guard of both who work through an inbox: what they have let through is answered (STG-2)."""
+        try:
+            self.failed(message, error)
+        except BaseException as worse:  # noqa: BLE001 - whatever it is, the caller must not wait for ever
+            said = MeshError(
+                f"{message.name or 'an endpoint'} raised {type(error).__name__}, which cannot be told"
+            )
+            said.__cause__ = worse
+            try:
+                self.refuse(message, said)
+            finally:
+                self.fail(said)
+
+    # Failures.
+
+    async def between_messages(self, errand: Callable[[], Any]) -> Any:
+        """Run something ahead of the messages that wait: on the actor's thread if it has one, else here and now."""
+        answer: asyncio.Future[Any] = self.stage.loop.create_future()
+        with self.stage.failing:
+            here = self.over or (self.threadless and self.made)
+            if not here:
+                self.errands.append((errand, answer))
+        if here:
+            return errand()
+        self.inbox.nudge()
+        return await answer
+
+    def in_turn(self, errand: Callable[[], Any], over: Callable[[asyncio.Future[Any]], None]) -> bool:
+        """Have something run between two messages, also where the loop works for the actor; false if it is over.
+
+        ``over`` is called after that, on the loop, or when the actor has ended before it came to it.
+        """
+        answer: asyncio.Future[Any] = self.stage.loop.create_future()
+        answer.add_done_callback(over)
+        with self.stage.failing:
+            if self.over or self.broken is not None:
+                return False
+            self.errands.append((errand, answer))
+        self.inbox.nudge()
+        return True
+
+    def run_errands(self) -> None:
+        """Do what was to be done between two messages."""
+        context.enter(Context(self.instance, None))
+        errands, self.errands = self.errands, []
+        for errand, answer in errands:
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = errand()
+            except BaseException as raised:  # noqa: BLE001 - the asker's to hear
+                error = raised
+            self.stage.loop.call_soon_threadsafe(settle, answer, result, error)
+
+    async def supervise(self, failure: MeshFailure) -> bool | None:
+        """Ask the actor about a failure of something that it owns; ``None`` if it has no ``__supervise__``."""
+        method = getattr(self._cls, "__supervise__", None)
+        if method is None or self.broken is not None:
+            return None
+
+        def ask() -> Any:
+            # A constructor may have failed, or the actor ended, while this had to wait.
+            return None if self.object is None else self.object.__supervise__(failure)
+
+        context.enter(Context(self.instance, None))
+        if self.object is not None and inspect.iscoroutinefunction(method):
+            verdict = ask()
+        else:
+            # Its endpoints and this share the object.
+            verdict = await self.between_messages(ask)
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+        return bool(verdict)
+
+    def fail(self, error: BaseException, because: MeshFailure | None = None) -> None:
+        """The actor has failed: with nobody to tell, its owner is told. Its process, and its neighbours, live on."""
+        with self.stage.failing:
+            if self.broken is not None or self.over:
+                return
+            failure = self._failure(error, because)
+            self.broken = SupervisionError(failure=failure)
+            self.inbox.retire()
+            self.ending = True
+        self.stage.process.faults.pass_on(self.owner, failure)
+        self.downfall = asyncio.run_coroutine_threadsafe(_ending.tear_down(self, error), self.stage.loop)
+
+    def _failure(self, error: BaseException, because: MeshFailure | None) -> MeshFailure:
+        from mesh_core._serialize.exceptions import decode_exception, encode_exception
+
+        me, rank = self.stage.process.identity, self.instance.rank
+        data, buffers = encode_exception(
+            error, actor=self.instance.name, rank=rank.rank, host=me.host, pid=os.getpid()
+        )
+        chain = () if because is None else (*because.chain, f"{because.headline()}; {self.describe()} raised")
+        return MeshFailure(
+            mesh_name=self.instance.name,
+            rank=rank.rank,
+            point=rank,
+            host=me.host,
+            pid=os.getpid(),
+            exception=decode_exception(data, buffers, point=rank),
+            chain=chain,
+            since=time.time(),
+            kind=FailureKind.ACTOR_FAILED,
+            _key=(*self.stage.process.runtime.me[:2], self.instance.actor_id),
+        )
+
+
+def unreadable(error: BaseException) -> BaseException:
+    """What is said of arguments that could not be rebuilt here."""
+    if isinstance(error, (MemoryError, MeshError)) or not isinstance(error, Exception):
+        return error
+    explained = explain_load_failure(error)
+    explained.__cause__ = error
+    return explained

@@ -1,0 +1,487 @@
+"""Where a process's actors live, with the event loop that works for all of them.
+
+The loop's thread (a worker's main thread) takes what is for the process itself (spawns, stops, cancellations) and runs
+coroutines. What one actor does with its messages is in ``_hosting.actor_cell``.
+
+STG-3: whatever a message raises here, it is answered, and those behind it are handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.bypass import find_bypass
+from mesh_core._common.codes import MessageKind
+from mesh_core._common.context import Instance, parse_shape
+from mesh_core._common.control import Control
+from mesh_core._common.errors import BOOTSTRAP_FAILED, MeshError
+from mesh_core._failures.failure import raised_in_words
+from mesh_core._failures.supervision import named
+from mesh_core._futures import unseen
+from mesh_core._futures.loop import ActorSelector
+from mesh_core._hosting import ending
+from mesh_core._hosting.actor_cell import Hosted, unreadable
+from mesh_core._hosting.constructors import ActorLoop, Constructors
+from mesh_core._meshes.reduce import Reductions
+from mesh_core._native import Extent, Point, Waker
+from mesh_core._serialize import loads
+from mesh_core._system.process_title import Title
+from mesh_core._system.stack_dumps import stacks
+
+if TYPE_CHECKING:
+    from mesh_core._failures.failure import MeshFailure
+    from mesh_core._failures.owned_meshes import Holding
+    from mesh_core._failures.policies import Event, RepairEvent
+    from mesh_core._native import Deferral, Message
+    from mesh_core._process.process import Process
+
+_SYSTEM = 0
+# What children may take of the time that their owner has: it has something left to clean up.
+_CHILDREN_FIRST = 0.8
+# So much of the time actors of a process that stops end one after the other; then those that are left, together.
+_IN_TURN = 0.5
+
+
+class Stage:
+    """The actors of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.actors: dict[int, Hosted] = {}
+        self._classes: dict[bytes, type] = {}
+        # The script's process is the user's own.
+        self._title = Title(process.identity) if process.identity.mesh_id != 0 else None
+        self.waker = Waker()
+        self._system = process.runtime.system_inbox()
+        self.loop = ActorLoop(ActorSelector(process.runtime, self.waker))
+        self.constructors = Constructors(self.loop)
+        self._exit_code = 0
+        self.unready: str | None = None
+        """Why this process ends before its first actor, in one line: what its bootstrap or an extension has raised."""
+        self.failing = threading.Lock()
+        """Held for the moment in which an actor comes to an end, which may be noticed on several threads."""
+        self.stop_limit = process.settings.stop_timeout
+        """How long an actor's end may take."""
+        # The loop itself keeps only weak references to tasks.
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._thread: threading.Thread | None = None
+        self.reductions: Reductions | None = None
+        """Replies that are combined here on their way up; made when one first is."""
+        self.ident = 0
+        """The thread that runs the loop."""
+        self.held: Deferral | None = None
+        """A reply that the loop has given and that waits for its caller, where more wait than may (ANS-3)."""
+        self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        """Those of actors with sync endpoints."""
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Hold a task until it is done."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Running.
+
+    def start_thread(self) -> None:
+        """Run the loop in a thread of its own: this process's main thread belongs to a script."""
+        thread = threading.Thread(target=self.run, name="mesh-actors", daemon=True)
+        thread.start()
+        # Only now: towards the interpreter's end no thread can be started, and this one is waited for.
+        self._thread = thread
+        self.constructors.start()
+
+    def end_thread(self, limit: float) -> None:
+        """End the thread that :meth:`start_thread` started, and wait for the actors', once the runtime is closed."""
+        if self._thread is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        until = time.monotonic() + limit
+        me = threading.current_thread()
+        if self._thread is not me:
+            # First, as it starts the others.
+            self._thread.join(limit)
+        self.constructors.end(max(0.0, until - time.monotonic()))
+        for thread in list(self.threads):
+            if thread is not me:
+                thread.join(max(0.0, until - time.monotonic()))
+
+    def run(self) -> int:
+        """Serve until the process is told to stop; returns its exit status."""
+        asyncio.set_event_loop(self.loop)
+        self.ident = self.loop.ident = threading.get_ident()
+        self._system.worked_by(self.ident)
+        self.loop.add_reader(self.waker.fileno(), self._on_ready)
+        self._system.attach(self.waker, _SYSTEM)
+        with self._signals():
+            self.loop.run_forever()
+        self._end()
+        return self._exit_code
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Have signals wake the loop, which does not sleep where the interpreter could see them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        here, there = socket.socketpair()
+        with here, there:
+            here.setblocking(False)
+            there.setblocking(False)
+            self.loop.add_reader(here, here.recv, 4096)
+            before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(before)
+                self.loop.remove_reader(here)
+
+    def _end(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        for actor in self.actors.values():
+            if actor.on_thread is not None:
+                # Should it wait to get its inbox back.
+                actor.on_thread.hand_back([])
+        with contextlib.suppress(Exception):
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    def _on_ready(self) -> None:
+        for token in self.waker.drain():
+            if token == _SYSTEM:
+                # Not all at once where they are large: their senders hear of them when a batch is gone.
+                while batch := self._system.take_nowait(1_000_000):
+                    for message in batch:
+                        try:
+                            self._on_system(message)
+                        except BaseException as error:  # noqa: BLE001 - the guard: STG-3
+                            self._on_trouble(message, error)
+                    del message
+            else:
+                actor = self.actors.get(token)
+                if actor is not None:
+                    actor.on_loop.pump()
+
+    def _on_trouble(self, message: Message, error: BaseException) -> None:
+        if message.kind is MessageKind.SPAWN and message.actor not in self.actors:
+            self._host_broken(message, error)
+        else:
+            self.reply_error(message, error, self.process.identity.mesh_name)
+
+    def _on_system(self, message: Message) -> None:
+        if self._exit_code:
+            # The bootstrap has failed, the process is about to end: nothing starts in it any more.
+            return
+        kind = message.kind
+        if kind is MessageKind.SPAWN:
+            self._spawn(message)
+        elif kind is MessageKind.CANCEL:
+            self._cancel(message)
+        elif kind is MessageKind.STOP_ACTOR:
+            # The stop itself is in the actor's inbox, which a constructor may never come to.
+            actor = self.actors.get(message.actor)
+            if actor is not None and not actor.made:
+                ending.hurry(actor)
+        elif kind is MessageKind.PARTIAL:
+            Reductions.of(self).on_partial(message)
+        elif kind is MessageKind.INSPECT:
+            message.reply(stacks())
+        elif kind is MessageKind.STOP_PROC:
+            self.keep(self.loop.create_task(self._stop(message.within or 0.0)))
+        elif kind is MessageKind.DOWN or kind is MessageKind.FAILURE:
+            self._on_notice(message)
+        elif kind is MessageKind.EXTENSION:
+            self._on_extension(message)
+        elif kind is MessageKind.UNSEEN:
+            unseen.report(message)
+
+    def _cancel(self, message: Message) -> None:
+        the_call, gathered, answered = message.cancels
+        if gathered:
+            Reductions.of(self).forget(message)
+        if not the_call:
+            return
+        actor = self.actors.get(message.actor)
+        if actor is not None:
+            actor.cancel((message.src, message.call), answered=answered)
+        elif message.actor == 0:
+            self.process.extensions.on_cancel((message.src, message.call))
+
+    def _on_notice(self, message: Message) -> None:
+        if message.kind is MessageKind.DOWN:
+            self.process.on_down(message)
+            for owner, holding, failure, _ in self.process.faults.struck(message):
+                self.on_failure(owner, holding, failure)
+            for owner, holding, event in self.process.faults.ended(message):
+                self.on_event(owner, holding, event)
+        else:
+            key, failure = message.load()
+            estate = self.process.estates.of(message.actor)
+            owned = estate.actors(key[2])
+            if owned is not None:
+                owned.fails(key)
+            if owned is not None or not estate.leaves_alone(key[2]):
+                self.on_failure(message.actor, owned, named(failure, owned))
+
+    # Spawning.
+
+    def _spawn(self, message: Message) -> None:
+        before = self.actors.get(message.actor)
+        if before is not None:
+            self.keep(self.loop.create_task(self._spawn_again(message, before)))
+            return
+        instance = self._instance(message, parse_shape(message.shape))
+        inbox = self.process.runtime.inbox(message.actor)
+        if inbox is None:
+            return
+        try:
+            blob, _mesh_name, (owner, creator), args, kwargs = message.load()
+            instance.creator = creator
+            cls = self._class(blob)
+        except BaseException as error:  # noqa: BLE001 - it is the spawner's to hear
+            self._host_broken(message, unreadable(error))
+            return
+        instance.class_name = cls.__qualname__
+        inbox.describe(cls.__qualname__)
+        hosted = self.actors[message.actor] = Hosted(
+            self, inbox, instance, message, cls=cls, args=args, kwargs=kwargs, owner=(message.src, owner)
+        )
+        self._show_title()
+        hosted.start()
+
+    async def _spawn_again(self, message: Message, before: Hosted) -> None:
+        """Make an actor again that has failed here, once all is over that follows from the failure."""
+        if before.broken is None and not before.ending:
+            error = MeshError(f"{before.describe()} lives, and is not made again; stop it first")
+            self.reply_error(message, error, before.instance.name)
+            return
+        if before.downfall is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(asyncio.wrap_future(before.downfall), self.stop_limit)
+        if before.gone is None:
+            before.gone = self.loop.create_future()
+        before.inbox.finish()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(before.gone), self.stop_limit)
+        if self.actors.get(message.actor) is before:
+            error = MeshError(
+                f"{before.describe()} has failed, and does not come to an end; it is not made again"
+            )
+            self.reply_error(message, error, before.instance.name)
+            return
+        self._spawn(message)
+
+    def _host_broken(self, message: Message, error: BaseException) -> None:
+        """Have an actor that could not be made: it answers its spawn, and every call, with ``error``."""
+        inbox = self.process.runtime.inbox(message.actor)
+        if inbox is not None:
+            instance = self._instance(message, None)
+            hosted = self.actors[message.actor] = Hosted(self, inbox, instance, message, broken=error)
+            hosted.start()
+
+    def _instance(self, message: Message, extent: Extent | None) -> Instance:
+        return Instance(
+            actor_id=message.actor,
+            proc_id=self.process.identity.proc_id,
+            rank=Point(0, Extent([], [])) if extent is None else Point(message.index, extent),
+            name=message.name,
+            class_name="?",
+        )
+
+    def host(self, cls: type, actor_id: int, name: str) -> None:
+        """Have an actor of this process's own, which messages wait for already; called from any thread."""
+
+        def begin() -> None:
+            inbox = self.process.runtime.inbox(actor_id)
+            if inbox is None or actor_id in self.actors:
+                return
+            instance = Instance(
+                actor_id=actor_id,
+                proc_id=self.process.identity.proc_id,
+                rank=Point(0, Extent([], [])),
+                name=name,
+                class_name=cls.__qualname__,
+            )
+            hosted = self.actors[actor_id] = Hosted(self, inbox, instance, None, cls=cls)
+            hosted.start()
+
+        self.loop.call_soon_threadsafe(begin)
+
+    def _class(self, blob: bytes) -> type:
+        cls = self._classes.get(blob)
+        if cls is None:
+            loaded = loads(blob)
+            assert isinstance(loaded, type)
+            cls = self._classes[blob] = loaded
+        return cls
+
+    # What is said to the process itself, and to its extensions.
+
+    def _on_extension(self, message: Message) -> None:
+        extensions = self.process.extensions
+        match message.name:
+            case Control.BOOTSTRAP:
+                self._bootstrap(message)
+            case Control.STARTED:
+                if (failure := extensions.failure) is None:
+                    message.reply(None)
+                else:
+                    self._decline(message, failure, str(failure))
+            case Control.BYPASS:
+                find_bypass(self.process)
+            case Control.RETURNS:
+                from mesh_core._failures.returns import on_question
+
+                on_question(message, self.process)
+            case Control.INSTALL:
+                extensions.have(message.load(), asked=message.call != 0)
+                message.reply(None)
+            case _:
+                extensions.on_message(message)
+
+    def _bootstrap(self, message: Message) -> None:
+        try:
+            message.load()()
+        except BaseException as error:  # noqa: BLE001 - reported, then the process ends
+            self._decline(message, error, f"its bootstrap {raised_in_words(error)}")
+        else:
+            message.reply(None)
+
+    def _decline(self, message: Message, error: BaseException, why: str) -> None:
+        """End this process, which cannot be what it was spawned to be."""
+        self.reply_error(message, error, self.process.identity.mesh_name, bootstrap=True)
+        self._exit_code = BOOTSTRAP_FAILED
+        self.unready = why
+        self.loop.stop()
+
+    # Stopping.
+
+    async def _stop(self, limit: float) -> None:
+        self.stop_limit = min(limit, self.stop_limit) * _CHILDREN_FIRST
+        await self._stop_actors()
+        # What code that no actor runs has spawned.
+        await self.process.estates.of(0).close_async(self.stop_limit)
+        self.loop.stop()
+
+    async def _stop_actors(self) -> None:
+        """Stop the actors in the reverse order of their making; a later one may use an earlier one until its end."""
+        actors = list(self.actors.values())
+        for actor in actors:
+            actor.gone = self.loop.create_future()
+        # Those behind one that takes its time are not to come away empty-handed.
+        until = self.loop.time() + self.stop_limit * _IN_TURN
+        for actor in reversed(actors):
+            assert actor.gone is not None
+            # Behind what waits already.
+            quick = actor.ends_quickly()
+            actor.inbox.finish()
+            if not quick and not actor.gone.done() and (left := until - self.loop.time()) > 0:
+                await asyncio.wait([actor.gone], timeout=left)
+        for actor in actors:
+            assert actor.gone is not None
+            await actor.gone
+
+    def stop_actors(self, limit: float) -> None:
+        """Stop the controller's own actors, and what they own, within ``limit`` seconds."""
+        if self._thread is None or self._thread is threading.current_thread() or not self.actors:
+            return
+        self.stop_limit = limit * _CHILDREN_FIRST
+        with contextlib.suppress(
+            RuntimeError, TimeoutError
+        ):  # the loop has ended already, or an actor does not
+            asyncio.run_coroutine_threadsafe(self._stop_actors(), self.loop).result(limit)
+
+    # Failures of what actors here own.
+
+    def on_failure(self, owner: int, holding: Holding | None, failure: MeshFailure) -> None:
+        """Have an owner asked, if it is an actor that lives here; code without an actor is the script's affair."""
+        actor = self.actors.get(owner)
+        if actor is not None and not actor.over:
+            self.keep(self.loop.create_task(self.process.faults.ask(actor, holding, failure)))
+        elif owner == 0 and holding is not None and holding.policy is not None:
+            from mesh_core._failures.policy_run import failed
+
+            self.on_event(owner, holding, failed(failure, holding.mesh.name))
+        elif owner == 0:
+            self.process.faults.pass_on(((0, 0, 0), 0), failure)
+
+    def on_event(self, owner: int, holding: Holding, event: Event | RepairEvent) -> None:
+        """Have a policy asked whose owner lives here: an actor, or code without one."""
+        actor = self.actors.get(owner)
+        if owner == 0 or (actor is not None and not actor.over):
+            self.keep(self.loop.create_task(self.process.faults.consult(actor, holding, event)))
+
+    def forget(self, actor: Hosted) -> None:
+        """An actor has ended."""
+        if self.actors.get(actor.instance.actor_id) is actor:
+            del self.actors[actor.instance.actor_id]
+            self._show_title()
+        if actor.gone is not None and not actor.gone.done():
+            actor.gone.set_result(None)
+
+    def _show_title(self) -> None:
+        """Have listings of processes name the actors of this one."""
+        if self._title is not None:
+            self._title.show(self.actors)
+
+    # Replies.
+
+    def reply_error(
+        self,
+        message: Message,
+        error: BaseException,
+        name: str,
+        *,
+        dead: bool = False,
+        bootstrap: bool = False,
+    ) -> None:
+        """Tell the caller what went wrong; where nobody waits, the log."""
+        if os.getpid() != self.process.pid:
+            from mesh_core._system.leaving import end_copy
+
+            end_copy(error)
+        me = self.process.identity
+        if message.call == 0:
+            message.failed()
+            self.log_failure(message, error, name)
+            return
+        from mesh_core._serialize.exceptions import encode_exception
+
+        data, buffers = encode_exception(
+            error, actor=name, rank=me.rank, host=me.host, pid=os.getpid(), bootstrap=bootstrap
+        )
+        held = message.reply_error(data, buffers, dead=dead)
+        if held is not None:
+            self.held = held
+
+    async def room(self) -> None:
+        """Wait until no reply of the loop's has to leave before it handles another message."""
+        while (held := self.held) is not None:
+            if not held.done():
+                await self.process.bridge().wait(held)
+            if self.held is held:
+                self.held = None
+
+    def log_failure(self, message: Message, error: BaseException, name: str) -> None:
+        """Write down what went wrong where nobody waits to hear of it."""
+        import logging
+
+        from mesh_core._serialize.exceptions import format_traceback
+
+        logging.getLogger("mesh").error(
+            "actor %r on %s (pid %d) raised in %s, which nobody waits for:\n%s",
+            name,
+            self.process.identity.proc_id,
+            os.getpid(),
+            message.name,
+            format_traceback(error),
+        )

@@ -1,0 +1,158 @@
+"""Where coroutine actors are constructed: on a thread beside the event loop, which goes on meanwhile.
+
+One thread constructs them one after the other. While a constructor does not return and others wait, there is one more.
+Those that are constructed join the loop some at a time: where an actor is made by the thousand, the loop would otherwise
+be woken for each, and take the interpreter from the thread that makes the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVarTuple
+
+if TYPE_CHECKING:
+    from mesh_core._hosting.actor_cell import Hosted
+
+_Ts = TypeVarTuple("_Ts")
+_PATIENCE_S = 0.05
+"""So long others wait for one constructor."""
+_TOGETHER = 64
+"""At most so many join the loop at once."""
+
+
+class ActorLoop(asyncio.SelectorEventLoop):
+    """The event loop of a process's actors, on which their constructors, beside it, may begin tasks and timers."""
+
+    ident = 0
+    """The thread that runs it."""
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call something at a time; from a constructor, too."""
+        if self.ident in (0, threading.get_ident()):
+            return super().call_at(when, callback, *args, context=context)
+        context = contextvars.copy_context() if context is None else context
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+
+        def run() -> None:
+            if not handle.cancelled():
+                callback(*args)
+
+        # The timers are the loop's own, and no other thread's.
+        self.call_soon_threadsafe(super().call_at, when, lambda: context.run(run))
+        return handle
+
+
+class Constructors:
+    """The threads that construct a process's coroutine actors."""
+
+    def __init__(self, loop: ActorLoop) -> None:
+        self._loop = loop
+        self._waiting: queue.SimpleQueue[Hosted | None] = queue.SimpleQueue()
+        self._made: deque[Hosted] = deque()
+        """Those that are constructed and have not joined the loop; whoever takes one out has it join."""
+        self._lock = threading.Lock()
+        self._at: dict[threading.Thread, Hosted | None] = {}
+        """What each thread constructs just now."""
+        self._seen: set[Hosted | None] = set()
+        """What they constructed at the last look."""
+        self._watched = False
+
+    def construct(self, hosted: Hosted) -> None:
+        """Construct an actor, soon; called on the loop."""
+        if not self._at and not self.start():
+            # Nothing is left for a thread. It holds up the loop, but it is constructed.
+            hosted.be_made()
+            hosted.join()
+            return
+        self._waiting.put(hosted)
+        if not self._watched:
+            self._watched = True
+            self._loop.call_later(_PATIENCE_S, self._look)
+
+    def start(self) -> bool:
+        """Have one more thread; false if there can be none."""
+        thread = threading.Thread(target=self._serve, name="mesh-constructors", daemon=True)
+        with self._lock:
+            self._at[thread] = None
+        try:
+            thread.start()
+        except RuntimeError:
+            with self._lock:
+                del self._at[thread]
+            return False
+        return True
+
+    def end(self, limit: float) -> None:
+        """End the threads, and wait for those that are not in a constructor."""
+        until = time.monotonic() + limit
+        with self._lock:
+            threads = dict(self._at)
+        for _ in threads:
+            self._waiting.put(None)
+        for thread, at in threads.items():
+            # One that has not started yet finds its end in the queue.
+            if at is None and thread.ident is not None and thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+
+    def _join(self) -> None:
+        while self._made:
+            try:
+                hosted = self._made.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            hosted.join()
+
+    def _look(self) -> None:
+        # They are not to wait for those behind them.
+        self._join()
+        if self._waiting.empty():
+            self._watched = False
+            self._seen = set()
+            return
+        with self._lock:
+            now = set(self._at.values())
+        if None not in now and now <= self._seen:
+            self.start()
+        self._seen = now
+        self._loop.call_later(_PATIENCE_S, self._look)
+
+    def _serve(self) -> None:
+        me = threading.current_thread()
+        # For constructors that begin tasks.
+        asyncio._set_running_loop(self._loop)
+        while (hosted := self._waiting.get()) is not None:
+            self._at[me] = hosted
+            try:
+                contextvars.copy_context().run(hosted.be_made)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, others wait to be constructed
+                hosted.lost(error)
+            self._made.append(hosted)
+            del hosted
+            if self._waiting.empty() or len(self._made) >= _TOGETHER:
+                self._join()
+            if getattr(self._loop, "_ready", True):
+                # What a constructor has begun is there, but the loop may be asleep.
+                self._loop.call_soon_threadsafe(_nothing)
+            with self._lock:
+                self._at[me] = None
+                if len(self._at) > 1:
+                    # One stays.
+                    del self._at[me]
+                    return
+        self._join()
+
+
+def _nothing() -> None:
+    """Only the loop's being woken counts."""

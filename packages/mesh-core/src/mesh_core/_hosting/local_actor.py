@@ -1,0 +1,227 @@
+"""The actors of this process, as extensions make and see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mesh_core._common.errors import MeshError
+from mesh_core._futures.promise import Promise
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from mesh_core._futures.future import Future
+    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._meshes.procs import ProcMesh
+    from mesh_core._native import Point
+
+R = TypeVar("R")
+
+
+class LocalActor:
+    """An actor of this process that is being made; what :meth:`Extension.make_actor` is given, and may keep."""
+
+    __slots__ = ("__weakref__", "_construct", "_hosted")
+
+    def __init__(self, hosted: Hosted, construct: Callable[[], Any] | None) -> None:
+        self._hosted = hosted
+        self._construct = construct
+
+    @property
+    def id(self) -> int:
+        """The number of its mesh of actors, the same on every rank and in every life; see :func:`actor_id`."""
+        return self._hosted.instance.actor_id
+
+    @property
+    def name(self) -> str:
+        """The name that it was spawned under."""
+        return self._hosted.instance.name
+
+    @property
+    def cls(self) -> type:
+        """Its class."""
+        assert self._hosted._cls is not None
+        return self._hosted._cls
+
+    @property
+    def point(self) -> Point:
+        """Its place in the mesh that it was spawned as."""
+        return self._hosted.instance.rank
+
+    @property
+    def object(self) -> Any:
+        """The object; ``None`` before it is made, and once the actor has ended."""
+        return self._hosted.object
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was stopped, or has failed."""
+        return self._hosted.over or self._hosted.broken is not None
+
+    def construct(self) -> Any:
+        """Run the constructor, with the arguments of the spawn, and return the object. Once, and within ``make_actor``."""
+        construct, self._construct = self._construct, None
+        if construct is None:
+            raise MeshError(
+                f"cannot construct {self._hosted.describe()} here: construct() is for make_actor(), once"
+            )
+        return construct()
+
+    def between_messages(self, function: Callable[[Any], R]) -> Future[R]:
+        """Have ``function(object)`` called between two messages of the actor, ahead of those that wait.
+
+        It runs where the actor's plain endpoints run, and sees no endpoint half done, but for concurrent ones. What it raises
+        is raised by the future. An actor that has ended, or has failed, answers with a :class:`MeshError`.
+        """
+        hosted = self._hosted
+        promise = Promise[R](f"between two messages of {hosted.describe()}")
+
+        def errand() -> None:
+            try:
+                if hosted.broken is not None:
+                    raise MeshError(f"{hosted.describe()} has failed")
+                result = function(hosted.object)
+            except BaseException as error:  # noqa: BLE001 - the asker's to hear
+                promise.set_exception(error)
+            else:
+                promise.set_result(result)
+
+        def over(_: asyncio.Future[Any]) -> None:
+            if not promise.future.done():
+                promise.set_exception(MeshError(f"{hosted.describe()} has ended"))
+
+        if not hosted.in_turn(errand, over):
+            why = "has ended" if hosted.over else "has failed"
+            promise.set_exception(MeshError(f"{hosted.describe()} {why}"))
+        return promise.future
+
+    def __repr__(self) -> str:
+        return f"<LocalActor: {self._hosted.describe()}>"
+
+
+def made_by(
+    makers: Sequence[Callable[[LocalActor], Any]], hosted: Hosted, construct: Callable[[], Any]
+) -> Any:
+    """Have an actor made by extensions; the first that was installed asks the next by ``construct()``."""
+    for maker in reversed(makers):
+        construct = _step(maker, LocalActor(hosted, construct))
+    return construct()
+
+
+def _step(maker: Callable[[LocalActor], Any], local: LocalActor) -> Callable[[], Any]:
+    def make() -> Any:
+        made = maker(local)
+        if not isinstance(made, local.cls):
+            owner = type(getattr(maker, "__self__", maker)).__qualname__
+            raise TypeError(
+                f"make_actor() of {owner} must return an object of class {local.cls.__qualname__}, got {made!r}"
+            )
+        return made
+
+    return make
+
+
+def local_actor(number: int) -> LocalActor | None:
+    """Return the actor of this process that is of the mesh with this number; ``None`` if there is none, or no longer.
+
+    One that is still being constructed is there already: :meth:`LocalActor.between_messages` waits for that.
+    """
+    from mesh_core._common.current import current
+
+    stage = current()._stage
+    hosted = None if stage is None else stage.actors.get(number)
+    return None if hosted is None or hosted._cls is None else LocalActor(hosted, None)
+
+
+def actor_id(mesh: Any) -> int:
+    """Return the number of a mesh of actors, by which each process knows its own among them: :attr:`LocalActor.id`.
+
+    >>> from mesh_core import Actor, this_host
+    >>> from mesh_core.extensions import actor_id
+    >>> class Worker(Actor): ...
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+    ...     workers = procs.spawn("workers", Worker)
+    ...     actor_id(workers) == actor_id(workers.slice(gpus=1))
+    True
+    """
+    from mesh_core._meshes.actors import ActorMesh
+
+    if not isinstance(mesh, ActorMesh):
+        raise TypeError(f"actor_id() takes a mesh of actors, got {mesh!r}")
+    return mesh._actor_id
+
+
+def actor_ranks(mesh: Any) -> list[int]:
+    """Return which ranks the actors of a mesh have in the mesh that they were spawned as: :attr:`LocalActor.point`.
+
+    >>> from mesh_core import Actor, this_host
+    >>> from mesh_core.extensions import actor_ranks
+    >>> class Worker(Actor): ...
+    >>> with this_host().spawn_procs({"gpus": 4}) as procs:
+    ...     workers = procs.slice(gpus=slice(1, 4)).spawn("workers", Worker)
+    ...     actor_ranks(workers), actor_ranks(workers.slice(gpus=2))
+    ([0, 1, 2], [2])
+    """
+    from mesh_core._meshes.actors import ActorMesh
+
+    if not isinstance(mesh, ActorMesh):
+        raise TypeError(f"actor_ranks() takes a mesh of actors, got {mesh!r}")
+    if mesh._home.is_joined:
+        raise MeshError(
+            f"{mesh!r} was put together of others, which have ranks of their own: ask for each of them"
+        )
+    return [mesh._root.position(rank) or 0 for rank in mesh._view]
+
+
+def settled(mesh: Any) -> Future[None]:
+    """Return a future that is done once each actor of a mesh has handled what this process has sent to it before.
+
+    Concurrent endpoints may go on. An actor that is dead, or has failed, makes it fail.
+
+    >>> from mesh_core import Actor, endpoint, this_host
+    >>> from mesh_core.extensions import settled
+    >>> class Worker(Actor):
+    ...     @endpoint
+    ...     def work(self) -> None: ...
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+    ...     workers = procs.spawn("workers", Worker)
+    ...     _ = workers.work.broadcast()
+    ...     settled(workers).get(timeout=30)
+    """
+    from mesh_core._common.codes import Request
+    from mesh_core._futures.future import Future
+    from mesh_core._hosting.responses import SETTLED
+    from mesh_core._meshes.actors import ActorMesh
+    from mesh_core._meshes.procs import all_well
+
+    if not isinstance(mesh, ActorMesh):
+        raise TypeError(f"settled() takes a mesh of actors, got {mesh!r}")
+    process, who = mesh._process, mesh._addressee()
+    target = mesh._home.target(mesh._procs_id, mesh._view)
+    call = process.runtime.sender(target, mesh._actor_id, SETTLED, Request.CALL, True, who).call(((), {}))
+    return Future(process, call, lambda call: all_well(call, who), lambda: f"settling {mesh._name!r}")
+
+
+def procs_of(mesh: Any) -> ProcMesh:
+    """Return the processes that actors are on, place by place; where both were spawned by this process.
+
+    >>> from mesh_core import Actor, this_host
+    >>> from mesh_core.extensions import procs_of
+    >>> class Worker(Actor): ...
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+    ...     workers = procs.spawn("workers", Worker)
+    ...     procs_of(workers) == procs, procs_of(workers.slice(gpus=1)).pids == procs.pids[1:]
+    (True, True)
+    """
+    from mesh_core._meshes.actors import ActorMesh
+
+    if not isinstance(mesh, ActorMesh):
+        raise TypeError(f"procs_of() takes a mesh of actors, got {mesh!r}")
+    procs = None if mesh._making is None else mesh._making.procs
+    if procs is None:
+        raise MeshError(
+            f"the processes of {mesh!r} are not known here: only the process that has spawned both, the processes and the "
+            "actors, knows them, until the actors are stopped"
+        )
+    return procs._with_region(mesh._view)

@@ -1,0 +1,332 @@
+"""Meshes of actors."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mesh_core._common.codes import Request
+from mesh_core._common.context import current_instance
+from mesh_core._common.current import current
+from mesh_core._common.errors import MeshError
+from mesh_core._common.suggestions import did_you_mean
+from mesh_core._futures.future import Future
+from mesh_core._geometry.mesh import Kind, Mesh, describe
+from mesh_core._meshes.adverbs import Endpoint, ItemsEndpoint, addressee
+from mesh_core._meshes.outcomes import Addressee, value_of
+from mesh_core._native import Point, Region, Slice, known_moves, learn_moves
+
+if TYPE_CHECKING:
+    from mesh_core._actors.endpoint import Arity, Interface
+    from mesh_core._actors.reducers import Reducer
+    from mesh_core._failures.owned_meshes import Making
+    from mesh_core._geometry.location import Home
+    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._meshes.repair import Moves, Ranks
+    from mesh_core._native import Call
+    from mesh_core._process.process import Process
+
+T = TypeVar("T")
+
+
+class ActorMesh(Mesh, Generic[T]):
+    """References to actors, one on each of some processes; made by :meth:`ProcMesh.spawn`.
+
+    Its attributes are the actors' endpoints. Sent to another process it is the same references, which own nothing.
+    """
+
+    _kind = Kind.ACTORS
+    _process: Process
+    _interface: Interface
+    _name: str
+    _home: Home
+    _procs_id: int
+    _actor_id: int
+    _root: Region
+    _ready: Future[None] | None
+    _making: Making | None
+    _owner: tuple[int, int, int] | None
+
+    def __init__(
+        self,
+        process: Process,
+        interface: Interface,
+        *,
+        name: str,
+        home: Home,
+        procs_id: int,
+        actor_id: int,
+        root: Region,
+        view: Region,
+        ready: Future[None] | None = None,
+        making: Making | None = None,
+        owner: tuple[int, int, int] | None = None,
+    ) -> None:
+        # Past __setattr__, which is for users.
+        self.__dict__.update(
+            _process=process,
+            _interface=interface,
+            _name=name,
+            _home=home,
+            _procs_id=procs_id,
+            _actor_id=actor_id,
+            _root=root,
+            _view=view,
+            _ready=ready,
+            _making=making,
+            _owner=owner,
+        )
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if not name.startswith("_"):
+                raise AttributeError(
+                    f"cannot set {name!r} on {self!r}: it is a reference, and the actors' fields are theirs alone; "
+                    f"give {self.class_name} an endpoint that sets it",
+                    name=name,
+                    obj=self,
+                )
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Endpoint[..., Any]:
+        interface = self.__dict__.get("_interface")
+        if interface is None:
+            raise AttributeError(name)
+        arity = interface.endpoints.get(name)
+        if arity is None and name in interface.plain:
+            from mesh_core._meshes.send import NotAnEndpoint
+
+            return NotAnEndpoint(self, name)  # type: ignore[return-value]  # says what to do when it is used as one
+        if arity is None:
+            known = sorted(interface.endpoints)
+            raise AttributeError(
+                f"actor {self._name!r} ({interface.class_name}) has no endpoint {name!r}"
+                f"{did_you_mean(name, known)}; it has {', '.join(known) or 'none'} (methods marked @endpoint)",
+                name=name,
+                obj=self,
+            )
+        endpoint = self._endpoint(name, arity)
+        # The next look-up finds it without coming here.
+        self.__dict__[name] = endpoint
+        return endpoint
+
+    def _endpoint(self, name: str, arity: Arity) -> Endpoint[..., Any]:
+        """An endpoint of these actors."""
+        if arity.on_restart != "fail" and self._owner is not None:
+            from mesh_core._meshes.lasting import LastingEndpoint
+
+            return LastingEndpoint(self, name, arity)
+        return (ItemsEndpoint if arity.streams else Endpoint)(self, name, arity)
+
+    def _combining(self, *args: Any, reduce: Reducer) -> Any:
+        """An endpoint whose replies are combined."""
+        from mesh_core._meshes.reduce import ReducedEndpoint
+
+        return ReducedEndpoint(self, *args, reduce=reduce)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._interface.endpoints})
+
+    @property
+    def name(self) -> str:
+        """The name that the actors were spawned under."""
+        return self._name
+
+    @property
+    def class_name(self) -> str:
+        """The name of the actors' class."""
+        return self._interface.class_name
+
+    def _with_region(self, region: Region) -> ActorMesh[T]:
+        told = self._told(region)
+        return ActorMesh(self._process, self._interface, **told, ready=self._ready, making=self._making)
+
+    def _told(self, view: Region) -> dict[str, Any]:
+        """What makes a reference, apart from the process that holds it."""
+        told = {
+            "name": self._name,
+            "home": self._home,
+            "procs_id": self._procs_id,
+            "actor_id": self._actor_id,
+            "root": self._root,
+            "view": view,
+        }
+        if self._owner is not None:
+            # Which process knows whether the actors are made again; few need it.
+            told["owner"] = self._owner
+        return told
+
+    def _addressee(self) -> Addressee:
+        return addressee(self)
+
+    def _at(self, index: int) -> ActorMesh[T]:
+        return self._with_region(Region([], Slice(self._view.rank_at(index), [], [])))
+
+    def __iter__(self) -> Iterator[tuple[Point, ActorMesh[T]]]:
+        extent = self._view.extent
+        for index in range(len(self._view)):
+            yield Point(index, extent), self._at(index)
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when every actor's constructor has returned; raises what a constructor raised."""
+        if self._ready is None:
+            # Not an AttributeError, which would be taken for an endpoint of that name.
+            raise MeshError(
+                f"this is a reference to {self._name!r} that came from another process; "
+                "only the process that spawned the actors hears of their construction"
+            )
+        return self._ready
+
+    def __await__(self) -> Generator[Any, None, ActorMesh[T]]:
+        yield from self.initialized.__await__()
+        return self
+
+    def alive(self) -> list[Point]:
+        """The points of this mesh whose actors have not failed, as far as this process knows; see :meth:`ProcMesh.alive`."""
+        lost, extent = set(self._lost()), self._view.extent
+        return [Point(place, extent) for place in range(len(self._view)) if place not in lost]
+
+    def failed(self) -> list[Point]:
+        """The points of this mesh whose actors have failed, or whose processes have ended since they were made."""
+        extent = self._view.extent
+        return [Point(place, extent) for place in self._lost()]
+
+    def _places(self, ranks: Ranks) -> list[int]:
+        """The places that are meant; what has failed, where none are named."""
+        from mesh_core._meshes.repair import places_of
+
+        return places_of(self, ranks)
+
+    def _ended(self) -> list[int]:
+        """The places whose processes have ended, as far as this process knows."""
+        from mesh_core._meshes.repair import lost_places
+
+        return lost_places(self)
+
+    def _lost(self) -> list[int]:
+        from mesh_core._meshes.repair import other_lives
+
+        lost = set(self._ended())
+        if self._making is not None:
+            gone = other_lives(self, self._making)
+            if (holding := self._making.holding) is not None:
+                gone = gone | holding.lost | holding.failed
+            if gone:
+                lost.update(place for place, rank in enumerate(self._view) if rank in gone)
+        return sorted(lost)
+
+    def respawn(self, ranks: Ranks = None) -> Future[None]:
+        """Make actors again that have failed, or whose processes were respawned, with the arguments that they had.
+
+        The future is done when they are constructed. References stay what they are. Only the process that has spawned the
+        actors can do it; it keeps the constructor's arguments for that.
+
+        Args:
+            ranks: numbers or points of this mesh; without them, all that have :meth:`failed`.
+
+        >>> from mesh_core import Actor, context, endpoint, this_host
+        >>> class Counter(Actor):
+        ...     def __init__(self, start: int) -> None:
+        ...         self.count = start
+        ...     @endpoint
+        ...     def add(self, n: int) -> int:
+        ...         self.count += n
+        ...         return self.count
+        ...     @endpoint
+        ...     def fail(self) -> None:
+        ...         context().actor_instance.kill("a test")
+        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+        ...     counters = procs.spawn("counters", Counter, 10, supervise=lambda failure: True)
+        ...     _ = counters.fail.broadcast()
+        ...     while len(counters.failed()) < 2:
+        ...         pass
+        ...     counters.respawn().get(timeout=30)
+        ...     counters.add.call(1).get(timeout=30).values()
+        [11, 11]
+        """
+        from mesh_core._meshes.repair import respawn_actors
+
+        return respawn_actors(self, ranks)
+
+    def stop(self, reason: str = "") -> Future[None]:
+        """Stop the actors, after what was sent to them before. Their processes live on."""
+        if len(self._view) == len(self._root):
+            if self._making is not None:
+                self._making.end()
+            self._process.estates.drop(self._actor_id, self._procs_id)
+        elif (making := self._making) is not None and making.holding is not None and making.holding.returns:
+            making.holding.returns.stopped(self._root.position(rank) or 0 for rank in self._view)
+        return self._stop(reason)
+
+    def _stop(self, reason: str = "") -> Future[None]:
+        """Stop them, perhaps to make them again."""
+        target = self._home.target(self._procs_id, self._view)
+        call = self._process.runtime.sender(target, self._actor_id, "", Request.STOP_ACTOR).call(reason)
+        who = self._addressee()
+
+        def finish(call: Call) -> None:
+            for index, outcome in enumerate(call.outcomes()):
+                # An actor that is gone already is as stopped as can be.
+                if getattr(outcome, "is_error", False):
+                    value_of(outcome, index, who)
+
+        return Future(self._process, call, finish, lambda: f"the stop of {self._name}")
+
+    def __reduce__(self) -> Any:
+        moves = known_moves(self._process.runtime, self._procs_id)
+        return _revive, (self._interface, self._told(self._view), moves)
+
+    def __repr__(self) -> str:
+        return f"<ActorMesh {self._name!r} of {self.class_name}: {describe(self._view)}>"
+
+    def _repr_html_(self) -> str:
+        from mesh_core._common.display import Table, listed
+
+        known = sorted(self._interface.endpoints.items())
+        table = listed(
+            Table(["endpoint", ""]), len(known), lambda index: (known[index][0], known[index][1].text)
+        )
+        return table.html(f"{self!r} on {self._home.called(self._view)}")
+
+
+def reference_to(process: Process, hosted: Hosted, cls: type) -> ActorMesh[Any]:
+    """A reference to an actor of this process, for whomever it is sent to."""
+    from mesh_core._actors.endpoint import Interface, table_of
+
+    me, instance = process.identity, hosted.instance
+    single = Region([], Slice(me.rank, [], []))
+    # What the actor was spawned on is known here by its shape only.
+    root = me.region if me.region.extent == instance.rank.extent else single
+    return ActorMesh(
+        process,
+        Interface(cls.__qualname__, {name: spec.arity for name, spec in table_of(cls).items()}, cls),
+        name=instance.name,
+        home=me.home,
+        procs_id=me.mesh_id,
+        actor_id=instance.actor_id,
+        root=root,
+        view=single,
+    )
+
+
+def reference_of(process: Process, actor: object) -> ActorMesh[Any] | None:
+    """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
+    stage = process._stage
+    if stage is None:
+        return None
+    cls, me = type(actor), current_instance()
+    for hosted in list(stage.actors.values()):
+        # One that is being constructed is not known as anybody's object yet.
+        born = hosted.object is None and hosted.instance is me and hosted._cls is cls
+        if hosted.object is actor or born:
+            return reference_to(process, hosted, cls)
+    return None
+
+
+def _revive(interface: Interface, told: dict[str, Any], moves: Moves | None) -> ActorMesh[Any]:
+    process = current()
+    if moves is not None:
+        learn_moves(process.runtime, told["procs_id"], *moves)
+    return ActorMesh(process, interface, **told)

@@ -1,0 +1,591 @@
+"""How to call an endpoint: the adverbs of :class:`Endpoint`."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+
+from mesh_core._common.codes import Request
+from mesh_core._common.errors import ActorTimeout, MeshError
+from mesh_core._common.tracing import notice
+from mesh_core._futures.deadlines import inherited
+from mesh_core._futures.future import _FAILED, Future, Stream, StreamFuture
+from mesh_core._futures.sending import SENT, Sending
+from mesh_core._geometry.values import ValueMesh, lazy
+from mesh_core._meshes.outcomes import Addressee, error_of, load, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    from mesh_core._actors.endpoint import Arity
+    from mesh_core._actors.reducers import Reducer
+    from mesh_core._futures.awaited import Awaited
+    from mesh_core._meshes.actors import ActorMesh
+    from mesh_core._meshes.reduce import ReducedEndpoint
+    from mesh_core._meshes.refs import Ref
+    from mesh_core._native import Call, Completion, Deferral, Message, Region, Sender
+    from mesh_core._process.process import Process
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+# How long a call waits for the other ranks' answers, which its error is to carry, once one has died: not noticeably.
+_AFTER_A_DEATH = 0.01
+_OTHERS_MISSING = "other ranks have not answered yet; get(return_exceptions=True) waits for them, and cancel() gives them up"
+
+
+class ManyFuture(Future[ValueMesh[R]]):
+    """The results of a call to many."""
+
+    __slots__ = ("_lost_at", "_rest")
+
+    _call: Call
+    # Set only where the death of a rank became the outcome before all others had answered: its place, and the outcomes
+    # of all once they are there.
+    _lost_at: int
+    _rest: ValueMesh[Any] | None
+
+    if TYPE_CHECKING:
+
+        @overload
+        def get(self, timeout: float | None = None) -> ValueMesh[R]: ...
+        @overload
+        def get(self, timeout: float | None = None, *, return_exceptions: Literal[False]) -> ValueMesh[R]: ...
+        @overload
+        def get(
+            self, timeout: float | None = None, *, return_exceptions: bool
+        ) -> ValueMesh[R | BaseException]: ...
+
+    def get(self, timeout: float | None = None, *, return_exceptions: bool = False) -> Any:
+        """Wait for every rank. The first failure is raised, and carries all outcomes as ``.results``.
+
+        With ``return_exceptions`` nothing is raised: the mesh holds exceptions where ranks have failed. Without it a
+        death is raised at once, without results if other ranks have not answered by then; these can be waited for with
+        ``return_exceptions``. What ``get()`` has raised it raises again, whatever arrives later.
+        """
+        if not return_exceptions:
+            return super().get(timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            return super().get(timeout)
+        except BaseException as error:
+            if self._is_loss() and error is self._value:
+                self._wait_for_rest(timeout, until)
+            results = getattr(error, "results", None)
+            if results is not None:
+                return results
+            raise
+
+    def cancel(self) -> bool:
+        """Give up the call; false if it was done. The coroutines that work on it are cancelled, their replies dropped."""
+        return super().cancel() or (self._is_loss() and self._call.cancel())
+
+    def _is_loss(self) -> bool:
+        return self._state == _FAILED and hasattr(self, "_lost_at")
+
+    def _wait(self, timeout: float | None, heed: bool = True) -> bool:
+        ready = self._call.wait(timeout, 0, heed)
+        if ready and not self._call.done() and not self._call.wait(_AFTER_A_DEATH, None, heed):
+            self._settle_loss()
+        return ready
+
+    async def _arrive(self) -> None:
+        bridge = self._process.bridge()
+        await bridge.wait(self._call, 0)
+        if not self._call.done():
+            import asyncio
+
+            try:
+                async with asyncio.timeout(_AFTER_A_DEATH):
+                    await bridge.wait(self._call)
+            except TimeoutError:
+                self._settle_loss()
+
+    def _listen(self, listener: Completion, token: int) -> None:
+        self._call.note(listener, token, 0)
+
+    def _progress(self) -> bool:
+        if self._is_pending() and not self._call.done() and self._call.arrived():
+            self._settle_loss()
+        return self.done()
+
+    def _settle_loss(self) -> None:
+        """Take the death of a rank for the outcome, while others have not answered: nobody need wait for them."""
+        with self._process.settling:
+            lost, endpoint = self._call.lost(), self._what.__self__  # type: ignore[attr-defined]
+            if lost is None or not self._is_pending():
+                return
+            error = error_of(lost[1], lost[0], endpoint._who)
+            assert error is not None
+            error.add_note(_OTHERS_MISSING)
+            self._lost_at, self._rest = lost[0], None
+            self._fail(error)
+
+    def _wait_for_rest(self, timeout: float | None, until: float | None) -> None:
+        """Wait for the ranks that had not answered when the death of another became the outcome."""
+        ends = [end for end in (until, self._deadline) if end is not None]
+        late: dict[int, BaseException] = {}
+        if not self._call.wait(max(0.0, min(ends) - time.monotonic()) if ends else None):
+            if self._deadline is None or time.monotonic() < self._deadline:
+                raise self._not_yet(timeout)
+            error = self._too_late(None)
+            late = dict.fromkeys(self._call.missing(), error)
+            self._call.cancel()
+        self._complete_loss(late)
+
+    def _complete_loss(self, late: dict[int, BaseException] | None = None) -> None:
+        """Give the error that was raised for one rank the outcomes of all, once they are there."""
+        with self._process.settling:
+            if self._rest is not None or not self._call.done():
+                return
+            endpoint = self._what.__self__  # type: ignore[attr-defined]
+            self._rest, _ = endpoint._collect(self._call, {**(late or {}), self._lost_at: self._value})
+            self._value.__notes__.remove(_OTHERS_MISSING)
+            self._value.results = self._rest
+
+    def _tell(self) -> None:
+        if self._is_loss():
+            self._complete_loss()
+        super()._tell()
+
+
+class _Shown:
+    """An attribute that an endpoint has of the user's own method, for those who look at it: ``help``, IPython."""
+
+    def __init__(self, show: Callable[[Endpoint[..., Any]], Any], of_class: Any) -> None:
+        self._show = show
+        self._of_class = of_class
+
+    def __get__(self, endpoint: Endpoint[..., Any] | None, owner: type) -> Any:
+        found = self._of_class if endpoint is None else self._show(endpoint)
+        if found is None:
+            raise AttributeError("only an endpoint of an actor class that is at hand has it")
+        return found
+
+
+def _doc_of(endpoint: Endpoint[..., Any]) -> str:
+    method = endpoint._mesh._interface.method(endpoint._name)
+    said = getattr(method, "__doc__", None)
+    how = "call, call_one, choose, broadcast or stream it"
+    return said or f"Endpoint {endpoint._name}{endpoint._arity.text} of {endpoint._mesh.class_name}; {how}."
+
+
+def _signature_of(endpoint: Endpoint[..., Any]) -> Any:
+    import inspect
+
+    method = endpoint._mesh._interface.method(endpoint._name)
+    if method is None:
+        return None
+    signature = inspect.signature(method)
+    # `self`, and the port of one that answers by it, are not the caller's to give.
+    hidden = 2 if endpoint._arity.port and not endpoint._arity.streams else 1
+    return signature.replace(parameters=list(signature.parameters.values())[hidden:])
+
+
+class Endpoint(Generic[P, R]):
+    """An endpoint of some actors, ready to be called with an adverb: ``trainers.step.call(batch)``.
+
+    ============== ==================================================================
+    ``call``       every actor; a future of a :class:`ValueMesh` of all results
+    ``call_one``   exactly one actor; a future of its result
+    ``choose``     one of many, the less busy of two picked at random
+    ``broadcast``  every actor, without replies
+    ``stream``     every actor; results as they arrive
+    ============== ==================================================================
+    """
+
+    __slots__ = (
+        "_arity",
+        "_block",
+        "_busy",
+        "_keeps",
+        "_limit",
+        "_mesh",
+        "_name",
+        "_one",
+        "_senders",
+        "_spanned",
+        "_who",
+    )
+
+    _reducer: Reducer | None = None
+    # Only with ``reduce=``, see ReducedEndpoint.
+    _combined: Sender
+    _plan: tuple[Any, ...]
+
+    if not TYPE_CHECKING:
+        __doc__ = _Shown(_doc_of, __doc__)
+        __signature__ = _Shown(_signature_of, None)
+
+    def __init__(  # noqa: PLR0917
+        self,
+        mesh: ActorMesh[Any],
+        name: str,
+        arity: Arity,
+        limit: float | None = None,
+        block: bool = True,
+        keeps: str = "",
+    ) -> None:
+        self._mesh = mesh
+        self._name = name
+        self._arity = arity
+        self._limit = limit
+        self._block = block
+        self._keeps = keeps
+        self._who = mesh._addressee()
+        self._senders: Sender = self._sender(mesh._view)
+        self._one = len(mesh._view) == 1
+        self._busy: dict[int, deque[Awaited]] | None = None
+        self._spanned = False
+        notice(mesh._process)
+
+    def _sender(self, view: Region, mark: str = "", request: Request = Request.CALL) -> Sender:
+        mesh = self._mesh
+        target = mesh._home.target(mesh._procs_id, view)
+        name = mark + self._keeps + self._arity.mark + self._name
+        return mesh._process.runtime.sender(target, mesh._actor_id, name, request, self._block, self._who)
+
+    def _what(self) -> str:
+        return f"{self._who.name}.{self._name}"
+
+    def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError:
+        complaint = self._arity.complaint(args, kwargs)
+        return TypeError(f"{self._mesh.class_name}.{self._name}{self._arity.text} {complaint}")
+
+    def _begin(
+        self,
+        adverb: str,
+        kind: Callable[..., Any],
+        finish: Callable[[Call], Any] | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        stream: bool = False,
+        combined: bool = False,
+    ) -> Any:
+        """What every call begins with, whatever its adverb: check, trace, deadline, send.
+
+        ``kind`` makes a future of the call, ``finish`` the future's result of its outcomes.
+        """
+        if not self._arity.fits(args, kwargs):
+            raise self._refuse(args, kwargs)
+        process = self._mesh._process
+        if process.tracer is not None and not self._spanned:
+            # Not a closure, whose variables would cost every call.
+            again = partial(
+                Endpoint._begin,
+                adverb=adverb,
+                kind=kind,
+                finish=finish,
+                args=args,
+                kwargs=kwargs,
+                stream=stream,
+                combined=combined,
+            )
+            return process.tracer.call(self, adverb, again)
+        limit = inherited(self._limit) if process.deadlines else self._limit
+        if combined:
+            call = self._combined.call(((self._plan, *args), kwargs), stream, limit)
+        else:
+            call = self._senders.call((args, kwargs), stream, limit)
+        return kind(process, call, finish, self._what, limit)
+
+    def _attends(self) -> bool:
+        """Whether a call is more than its message just now: it has a deadline, or is traced."""
+        process = self._mesh._process
+        return self._limit is not None or process.deadlines or process.tracer is not None
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call exactly one actor. A mesh of several is a ``ValueError``: slice it first."""
+        if not self._one:
+            raise ValueError(
+                f"call_one() is for exactly one actor, and {self._mesh!r} has {len(self._mesh)}; "
+                "slice it first, or use call() or choose()"
+            )
+        future: Future[R] = self._begin("call_one", Future, self._finish_one, args, kwargs)
+        return future
+
+    def _finish_one(self, call: Call) -> R:
+        outcome = call.outcomes()[0]
+        value: R = value_of(outcome, 0, self._who)
+        return value
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> ManyFuture[R]:
+        """Call every actor of the mesh; the future's result is a :class:`ValueMesh` of the mesh's shape."""
+        future: ManyFuture[R] = self._begin("call", ManyFuture, self._finish_all, args, kwargs)
+        return future
+
+    def _collect(
+        self, call: Call, known: Mapping[int, BaseException]
+    ) -> tuple[ValueMesh[R], BaseException | None]:
+        return collect(call, self._who, known)
+
+    def _finish_all(self, call: Call) -> ValueMesh[R]:
+        return finish_all(call, self._who)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call one actor of the mesh: of two picked at random, the one with fewer calls of ours under way.
+
+        Those whose process is known to be dead are passed over, as long as there are others.
+        """
+        if not self._arity.fits(args, kwargs):
+            raise self._refuse(args, kwargs)
+        import random
+
+        if self._busy is None:
+            self._busy = {}
+        view = self._mesh._view
+        count = len(view)
+        picked = {random.randrange(count), random.randrange(count)}
+        living = [index for index in picked if self._lives(index)]
+        if not living:
+            living = [index for index in range(count) if self._lives(index)] or list(picked)
+            living = random.sample(living, min(2, len(living)))
+        index = min(living, key=self._load_of)
+        future = self._single(index).call_one(*args, **kwargs)
+        self._busy.setdefault(index, deque()).append(future._call)
+        return future
+
+    def _single(self, index: int) -> Endpoint[P, R]:
+        """The same endpoint of one of the actors."""
+        return Endpoint(self._mesh._at(index), self._name, self._arity, self._limit, self._block, self._keeps)
+
+    def _plain(self) -> Endpoint[P, R]:
+        """The same endpoint, each of whose calls is one message."""
+        return self
+
+    def _lives(self, index: int) -> bool:
+        mesh = self._mesh
+        return not mesh._process.runtime.is_gone(*mesh._home.addr(mesh._procs_id, mesh._view.rank_at(index)))
+
+    def _load_of(self, index: int) -> int:
+        calls = (self._busy or {}).get(index)
+        if not calls:
+            return 0
+        while calls and calls[0].done():
+            calls.popleft()
+        return len(calls)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> Sending:
+        """Send to every actor of the mesh; nobody replies. What an endpoint raises is logged where it happened.
+
+        On a thread it waits where an actor lags behind. In a coroutine it returns at once; what it returns may be
+        awaited, until the message is on its way, or be ignored.
+        """
+        if not self._arity.fits(args, kwargs):
+            raise self._refuse(args, kwargs)
+        if self._mesh._process.tracer is not None and not self._spanned:
+            tracer = self._mesh._process.tracer
+            deferral = tracer.call(self, "broadcast", lambda traced: traced._senders.tell((args, kwargs)))
+        else:
+            deferral = self._senders.tell((args, kwargs))
+        return SENT if deferral is None else self._sending(deferral)
+
+    def _sending(self, deferral: Deferral) -> Sending:
+        return Sending(self._mesh._process, deferral, f"broadcast to {self._what()}")
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``.
+
+        A generator endpoint gives what it yields, of each rank in order; leaving the loop early ends the generators. An
+        endpoint with an explicit response port may send any number of results; the stream ends when every rank has closed
+        its port, or let go of it. Nothing else is cancelled if you leave the loop early; see ``Stream.cancel``.
+        """
+        stream: Stream[R] = self._begin("stream", self._streamed, None, args, kwargs, stream=True)
+        return stream
+
+    def _streamed(
+        self, process: Process, call: Call, _finish: None, what: Callable[[], str], limit: float | None
+    ) -> Stream[R]:
+        # One deadline for all of them, however late they are asked for.
+        deadline = None if limit is None else time.monotonic() + limit
+
+        def make(n: int) -> StreamFuture[R]:
+            def finish(call: Call) -> R:
+                # What a generator yields is read once, and is not kept for a second time.
+                arrived = call.take_nth(n) if self._arity.streams else call.nth(n)
+                if arrived is None and deadline is not None and time.monotonic() >= deadline:
+                    # The first that was waited for in vain has given up the call for all of them.
+                    raise ActorTimeout(
+                        f"{what()} did not finish within its deadline of {round(limit or 0.0, 6)} s; it was cancelled",
+                        actor=self._who.name,
+                        host=self._who.home.called(self._who.view),
+                        timeout=limit,
+                    )
+                if arrived is None:
+                    return value_of(None, 0, self._who)  # type: ignore[no-any-return]  # raises
+                index, outcome = arrived
+                value: R = value_of(outcome, index, self._who)
+                return value
+
+            future: StreamFuture[R] = StreamFuture(n, process, call, finish, what, limit)
+            future._deadline = deadline
+            return future
+
+        return Stream(call, make, open_ended=self._arity.port, closes=self._arity.streams)
+
+    @overload
+    def with_options(self, *, timeout: float | None = ..., block: bool = ...) -> Self: ...
+    @overload
+    def with_options(
+        self, *, keep: Literal[True], timeout: float | None = ..., block: bool = ...
+    ) -> Endpoint[P, Ref[R]]: ...
+    @overload
+    def with_options(
+        self, *, reduce: Reducer, timeout: float | None = ..., block: bool = ...
+    ) -> ReducedEndpoint[P, R]: ...
+    @overload
+    def with_options(
+        self, *, reduce: None, timeout: float | None = ..., block: bool = ...
+    ) -> Endpoint[P, R]: ...
+    def with_options(
+        self, *, timeout: Any = ..., block: Any = ..., reduce: Any = ..., keep: Any = ...
+    ) -> Any:
+        """The same endpoint with a deadline for its calls, or refusing (``block=False``) instead of waiting to send.
+
+        A call that has not finished after ``timeout`` seconds raises :class:`ActorTimeout` where it is waited for, and
+        is cancelled where it runs; calls made while it is handled inherit what is left of the time. With
+        ``block=False`` a receiver that lags too far behind is :class:`MailboxFull`, and the message is not sent.
+
+        With ``reduce`` a ``call`` gives one value: the results of all ranks, combined on the way here by the ranks
+        themselves. It is ``"sum"``, ``"mean"``, ``"concat"``, or a function of two results, which has to be associative;
+        the order of ranks is kept.
+
+        With ``keep=True`` results stay in the processes that have made them, and the caller is given a :class:`Ref` of each.
+
+        Options that are not named stay as they are; ``None`` takes a deadline, or ``reduce``, away.
+        """
+        limit = self._limit if timeout is ... else _seconds(timeout)
+        if block is ...:
+            block = self._block
+        elif not isinstance(block, bool):
+            raise TypeError(f"with_options(block=) must be True or False, got {block!r}")
+        reducer = self._reducer if reduce is ... else reduce
+        if keep is ...:
+            return self._like(limit, block, reducer)
+        if not isinstance(keep, bool):
+            raise TypeError(f"with_options(keep=) must be True or False, got {keep!r}")
+        if keep and self._arity.port and not self._arity.streams:
+            raise ValueError(
+                f"{self._what()} answers by its port, so that there is no result to keep; send what put() returns there"
+            )
+        if keep and reducer is not None:
+            raise ValueError(
+                "with_options() takes keep=True or reduce=, but not both: results that are combined do not stay where they were made"
+            )
+        other = self._like(limit, block, reducer)
+        other._keeps = "&" if keep else ""
+        other._senders = other._sender(other._mesh._view)
+        return other
+
+    def _like(self, limit: float | None, block: bool, reducer: Reducer | None) -> Endpoint[P, R]:
+        if reducer is not None:
+            if self._keeps:
+                raise ValueError(
+                    "with_options() takes keep=True or reduce=, but not both: results that are combined do not stay where they were made"
+                )
+            made: Endpoint[P, R] = self._mesh._combining(
+                self._name, self._arity, limit, block, reduce=reducer
+            )
+            return made
+        return Endpoint(self._mesh, self._name, self._arity, limit, block, self._keeps)
+
+    def _traced(self, context: str) -> Endpoint[P, R]:
+        """The same endpoint, for the messages of one span."""
+        endpoint = self._like(self._limit, self._block, self._reducer)
+        endpoint._senders = self._senders.traced(context)
+        endpoint._spanned = True
+        return endpoint
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: a mesh's endpoint is called with an adverb."""
+        raise TypeError(
+            f"say how to call {self._what()}: .call(...) for all replies, .call_one(...) for a single actor, "
+            ".choose(...), .broadcast(...) or .stream(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._mesh.class_name}.{self._name}{self._arity.text} of {self._mesh!r}>"
+
+
+class ItemsEndpoint(Endpoint[P, R]):
+    """A generator endpoint: what it yields is read by ``stream``, and by nothing else."""
+
+    __slots__ = ()
+
+    def _only_stream(self, adverb: str) -> TypeError:
+        return TypeError(
+            f"{self._what()} is a generator, and {adverb}() takes one result: iterate over "
+            f"{self._mesh.name}.{self._name}.stream(...), whose futures give the items"
+        )
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> ManyFuture[R]:
+        """Refuse: see ``stream``."""
+        raise self._only_stream("call")
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Refuse: see ``stream``."""
+        raise self._only_stream("call_one")
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Refuse: see ``stream``."""
+        raise self._only_stream("choose")
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> Sending:
+        """Refuse: nobody would read the items."""
+        raise self._only_stream("broadcast")
+
+    def _like(self, limit: float | None, block: bool, reducer: Reducer | None) -> Endpoint[P, R]:
+        if reducer is not None:
+            raise ValueError(
+                f"{self._what()} is a generator; only results that endpoints return can be combined"
+            )
+        return ItemsEndpoint(self._mesh, self._name, self._arity, limit, block, self._keeps)
+
+
+def collect(
+    call: Call, who: Addressee, known: Mapping[int, BaseException]
+) -> tuple[ValueMesh[Any], BaseException | None]:
+    """The outcomes of all ranks, and the first error among them. Of some the errors are known already."""
+    cells: list[Any] = []
+    first: BaseException | None = None
+    for index, outcome in enumerate(call.outcomes()):
+        error = known.get(index) or error_of(outcome, index, who)
+        if error is None:
+            cells.append(lazy(partial(load, cast("Message", outcome))))
+        else:
+            cells.append(error)
+            first = first or error
+    return ValueMesh.of(who.view.extent, cells), first
+
+
+def finish_all(call: Call, who: Addressee) -> ValueMesh[Any]:
+    """The results of all ranks, or the first error, with all outcomes."""
+    mesh, first = collect(call, who, {})
+    if first is not None:
+        if isinstance(first, MeshError):
+            first.results = mesh
+        raise first
+    return mesh
+
+
+def addressee(mesh: ActorMesh[Any]) -> Addressee:
+    """Who a mesh of actors is, for error messages."""
+    return Addressee(mesh.name, mesh._home, mesh._root, mesh._view, mesh)
+
+
+def _seconds(timeout: object) -> float | None:
+    """What ``with_options(timeout=)`` may be."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, (str, bytes, bool)) or not hasattr(timeout, "__float__"):
+        raise TypeError(f"with_options(timeout=) must be a number of seconds or None, got {timeout!r}")
+    seconds = float(timeout)
+    if not seconds > 0:
+        raise ValueError(f"with_options(timeout=) must be a positive number of seconds, got {timeout!r}")
+    return seconds

@@ -1,0 +1,159 @@
+"""Hosts of other machines: agents that run there, as a mesh."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from mesh_core._common.current import current
+from mesh_core._common.errors import REMEDY, AuthenticationError, MeshError, SpawnError
+from mesh_core._failures.failure import FailureKind
+from mesh_core._futures.future import Future
+from mesh_core._geometry.location import Home, Names
+from mesh_core._meshes.addresses import Addresses
+from mesh_core._meshes.hosts import HostMesh
+from mesh_core._native import Lost, Placement, Region, Slice, attach, attach_dialers, be_host, roll
+
+if TYPE_CHECKING:
+    import concurrent.futures
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from mesh_core._common.credentials import Credentials
+    from mesh_core._native import Call
+    from mesh_core._process.process import Process
+
+
+def attach_to_workers(
+    workers: Sequence[str | Awaitable[str] | concurrent.futures.Future[str]] = (),
+    *,
+    credentials: Credentials | str | os.PathLike[str],
+    name: str = "hosts",
+    listen: str | None = None,
+    expect: int = 0,
+    timeout: float | None = None,
+    heartbeat_timeout: float | None = None,
+    fan_out: int | None = None,
+) -> HostMesh:
+    """Make a mesh of hosts on which agents run: ``mesh host`` was started there. Returns at once.
+
+    It never waits: neither for futures of addresses, names, and connections, nor for the disk with the credentials.
+
+    Args:
+        workers: the agents' addresses, such as ``"tcp://b7:7411"``; or futures of addresses, also those of
+            ``concurrent.futures`` and of event loops. Hosts are connected to as their addresses become known.
+        credentials: the job's credentials, or the folder that holds them (see :class:`Credentials`).
+        name: what errors and listings call the mesh.
+        listen: an address at which this script waits for agents that can only dial out (``mesh host --dial``).
+        expect: how many of those there will be.
+        timeout: for how many seconds agents are waited for that do not listen yet, from when their addresses are known;
+            by default as long as a host may be silent (``heartbeat_timeout``).
+        heartbeat_timeout: after how many seconds of silence one of these hosts is taken for dead; by default the setting
+            of that name.
+        fan_out: to how many others each of these hosts relays; by default the setting of that name.
+
+    An argument that is malformed raises here. What turns out later is raised by ``initialized``, and by the first call to
+    what was to run there: an :class:`AuthenticationError` where the credentials cannot be used, or one side does not
+    accept the other's, else a :class:`SpawnError`.
+
+    The mesh has one dimension, ``hosts``, in the order of ``workers``, or in which the agents dial in; one call makes a
+    mesh of either. ``await`` it, or wait for ``.initialized``, to hear whether all can be reached.
+    """
+    from mesh_core._meshes.spawning import interpreter_command
+
+    process = current()
+    if process.identity.mesh_id != 0:
+        raise MeshError(
+            "hosts are attached by the script that drives the job, not by a worker of it; attach them there, and "
+            "pass the mesh"
+        )
+    if isinstance(workers, str):
+        raise TypeError(f"workers= is a list of addresses; write [{workers!r}] for one")
+    if not isinstance(credentials, str | os.PathLike) and not hasattr(credentials, "path"):
+        raise TypeError(
+            f"credentials= is the folder that `mesh credentials new` has made, or Credentials, not {credentials!r}"
+        )
+    addresses = Addresses(workers, process)
+    texts = [address for address in addresses.known if address is not None]
+    if addresses.known and (listen is not None or expect):
+        raise ValueError(
+            "a mesh of hosts is made either of workers= or of those that dial in (listen=, expect=); call twice"
+        )
+    if not addresses.known and (listen is None or expect < 1):
+        raise ValueError(
+            "name the agents' addresses in workers=; or, for agents that dial out, give listen= and how many to expect="
+        )
+    if len(set(texts)) < len(texts):
+        from collections import Counter
+
+        twice = sorted(address for address, times in Counter(texts).items() if times > 1)
+        raise ValueError(f"workers= names {', '.join(twice)} more than once; a host is attached once")
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
+    ):
+        raise ValueError(f"timeout= is a number of seconds, or None, not {timeout!r}")
+    folder = str(getattr(credentials, "path", credentials))
+    given = {"heartbeat_timeout": heartbeat_timeout, "fan_out": fan_out}
+    changes = {name: value for name, value in given.items() if value is not None}
+    settings = process.settings.changed("attach_to_workers()", **changes) if changes else process.settings
+    # What others ask for on this host.
+    be_host(
+        process.runtime, process.identity.host, interpreter_command(None), sorted(process.environ.items())
+    )
+    # What processes of this host that are spawned from now on prove who they are with.
+    process.credentials = (os.path.abspath(folder), listen or "")  # noqa: PTH100 - without links resolved
+    if listen is None:
+        patience = settings.heartbeat_timeout if timeout is None else timeout
+        base, call = attach(
+            process.runtime, addresses.known, folder, settings.heartbeat_timeout, settings.fan_out, patience
+        )
+        count, where = len(addresses.known), lambda index: addresses.known[index] or f"worker {index}"
+    else:
+        base, call = attach_dialers(
+            process.runtime, listen, expect, folder, settings.heartbeat_timeout, settings.fan_out
+        )
+        count, where = expect, lambda _: f"an agent that dials {listen}"
+    view = Region(["hosts"], Slice(base, [count], [1]))
+    home = Home(Placement.agents(), Names(process.runtime))
+    mesh = HostMesh(process, view, process.unique_name(name), home, root=view)
+    mesh._ready = Future(
+        process,
+        call,
+        lambda call: _all_attached(process, call, base, count, where),
+        lambda: f"attaching {mesh._name!r}",
+    )
+    addresses.follow(base, mesh._ready)
+    return mesh
+
+
+def _all_attached(process: Process, call: Call, base: int, count: int, where: Callable[[int], str]) -> None:
+    outcomes = call.outcomes()
+    lost = {
+        index: outcome
+        for index, outcome in enumerate(outcomes)
+        if outcome is None or isinstance(outcome, Lost)
+    }
+    if not lost:
+        return
+    # What the controller has found out of each host, without what a loss says around it.
+    known = {} if process.closed else {host: (fate, why) for host, *_, fate, why in roll(process.runtime)}
+    whys = [_why(known.get(base + index, ("", ""))[1], outcome) for index, outcome in lost.items()]
+    # What they have in common is not theirs: the script's own credentials, or its own address.
+    if len(whys) > 1 and len(set(whys)) == 1:
+        failed = [whys[0]]
+    else:
+        failed = [_failed(where(index), why) for index, why in zip(lost, whys, strict=True)]
+    first = "; ".join(failed[:3]) + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
+    text = f"{len(lost)} of {count} hosts cannot be used: {first}"
+    refused = FailureKind.HOST_NOT_AUTHENTICATED
+    if all(outcome is not None and outcome.kind is refused for outcome in lost.values()):
+        raise AuthenticationError(text, remedy=REMEDY)
+    raise SpawnError(text)
+
+
+def _why(found: str, outcome: Lost | None) -> str:
+    return found or (outcome.reason if outcome is not None else "nothing was heard of it")
+
+
+def _failed(address: str, why: str) -> str:
+    # Most reasons name the address.
+    return why if address in why else f"{address}: {why}"

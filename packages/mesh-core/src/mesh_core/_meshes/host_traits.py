@@ -1,0 +1,166 @@
+"""Labels and resources of hosts: what agents are started with, and how hosts are selected by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.codes import HostState
+from mesh_core._common.errors import MeshError
+from mesh_core._geometry.location import evenly
+from mesh_core._native import introductions, roll
+
+if TYPE_CHECKING:
+    from mesh_core._meshes.hosts import HostMesh
+
+# As in Rust, where whoever hears of them checks that too.
+MOST = 64
+LONGEST_NAME = 64
+LONGEST_VALUE = 256
+
+# So many hosts an error names.
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host of a mesh, as :meth:`HostMesh.select` shows it to its predicate.
+
+    >>> from mesh_core.testing import LocalCluster
+    >>> with LocalCluster(hosts=2, resources=[{"gpus": 8}, {}]) as cluster, cluster.attach() as hosts:
+    ...     hosts.initialized.get(timeout=60)
+    ...     hosts.select(lambda host: host.resources.get("gpus", 0) >= 8).names
+    ['host-0']
+    """
+
+    name: str
+    """What it is called."""
+    address: str
+    """Where it was attached; empty if it has dialed in."""
+    labels: Mapping[str, str]
+    """What its agent was started with."""
+    resources: Mapping[str, float]
+    """What its agent was started with; ``"cpus"`` is how many CPUs it may use, unless that was given too."""
+
+
+def check_labels(labels: object) -> dict[str, str]:
+    """The labels of a host, or an error that says what is wrong with them."""
+    checked = _named(labels, "labels", "zone", "'a'")
+    for name, value in checked.items():
+        if not isinstance(value, str):
+            raise TypeError(f"label {name!r} must be a text, got {value!r}")
+        if len(value.encode()) > LONGEST_VALUE or not value.isprintable():
+            raise ValueError(
+                f"label {name!r} must be a printable text of at most {LONGEST_VALUE} bytes, got {value[:80]!r}"
+            )
+    return checked
+
+
+def check_resources(resources: object) -> dict[str, float]:
+    """The resources of a host, or an error that says what is wrong with them."""
+    checked = _named(resources, "resources", "gpus", "8")
+    for name, amount in checked.items():
+        if isinstance(amount, bool) or not isinstance(amount, int | float):
+            raise TypeError(f"resource {name!r} must be a number, got {amount!r}")
+        if not math.isfinite(amount) or amount < 0:
+            raise ValueError(f"resource {name!r} must be a number of at least 0, got {amount!r}")
+    return {name: float(amount) for name, amount in checked.items()}
+
+
+def _named(given: object, what: str, name: str, value: str) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} must be a mapping such as {{'{name}': {value}}}, got {given!r}")
+    if len(given) > MOST:
+        raise ValueError(f"{what} must be at most {MOST}, got {len(given)}")
+    for key in given:
+        if not isinstance(key, str) or not key or len(key.encode()) > LONGEST_NAME or not key.isprintable():
+            raise ValueError(
+                f"names of {what} must be printable texts of at most {LONGEST_NAME} bytes, got {key!r}"
+            )
+    return dict(given)
+
+
+def traits(hosts: HostMesh) -> list[Host]:
+    """The hosts of a mesh, in order; an error if one has not said yet what it is."""
+    process, numbers = hosts._process, hosts._numbers
+    if process.identity.mesh_id != 0:
+        raise MeshError(
+            "only the script that has attached hosts knows their labels and resources; ask there, and pass what is wanted"
+        )
+    dead = {
+        host: state
+        for host, _, _, _, state, *_ in roll(process.runtime)
+        if state in (HostState.DEAD, HostState.STOPPED)
+    }
+    found: list[Host] = []
+    waited: list[str] = []
+    said = introductions(process.runtime, numbers)
+    for number, name, address, one in zip(numbers, hosts.names, hosts.addresses, said, strict=True):
+        if one is None and number not in dead and number != process.identity.host_no:
+            waited.append(name)
+        cpus, labels, resources = one or (0, [], [])
+        amounts = {"cpus": float(cpus), **dict(resources)} if one else {}
+        found.append(Host(name, address, dict(labels), amounts))
+    if waited:
+        raise MeshError(
+            f"the labels and resources of {_listed(waited)} are not known yet; wait for `initialized` of {hosts!r} first"
+        )
+    return found
+
+
+def select(
+    hosts: HostMesh, predicate: Callable[[Host], object] | None, labels: Mapping[str, str]
+) -> HostMesh:
+    """See :meth:`HostMesh.select`."""
+    if predicate is None and not labels:
+        raise TypeError(
+            "select() needs labels such as zone='a', or a function of a host such as "
+            "lambda host: host.resources['gpus'] >= 8"
+        )
+    if predicate is not None and not callable(predicate):
+        raise TypeError(f"select() takes a function of a host, or labels by name, got {predicate!r}")
+    check_labels(labels)
+    all_of = traits(hosts)
+    unwell = hosts._unwell()
+    numbers = hosts._numbers
+    chosen = [
+        (number, host)
+        for number, host in zip(numbers, all_of, strict=True)
+        if unwell.get(number) not in ("dead", "stopped")
+        and all(host.labels.get(name) == value for name, value in labels.items())
+        and (predicate is None or predicate(host))
+    ]
+    if not chosen:
+        raise ValueError(_nobody(hosts, all_of, labels))
+    found = [number for number, _ in chosen]
+    if len(found) == len(numbers):
+        return hosts
+    labels_of = list(hosts._view.extent.labels)
+    label = labels_of[0] if len(labels_of) == 1 else "hosts"
+    regular = evenly(found)
+    if len(regular) == 1 and not hosts._home.is_joined:
+        return hosts._with_region(regular[0].rename(hosts=label) if label != "hosts" else regular[0])
+    return hosts._listed(found, label, hosts.name, hosts._home.names)
+
+
+def _nobody(hosts: HostMesh, all_of: list[Host], labels: Mapping[str, str]) -> str:
+    from mesh_core._common.suggestions import did_you_mean
+
+    known = sorted({name for host in all_of for name in host.labels})
+    for name, value in labels.items():
+        if name not in known:
+            there = f"; there are: {', '.join(known)}" if known else "; none was started with --label"
+            return f"no host of {hosts!r} has a label {name!r}{did_you_mean(name, known) or there}"
+        values = sorted({host.labels[name] for host in all_of if name in host.labels})
+        if value not in values:
+            return f"no host of {hosts!r} has the label {name}={value!r}; there are: {', '.join(values[:_SHOWN])}"
+    return f"no host of {hosts!r} that is attached and not dead was selected"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,605 @@
+"""Meshes of hosts, and where a script or an actor finds its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from mesh_core._common.codes import HostState
+from mesh_core._common.current import current
+from mesh_core._common.errors import MeshError
+from mesh_core._geometry.location import Home, ListedHome, Names, evenly, is_host_mesh
+from mesh_core._geometry.mesh import Kind, Mesh, describe
+from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
+    from typing import Never, Self
+
+    from mesh_core._failures.policy_run import Supervise
+    from mesh_core._features.workspace.report import WorkspaceReport
+    from mesh_core._futures.future import Future
+    from mesh_core._meshes.host_traits import Host
+    from mesh_core._meshes.procs import ProcMesh
+    from mesh_core._native import Call
+    from mesh_core._process.process import Process
+    from mesh_core._system.environment import Env
+
+# So long, beside the time that processes may take to end, their end may take to be heard of.
+_GRACE_S = 5.0
+# So many hosts a repr names.
+_SHOWN = 4
+
+MAX_PROCS = 100_000
+"""More processes than any one host can hold: asking for them is a slip of the pen."""
+
+
+class HostMesh(Mesh):
+    """Hosts, on which processes are spawned; :func:`this_host` is the one this code runs on."""
+
+    _kind = Kind.HOSTS
+
+    def __init__(
+        self, process: Process, view: Region, name: str, home: Home, *, root: Region | None = None
+    ) -> None:
+        self._process = process
+        self._view = view
+        self._name = name
+        self._home = home
+        self._root = root
+        """All hosts that were attached together, where that was done here."""
+        self._ready: Future[None] | None = None
+
+    def _with_region(self, region: Region) -> HostMesh:
+        part = HostMesh(self._process, region, self._name, self._home, root=self._root)
+        part._ready = self._ready
+        return part
+
+    def __iter__(self) -> Iterator[tuple[Point, HostMesh]]:
+        extent = self._view.extent
+        for index, host in enumerate(self._view):
+            yield Point(index, extent), self._with_region(Region([], Slice(host, [], [])))
+
+    @property
+    def name(self) -> str:
+        """What errors and listings call the hosts."""
+        return self._name
+
+    @property
+    def names(self) -> list[str]:
+        """What each host is called, as far as it is known."""
+        return [self._home.name_of(host) for host in self._view]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the agent of each host can be reached, as it was attached.
+
+        Empty for this host and for hosts that have dialed in. Only the script knows; elsewhere all are empty.
+        """
+        from mesh_core._native import roll
+
+        known = {host: address for host, _, address, *_ in roll(self._process.runtime)}
+        return [known.get(host, "") for host in self._numbers]
+
+    @property
+    def _numbers(self) -> list[int]:
+        """The numbers that the hosts have in the job."""
+        return [self._home.host_of(rank) for rank in self._view]
+
+    @property
+    def labels(self) -> list[dict[str, str]]:
+        """The labels of each host, as its agent was started with them; in the order of the mesh.
+
+        Known to the script once the hosts are attached.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=2, labels=[{"zone": "a"}, {"zone": "b"}]) as cluster:
+        ...     hosts = cluster.attach()
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.labels
+        [{'zone': 'a'}, {'zone': 'b'}]
+        """
+        from mesh_core._meshes.host_traits import traits
+
+        return [dict(host.labels) for host in traits(self)]
+
+    @property
+    def resources(self) -> list[dict[str, float]]:
+        """The resources of each host, as its agent was started with them, and its ``"cpus"``; in the order of the mesh.
+
+        Known to the script once the hosts are attached.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=1, resources={"gpus": 8}) as cluster:
+        ...     hosts = cluster.attach()
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.resources[0]["gpus"]
+        8.0
+        """
+        from mesh_core._meshes.host_traits import traits
+
+        return [dict(host.resources) for host in traits(self)]
+
+    def join(self, other: HostMesh) -> HostMesh:
+        """Return these hosts and others as one mesh: those of several attachments, or a mesh and a spare.
+
+        Both have one dimension, or none for a single host. What is spawned on the mesh is a mesh like any other.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=3) as cluster, cluster.attach() as hosts:
+        ...     first, last = hosts.slice(hosts=0), hosts.slice(hosts=2)
+        ...     both = first.join(last)
+        ...     both.sizes, len(both.spawn_procs({"gpus": 2}))
+        ({'hosts': 2}, 4)
+        """
+        if not isinstance(other, HostMesh):
+            raise TypeError(f"join() takes a mesh of hosts, got {other!r}")
+        labels = [*self._view.extent.labels, *other._view.extent.labels]
+        if len(self._view.extent.labels) > 1 or len(other._view.extent.labels) > 1 or len(set(labels)) > 1:
+            raise ValueError(
+                f"meshes of hosts are joined along the one dimension that they have, and {describe(self._view)} and "
+                f"{describe(other._view)} do not have one in common; flatten('hosts') both first"
+            )
+        numbers = [*self._numbers, *other._numbers]
+        twice = sorted({host for host in numbers if numbers.count(host) > 1})
+        if twice:
+            raise ValueError(
+                f"{self._process.home_name(twice[0])} is in both meshes, and a host is in a mesh once; join others"
+            )
+        name = self._name if self._name == other._name else f"{self._name}+{other._name}"
+        names = Names.of(self._home.names, other._home.names)
+        return self._listed(numbers, (labels or ["hosts"])[0], name, names, other)
+
+    def _listed(
+        self,
+        numbers: list[int],
+        label: str,
+        name: str,
+        names: Mapping[int, str],
+        other: HostMesh | None = None,
+    ) -> HostMesh:
+        """Hosts by their numbers, which need not be evenly spaced."""
+        region = Region.whole(Extent([label], [len(numbers)]))
+        parts = [self] if other is None else [self, other]
+        owned = all(part._root is not None for part in parts)
+        made = HostMesh(
+            self._process, region, name, ListedHome(numbers, names), root=region if owned else None
+        )
+        waits = [part._ready for part in parts if part._ready is not None]
+        if len(waits) == 1:
+            made._ready = waits[0]
+        elif waits:
+            from mesh_core._futures.combined import all_done
+
+            made._ready = all_done(self._process, waits, f"the attachment of {name!r}")
+        return made
+
+    def _home_of(self, each: int) -> Home:
+        """Where the processes are of a mesh with so many on each host."""
+        if isinstance(self._home, ListedHome):
+            return ListedHome(self._numbers, self._home.names, each)
+        return Home(Placement.spread(self._view, each), self._home.names)
+
+    def select(self, predicate: Callable[[Host], object] | None = None, /, **labels: str) -> HostMesh:
+        """Return the hosts with these labels, for which ``predicate`` is true, of those that are attached and not dead.
+
+        If there is none it is a :class:`ValueError` that says what there is.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> zones = [{"zone": "a"}, {"zone": "b"}, {"zone": "a"}]
+        >>> with LocalCluster(hosts=3, labels=zones) as cluster, cluster.attach() as hosts:
+        ...     hosts.initialized.get(timeout=60)
+        ...     hosts.select(zone="a").names
+        ['host-0', 'host-2']
+        """
+        from mesh_core._meshes.host_traits import select
+
+        return select(self, predicate, labels)
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when every host is attached.
+
+        Raises :class:`SpawnError` if one cannot be used, :class:`AuthenticationError` if that is for its credentials.
+        """
+        if self._ready is None:
+            raise MeshError(f"{self!r} was not attached here; only the script that attached it hears of that")
+        return self._ready
+
+    def __await__(self) -> Generator[Any, None, HostMesh]:
+        if self._ready is not None:
+            yield from self._ready.__await__()
+        return self
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        name: str | None = None,
+        *,
+        bootstrap: Callable[[], object] | None = None,
+        env: Env | Callable[[Point], Env] | None = None,
+        preload: Sequence[str] = (),
+        start: Literal["fork", "exec"] = "fork",
+        python: str | None = None,
+        proc_bind: Sequence[Sequence[int]] | None = None,
+        seed: int | None = None,
+        devices: Literal["own"] | None = None,
+        torch_env: bool = False,
+        supervise: Supervise | None = None,
+        **unknown: Never,
+    ) -> ProcMesh:
+        """Spawn processes: as many on each host as ``per_host`` says, one without it. Returns at once.
+
+        Args:
+            per_host: named sizes, for example ``{"gpus": 8}``.
+            name: what errors and listings call the mesh.
+            bootstrap: runs in every process before anything else does.
+            env: environment variables, set before any module of yours is imported there; ``None`` removes one. A function
+                is called here with each rank's :class:`Point`, and returns the variables of that rank.
+            preload: modules that workers find imported already, shared by all that are forked.
+            start: ``"fork"`` takes milliseconds; ``"exec"`` gives a fresh interpreter.
+            python: another interpreter, for ``start="exec"``; what is spawned from these processes has it too.
+            proc_bind: for each process of a host, the CPUs that it may run on.
+            seed: makes the random numbers of ``random``, numpy and torch come again, different ones on each rank. Without
+                it they are different on each rank and in each run. See also :func:`rank_seed`.
+            devices: ``"own"`` gives each process of a host one of the CUDA devices there, by ``CUDA_VISIBLE_DEVICES``.
+            torch_env: set ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``
+                as ``torchrun`` does.
+            supervise: is asked about a process's death before the owner is: a function of the failure that returns true if it
+                has handled it, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
+            **unknown: is refused, with what was probably meant.
+
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs(per_host={"gpus": 2}, env={"OMP_NUM_THREADS": "1"}) as procs:
+        ...     procs.sizes
+        {'gpus': 2}
+        """
+        from mesh_core._meshes.spawning import spawn
+
+        if unknown:
+            raise TypeError(_unknown(unknown))
+        sizes = _sizes(per_host)
+        clash = sorted(set(sizes) & set(self._view.extent.labels))
+        if clash:
+            raise ValueError(
+                f"per_host has a dimension {clash[0]!r}, which the hosts have already; rename one"
+            )
+        for label, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"per_host[{label!r}] is a whole number of at least 1, not {size!r}")
+        extent = Extent([*self._view.extent.labels, *sizes], [*self._view.extent.sizes, *sizes.values()])
+        if extent.nelements > MAX_PROCS:
+            raise ValueError(
+                f"{extent.nelements:,} processes ({describe(Region.whole(extent))}) are more than a host can hold; "
+                f"the most is {MAX_PROCS:,}"
+            )
+        if start not in ("fork", "exec"):
+            raise ValueError(f"start is 'fork' or 'exec', not {start!r}")
+        if python is not None and start != "exec":
+            raise ValueError(
+                "python= names another interpreter, which needs start='exec': a fork keeps this one"
+            )
+        per = extent.nelements // len(self._view)
+        return spawn(
+            self._process,
+            extent,
+            self._home_of(per),
+            per_host=per,
+            name=name,
+            bootstrap=bootstrap,
+            env=env,
+            preload=_modules(preload),
+            fresh=start == "exec",
+            python=python,
+            proc_bind=proc_bind,
+            seed=seed,
+            devices=devices,
+            torch_env=torch_env,
+            supervise=supervise,
+        )
+
+    def sync_workspace(
+        self,
+        path: str | os.PathLike[str] = ".",
+        *,
+        to: str | os.PathLike[str] | None = None,
+        reload: bool = False,
+        exclude: Iterable[str] = (),
+    ) -> Future[WorkspaceReport]:
+        """Copy the files below ``path`` to the hosts, and have processes import from the copies. Returns at once.
+
+        Only what a host does not have already is sent, once for all hosts. What was deleted here is deleted there.
+        Processes that run and those spawned later import from the copy what the script would import from ``path``.
+
+        Args:
+            path: a directory of the machine on which the script runs.
+            to: where the copies are, instead of in a directory of the job's own that goes with the job.
+            reload: import changed modules again in processes that run; actors that live get the new code.
+            exclude: more patterns, as in ``.gitignore``, of what is left out; ``"!build"`` takes one back.
+
+        >>> import pathlib, tempfile
+        >>> from mesh_core import shutdown, this_host
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "recipe.py").write_text("RATE = 0.5")
+        >>> this_host().sync_workspace(folder).get().sent
+        ('recipe.py',)
+        >>> _ = (folder / "schedule.py").write_text("STEPS = 100")
+        >>> this_host().sync_workspace(folder).get().sent
+        ('schedule.py',)
+        >>> shutdown()
+        """
+        return self._process.hooks.sync(self, path, to=to, reload=reload, exclude=exclude)
+
+    def stop(self) -> Future[None]:
+        """Stop what this script runs on these hosts, and let them go. Returns at once; their agents serve others.
+
+        They may be attached again, by this script as by any other. ``with`` and ``async with`` do it at their end.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=2) as cluster, cluster.attach() as hosts:
+        ...     procs = hosts.spawn_procs({"gpus": 2})
+        ...     len(procs)
+        4
+        """
+        root = self._attached()
+        if len(self._view) != len(root):
+            raise ValueError(
+                f"only a whole mesh of hosts can be stopped, and this is a part of it ({describe(self._view)} of "
+                f"{describe(root)}); let these hosts go with detach(), or stop the whole mesh"
+            )
+        return self._release("stop")
+
+    def detach(self, part: HostMesh | None = None) -> Future[None]:
+        """Let these hosts go, while the job and its other hosts go on. Returns at once; their agents serve others.
+
+        Processes there stop in order, and are killed if that takes longer than ``stop_timeout``. In a mesh that is on
+        other hosts too the ranks on these hosts are as stopped: that is no failure, and calls to them raise
+        :class:`Undeliverable`. The future is done when the hosts are gone, also where one has died meanwhile. They may be
+        attached again, as other hosts of the job. Only the script that has attached hosts lets them go.
+
+        Args:
+            part: some of these hosts; without it all of them.
+
+        >>> from mesh_core.testing import LocalCluster
+        >>> with LocalCluster(hosts=3) as cluster:
+        ...     hosts = cluster.attach()
+        ...     procs = hosts.spawn_procs({"gpus": 1})
+        ...     hosts.detach(hosts.slice(hosts=2)).get(timeout=60)
+        ...     procs.slice(hosts=slice(0, 2)).sizes
+        {'hosts': 2, 'gpus': 1}
+        """
+        self._attached()
+        if part is None:
+            return self._release("detachment")
+        if not isinstance(part, HostMesh):
+            raise TypeError(
+                f"detach() lets hosts go, a part of this mesh such as hosts.slice(hosts=0), not {part!r}"
+            )
+        mine = set(self._numbers)
+        others = [host for host in part._numbers if host not in mine]
+        if others:
+            names = ", ".join(self._process.home_name(host) for host in others[:_SHOWN])
+            raise ValueError(
+                f"{names} is not in {self!r}; call detach() on the mesh that it was attached with"
+            )
+        return part._release("detachment")
+
+    def _release(self, what: str) -> Future[None]:
+        from mesh_core._futures.future import Future
+
+        process = self._process
+        if process.closed:
+            raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
+        mine = set(self._numbers)
+        # Of meshes that are on other hosts too, agents end their share.
+        meshes = [
+            procs
+            for _, estate in process.estates.all()
+            for procs in estate.procs()
+            # The agents end these last.
+            if procs._hosts_now() <= mine and not is_host_mesh(procs._procs_id)
+        ]
+        process.forget_hosts(self._numbers)
+        # What came last may use what was there before.
+        ending = [cast("Call", procs.stop()._call) for procs in reversed(meshes)]
+        within = process.settings.stop_timeout
+        limit, said = within + _GRACE_S, f"the {what} of {self._name!r}"
+        futures = [
+            Future(
+                process,
+                release_hosts(process.runtime, hosts, ending, within, limit, what == "stop"),
+                lambda _: process.flush_console(),
+                lambda: said,
+            )
+            for hosts in evenly(self._numbers)
+        ]
+        if len(futures) == 1:
+            return futures[0]
+        from mesh_core._futures.combined import all_done
+
+        return all_done(process, futures, said)
+
+    def _attached(self) -> Region:
+        if self._root is None:
+            raise MeshError(
+                f"{self!r} was not attached here: only the script that has attached hosts lets them go"
+            )
+        return self._root
+
+    def __enter__(self) -> Self:
+        self._attached()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.in_charge:
+            from mesh_core._meshes import with_blocks
+
+            with_blocks.end(self._process, self.stop(), error)
+
+    async def __aenter__(self) -> Self:
+        self._attached()
+        await self
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.in_charge:
+            from mesh_core._meshes import with_blocks
+
+            await with_blocks.end_async(self._process, self.stop(), error)
+
+    def __reduce__(self) -> Any:
+        names, numbers = self._home.names, self._numbers
+        known = {host: names[host] for host in numbers if host in names}
+        home = (
+            ListedHome(self._home.hosts, known) if self._home.is_joined else Home(self._home.placement, known)
+        )
+        return _revive_host, (self._view, self._name, home)
+
+    def _unwell(self) -> dict[int, str]:
+        """How those hosts are that do not run as they should, where that is known."""
+        told = {
+            host: state
+            for host, _, _, _, state, *_ in roll(self._process.runtime)
+            if state is not HostState.RUNNING
+        }
+        return {host: told[host] for host in self._numbers if host in told} if told else {}
+
+    def __repr__(self) -> str:
+        shown = f"{self._name!r}: {describe(self._view)}"
+        if len(self) > 1 or self._home.name_of(self._view.rank_at(0)) != self._name:
+            first = [self._home.name_of(host) for host, _ in zip(self._view, range(_SHOWN), strict=False)]
+            shown += f" on {', '.join(first)}{', …' if len(self) > len(first) else ''}"
+        states = list(self._unwell().values())
+        counts = [f"{states.count(state)} {state}" for state in sorted(set(states))]
+        return f"<HostMesh {', '.join([shown, *counts])}>"
+
+    def _repr_html_(self) -> str:
+        from mesh_core._common.display import Table, listed, place
+
+        extent, unwell = self._view.extent, self._unwell()
+        table = Table(["place", "host", "state"] if unwell else ["place", "host"])
+
+        def row(index: int) -> list[str]:
+            rank = self._view.rank_at(index)
+            states = [unwell.get(self._home.host_of(rank), "running")] if unwell else []
+            return [place(Point(index, extent)) or "0", self._home.name_of(rank), *states]
+
+        return listed(table, len(self), row).html(repr(self))
+
+
+def _revive_host(view: Region, name: str, home: Home) -> HostMesh:
+    return HostMesh(current(), view, name, home)
+
+
+_OPTIONS = (
+    "bootstrap",
+    "devices",
+    "env",
+    "name",
+    "per_host",
+    "preload",
+    "proc_bind",
+    "python",
+    "seed",
+    "start",
+    "supervise",
+    "torch_env",
+)
+
+
+def _unknown(unknown: Mapping[str, object]) -> str:
+    """What to say of arguments that ``spawn_procs`` does not have: most of them are meant as sizes."""
+    name, value = next(iter(unknown.items()))
+    complaint = f"spawn_procs() got an unexpected keyword argument {name!r}"
+    if isinstance(value, int):
+        sizes = ", ".join(f"{label!r}: {size!r}" for label, size in unknown.items())
+        return f"{complaint}; sizes are given as a mapping: spawn_procs({{{sizes}}})"
+    from mesh_core._common.suggestions import did_you_mean
+
+    return complaint + did_you_mean(name, _OPTIONS)
+
+
+def _sizes(per_host: object) -> dict[str, Any]:
+    """The named sizes of ``per_host``."""
+    if per_host is None:
+        return {}
+    if isinstance(per_host, int) and not isinstance(per_host, bool):
+        raise TypeError(
+            f"per_host must be named sizes such as {{'gpus': {per_host}}}, got the number {per_host}; the names are the "
+            "mesh's dimensions, by which it is sliced"
+        )
+    if not isinstance(per_host, Mapping):
+        raise TypeError(f"per_host must be named sizes such as {{'gpus': 8}}, got {per_host!r}")
+    return dict(per_host)
+
+
+def _modules(preload: object) -> list[str]:
+    """The names of ``preload``."""
+    if isinstance(preload, str) or not isinstance(preload, Iterable):
+        raise TypeError(f"preload must be a list of modules' names such as ['numpy'], got {preload!r}")
+    names = list(preload)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"preload must hold modules' names, got {name!r}")
+    return names
+
+
+def this_host() -> HostMesh:
+    """The host on which this code runs; inside an actor, the actor's."""
+    process = current()
+    me = process.identity
+    here = Region([], Slice(me.host_no, [], []))
+    return HostMesh(process, here, me.host, process.here)
+
+
+def this_proc() -> ProcMesh:
+    """The process in which this code runs, as a mesh of one; actors can be spawned in it."""
+    from mesh_core._meshes.procs import ProcMesh
+
+    process = current()
+    me = process.identity
+    process.stage()
+    root = me.region
+    view = root if me.mesh_id == 0 else Region.whole(Extent([], []))
+    if me.mesh_id != 0:
+        view = Region([], Slice(root.rank_at(me.rank), [], []))
+    return ProcMesh(
+        process, name=me.proc_id, home=me.home, procs_id=me.mesh_id, root=root, view=view, ready=None
+    )
+
+
+def proc_mesh(
+    *,
+    name: str | None = None,
+    bootstrap: Callable[[], object] | None = None,
+    env: Env | Callable[[Point], Env] | None = None,
+    preload: Sequence[str] = (),
+    start: Literal["fork", "exec"] = "fork",
+    seed: int | None = None,
+    devices: Literal["own"] | None = None,
+    torch_env: bool = False,
+    **sizes: int,
+) -> ProcMesh:
+    """Spawn processes on this host; short for ``this_host().spawn_procs``. May be awaited.
+
+    >>> from mesh_core import proc_mesh
+    >>> with proc_mesh(gpus=2) as procs:
+    ...     len(procs)
+    2
+    """
+    return this_host().spawn_procs(
+        sizes,
+        name,
+        bootstrap=bootstrap,
+        env=env,
+        preload=preload,
+        start=start,
+        seed=seed,
+        devices=devices,
+        torch_env=torch_env,
+    )

@@ -1,0 +1,251 @@
+"""Meshes that are put together of others: :func:`concat`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from mesh_core._common.current import current
+from mesh_core._geometry.location import Home
+from mesh_core._geometry.mesh import Mesh, describe
+from mesh_core._native import Extent, Placement, Region, Slice, Target, known_moves, learn_moves
+
+if TYPE_CHECKING:
+    from mesh_core._meshes.repair import Moves
+
+M = TypeVar("M", bound=Mesh)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A mesh that is part of one that was put together."""
+
+    home: Home
+    procs_id: int
+    view: Region
+    actor_id: int | None
+    """Which actors it is of; none for a mesh of processes."""
+    start: int
+    """Where it begins in the dimension along which it was put."""
+    size: int
+    """How many places it has there."""
+
+
+class JoinedHome(Home):
+    """Where the ranks of a mesh are that was put together: each is a rank of one of its parts."""
+
+    __slots__ = ("_axis", "_parts", "_sizes")
+
+    def __init__(self, parts: Sequence[Part], axis: int, sizes: Sequence[int]) -> None:
+        names: dict[int, str] = {}
+        for part in parts:
+            names |= part.home.names
+        super().__init__(Placement.agents(), names)
+        self._parts = tuple(parts)
+        self._axis = axis
+        self._sizes = tuple(sizes)
+
+    @property
+    def is_joined(self) -> bool:
+        return True
+
+    @property
+    def only(self) -> int | None:
+        hosts = {part.home.only for part in self._parts}
+        return hosts.pop() if len(hosts) == 1 else None
+
+    def _find(self, rank: int) -> tuple[Part, int]:
+        """Which part has a rank, and which rank of its mesh that is there."""
+        place, coordinates = rank, []
+        for size in reversed(self._sizes):
+            coordinates.append(place % size)
+            place //= size
+        coordinates.reverse()
+        along = coordinates[self._axis]
+        part = next(part for part in self._parts if part.start <= along < part.start + part.size)
+        coordinates[self._axis] -= part.start
+        index = 0
+        for axis, (size, coordinate) in enumerate(zip(self._sizes, coordinates, strict=True)):
+            index = index * (part.size if axis == self._axis else size) + coordinate
+        return part, part.view.rank_at(index)
+
+    def rank_of(self, procs_id: int, other_id: int, rank: int) -> int | None:
+        for part in self._parts:
+            there = part.home.rank_of(part.procs_id, other_id, rank)
+            index = None if there is None else part.view.position(there)
+            if index is None:
+                continue
+            sizes = [part.size if axis == self._axis else size for axis, size in enumerate(self._sizes)]
+            coordinates = []
+            for size in reversed(sizes):
+                coordinates.append(index % size)
+                index //= size
+            coordinates.reverse()
+            coordinates[self._axis] += part.start
+            found = 0
+            for size, coordinate in zip(self._sizes, coordinates, strict=True):
+                found = found * size + coordinate
+            return found
+        return None
+
+    def host_of(self, rank: int) -> int:
+        part, there = self._find(rank)
+        return part.home.host_of(there)
+
+    def name_of(self, rank: int) -> str:
+        part, there = self._find(rank)
+        return part.home.name_of(there)
+
+    @property
+    def label(self) -> str:
+        labels = list(dict.fromkeys(part.home.label for part in self._parts))
+        return labels[0] if len(labels) == 1 else f"{len(labels)} groups of hosts"
+
+    def called(self, view: Region) -> str:
+        names = list(dict.fromkeys(self.name_of(rank) for rank in view))
+        return names[0] if len(names) == 1 else f"{len(names)} hosts"
+
+    def addr(self, procs_id: int, rank: int) -> tuple[int, int, int]:
+        part, there = self._find(rank)
+        return part.home.addr(part.procs_id, there)
+
+    def meshes(self, procs_id: int) -> Iterator[int]:
+        for part in self._parts:
+            yield from part.home.meshes(part.procs_id)
+
+    def target(self, procs_id: int, view: Region) -> Target:
+        pieces: list[tuple[int, Target, int | None]] = []
+        run: list[int] = []
+        first, of = 0, self._parts[0]
+
+        def end_run() -> None:
+            if run:
+                step = run[1] - run[0] if len(run) > 1 else 1
+                ranks = (
+                    Region([], Slice(run[0], [], []))
+                    if len(run) == 1
+                    else Region(["places"], Slice(run[0], [len(run)], [step]))
+                )
+                pieces.append((first, of.home.target(of.procs_id, ranks), of.actor_id))
+
+        for place, rank in enumerate(view):
+            part, there = self._find(rank)
+            goes_on = part is of and bool(run) and there > run[-1]
+            if goes_on and len(run) > 1:
+                goes_on = there - run[-1] == run[1] - run[0]
+            if not goes_on:
+                end_run()
+                run, first, of = [], place, part
+            run.append(there)
+        end_run()
+        return Target.joined(pieces, view)
+
+    def __reduce__(self) -> Any:
+        runtime = current().runtime
+        moves = {
+            procs_id: known
+            for procs_id in self.meshes(0)
+            if (known := known_moves(runtime, procs_id)) is not None
+        }
+        return _revive, (self._parts, self._axis, self._sizes, moves)
+
+
+def _revive(parts: Sequence[Part], axis: int, sizes: Sequence[int], moves: Mapping[int, Moves]) -> JoinedHome:
+    for procs_id, known in moves.items():
+        learn_moves(current().runtime, procs_id, *known)
+    return JoinedHome(parts, axis, sizes)
+
+
+@overload
+def concat(meshes: Sequence[M], dim: str) -> M: ...
+# As type checkers have it, a mesh of actors is of the actors' class.
+@overload
+def concat(meshes: Sequence[Any], dim: str) -> Any: ...
+def concat(meshes: Sequence[Any], dim: str) -> Any:
+    """Put meshes together along a dimension: meshes of processes, or of actors of one class.
+
+    All have the same dimensions, of the same sizes but for ``dim``. One that has no dimension ``dim`` counts as one place in
+    it. What comes back is a mesh like any other: it is sliced and called, actors are spawned on it, and where a part is
+    repaired, so is the whole. It owns nothing: each part ends with whoever owns it.
+
+    >>> from mesh_core import concat, this_host
+    >>> host = this_host()
+    >>> with host.spawn_procs({"gpus": 2}) as old, host.spawn_procs({"gpus": 3}) as new:
+    ...     both = concat([old, new], dim="gpus")
+    ...     both.sizes, len(both.slice(gpus=slice(1, 4)))
+    ({'gpus': 5}, 3)
+    """
+    from mesh_core._futures.combined import all_done
+    from mesh_core._meshes.actors import ActorMesh
+    from mesh_core._meshes.procs import ProcMesh
+
+    if not isinstance(dim, str):
+        raise TypeError(f"dim is the name of a dimension, not {dim!r}")
+    parts = list(meshes)
+    if not parts:
+        raise ValueError("concat() needs at least one mesh")
+    kind = next((kind for kind in (ProcMesh, ActorMesh) if isinstance(parts[0], kind)), None)
+    if kind is None or not all(isinstance(mesh, kind) for mesh in parts):
+        types = ", ".join(dict.fromkeys(type(mesh).__name__ for mesh in parts))
+        raise TypeError(f"concat() puts meshes of processes together, or meshes of actors, not {types}")
+    labels, sizes, along = _shape(parts, dim)
+    axis = labels.index(dim)
+    starts = [sum(along[:number]) for number in range(len(parts))]
+    homes = [
+        Part(
+            mesh._home,
+            mesh._procs_id,
+            mesh._view,
+            mesh._actor_id if isinstance(mesh, ActorMesh) else None,
+            start,
+            size,
+        )
+        for mesh, start, size in zip(parts, starts, along, strict=True)
+    ]
+    sizes[axis] = sum(along)
+    region = Region.whole(Extent(labels, sizes))
+    first, process = parts[0], parts[0]._process
+    name = (
+        first.name
+        if all(mesh.name == first.name for mesh in parts)
+        else "+".join(dict.fromkeys(mesh.name for mesh in parts))
+    )
+    home, procs_id = JoinedHome(homes, axis, sizes), process.runtime.new_id()
+    waits = [mesh._ready for mesh in parts]
+    ready = None if None in waits else all_done(process, waits, f"the start of {name!r}")
+    if kind is ProcMesh:
+        return ProcMesh(
+            process, name=name, home=home, procs_id=procs_id, root=region, view=region, ready=ready
+        )
+    if any(not mesh._interface.is_like(first._interface) for mesh in parts):
+        classes = ", ".join(dict.fromkeys(mesh.class_name for mesh in parts))
+        raise TypeError(f"concat() puts actors of one class together, and these are of {classes}")
+    return ActorMesh(
+        process,
+        first._interface,
+        name=name,
+        home=home,
+        procs_id=procs_id,
+        actor_id=first._actor_id,
+        root=region,
+        view=region,
+        ready=ready,
+    )
+
+
+def _shape(meshes: Sequence[Any], dim: str) -> tuple[list[str], list[int], list[int]]:
+    """The labels, the sizes, and how many places each mesh has along the dimension."""
+    extents = [mesh._view.extent for mesh in meshes]
+    along = [extent.size(dim) if dim in extent.labels else 1 for extent in extents]
+    labels = next((extent.labels for extent in extents if dim in extent.labels), [dim, *extents[0].labels])
+    rest = [label for label in labels if label != dim]
+    first = extents[0]
+    for mesh, extent in zip(meshes, extents, strict=True):
+        others = [label for label in extent.labels if label != dim]
+        if others != rest or any(extent.size(label) != first.size(label) for label in rest):
+            raise ValueError(
+                f"meshes are put together along {dim!r} if they are alike but for that: {describe(meshes[0]._view)} and "
+                f"{describe(mesh._view)} are not"
+            )
+    return list(labels), [1 if label == dim else first.size(label) for label in labels], along

@@ -1,0 +1,221 @@
+"""Replies becoming values and errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mesh_core._common.codes import MessageKind, Undelivered
+from mesh_core._common.errors import (
+    MeshError,
+    NotBegun,
+    ReplyDropped,
+    SpawnError,
+    SupervisionError,
+    Undeliverable,
+)
+from mesh_core._futures.future import not_here
+from mesh_core._native import Lost, Message, Point, locate, seat
+from mesh_core._serialize import explain_load_failure
+
+if TYPE_CHECKING:
+    from mesh_core._geometry.location import Home
+    from mesh_core._native import Region
+
+# Looked at for each answer: a class of enums takes its time to find a member.
+_UNDELIVERABLE: Final = MessageKind.UNDELIVERABLE
+
+
+class Addressee:
+    """Who was asked, for error messages: an actor mesh (or a mesh of processes), and the part of it that was meant."""
+
+    __slots__ = ("home", "mesh", "name", "root", "view")
+
+    def __init__(self, name: str, home: Home, root: Region, view: Region, mesh: Any) -> None:
+        self.name = name
+        self.home = home
+        self.root = root
+        self.view = view
+        self.mesh = mesh
+
+    def host(self, index: int) -> str:
+        """What the host of an addressee is called."""
+        rank = self.view.rank_at(index)
+        if self.mesh is None:
+            return self.home.name_of(rank)
+        return self.home.name_now(self.mesh._process.runtime, self.mesh._procs_id, rank)
+
+    def point(self, index: int) -> Point:
+        """The place in the whole mesh of an addressee."""
+        return self.root.point_of(self.view.rank_at(index))
+
+
+def load(message: Message) -> Any:
+    """What a successful reply carries."""
+    try:
+        return message.load()
+    except (MemoryError, MeshError):
+        raise
+    except Exception as error:
+        raise explain_load_failure(error) from error
+
+
+def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> BaseException | None:
+    """The error that an outcome stands for; ``None`` if it carries a value."""
+    if outcome is None:
+        return not_here()
+    if isinstance(outcome, Lost):
+        return _lost(outcome, index, who)
+    if outcome.kind is _UNDELIVERABLE:
+        return _undelivered(outcome, index, who)
+    if outcome.is_error:
+        from mesh_core._serialize.exceptions import decode_exception
+
+        data, buffers = outcome.raw()
+        error = decode_exception(data, buffers, point=who.point(index))
+        if (
+            outcome.is_dead
+            and not isinstance(error, SupervisionError)
+            and (ready := getattr(who.mesh, "_ready", None)) is not None
+        ):
+            # Told by this call as well as by the spawn.
+            ready.unseen()
+        return error
+    return None
+
+
+def value_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Any:
+    """The value that an outcome carries, or raise the error it stands for."""
+    error = error_of(outcome, index, who)
+    if error is not None:
+        raise error
+    return load(outcome)  # type: ignore[arg-type]  # an outcome without an error is a message
+
+
+def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
+    why, said = outcome.undelivered() or (Undelivered.UNKNOWN, "its report cannot be read")
+    if why in (Undelivered.PORT_DROPPED, Undelivered.PORT_HANDED_ON):
+        return _unanswered(index, who, handed_on=why is Undelivered.PORT_HANDED_ON)
+    rank = who.point(index).rank
+    if why is Undelivered.NO_ROOM:
+        return _dropped(outcome, index, rank, who)
+    remedy = "spawn the actor anew to go on"
+    if _was_respawned(who, index):
+        remedy = "its process was respawned, and respawn() of the actors' mesh, where they were spawned, makes the actor again"
+    return (NotBegun if why is Undelivered.NOT_BEGUN else Undeliverable)(
+        f"the message to actor {who.name!r} on rank {rank} came back: {said}; {remedy}",
+        actor=who.name,
+        rank=rank,
+        host=who.host(index),
+        reason=said,
+    )
+
+
+def _dropped(outcome: Message, index: int, rank: int, who: Addressee) -> ReplyDropped:
+    from mesh_core._common.current import current
+
+    size = outcome.dropped_bytes()
+    budget = current().settings.reply_bytes
+    return ReplyDropped(
+        f"the reply of actor {who.name!r} on rank {rank} was dropped: it has {size:,} bytes, and with those of other calls that "
+        f"nobody has looked at it would be more than the {budget:,} that this process may hold. Look at results before "
+        "calling again, have larger ones sent in parts (a stream, a channel), or raise reply_budget",
+        actor=who.name,
+        rank=rank,
+        host=who.host(index),
+        size=size,
+    )
+
+
+def _was_respawned(who: Addressee, index: int) -> bool:
+    mesh = who.mesh
+    if mesh is None:
+        return False
+    runtime = mesh._process.runtime
+    at = locate(runtime, *who.home.addr(mesh._procs_id, who.view.rank_at(index)))
+    return seat(runtime, *at)[2] > 0
+
+
+def _unanswered(index: int, who: Addressee, *, handed_on: bool) -> MeshError:
+    from mesh_core._serialize.exceptions import ActorError
+
+    point = who.point(index)
+    who_let_go = "all that were handed it let go of" if handed_on else "the endpoint let go of"
+    return ActorError(
+        f"{who_let_go} the port of this call without an answer; send one, or an exception",
+        actor=who.name,
+        rank=point.rank,
+        point=point,
+        host=who.host(index),
+    )
+
+
+def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: Addressee) -> MeshError:
+    from mesh_core._failures.failure import of_loss
+
+    procs_id, rank, host, name = holder
+    _, rank, _ = seat(who.mesh._process.runtime, procs_id, rank, host)
+    asked = f"actor {who.name!r} on rank {point.rank} had handed on the port of this call"
+    called = _host_name(host, who)
+    if lost.orderly:
+        actor = f"actor {name!r}" if name else "an actor"
+        return Undeliverable(
+            f"{asked} to {actor} on rank {rank}, host {called}, whose process was stopped before it answered; "
+            "nobody else has the port, so call again",
+            actor=who.name,
+            rank=point.rank,
+            reason=lost.reason,
+        )
+    failure = of_loss(lost, None, name=name, host=called, point=None, rank=rank)
+    return SupervisionError(
+        f"{asked} to who died before answering: {failure.report()}\nnobody else has the port, so call again",
+        failure=failure,
+    )
+
+
+def _host_name(host: int, who: Addressee) -> str:
+    from mesh_core._common.current import current
+    from mesh_core._native import host_name
+
+    process = current()
+    if host == process.runtime.me[2]:
+        return process.identity.host
+    return who.home.names.get(host) or host_name(process.runtime, host) or f"host {host}"
+
+
+def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
+    point = who.point(index)
+    if lost.holder is not None:
+        return _deserted(lost, lost.holder, point, who)
+    if lost.never_ran:
+        return SpawnError(
+            f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}",
+            stderr_tail="\n".join(lost.stderr_tail),
+        )
+    from mesh_core._failures.failure import OF_HOSTS
+
+    if lost.orderly:
+        # A process that was asked to stop closes its link in passing, which is not the reason.
+        # With a host that was let go its processes were.
+        telling = lost.pid is None or lost.kind in OF_HOSTS
+        why = (lost.reason if telling else "") or "its process was stopped"
+        return Undeliverable(
+            f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on",
+            actor=who.name,
+            rank=point.rank,
+            host=who.host(index),
+            reason=why,
+        )
+    from mesh_core._failures.failure import FailureKind, of_loss
+    from mesh_core._failures.failure import error_of as raised_for
+
+    failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank)
+    died = raised_for(failure)
+    if failure.kind is FailureKind.BOOTSTRAP_FAILED:
+        died.__cause__ = _bootstrap_error(who.mesh)
+    return died
+
+
+def _bootstrap_error(mesh: Any) -> BaseException | None:
+    """What the bootstrap of a mesh's processes has raised, where they were spawned here."""
+    ready = mesh._process.boots.get(mesh._procs_id)
+    return ready.exception() if ready is not None and ready.done() else None

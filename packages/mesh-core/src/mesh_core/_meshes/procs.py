@@ -1,0 +1,541 @@
+"""Meshes of processes: spawning them, and spawning actors on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from mesh_core._actors.actor import RESERVED
+from mesh_core._actors.endpoint import Interface
+from mesh_core._common.codes import Request
+from mesh_core._common.context import current_instance
+from mesh_core._common.control import LOGGING
+from mesh_core._common.current import current
+from mesh_core._common.errors import MeshError, SupervisionError
+from mesh_core._common.tracing import notice
+from mesh_core._failures.owned_meshes import Making, check_policy
+from mesh_core._futures.future import Future
+from mesh_core._geometry.mesh import Kind, Mesh, check_name, describe
+from mesh_core._meshes.actors import ActorMesh
+from mesh_core._meshes.outcomes import Addressee, error_of
+from mesh_core._native import Point, Region, incarnation, known_moves, learn_moves, locate
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from mesh_core._failures.policy_run import Supervise
+    from mesh_core._geometry.location import Home
+    from mesh_core._meshes.hosts import HostMesh
+    from mesh_core._meshes.repair import Moves, Ranks
+    from mesh_core._meshes.spawning import Recipe
+    from mesh_core._native import Call, Target
+    from mesh_core._process.process import Process
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# How long other hosts may take to tell the ids of their processes.
+_PIDS_S = 1.0
+
+# After Ctrl-C an end that takes longer says what it waits for.
+_MOMENT_S = 0.5
+
+# A process whose event loop is busy longer than this logs by its new level once it gets to it.
+_TOLD_S = 1.0
+
+
+class ProcMesh(Mesh):
+    """Processes, on which actors are spawned; made by :meth:`HostMesh.spawn_procs`.
+
+    Leaving a ``with`` block stops them; so does the end of the script.
+    """
+
+    _kind = Kind.PROCS
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        name: str,
+        home: Home,
+        procs_id: int,
+        root: Region,
+        view: Region,
+        ready: Future[None] | None,
+        spawned: Call | None = None,
+        recipe: Recipe | None = None,
+    ) -> None:
+        self._process = process
+        self._name = name
+        self._home = home
+        self._procs_id = procs_id
+        self._root = root
+        self._view = view
+        self._ready = ready
+        self._spawned = spawned
+        self._recipe = recipe
+        self._boots = False
+
+    @property
+    def name(self) -> str:
+        """What errors and listings call the mesh."""
+        return self._name
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same processes, seen in the same shape; wherever the references have come from."""
+        if not isinstance(other, ProcMesh):
+            return NotImplemented
+        return self._procs_id == other._procs_id and self._view == other._view
+
+    def __hash__(self) -> int:
+        return hash((self._procs_id, self._view))
+
+    def _with_region(self, region: Region) -> ProcMesh:
+        return ProcMesh(
+            self._process,
+            name=self._name,
+            home=self._home,
+            procs_id=self._procs_id,
+            root=self._root,
+            view=region,
+            ready=self._ready,
+            spawned=self._spawned,
+            recipe=self._recipe,
+        )
+
+    def _resized(self, root: Region) -> ProcMesh:
+        """The same processes with more or fewer ranks, before it is known when those that are new are ready."""
+        return ProcMesh(
+            self._process,
+            name=self._name,
+            home=self._home,
+            procs_id=self._procs_id,
+            root=root,
+            view=root,
+            ready=None,
+            recipe=self._recipe,
+        )
+
+    def __iter__(self) -> Iterator[tuple[Point, ProcMesh]]:
+        from mesh_core._native import Slice
+
+        extent = self._view.extent
+        for index, rank in enumerate(self._view):
+            yield Point(index, extent), self._with_region(Region([], Slice(rank, [], [])))
+
+    @overload
+    def spawn(
+        self, name: str, cls: Callable[..., T], *args: Any, supervise: Supervise | None, **kwargs: Any
+    ) -> T: ...
+    @overload
+    def spawn(self, name: str, cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    # The constructor's arguments may be of any names but those of this method's own.
+    def spawn(  # type: ignore[misc]
+        self, name: str, cls: Any, *args: Any, supervise: Supervise | None = None, **kwargs: Any
+    ) -> Any:
+        """Spawn an actor on every process. Returns at once; messages wait until its constructor has returned.
+
+        The actor (or the script) that spawns owns what it has spawned: it ends with its owner, and its owner hears of
+        its failures. ``supervise`` is asked about them first: a function of a :class:`MeshFailure` that returns true if it
+        has handled it, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
+
+        What comes back is an :class:`ActorMesh`, typed as the class itself so that its endpoints are known. It may be
+        awaited: ``await procs.spawn(...)`` returns it once all are constructed, or raises what a constructor raised.
+        """
+        # Of Model[int], a generic class with its parameters, the class.
+        cls = getattr(cls, "__origin__", cls)
+        if not isinstance(cls, type) or not _is_actor(cls):
+            raise TypeError(
+                f"spawn() takes an actor class, not {cls!r}; derive it from mesh_core.Actor and pass the class, "
+                "then the constructor's arguments"
+            )
+        check_name(name)
+        policy = check_policy(supervise)
+        owner = current_instance()
+        owner_id = 0 if owner is None else owner.actor_id
+        process = self._process
+        process.check_owner(owner_id)
+        cls = process.actor_class(cls)
+        table = process.table(cls)
+        taken = sorted(RESERVED & table.keys())
+        if taken:
+            raise TypeError(
+                f"{cls.__qualname__} has an endpoint named {taken[0]!r}, which is a method of every mesh"
+            )
+        self._check_constructor(cls, args, kwargs)
+        interface = Interface(cls.__qualname__, {key: value.arity for key, value in table.items()}, cls)
+        actor_id = process.runtime.new_id()
+        blob = process.class_blob(cls)
+        sender = process.runtime.sender(self._target(), actor_id, name, Request.SPAWN)
+        notice(process)
+        creator = "the script" if owner is None else owner.describe()
+        spawned = (blob, self._name, (owner_id, creator), args, kwargs)
+        if process.tracer is None:
+            call = sender.call(spawned)
+        else:
+            call = process.tracer.spawn(sender, spawned, name, cls.__qualname__)
+        mesh: ActorMesh[Any] = ActorMesh(
+            process,
+            interface,
+            name=name,
+            home=self._home,
+            procs_id=self._procs_id,
+            actor_id=actor_id,
+            root=self._view,
+            view=self._view,
+            making=(making := Making(spawned, owner_id, self if self._recipe is not None else None)),
+        )
+        who = mesh._addressee()
+        mesh._ready = Future(
+            process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
+        )
+        making.holding = process.own(owner_id, mesh, actor_id, policy)
+        if policy is not None and any(each.arity.on_restart != "fail" for each in table.values()):
+            from mesh_core._failures.policy_run import can_repair
+            from mesh_core._failures.returns import Returns
+
+            if can_repair(policy):
+                process.estates.of(owner_id).tell(making.holding, Returns(self._procs_id))
+                mesh._owner = process.runtime.me
+        if self._home.is_joined or known_moves(process.runtime, self._procs_id) is not None:
+            addrs = ((rank, self._home.addr(self._procs_id, rank)) for rank in self._view)
+            making.lives = {rank: incarnation(process.runtime, at[0], at[1]) for rank, at in addrs}
+        return mesh
+
+    def _check_constructor(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        import inspect
+
+        from mesh_core._actors.endpoint import Arity
+
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise TypeError(
+                f"cannot spawn {cls.__qualname__}: it is abstract, without {', '.join(missing)}; "
+                "spawn a subclass that has them"
+            )
+        if cls.__init__ is object.__init__:  # type: ignore[misc]  # only compared
+            complaint = "takes no arguments" if args or kwargs else ""
+            text = "()"
+        else:
+            arity = Arity(inspect.signature(cls.__init__), skip=1)  # type: ignore[misc]
+            complaint, text = arity.complaint(args, kwargs), arity.text
+        if complaint:
+            raise TypeError(f"{cls.__qualname__}{text} {complaint}")
+
+    def _target(self) -> Target:
+        return self._home.target(self._procs_id, self._view)
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when every process is up (and its ``bootstrap`` has run); raises :class:`SpawnError` if one cannot be."""
+        if self._ready is None:
+            raise MeshError(
+                f"{self!r} was not spawned here; only the process that spawned it hears of its start"
+            )
+        return self._ready
+
+    def __await__(self) -> Generator[Any, None, ProcMesh]:
+        yield from self.initialized.__await__()
+        return self
+
+    @property
+    def pids(self) -> list[int | None]:
+        """The processes' ids; ``None`` for one that could not be made, or has ended.
+
+        Where the mesh was spawned this waits until its processes are up, for at most the setting ``spawn_timeout``.
+        Elsewhere it tells what is known by now: ``None`` may also mean that one is not up yet.
+        """
+        spawned, process = self._spawned, self._process
+        if not process.in_charge:
+            return self._known_pids()
+        if spawned is not None:
+            spawned.wait(process.settings.spawn_timeout, heed=False)
+        latest = self._ready if spawned is None else None if self._recipe is None else self._recipe.repair
+        if latest is not None:
+            with contextlib.suppress(TimeoutError):
+                latest.exception(process.settings.spawn_timeout)
+        return self._known_pids()
+
+    def _known_pids(self) -> list[int | None]:
+        process, runtime = self._process, self._process.runtime
+        addrs = [locate(runtime, *self._home.addr(self._procs_id, rank)) for rank in self._view]
+        pids = {addr: os.getpid() if addr == runtime.me else runtime.pid_of(*addr) for addr in addrs}
+        me = process.identity
+        # The script's process knows all that there are on its own host.
+        afar = [
+            addr for addr, pid in pids.items() if pid is None and (me.mesh_id != 0 or addr[2] != me.host_no)
+        ]
+        if afar and self._procs_id != 0 and not process.closed:
+            pids |= process.hooks.find_pids(afar, _PIDS_S)
+        return [pids[addr] for addr in addrs]
+
+    def logging_option(
+        self,
+        stream_to_client: bool = True,
+        aggregate_window_sec: float | None = 3.0,
+        level: int | str = 20,  # logging.INFO
+        ignore_numbers: bool = False,
+    ) -> None:
+        """Say what is done with what these processes print and log; for the whole mesh, and for what comes from now on.
+
+        Without ``stream_to_client`` nothing is shown (the last lines of stderr still are part of a failure). Equal
+        lines of several ranks within ``aggregate_window_sec`` seconds are shown as one; with ``None`` every line is shown
+        as it is. With ``ignore_numbers`` lines that differ in their numbers alone are shown as one too, with a note.
+        Records of :mod:`logging` below ``level``, a number or a name, are left out.
+
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
+        ...     procs.logging_option(aggregate_window_sec=None, level="WARNING")
+        """
+        from mesh_core._common.proc import signed
+        from mesh_core._system import streams
+
+        window = 0.0 if aggregate_window_sec is None else aggregate_window_sec
+        if isinstance(window, bool) or not isinstance(window, (int, float)) or not 0.0 <= window <= 86_400.0:
+            raise ValueError(
+                f"aggregate_window_sec is a number of seconds up to a day, or None, not {aggregate_window_sec!r}"
+            )
+        level = _level(level)
+        if not isinstance(ignore_numbers, bool):
+            raise ValueError(f"ignore_numbers must be True or False, got {ignore_numbers!r}")
+        if self._procs_id == 0:
+            raise ValueError("the controller's own output is not gathered: it is the script's")
+        runtime = self._process.runtime
+        here = self._process.identity.mesh_id == 0
+        set_options = runtime.logs().set if here else streams.set_options
+        flags = (streams.SHOWN if stream_to_client else 0) | (streams.ALIKE if ignore_numbers else 0)
+
+        def tell(target: Target, meshes: Iterable[int]) -> Call:
+            for each in meshes:
+                set_options(each, flags, round(window * 1000), level)
+            return runtime.sender(target, 0, LOGGING, Request.EXTENSION).call(signed(self._process, level))
+
+        moved = (known_moves(runtime, each) or (0, []) for each in self._home.meshes(self._procs_id))
+        meshes = [*self._home.meshes(self._procs_id), *{run[2] for _, runs in moved for run in runs}]
+        told = tell(self._home.target(self._procs_id, self._all()), meshes)
+        if self._recipe is not None:
+            # Those that are made again log as the others do.
+            self._recipe.log_as = tell
+        if self._ready is None or self._ready.done():
+            # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
+            told.wait(_TOLD_S)
+
+    def alive(self) -> list[Point]:
+        """The points of this mesh whose processes have not ended, as far as this process knows.
+
+        Where a mesh was spawned that is known within milliseconds. Elsewhere only those ends are known that were told of,
+        for example by a call.
+        """
+        lost, extent = set(self._lost()), self._view.extent
+        return [Point(place, extent) for place in range(len(self._view)) if place not in lost]
+
+    def failed(self) -> list[Point]:
+        """The points of this mesh whose processes have ended: what :meth:`respawn` makes again; see :meth:`alive`."""
+        extent = self._view.extent
+        return [Point(place, extent) for place in self._lost()]
+
+    def _places(self, ranks: Ranks) -> list[int]:
+        """The places that are meant; what has failed, where none are named."""
+        from mesh_core._meshes.repair import places_of
+
+        return places_of(self, ranks)
+
+    def _lost(self) -> list[int]:
+        from mesh_core._meshes.repair import lost_places
+
+        return lost_places(self)
+
+    @property
+    def incarnations(self) -> list[int]:
+        """How often the process of each rank was made again, in the order of the ranks."""
+        addrs = (self._home.addr(self._procs_id, rank) for rank in self._view)
+        return [incarnation(self._process.runtime, mesh, rank) for mesh, rank, _ in addrs]
+
+    def respawn(self, ranks: Ranks = None, *, on: HostMesh | None = None) -> Future[None]:
+        """Make processes again that have ended, in their places. Returns at once; the future is done when they are up.
+
+        The mesh, its slices and all references to it, wherever they are, mean the new processes from then on. What was
+        sent to the old ones is not sent again. Actors are not made again: see :meth:`ActorMesh.respawn`.
+
+        Args:
+            ranks: numbers or points of this mesh; without them, all that have :meth:`failed`.
+            on: hosts for the new processes; without it, those that the old ones were on. Ranks that were on one host stay
+                together.
+
+        Only the process that has spawned the mesh can do it, for as long as it has not stopped the mesh.
+
+        >>> import os, signal
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs({"gpus": 3}, supervise=lambda failure: True) as procs:
+        ...     os.kill(procs.pids[1], signal.SIGKILL)
+        ...     while not procs.failed():
+        ...         pass
+        ...     procs.respawn().get(timeout=30)
+        ...     procs.failed(), procs.incarnations
+        ([], [0, 1, 0])
+        """
+        from mesh_core._meshes import repair as _repair
+
+        return _repair.respawn(self, ranks, on)
+
+    def grow(self, *, on: HostMesh | None = None, **sizes: int) -> ProcMesh:
+        """Add places to the first dimension, with processes like those that are there. Returns the larger mesh at once.
+
+        This mesh stays what it is, a part of the larger one. The new processes are on the hosts ``on``, or on those of the
+        others, and are up when the larger mesh is :attr:`initialized`.
+
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+        ...     procs.grow(gpus=1).sizes
+        {'gpus': 3}
+        """
+        from mesh_core._meshes import repair as _repair
+
+        return _repair.grow(self, sizes, on)
+
+    def shrink(self, **sizes: int) -> ProcMesh:
+        """Take the last places of the first dimension away, and stop their processes. Returns the smaller mesh at once.
+
+        The processes have ended when the smaller mesh is :attr:`initialized`.
+
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs({"gpus": 3}) as procs:
+        ...     procs.shrink(gpus=2).sizes
+        {'gpus': 1}
+        """
+        from mesh_core._meshes import repair as _repair
+
+        return _repair.shrink(self, sizes)
+
+    def stop(self, reason: str = "") -> Future[None]:
+        """Stop the processes, after what was sent to them before; those that take too long are killed.
+
+        Those of a part of a mesh may be made again with :meth:`respawn`. A mesh that has grown stops as a whole.
+        """
+        if self._procs_id == 0:
+            raise ValueError(
+                "the controller cannot stop itself as a mesh; call shutdown() or leave the script"
+            )
+        process = self._process
+        if process.closed:
+            raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
+        if len(self._view) != len(self._root):
+            from mesh_core._meshes.repair import stop_some
+
+            return stop_some(self)
+        what = f"the stop of {self._name!r} {reason}".rstrip()
+        # A repair on another thread is before it, and its processes stop too, or after it, and refused.
+        with contextlib.nullcontext() if self._recipe is None else self._recipe.lock:
+            process.estates.drop(self._procs_id)
+            target = self._home.target(self._procs_id, self._all())
+            if self._recipe is not None:
+                self._recipe.stopped = True
+            call = process.runtime.stop_procs(target, process.settings.stop_timeout)
+        return Future(process, call, lambda _: process.flush_console(), lambda: what)
+
+    def _hosts_now(self) -> set[int]:
+        """The numbers of the hosts that its ranks are on by now."""
+        runtime, home, procs_id = self._process.runtime, self._home, self._procs_id
+        return {locate(runtime, *home.addr(procs_id, rank))[2] for rank in self._all()}
+
+    def _all(self) -> Region:
+        """All ranks that there are of the mesh, if it has grown."""
+        grown = None if self._recipe is None else self._recipe.root
+        return self._root if grown is None or len(grown) < len(self._root) else grown
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.in_charge:
+            stopped = self.stop()
+            if isinstance(error, KeyboardInterrupt):
+                self._hurry(stopped)
+            from mesh_core._meshes import with_blocks
+
+            with_blocks.end(self._process, stopped, error)
+
+    def _hurry(self, stopped: Future[None]) -> None:
+        """Wait for an end that Ctrl-C wants; another Ctrl-C kills."""
+        from mesh_core._common.interrupts import say_stopping
+
+        try:
+            if not stopped._call.wait(_MOMENT_S):
+                say_stopping(len(self._root))
+                while not stopped._call.wait(None):
+                    pass
+        except KeyboardInterrupt:
+            self._process.runtime.stop_procs(self._home.target(self._procs_id, self._all()), 0.0)
+            raise
+        except SupervisionError:
+            pass  # the block's own error is the one that is raised
+
+    async def __aenter__(self) -> Self:
+        await self
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.in_charge:
+            from mesh_core._meshes import with_blocks
+
+            await with_blocks.end_async(self._process, self.stop(), error)
+
+    def __reduce__(self) -> Any:
+        moves = known_moves(self._process.runtime, self._procs_id)
+        return _revive, (self._name, self._home, self._procs_id, (self._root, self._view), moves)
+
+    def __repr__(self) -> str:
+        return f"<ProcMesh {self._name!r}: {describe(self._view)}>"
+
+    def _repr_html_(self) -> str:
+        from mesh_core._common.display import Table, listed, place
+
+        pids, extent = self._known_pids(), self._view.extent
+
+        def row(index: int) -> list[str]:
+            pid = pids[index]
+            return [place(Point(index, extent)) or "0", "-" if pid is None else str(pid)]
+
+        return listed(Table(["place", "pid"]), len(pids), row).html(
+            f"{self!r} on {self._home.called(self._view)}"
+        )
+
+
+def _level(level: object) -> int:
+    from mesh_core._system.streams import LEVELS
+
+    number = LEVELS.get(level) if isinstance(level, str) else level
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 1000:
+        raise ValueError(
+            f"level must be one of {', '.join(LEVELS)}, or a number such as logging.INFO, got {level!r}"
+        )
+    return number
+
+
+def _is_actor(cls: type) -> bool:
+    from mesh_core._actors.actor import Actor
+
+    return issubclass(cls, Actor) and cls is not Actor
+
+
+def all_well(call: Call, who: Addressee) -> None:
+    for index, outcome in enumerate(call.outcomes()):
+        error = error_of(outcome, index, who)
+        if error is not None:
+            raise error
+
+
+def _revive(
+    name: str, home: Home, procs_id: int, regions: tuple[Region, Region], moves: Moves | None
+) -> ProcMesh:
+    root, view = regions
+    process = current()
+    if moves is not None:
+        learn_moves(process.runtime, procs_id, *moves)
+    return ProcMesh(process, name=name, home=home, procs_id=procs_id, root=root, view=view, ready=None)

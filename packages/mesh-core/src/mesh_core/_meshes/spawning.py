@@ -1,0 +1,408 @@
+"""How a mesh of processes is spawned: what is asked of the hosts' agents, and what comes back.
+
+A module of its own, imported by the first spawn: a script's start does not pay for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.codes import Request
+from mesh_core._common.context import current_instance
+from mesh_core._common.control import Control
+from mesh_core._common.errors import AuthenticationError, MeshError, SpawnError
+from mesh_core._common.tracing import notice
+from mesh_core._failures.owned_meshes import check_policy
+from mesh_core._futures.future import Future
+from mesh_core._geometry.mesh import check_name
+from mesh_core._meshes.outcomes import Addressee, error_of
+from mesh_core._meshes.procs import ProcMesh, all_well
+from mesh_core._native import Lost, Region, roll
+from mesh_core._system.config import executable, pack
+from mesh_core._system.environment import (
+    Refusal,
+    checked_binding,
+    checked_env,
+    free_port,
+    own_device,
+    visible_devices,
+)
+from mesh_core._system.seeds import checked_seed
+
+if TYPE_CHECKING:
+    from mesh_core._failures.owned_meshes import Holding
+    from mesh_core._failures.policy_run import Supervise
+    from mesh_core._geometry.location import Home
+    from mesh_core._native import Call, Extent, Placement, Point, Target
+    from mesh_core._process.process import Process
+    from mesh_core._system.environment import Env
+
+
+def interpreter_command(python: str | None) -> list[str]:
+    # The flags of this interpreter (-O, -W, -X ...) hold for its workers too.
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [python or sys.executable, *flags]
+
+
+def _check_devices(environ: Mapping[str, str], per_host: int) -> None:
+    """Refuse before anything is made; on other hosts their agents do."""
+    try:
+        own_device(visible_devices(environ), 0, per_host)
+    except Refusal as error:
+        raise SpawnError(str(error)) from None
+
+
+def spawn(
+    process: Process,
+    extent: Extent,
+    home: Home,
+    *,
+    per_host: int,
+    name: str | None,
+    bootstrap: Callable[[], object] | None,
+    env: Env | Callable[[Point], Env] | None,
+    preload: list[str],
+    fresh: bool,
+    python: str | None,
+    proc_bind: object,
+    seed: int | None,
+    devices: str | None,
+    torch_env: bool,
+    supervise: Supervise | None,
+) -> ProcMesh:
+    """Ask the host's agent for a mesh of processes."""
+    if bootstrap is not None and not callable(bootstrap):
+        raise TypeError(f"bootstrap is a function without arguments, not {bootstrap!r}")
+    if devices not in (None, "own"):
+        raise ValueError(f"devices is 'own' (a device for each process) or None, not {devices!r}")
+    binding = checked_binding(proc_bind, per_host)
+    changes, own = checked_env(env, extent)
+    afar = home.only != process.identity.host_no
+    if not afar:
+        python = python or process.python
+        if python is not None and shutil.which(python) is None:
+            raise SpawnError(
+                f"python={python!r} is not a program that can be run here; give the path of an interpreter"
+            )
+    check_name(name or "")
+    checked_seed(seed)
+    policy = check_policy(supervise)
+    owner = current_instance()
+    owner_id = 0 if owner is None else owner.actor_id
+    process.check_owner(owner_id)
+    region = Region.whole(extent)
+    _working_directory()
+    if devices is not None and not afar and not own:
+        _check_devices(_changed(dict(os.environ), changes), per_host)
+    for begin in process.hooks.spawning:
+        begin()
+    mesh_id = process.runtime.new_id()
+    recipe = Recipe(
+        process,
+        name or process.unique_name("procs"),
+        mesh_id,
+        owner_id,
+        home,
+        size=len(region),
+        per_host=per_host,
+        bootstrap=bootstrap,
+        env=env,
+        preload=preload,
+        fresh=fresh,
+        python=python,
+        binding=binding,
+        seed=seed,
+        devices=devices,
+        torch=[_master(process, home), free_port(here=not afar)] if torch_env else None,
+    )
+    notice(process)
+    if process.tracer is not None:
+        process.tracer.spawn_procs(recipe.name, len(region), home.label)
+    mesh = ProcMesh(
+        process,
+        name=recipe.name,
+        home=home,
+        procs_id=mesh_id,
+        root=region,
+        view=region,
+        ready=None,
+        recipe=recipe,
+    )
+    if home.is_joined:
+        # Of hosts that lie apart: each has a mesh of processes of its own, as after a repair.
+        from mesh_core._meshes.repair import begin_apart
+
+        recipe.size = 0
+        recipe.holding = process.own(owner_id, mesh, 0, policy)
+        mesh._ready = begin_apart(mesh, recipe)
+    else:
+        mesh._spawned = recipe.order(mesh_id, region, home.placement, extent, own=own)
+        who = Addressee(recipe.name, home, region, region, mesh)
+        mesh._ready, mesh._boots = recipe.begin(mesh._spawned, mesh._target(), who)
+        recipe.holding = process.own(owner_id, mesh, 0, policy)
+    if bootstrap is not None:
+        process.boots[mesh_id] = mesh._ready
+    return mesh
+
+
+class Recipe:
+    """What the processes of a mesh are made with, at whoever spawns them: some of them may have to be made again."""
+
+    def __init__(
+        self,
+        process: Process,
+        name: str,
+        procs_id: int,
+        owner_id: int,
+        home: Home,
+        *,
+        size: int,
+        per_host: int,
+        bootstrap: Callable[[], object] | None,
+        env: Env | Callable[[Point], Env] | None,
+        preload: list[str],
+        fresh: bool,
+        python: str | None,
+        binding: list[list[int]] | None,
+        seed: int | None,
+        devices: str | None,
+        torch: list[Any] | None,
+        carries: Callable[[], str] | None = None,
+    ) -> None:
+        self.process = process
+        self.name = name
+        self.procs_id = procs_id
+        self.size = size
+        """How many ranks the mesh was spawned with."""
+        self.root: Region | None = None
+        """The mesh as it was grown or shrunk last."""
+        self.owner_id = owner_id
+        self.holding: Holding | None = None
+        """What its owner is told of its failures by; set once it is owned."""
+        self.lock = threading.RLock()
+        """Held while the mesh is repaired, or told to stop: a stop is of all processes that there are."""
+        self.stopped = False
+        self.log_as: Callable[[Target, list[int]], object] | None = None
+        """Tells processes of other meshes how this one logs, if that was ever said."""
+        self.repair: Future[None] | None = None
+        """The last one."""
+        self._home = home
+        self._per_host = per_host
+        self._bootstrap = bootstrap
+        self._env = env
+        self._preload = preload
+        self._fresh = fresh
+        self._python = python
+        self._binding = binding
+        self._seed = seed
+        self._devices = devices
+        self._torch = torch
+        self._carries = carries
+        """What they are told of extensions, where that is not what this process spawns others with."""
+        self._extended = False
+
+    def order(
+        self,
+        mesh_id: int,
+        region: Region,
+        placement: Placement,
+        extent: Extent,
+        *,
+        ranks: Sequence[int] = (),
+        own: Sequence[Env] | None = None,
+        moves: object = None,
+    ) -> Call:
+        """Ask agents for processes: those of the whole mesh, or a mesh of their own that has these ranks of it.
+
+        Args:
+            mesh_id: the mesh that the processes' addresses have.
+            region: what there is of that mesh.
+            placement: on which hosts.
+            extent: the mesh as references name it.
+            ranks: which ranks of it they are; all, where none are named.
+            own: what :func:`checked_env` says of each rank of it, where that is known already.
+            moves: where ranks of it are that were made again.
+        """
+        process = self.process
+        # What runs on another machine has that machine's environment and interpreter.
+        afar = placement.only != process.identity.host_no
+        python = self._python
+        inherited = {} if afar else dict(os.environ)
+        changes, each = checked_env(self._env, extent) if own is None else ({}, own)
+        if not callable(self._env):
+            changes = dict(self._env or {})
+        if afar:
+            changes = {**process.env_changes, **changes}
+        if ranks and each:
+            each = [each[rank] for rank in ranks]
+        here = _working_directory()
+        changed = _changed(inherited, changes)
+        told = {
+            "mesh_id": self.procs_id,
+            "mesh_name": self.name,
+            "ranks": list(ranks),
+            "moves": moves,
+            "host": process.identity.host,
+            "placement": self._home.placement.to_wire().hex(),
+            "labels": extent.labels,
+            "sizes": extent.sizes,
+            "per_host": self._per_host,
+            "env": inherited,
+            "changes": changes,
+            "devices": self._devices,
+            "torch": self._torch,
+            "seed": checked_seed(self._seed),
+            "afar": afar,
+            "path": [entry or here for entry in sys.path],
+            "argv": sys.argv,
+            "cwd": here,
+            "settings": process.settings.as_dict(),
+            "bind": self._binding,
+            "job": process.job,
+            "credentials": _credentials(process),
+            "python": interpreter_command(python) if self._fresh and (python or not afar) else None,
+            "interpreter": python,
+            "extensions": self._extensions(extent, placement),
+        }
+        self._extended = bool(told["extensions"])
+        # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
+        # every spawn, with them it is those of one environment.
+        preload = self._preload
+        env_there, late = executable(changed if preload else {} if afar else process.environ)
+        plan = {
+            "path": told["path"],
+            "preload": preload,
+            # Copies of the script's directories, for one, which are imported anew once they have changed.
+            "prepare": [step for each in process.hooks.preparing if (step := each())] if preload else [],
+            "afar": afar,
+            "env": late,
+            "unset": [key for key, value in changes.items() if value is None] if preload else [],
+            "argv": sys.argv if preload else [""],
+        }
+        return process.runtime.spawn_procs(
+            mesh_id,
+            region,
+            placement,
+            argv=[*([""] if afar else interpreter_command(process.python)), "-c", _NURSERY],
+            env=sorted(env_there.items()),
+            plan=json.dumps(plan).encode(),
+            fresh=self._fresh,
+            config=pack(told, each),
+            within=process.settings.spawn_timeout,
+            title=f"{self.name}\0{','.join(f'{k}={v}' for k, v in extent.items())}",
+        )
+
+    def _extensions(self, extent: Extent, placement: Placement) -> str:
+        """What the processes are told of extensions, once their hosts are to have those that are wanted there."""
+        if self._carries is not None:
+            return self._carries()
+        self.process.bring_to_hosts(placement)
+        return self.process.carried(self.name, extent, self._home)
+
+    def begin(self, call: Call, target: Target, who: Addressee) -> tuple[Future[None], bool]:
+        """Return what is done once these processes are ready, and whether they run anything for that."""
+        process, name = self.process, self.name
+        ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {name!r}")
+        if self._extended:
+            # An extension that cannot start ends its process; this asks for the reason.
+            sender = process.runtime.sender(target, 0, Control.STARTED, Request.EXTENSION)
+            ready = Future(
+                process,
+                sender.call(None),
+                lambda call: all_well(call, who),
+                lambda: f"the start of the extensions of {name!r}",
+            )
+        if self._bootstrap is not None:
+            sender = process.runtime.sender(target, 0, Control.BOOTSTRAP, Request.EXTENSION)
+            ready = Future(
+                process,
+                sender.call(self._bootstrap),
+                lambda call: all_well(call, who),
+                lambda: f"the bootstrap of {name!r}",
+            )
+        return ready, self._extended or self._bootstrap is not None
+
+
+def _credentials(process: Process) -> list[object] | None:
+    """What the new processes that are on this host prove to other hosts with who they are."""
+    if process.credentials is None:
+        return None
+    from mesh_core._common.membership import told
+
+    return told(process)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109 - pathlib takes longer to import than this package may
+    except FileNotFoundError:
+        raise SpawnError(
+            "the working directory of this process no longer exists, and new processes would begin in it; change to "
+            "another one with os.chdir() before spawning"
+        ) from None
+
+
+def _changed(env: dict[str, str], changes: Env) -> dict[str, str]:
+    merged: dict[str, str | None] = {**env, **changes}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def _master(process: Process, home: Home) -> str:
+    """Where the processes of a mesh find the host of its first rank."""
+    if home.only is not None:
+        return "127.0.0.1"
+    first = home.host_of(0)
+    addresses = {host: _machine(address) for host, _, address, *_ in roll(process.runtime)}
+    found = addresses.get(first, "")
+    local = [host for host in home.hosts if addresses.get(host, "").startswith(_LOOPBACK)]
+    # The address of this machine for itself is none for others.
+    if found and (not found.startswith(_LOOPBACK) or len(local) == len(home.hosts)):
+        return found
+    return home.name_of(0)
+
+
+def _machine(address: str) -> str:
+    """An address without its port."""
+    return address.rpartition("//")[2].rpartition(":")[0].strip("[]")
+
+
+_LOOPBACK = ("127.", "::1", "localhost")
+
+_NURSERY = """\
+import json, os, sys
+with open(int(sys.argv[3]), "rb") as file: plan = json.load(file)
+there = [p for p in plan["path"] if os.path.isdir(p) and p not in sys.path]
+sys.path[:] = [*there, *sys.path] if plan["afar"] else plan["path"]
+from mesh_core._process.fork_server import main
+main(int(sys.argv[1]), int(sys.argv[2]), plan)
+"""
+
+
+def _all_up(call: Call, who: Addressee) -> None:
+    outcomes = call.outcomes()
+    for index, outcome in enumerate(outcomes):
+        error = error_of(outcome, index, who)
+        if isinstance(outcome, Lost) and not outcome.orderly:
+            if not isinstance(error, SpawnError | AuthenticationError):
+                said = SpawnError(
+                    f"a process of {who.name!r} died while it started: {error}",
+                    host=who.host(index),
+                    pid=outcome.pid,
+                    exitcode=outcome.exitcode,
+                    signal=outcome.signal,
+                    stderr_tail="\n".join(outcome.stderr_tail),
+                )
+                said.__cause__ = error
+                error = said
+            # Whoever is told of this has heard of all that died then (SUP-1).
+            assert isinstance(error, MeshError)  # a loss is one of those
+            error._deaths = tuple((*other.process, 0) for other in outcomes if isinstance(other, Lost))
+        if error is not None:
+            raise error

@@ -1,0 +1,395 @@
+"""The process that forks workers: single-threaded, with everything imported that workers need.
+
+It reads orders from its agent and reports what becomes of its children; see ``nursery.rs`` for the packets. Without
+its agent it ends, and takes its children along: each has asked the kernel to be killed with its parent.
+
+It also ends what its workers leave behind (``_system/descendants.py``): the kernel gives it their orphans.
+
+NUR-1: it never starts a thread or a runtime, so that a fork is a sound copy.
+NUR-2: a preloaded module that starts threads is refused unless it is known to survive a fork; workers then get
+interpreters of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from typing import Any, NamedTuple, NoReturn
+
+from mesh_core._native import die_with_parent, name_process
+from mesh_core._process import worker as _worker
+from mesh_core._system import config, environment, leaving, streams
+from mesh_core._system.descendants import Brood
+
+_ORDER = struct.Struct("<BQIII")
+_REPORT = struct.Struct("<BQIIi")
+_FORK, _KILL, _EXEC = 1, 2, 3
+_FORKED, _EXITED, _FAILED, _REFUSED = 11, 12, 13, 14
+_PACKET = 256
+
+# These start threads (of OpenBLAS, OpenMP) when imported, and install handlers that stop and restart them around a fork.
+_SURVIVE_FORKS = frozenset({"numpy", "scipy", "torch", "pandas", "sklearn"})
+
+# What workers come to need sooner or later, of Mesh and of what the modules of most programs import: imported once, here,
+# instead of in each of them.
+_SHARED = (
+    "asyncio",
+    "cloudpickle",
+    "concurrent.futures.thread",
+    "dataclasses",
+    "faulthandler",
+    "inspect",
+    "logging",
+    "mesh_core._bundle.worker",
+    "mesh_core._system.stack_dumps",
+    "mesh_core._serialize.exceptions",
+    "mesh_core._extensions.running",
+    "mesh_core._failures.failure",
+    "mesh_core._common.hooks",
+    "mesh_core._process.multiprocess",
+    "mesh_core._common.slots",
+    "mesh_core._hosting.actor_host",
+    "pathlib",
+    "random",
+    "tempfile",
+)
+
+_EXEC_CODE = """\
+import json, os, sys
+with open(int(sys.argv[1]), "rb") as file: told = json.load(file)
+there = [p for p in told["path"] if os.path.isdir(p) and p not in sys.path]
+sys.path[:] = [*there, *sys.path] if told["afar"] else told["path"]
+from mesh_core._process.worker import main_exec
+main_exec(told)
+"""
+
+
+SCRATCH = "MESH_HOST_SCRATCH"
+"""Where the agent of a host has a directory for the job, it tells the nurseries by this variable."""
+
+_Addr = tuple[int, int]
+
+
+class _Order(NamedTuple):
+    """One worker to be made."""
+
+    addr: _Addr
+    host: int
+    seat: int
+    link: int
+    out: int
+    err: int
+    told: int
+    fresh: bool
+
+
+class Nursery:
+    """The loop that turns orders into processes."""
+
+    def __init__(self, control: int, board: int, brood: Brood) -> None:
+        self._control = socket.socket(fileno=control)
+        self._control.setblocking(False)
+        self._board = board
+        self._brood = brood
+        self._workers: dict[int, tuple[int, _Addr]] = {}  # by pid: the pidfd, and who it is
+        self._pids: dict[_Addr, int] = {}
+        self._epoll = select.epoll()
+        self._epoll.register(control, select.EPOLLIN)
+        self._unsent: list[bytes] = []
+        # Set by the agent of another machine than the controller's.
+        self._host_name = os.environ.pop("_MESH_HOST", "")
+        self.only_exec = False
+
+    def report(self, op: int, addr: _Addr, *, pid: int = 0, status: int = 0, text: str = "") -> None:
+        """Tell the agent."""
+        self._unsent.append(_REPORT.pack(op, *addr, pid, status) + text.encode()[:8000])
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                self._control.send(self._unsent[0])
+                del self._unsent[0]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._leave()
+        self._epoll.modify(self._control, select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0))
+
+    def start_minder(self) -> None:
+        """Have what workers leave behind end also if this process is killed."""
+        self._brood.start_minder()
+
+    def serve(self) -> NoReturn:
+        """Take orders until the agent is gone."""
+        self._epoll.register(self._brood.listen(), select.EPOLLIN)
+        pause: float | None = None
+        while True:
+            ended = pause is not None
+            for fd, events in self._epoll.poll(pause):
+                if fd != self._control.fileno():
+                    ended = True
+                    continue
+                if events & select.EPOLLOUT:
+                    self._send()
+                if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    self._receive()
+            if ended:
+                self._reap()
+                pause = self._brood.hunt(self._workers)
+
+    def _receive(self) -> None:
+        try:
+            packet, fds, _, _ = socket.recv_fds(self._control, _PACKET, 4, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet, fds = b"", []
+        if not packet:
+            # The agent is gone.
+            self._leave()
+        op, mesh, rank, host, seat = _ORDER.unpack_from(packet)
+        if op == _KILL:
+            pid = self._pids.get((mesh, rank))
+            if pid is not None:
+                # Not reaped yet, or it would not be in the table: the pid is still its own.
+                os.kill(pid, signal.SIGKILL)
+            return
+        addr = (mesh, rank)
+        link, out, err, told = fds
+        number = self._brood.take_number()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._brood.give_number(number)
+            for fd in fds:
+                os.close(fd)
+            self.report(
+                _FAILED, addr, text=f"fork failed: {error.strerror}; see 'mesh doctor' for the limits"
+            )
+            return
+        if pid == 0:
+            self._become(
+                number, _Order(addr, host, seat, link, out, err, told, op == _EXEC or self.only_exec)
+            )
+        for fd in fds:
+            os.close(fd)
+        watch = os.pidfd_open(pid)
+        self._workers[pid] = (watch, addr)
+        self._brood.add(pid, number)
+        self._pids[addr] = pid
+        self._epoll.register(watch, select.EPOLLIN)
+        self.report(_FORKED, addr, pid=pid)
+
+    def _reap(self) -> None:
+        """Take leave of all children that have ended; only some of them were workers."""
+        for pid, status in self._brood.ended():
+            worker = self._workers.pop(pid, None)
+            if worker is None:
+                continue
+            watch, addr = worker
+            self._epoll.unregister(watch)
+            os.close(watch)
+            del self._pids[addr]
+            # Negative for a signal, as subprocess has it.
+            self.report(_EXITED, addr, pid=pid, status=os.waitstatus_to_exitcode(status))
+
+    def _leave(self) -> NoReturn:
+        """End, and all workers with it, and what these have started."""
+        for pid in self._workers:
+            os.kill(pid, signal.SIGKILL)
+        self._brood.leave(self._workers)
+
+    def _become(self, number: int, order: _Order) -> NoReturn:
+        """Turn this copy of the nursery into a worker."""
+        parent = os.getppid()
+        status = 1
+        try:
+            die_with_parent(parent)
+            self._brood.fledge(number)
+            self._epoll.close()
+            for watch, _ in self._workers.values():
+                os.close(watch)
+            self._workers.clear()
+            told = {**config.read(order.told, order.addr[1]), "scratch": os.environ.get(SCRATCH, "")}
+            # The rank that its mesh knows it by, which may have had other processes before.
+            rank = told["ranks"][order.addr[1]] if told["ranks"] else order.addr[1]
+            os.close(order.told)
+            if self._host_name:
+                told["host"] = self._host_name
+            for pipe, fd in ((order.out, 1), (order.err, 2)):
+                os.dup2(pipe, fd)
+                os.close(pipe)
+            streams.introduce(told, rank)
+            try:
+                told["env"] = environment.environment(told, rank, os.environ)
+                environment.settle(told, rank)
+                if order.fresh:
+                    self._exec(told, order, parent)
+            except environment.Refusal as error:
+                self._decline(order.addr, str(error))
+            self._control.close()
+            gc.enable()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            addr = (*order.addr, order.host)
+            status = _worker.run(
+                told, addr=addr, seat=order.seat, link=order.link, board=self._board, forked=True
+            )
+        except BaseException:  # noqa: BLE001 - the last line of defence of a process
+            traceback.print_exc()
+        finally:
+            leaving.leave(status)
+        raise AssertionError("unreachable")
+
+    def _decline(self, addr: _Addr, why: str) -> NoReturn:
+        """Say from a copy of the nursery why it becomes no worker."""
+        packet = _REPORT.pack(_FAILED, *addr, 0, 0) + why.encode()[:8000]
+        # Not through `report`: what that leaves unsent, and its epoll set, are the nursery's own.
+        ready = select.poll()
+        ready.register(self._control, select.POLLOUT)
+        while True:
+            try:
+                self._control.send(packet)
+                break
+            except BlockingIOError:
+                ready.poll()
+        leaving.leave(1)
+        raise AssertionError("unreachable")
+
+    def _exec(self, told: dict[str, Any], order: _Order, parent: int) -> NoReturn:
+        interpreter = told["python"] or [sys.executable]
+        told["numbers"] = [*order.addr, order.host, order.seat, order.link, self._board, parent]
+        # Nothing of this goes into the arguments, which every user of the host can read.
+        env, told["env"] = config.executable(told["env"])
+        file = os.memfd_create("mesh-told", 0)
+        with open(file, "wb", closefd=False) as out:
+            out.write(json.dumps(told).encode())
+        os.lseek(file, 0, os.SEEK_SET)
+        os.set_inheritable(order.link, True)
+        os.set_inheritable(self._board, True)
+        argv = [*interpreter, "-c", _EXEC_CODE, str(file)]
+        try:
+            os.execvpe(argv[0], argv, env)
+        except OSError as error:
+            raise environment.Refusal(
+                f"python={argv[0]!r} is not a program that can be run on this host: {error.strerror}; give the path "
+                "of an interpreter there"
+            ) from None
+
+
+def _dropped(function: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Stands for ``atexit.register``."""
+    return function
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - asked before and after every import
+
+
+def _preload(names: list[str]) -> str:
+    """Import what workers are to find imported. Returns why forking is unsound after that, or nothing."""
+    found = preload(names)
+    if found is None:
+        return ""
+    what, it = found
+    return (
+        f"{what}, and threads do not survive a fork; these processes start by exec instead, which takes longer and "
+        f"shares no memory. To fork them, leave {it} out of what is preloaded: import it in the actors, or in "
+        "functions where it is used"
+    )
+
+
+def preload(names: list[str]) -> tuple[str, str] | None:
+    """Import modules before forks. If one starts threads, returns what has happened, and which module is to be left out."""
+    if not names:
+        return None
+    from mesh_core._common.import_hooks import ThreadCount
+
+    hook = ThreadCount(_threads, _SURVIVE_FORKS)
+    hook.install()
+    try:
+        for name in names:
+            importlib.import_module(name)
+            if hook.started:
+                return _unsound(name, hook.started)
+    finally:
+        hook.remove()
+    return None
+
+
+def _unsound(name: str, started: dict[str, int]) -> tuple[str, str]:
+    module, count = next(iter(started.items()))
+    threads = f"{count} thread{'s' if count > 1 else ''}"
+    if module == name:
+        return f"preload={name!r} started {threads} when it was imported", "it"
+    return f"preload={name!r} imports {module!r}, which started {threads} when it was imported", repr(module)
+
+
+def _unfit() -> str:
+    """Why this system lets nobody watch a child; empty if it does."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return (
+            f"pidfd_open: {error.strerror}. Mesh sees by it that a process has ended: use Linux 5.3 or later, with "
+            "pidfd_open allowed in the container's seccomp profile; `mesh doctor` checks what else is needed"
+        )
+    return ""
+
+
+def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
+    """Entry of a nursery; its agent starts it with these arguments."""
+    os.set_inheritable(control, False)
+    os.set_inheritable(board, False)
+    name_process("mesh: fork server (mesh_core._process.fork_server)", "mesh-nursery")
+    # Where the script was started without stdout or stderr: their numbers are not to be taken by anything else.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    nursery = Nursery(control, board, Brood())
+    if unfit := _unfit():
+        nursery.report(_REFUSED, (0, 0), text=unfit)
+        os._exit(1)
+    nursery.start_minder()
+    # What modules register when they are imported here would end in each worker what all of them share, a temporary
+    # directory for example. What the start of any interpreter registers stays: tools that measure it write their results.
+    register, atexit.register = atexit.register, _dropped  # type: ignore[assignment]
+    for name in _SHARED:
+        importlib.import_module(name)
+
+    os.environ.update(plan["env"])
+    for name in plan["unset"]:
+        os.environ.pop(name, None)
+    preload: list[str] = plan["preload"]
+    # What scripts and libraries look at while they are imported.
+    sys.argv[:] = plan["argv"]
+    try:
+        if plan["prepare"]:
+            from mesh_core._common.hooks import prepare
+
+            prepare(plan["prepare"], os.environ.get(SCRATCH, ""))
+        why = _preload(preload)
+    except BaseException as error:  # noqa: BLE001 - reported to whoever asked
+        text = "".join(traceback.format_exception_only(error)).strip()
+        nursery.report(_REFUSED, (0, 0), text=f"a module of preload={preload!r} cannot be imported: {text}")
+        os._exit(1)
+    if why:
+        sys.stderr.write(f"mesh: {why}\n")
+        sys.stderr.flush()
+        nursery.only_exec = True
+    atexit.register = register
+    # What is here now lives as long as the workers: out of the collector's sight its pages stay shared.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    nursery.serve()

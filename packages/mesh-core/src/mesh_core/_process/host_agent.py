@@ -1,0 +1,257 @@
+"""A host's agent as a process that is started from here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.errors import MeshError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from mesh_core._common.credentials import Credentials
+
+_SERVE = """
+import json, os, signal, sys, threading
+from mesh_core import run_worker_loop_forever
+
+def end_with_parent():
+    # The parent never writes, so this returns when the parent is gone, however it went.
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=end_with_parent, daemon=True).start()
+run_worker_loop_forever(
+    **json.loads(sys.argv[1]), ready=lambda address: print("tcp://" + address, flush=True)
+)
+"""
+
+
+class HostAgent:
+    """The agent of a host, as ``mesh host`` is, in a process of its own on this machine: for launchers and for tests.
+
+    >>> import tempfile
+    >>> from mesh_core import Credentials, HostAgent, attach_to_workers, shutdown
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     job = Credentials.new(f"{folder}/job")
+    ...     _ = job.issue_host(f"{folder}/host")
+    ...     with HostAgent(f"{folder}/host", name="first") as agent:
+    ...         hosts = attach_to_workers([agent.address], credentials=job)
+    ...         hosts.initialized.get(timeout=30)
+    ...         hosts.names
+    ...         shutdown()
+    ['first']
+
+    It ends with the process that has started it, and with it all that runs on that host.
+
+    Args:
+        credentials: the host's credentials, or the folder that holds them.
+        listen: where to listen; port 0 takes any.
+        name: what errors and listings call the host; its network name if nothing is given.
+        labels: what scripts select the host by, for example ``{"zone": "a"}`` (:meth:`HostMesh.select`).
+        resources: the same with amounts, for example ``{"gpus": 8}``. Nobody checks or reserves them.
+        once: serve one job, and end when that has ended.
+        env: changes to the environment of this process.
+        python: the interpreter to run; the one that runs this script if nothing is given. It must have mesh_core.
+        log: a file to append to what the agent writes; a temporary one if nothing is given.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials | str | os.PathLike[str],
+        *,
+        listen: str = "127.0.0.1:0",
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        resources: Mapping[str, float] | None = None,
+        once: bool = False,
+        env: Mapping[str, str] | None = None,
+        python: str | None = None,
+        log: str | os.PathLike[str] | None = None,
+    ) -> None:
+        from mesh_core._meshes.host_traits import check_labels, check_resources
+
+        self._told: dict[str, Any] = {
+            "address": listen,
+            "credentials": str(getattr(credentials, "path", credentials)),
+            "name": name,
+            "labels": check_labels(labels),
+            "resources": check_resources(resources),
+            "once": once,
+        }
+        self._env = {**os.environ, **(env or {})}
+        self._python = python or sys.executable
+        self._log_file = None if log is None else Path(log)
+        self._process: subprocess.Popen[str] | None = None
+        self._address = ""
+
+    def start(self, timeout: float = 60.0) -> Self:
+        """Start it, and wait until it listens."""
+        self.launch()
+        try:
+            self.wait_until_ready(timeout)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def launch(self) -> None:
+        """Start it without waiting: several can start at the same time."""
+        if self.is_running:
+            raise MeshError(f"cannot start {self!r}: it is running. Stop it first.")
+        self._close()
+        if self._log_file is None:
+            file, name = tempfile.mkstemp(prefix="mesh-agent-", suffix=".log")
+            os.close(file)
+            self._log_file = Path(name)
+            # Not before this object goes: the log can be read after the agent's end.
+            weakref.finalize(self, self._log_file.unlink, missing_ok=True)
+        with self._log_file.open("a") as log:
+            self._process = subprocess.Popen(
+                [self._python, "-c", _SERVE, json.dumps(self._told)],
+                env=self._env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self, timeout: float = 60.0) -> str:
+        """Wait until it listens, and return its address."""
+        import select
+
+        process = self._started()
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], timeout)
+        line = process.stdout.readline().strip() if ready else ""
+        if not line:
+            if ready:
+                # Its output has ended, and so will it.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LAST_S)
+            ended = process.poll()
+            how = (
+                f"exited with status {ended}" if ended is not None else f"does not listen after {timeout:g} s"
+            )
+            raise MeshError(f"{self!r} {how}; it has written:\n{self.log()}")
+        self._address = line
+        # A restart takes the same address, at which others look for it.
+        self._told["address"] = line.removeprefix("tcp://")
+        return line
+
+    @property
+    def address(self) -> str:
+        """Where it listens, for :func:`attach_to_workers`."""
+        if not self._address:
+            raise MeshError(f"{self!r} does not listen yet; start() it first")
+        return self._address
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._started().pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def log(self) -> str:
+        """Return what it has written so far."""
+        return "" if self._log_file is None else self._log_file.read_text()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return the exit status; negative for a signal. Raises ``TimeoutError``."""
+        try:
+            return self._started().wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self!r} has not ended within {timeout:g} s") from None
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal. Returns once it has ended by SIGKILL, or all its threads are stopped by SIGSTOP."""
+        process = self._started()
+        process.send_signal(number)
+        if number == signal.SIGKILL:
+            process.wait()
+        elif number in (signal.SIGSTOP, signal.SIGTSTP):
+            _wait_stopped(process)
+
+    def terminate(self) -> None:
+        """Ask it to end in order, and do not wait."""
+        if self._process is not None and self._process.poll() is None:
+            # Also one that is stopped by a signal.
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End it, and all that runs on its host; it is killed if it has not ended after ``timeout`` seconds."""
+        self.terminate()
+        if self._process is not None:
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._close()
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise MeshError(f"{self!r} is not started; start() it first")
+        return self._process
+
+    def _close(self) -> None:
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        name = f"host agent {self._told['name']!r}" if self._told["name"] else "host agent"
+        return f"<{name} at {self._address}>" if self._address else f"<{name}>"
+
+
+_LAST_S = 10.0
+_STAND_STILL_S = 10.0
+
+
+def _wait_stopped(process: subprocess.Popen[str]) -> None:
+    """Wait until no thread of a process runs any more: a signal is sent long before the last thread has stopped."""
+    until = time.monotonic() + _STAND_STILL_S
+    while process.poll() is None and not _stands_still(process.pid):
+        if time.monotonic() > until:
+            raise MeshError(
+                f"process {process.pid} was sent a signal to stop, and goes on after {_STAND_STILL_S:g} s"
+            )
+        time.sleep(0.001)
+
+
+def _stands_still(pid: int) -> bool:
+    stopped = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if (thread / "stat").read_text().rpartition(") ")[2][:1] not in ("T", "t"):
+                return False
+            stopped += 1
+    return stopped > 0

@@ -1,0 +1,630 @@
+"""This process's part in the mesh: one object that holds the runtime and everything that belongs to it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.current import holder
+from mesh_core._common.errors import MeshError, SupervisionError
+from mesh_core._failures.owned_meshes import Estates, Holding
+from mesh_core._geometry.location import Home, is_host_mesh
+from mesh_core._native import Extent, Region, Runtime, Target, begin_exit, host_name
+from mesh_core._serialize import dumps
+
+if TYPE_CHECKING:
+    from mesh_core._actors.endpoint import EndpointProperty
+    from mesh_core._common.interrupts import Interrupts
+    from mesh_core._common.settings import Settings
+    from mesh_core._common.tracing import Tracer
+    from mesh_core._extensions.host_procs import HostProcs
+    from mesh_core._extensions.running import Extensions
+    from mesh_core._failures.policies import Policy
+    from mesh_core._failures.supervision import Faults
+    from mesh_core._failures.watches import Watches
+    from mesh_core._futures.awaited import Awaited
+    from mesh_core._futures.future import Future
+    from mesh_core._futures.loop import Bridge
+    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._meshes.actors import ActorMesh
+    from mesh_core._meshes.procs import ProcMesh
+    from mesh_core._native import Message, Placement
+    from mesh_core._system.scratch import Scratch
+
+
+_HOLDER = holder()
+
+# How long a thread that calls at the interpreter's end is held, for the end to come.
+_GRACE = 10.0
+
+# An end that takes longer says what it waits for, to somebody who wants it.
+_MOMENT = 0.5
+
+
+class Identity:
+    """Which process this is: its mesh, its place there, and how both are called.
+
+    Its address is another thing (``Runtime.me``): a rank that is made again has a process with an address of its own.
+    """
+
+    __slots__ = ("home", "host", "host_no", "mesh_id", "mesh_name", "rank", "region", "scratch")
+
+    def __init__(
+        self,
+        *,
+        mesh_id: int,
+        mesh_name: str,
+        region: Region,
+        rank: int,
+        host: str,
+        host_no: int,
+        home: Home,
+        scratch: str = "",
+    ) -> None:
+        self.mesh_id = mesh_id
+        self.mesh_name = mesh_name
+        self.region = region
+        self.rank = rank
+        self.host = host
+        self.host_no = host_no
+        self.home = home
+        self.scratch = scratch
+        """The host's own directory for this job; empty where it is the controller's."""
+
+    @property
+    def proc_id(self) -> str:
+        """The process for people: its mesh and rank."""
+        if self.is_host:
+            return f"host {self.host}"
+        return self.mesh_name if self.mesh_id == 0 else f"{self.mesh_name}[{self.rank}]"
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it runs the extensions of its host."""
+        return is_host_mesh(self.mesh_id)
+
+
+class Process:
+    """The runtime, and what Python keeps beside it. One a process, made on first use."""
+
+    def __init__(self, runtime: Runtime, identity: Identity) -> None:
+        self.runtime = runtime
+        from mesh_core._common.hooks import Hooks
+        from mesh_core._common.slots import Slots
+        from mesh_core._system.seeds import Seeds
+
+        self.identity = identity
+        self.pid = os.getpid()
+        self.hooks = Hooks()
+        """What features of this process are asked, and told."""
+        self.slots = Slots()
+        """What features keep here."""
+        self.closed = False
+        self.environ = dict(os.environ)
+        """The environment that nurseries are started with; what changed since is sent to each worker."""
+        self.settling = threading.RLock()
+        """Held while a finished call becomes a value; unpickling may run code that waits for another call."""
+        self._lock = threading.Lock()
+        # By the loop's id: a loop keeps its bridge, which may keep tasks of the loop, and with them the loop.
+        self._bridges: weakref.WeakValueDictionary[int, Bridge] = weakref.WeakValueDictionary()
+        self._blobs: weakref.WeakKeyDictionary[type, tuple[bytes, list[memoryview]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._tables: weakref.WeakKeyDictionary[type, dict[str, EndpointProperty[..., Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._stage: Stage | None = None
+        self.credentials: tuple[str, str] | None = None
+        """The folder with the job's credentials, and where the host listens, as far as that is not in ``identity.scratch``."""
+        self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
+        """The controller's pid, and what it runs; a worker is told of its own."""
+        self.deadlines = False
+        """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
+        self._names: dict[str, int] = {}
+        self.estates = Estates()
+        self.here = Home.on(identity.host_no, identity.host)
+        """The host that this process is on."""
+        self._faults: Faults | None = None
+        self._extensions: Extensions | None = None
+        self._watches: Watches | None = None
+        self._host_procs: HostProcs | None = None
+        self.alarmed = False
+        """Whether the script's next call that has to wait raises a failure instead."""
+        self.tracer: Tracer | None = None
+        """Makes spans, where they are wanted; see ``_common.tracing``."""
+        self.began_ns = time.time_ns()
+        """Before any process of the job was started."""
+        self._scratch: Scratch | None = None
+        self.seeds = Seeds()
+        """Where this process's random numbers begin."""
+        self.boots: weakref.WeakValueDictionary[int, Future[None]] = weakref.WeakValueDictionary()
+        """What becomes of the bootstraps of the meshes that were spawned here."""
+        self.python: str | None = None
+        """The interpreter that this process was asked to have; what it spawns has the same."""
+        self.env_changes: dict[str, str | None] = {}
+        """What its spawn has changed in its environment; what it spawns on other hosts finds the same."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force for whoever asks; the runtime's own were fixed when it was made."""
+        from mesh_core._common.settings import current_settings
+
+        return current_settings()
+
+    @property
+    def in_charge(self) -> bool:
+        """Whether there is something to stop here; neither after a shutdown nor in a forked copy there is."""
+        return not self.closed and os.getpid() == self.pid
+
+    def bridge(self) -> Bridge:
+        """The running event loop's end of the runtime."""
+        import asyncio
+
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise MeshError(
+                "a future can be awaited in an asyncio event loop only, and none runs in this thread. With trio or "
+                "another library wait in a thread, as in 'await trio.to_thread.run_sync(future.get)', or use asyncio"
+            ) from None
+        bridge = self._bridges.get(id(loop))
+        if bridge is None or bridge.loop() is not loop:
+            from mesh_core._futures.loop import Bridge
+
+            bridge = self._bridges[id(loop)] = Bridge(loop, self.faults.alarm)
+        return bridge
+
+    @property
+    def faults(self) -> Faults:
+        """What this process knows of failures."""
+        if self._faults is None:
+            from mesh_core._failures.supervision import Faults
+
+            with self._lock:
+                if self._faults is None:
+                    self._faults = Faults(self)
+        return self._faults
+
+    @property
+    def extensions(self) -> Extensions:
+        """What lives in this process beside its actors."""
+        if self._extensions is None:
+            from mesh_core._extensions.running import Extensions
+
+            with self._lock:
+                if self._extensions is None:
+                    self._extensions = Extensions(self)
+        return self._extensions
+
+    @property
+    def watches(self) -> Watches:
+        """Who here is told of the ends of other processes."""
+        if self._watches is None:
+            from mesh_core._failures.watches import Watches
+
+            with self._lock:
+                if self._watches is None:
+                    self._watches = Watches(self)
+        return self._watches
+
+    @property
+    def host_procs(self) -> HostProcs:
+        """The processes in which hosts have their extensions."""
+        if self._host_procs is None:
+            from mesh_core._extensions.host_procs import HostProcs
+
+            with self._lock:
+                if self._host_procs is None:
+                    self._host_procs = HostProcs(self)
+        return self._host_procs
+
+    def bring_to_hosts(self, placement: Placement) -> None:
+        """Have the extensions on these hosts that are wanted there, as processes are about to be spawned."""
+        if self._extensions is None:
+            return
+        wanted = [each for each in self._extensions.travelling() if each.on_hosts]
+        if wanted:
+            self.host_procs.bring(wanted, placement.hosts())
+
+    def forget_hosts(self, hosts: list[int]) -> None:
+        """Hosts are let go, and with them the processes that run their extensions."""
+        if self._host_procs is not None:
+            self._host_procs.forget(hosts)
+
+    def on_down(self, message: Message) -> None:
+        """Another process has ended, as far as watches and extensions are concerned."""
+        if self._watches is not None:
+            self._watches.on_down(message)
+        if self._extensions is not None:
+            self._extensions.on_down(message)
+
+    def carried(self, mesh_name: str, extent: Extent, home: Home) -> str:
+        """What processes that this one spawns are told of its extensions."""
+        if self._extensions is None or not self._extensions.travelling():
+            return ""
+        from mesh_core._extensions.events import Spawning
+
+        hosts = tuple(dict.fromkeys(home.name_of(rank) for rank in range(len(Region.whole(extent)))))
+        is_local = home.only == self.identity.host_no
+        return self._extensions.carried(Spawning(mesh_name, extent, hosts, is_local))
+
+    def actor_ended(self, actor: Hosted) -> None:
+        """An actor that lived here has ended, as far as extensions are concerned."""
+        if self._extensions is not None:
+            self._extensions.actor_ended(actor)
+
+    def end_extensions(self) -> None:
+        """Stop the extensions of this process: it ends."""
+        if self._extensions is not None:
+            self._extensions.end()
+
+    def told(self, error: MeshError) -> None:
+        """Note what a call raises: a failure that was raised needs no other answer."""
+        for key in error._deaths:
+            self.faults.hear(key)
+        if not isinstance(error, SupervisionError) and error.results is None:
+            return
+        cells = [] if error.results is None else error.results._cells
+        for each in (error, *cells):
+            if isinstance(each, SupervisionError) and each.failure is not None:
+                self.faults.hear(each.failure._key)
+
+    def alarm_loops(self) -> None:
+        """Have what event loops wait for raise a failure."""
+        actors = None if self._stage is None else self._stage.loop
+        for bridge in list(self._bridges.values()):
+            if actors is None or bridge.loop() is not actors:
+                bridge.alarm()
+
+    def reference_to(self, hosted: Hosted) -> ActorMesh[Any]:
+        """A reference to an actor of this process, for whomever it is sent to."""
+        from mesh_core._meshes.actors import reference_to
+
+        assert hosted._cls is not None  # it has been constructed
+        return reference_to(self, hosted, hosted._cls)
+
+    def reference_of(self, actor: object) -> ActorMesh[Any] | None:
+        """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
+        from mesh_core._meshes.actors import reference_of
+
+        return reference_of(self, actor)
+
+    def own_proc(self) -> ProcMesh:
+        """This process, as a mesh of one."""
+        from mesh_core._meshes.hosts import this_proc
+
+        return this_proc()
+
+    def host_registry(self) -> None:
+        """Have the actor here that keeps the actors of which a job has one each."""
+        from mesh_core._meshes.controllers import host_registry
+
+        host_registry(self)
+
+    def table(self, cls: type) -> dict[str, EndpointProperty[..., Any]]:
+        """An actor class's endpoints; one table for all its actors."""
+        found = self._tables.get(cls)
+        if found is None:
+            from mesh_core._actors.endpoint import table_of
+            from mesh_core._hosting.responses import with_answers
+
+            found = self._tables[cls] = with_answers(table_of(cls))
+        return found
+
+    def actor_class(self, cls: type) -> type:
+        """Which class is spawned where ``cls`` is asked for: itself, unless an extension says otherwise."""
+        for replace in self.hooks.actor_class:
+            cls = replace(cls)
+        return cls
+
+    def forget_tables(self) -> None:
+        """Classes have changed."""
+        self._tables.clear()
+
+    def class_blob(self, cls: type) -> bytes:
+        """An actor class as bytes, made once per class: it travels with every spawn."""
+        found = self._blobs.get(cls)
+        if found is None:
+            data, buffers = dumps(self.hooks.packed_class(cls), root=f"the actor class {cls.__qualname__}")
+            found = self._blobs[cls] = (data, buffers)
+        if found[1]:
+            raise MeshError(
+                f"the definition of {cls.__qualname__} holds {sum(b.nbytes for b in found[1]):,} bytes of data; "
+                "pass large data to the constructor instead of keeping it in the class or its globals"
+            )
+        return found[0]
+
+    def own(self, owner: int, mesh: Any, actor_id: int, policy: Policy | None) -> Holding:
+        """Note that ``owner`` (the id of an actor here, 0 for everything else) has spawned a mesh."""
+        holding = Holding(mesh, actor_id, policy)
+        self.estates.of(owner).add(holding)
+        self.faults.watch()
+        try:
+            self.check_owner(owner)
+        except MeshError:
+            # It has ended meanwhile, and what it owned with it.
+            mesh.stop()
+            raise
+        return holding
+
+    def check_owner(self, owner: int) -> None:
+        """Refuse a spawn by an actor that has ended or failed: nothing would end what it owns."""
+        if owner != 0:
+            actor = None if self._stage is None else self._stage.actors.get(owner)
+            if actor is None or actor.ending or actor.broken is not None:
+                raise MeshError(
+                    "an actor that has ended, or is about to, spawns nothing any more: what it owns ends with it"
+                )
+
+    def home_name(self, host: int) -> str:
+        """What a host is called, as far as it is known here."""
+        return host_name(self.runtime, host) or f"host {host}"
+
+    def unique_name(self, stem: str) -> str:
+        """``stem``, with a number if it was used before."""
+        with self._lock:
+            count = self._names[stem] = self._names.get(stem, 0) + 1
+        return stem if count == 1 else f"{stem}-{count}"
+
+    def stage(self) -> Stage:
+        """Where actors of this process live; started on first use."""
+        if self._stage is None:
+            # Not under the lock, which extensions that start just now may want.
+            for begin in self.hooks.staging:
+                begin()
+        with self._lock:
+            if self._stage is None:
+                from mesh_core._hosting.actor_host import Stage
+
+                self._stage = Stage(self)
+                self._stage.start_thread()
+            return self._stage
+
+    def scratch(self) -> Scratch:
+        """A directory for this job's files on the controller's host; removed when everything has stopped."""
+        if self._scratch is None:
+            from mesh_core._system.scratch import Scratch
+
+            self._scratch = Scratch()
+        return self._scratch
+
+    def flush_console(self) -> None:
+        """Show what workers have printed so far."""
+        if self.in_charge:
+            for flush in self.hooks.flush:
+                flush()
+
+    def adopt_stage(self, stage: Stage) -> None:
+        """Take the stage that a worker's main thread runs."""
+        self._stage = stage
+
+    def shutdown(self) -> None:
+        """Stop everything that this process owns. What it has not stopped within ``stop_timeout`` is killed."""
+        if self.in_charge:
+            from mesh_core._common.interrupts import Interrupts
+
+            with Interrupts(_HOLDER.sigterm) as interrupts:
+                self.end(interrupts)
+            if _HOLDER.sigterm is not None:
+                _HOLDER.sigterm.remove()
+
+    def end(self, interrupts: Interrupts) -> None:
+        """As :meth:`shutdown`. Ctrl-C hurries it and is raised when all has ended."""
+        limit = self.settings.stop_timeout
+        try:
+            with interrupts.raised():
+                if (stage := self._started_stage()) is not None:
+                    stage.stop_actors(limit)
+                self._stop_owned(limit)
+                self.closed = True
+                self._stop_all(limit)
+        except BaseException:
+            # Whoever is still stopping is killed.
+            self.closed = True
+            limit = 0.0
+            self._stop_all(limit)
+            raise
+        finally:
+            self.end_extensions()
+            for close in self.hooks.closing:
+                close()
+            self.runtime.close(limit)
+            if (stage := self._started_stage()) is not None:
+                stage.end_thread(limit)
+            if self._faults is not None:
+                self._faults.end(_GRACE)
+            for close in self.hooks.closed:
+                close()
+            if self._scratch is not None:
+                self._scratch.close()
+            # Its descriptors close with the last mesh that refers to it.
+            if _HOLDER.process is self:
+                _HOLDER.process = None
+
+    def _started_stage(self) -> Stage | None:
+        # Another thread may be starting it just now.
+        with self._lock:
+            return self._stage
+
+    def _stop_owned(self, limit: float) -> None:
+        """Stop what the script owns, one mesh after the other, where a signal can end the wait."""
+        wait = _StopWait(self, limit)
+        # It goes on owning them: of what dies meanwhile it hears.
+        for each in self.estates.of(0).in_turn(keep=True):
+            wait.until_done(each.stop(limit))
+
+    def _stop_all(self, limit: float) -> None:
+        """Stop the processes that this one has spawned and that are left."""
+        runtime = self.runtime
+        wait = _StopWait(self, limit)
+        calls = [
+            runtime.stop_procs(
+                Target.many(mesh, Region.whole(Extent(["procs"], [size])), placement),
+                limit,
+            )
+            for mesh, size, placement in runtime.live_meshes()
+        ]
+        for call in calls:
+            wait.until_done(call)
+
+
+class _StopWait:
+    """Waits for stops, and says so where somebody wants an end that takes its time."""
+
+    def __init__(self, process: Process, limit: float) -> None:
+        self._process = process
+        now = time.monotonic()
+        self._until = now + limit + 1.0
+        self._says = now + _MOMENT if limit > _MOMENT and _wanted_by() else None
+
+    def until_done(self, call: Awaited) -> None:
+        """Wait for one of them, as long as there is time."""
+        # What fails meanwhile is reported at the end, and does not hold it up.
+        while not call.done():
+            try:
+                now = time.monotonic()
+                if not call.wait(max(0.0, min(self._until, self._says or self._until) - now)):
+                    if self._says is None:
+                        break
+                    self._says = None
+                    self._say_stopping()
+            except SupervisionError as failure:
+                if failure.failure is not None:
+                    self._process.faults.unhear(failure.failure)
+
+    def _say_stopping(self) -> None:
+        from mesh_core._common.interrupts import say_stopping
+
+        count = sum(size for _, size, _ in self._process.runtime.live_meshes())
+        if count:
+            say_stopping(count, by_sigterm=_wanted_by() == "SIGTERM")
+
+
+def _wanted_by() -> str:
+    """Who wants this process to end now: Ctrl-C, SIGTERM, or nobody."""
+    from mesh_core._common.interrupts import was_interrupted
+
+    sigterm = _HOLDER.sigterm
+    if sigterm is not None and sigterm.begun:
+        return "SIGTERM"
+    return "Ctrl-C" if was_interrupted() else ""
+
+
+def _install(process: Process) -> Process:
+    _HOLDER.process = process
+    reference = weakref.ref(process)
+
+    def forked() -> None:
+        parent = reference()
+        if parent is not None:
+            parent.runtime.mark_forked()
+
+    os.register_at_fork(after_in_child=forked)
+    return process
+
+
+def become_worker(
+    identity: Identity, settings: Settings, *, addr: tuple[int, int, int], link: int, board: int, seat: int
+) -> Process:
+    """Make this process a worker: connect it to its agent, under its address."""
+    from mesh_core._common.settings import runtime_options
+
+    mesh, rank, host = addr
+    runtime = Runtime.worker(
+        mesh=mesh,
+        rank=rank,
+        host=host,
+        link=link,
+        board=board,
+        seat=seat,
+        **runtime_options(settings),
+    )
+    return _install(Process(runtime, identity))
+
+
+def make_controller() -> Process:
+    """Make this script's process object; called under the holder's lock."""
+    # Before `_leave` is registered: the handlers of `logging` are closed after it, as records still arrive then.
+    import logging  # noqa: F401
+    import socket
+
+    # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.
+    from mesh_core._common import interrupts as _interrupts
+    from mesh_core._common.settings import current_settings, runtime_options
+    from mesh_core._failures import supervision  # noqa: F401
+
+    settings = current_settings()
+    runtime = Runtime.controller(**runtime_options(settings))
+    region = Region.whole(Extent([], []))
+    host = socket.gethostname()
+    identity = Identity(
+        mesh_id=0,
+        mesh_name="controller",
+        region=region,
+        rank=0,
+        host=host,
+        host_no=0,
+        home=Home.on(0, host),
+    )
+    process = Process(runtime, identity)
+    _HOLDER.equip_script(process)
+    for join in _HOLDER.wanted:
+        join(process)
+    # Only now may other threads have it.
+    _install(process)
+    if not _HOLDER.leaves:
+        atexit.register(_leave)
+        _HOLDER.leaves = True
+    _HOLDER.sigterm = _interrupts.Termination.install(settings.sigterm_grace) or _HOLDER.sigterm
+    return process
+
+
+def _leave() -> None:
+    """Stop everything at the interpreter's end; EXIT-1 in ``door.rs`` says what becomes of threads that call meanwhile."""
+    try:
+        _end_and_report()
+    except (KeyboardInterrupt, SystemExit):
+        # It came before the first step of that could keep it back, or after the last.
+        _end_and_report()
+
+
+def _end_and_report() -> None:
+    from mesh_core._common.interrupts import Interrupts
+
+    process = _HOLDER.process
+    unheard: list[str] = []
+    sigterm = _HOLDER.sigterm
+    if sigterm is not None:
+        # For good: what comes after this has nobody to raise it to.
+        sigterm.hold()
+    with Interrupts(sigterm) as interrupts:
+        begin_exit(_GRACE if process is None else process.settings.stop_timeout + _GRACE, done=False)
+        if process is not None and process.in_charge:
+            from mesh_core._failures.supervision import stop_and_report
+
+            # Ctrl-C wants the end, and has hurried it.
+            with contextlib.suppress(KeyboardInterrupt):
+                unheard = stop_and_report(process, interrupts)
+        begin_exit(_GRACE, done=True)
+        interrupts.forget()
+    if unheard:
+        from mesh_core._failures.supervision import leave_with
+
+        leave_with(unheard, status=None if sigterm is not None and sigterm.begun else 1)
+
+
+def shutdown() -> None:
+    """Stop everything that this script has spawned, now rather than at its end. A later spawn begins anew.
+
+    >>> from mesh_core import shutdown, this_host
+    >>> procs = this_host().spawn_procs(per_host={"gpus": 2})
+    >>> shutdown()
+    """
+    _HOLDER.shutdown()

@@ -1,0 +1,158 @@
+"""The two roads for what plain C pickle cannot do alone: the stream, and by value."""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+import sys
+from _io import BufferedRandom, BufferedReader, BufferedWriter, FileIO, TextIOWrapper
+from _pickle import Pickler
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any
+from weakref import WeakSet
+
+from mesh_core._common.errors import Unsendable
+from mesh_core._serialize.handlers import handlers
+from mesh_core._serialize.stream import Stream
+
+Message = tuple[bytes, list[memoryview]]
+_FILES = (TextIOWrapper, BufferedReader, BufferedWriter, BufferedRandom, FileIO)
+
+
+def dump_stream(obj: object) -> Message | None:
+    """Pickle ``obj`` with the C pickler, or return ``None`` where only the road by value may do.
+
+    C pickle happily writes a class of ``__main__`` as a name, which means another module at the receiver.
+    Looking for that name in the finished stream costs next to nothing, where asking about every object
+    would cost a Python call each; a false alarm costs time only (SER-4).
+    """
+    if _wanted_by_value():
+        return None
+    stream = Stream()
+    pickler = Pickler(stream, 5, buffer_callback=stream.keep)
+    pickler.dispatch_table = {**copyreg.dispatch_table, **handlers()}
+    try:
+        pickler.dump(obj)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - foreign pickling code may raise anything
+        # Whatever C pickle dislikes, cloudpickle may know; if not, its error is the better one.
+        return None
+    part0 = stream.part0()
+    # The latter is what multiprocessing calls the script in a process that it has spawned.
+    by_value = b"__main__" in part0 or b"__mp_main__" in part0
+    return None if by_value else (part0, stream.buffers)
+
+
+def dump_by_value(obj: object) -> Message:
+    """Pickle ``obj`` with cloudpickle: code that cannot be imported at the receiver travels along."""
+    stream = Stream()
+    pickler = _by_value_pickler()(stream)
+    try:
+        pickler.dump(obj)
+    except BaseException:
+        # The error's traceback refers to both. Where a view and what it looks into are garbage of one cycle, CPython frees
+        # the memory first, and crashes.
+        pickler.clear_memo()
+        stream.buffers.clear()
+        raise
+    return stream.part0(), stream.buffers
+
+
+def make_class(maker: Callable[..., type], *arguments: Any) -> type:
+    """Return the class that this process already has for a travelling one, or start to make it."""
+    known: type | None = _tracker().get(arguments[-2])
+    return known if known is not None else maker(*arguments)
+
+
+def fill_class(cls: type, state: tuple[Callable[[type, Any], object], Any]) -> None:
+    """Give a class that was just made its methods and attributes; leave one that has them alone.
+
+    A class comes with every message that mentions it. Were it filled each time, a worker's class attributes
+    would be reset by each message, and a result that comes home would replace the methods of the script's
+    own class with copies that no longer see the script's globals.
+    """
+    if cls not in _complete_classes():
+        setter, attributes = state
+        setter(cls, attributes)
+        _complete_classes().add(cls)
+
+
+def reduce_module(module: ModuleType) -> Any:
+    """A module of a class of its own, such as ``torch.ops``: by its name, or as an attribute of one that has a name."""
+    name = getattr(module, "__name__", "")
+    if sys.modules.get(name) is module:
+        return importlib.import_module, (name,)
+    parent, _, own = name.rpartition(".")
+    found = sys.modules.get(parent)
+    # Without asking for it: such modules make what they do not have.
+    if found is not None and getattr(found, "__dict__", {}).get(own) is module:
+        return getattr, (found, own)
+    for known, loaded in list(sys.modules.items()):
+        if loaded is module:
+            return importlib.import_module, (known,)
+    return NotImplemented
+
+
+def reduce_file(file: Any) -> Any:
+    """The standard streams are the receiver's own; any other file is refused rather than copied."""
+    if file is sys.stdout or file is sys.stderr:
+        return getattr, (sys, "stdout" if file is sys.stdout else "stderr")
+    raise Unsendable(
+        f"cannot pickle an open file ({getattr(file, 'name', 'without a name')!r})",
+        "Send its path and open it there, or send what it says.",
+    )
+
+
+@cache
+def _complete_classes() -> WeakSet[type]:
+    """Return the classes which travel by value and are whole in this process."""
+    return WeakSet()
+
+
+def _tracker() -> Any:
+    # cloudpickle's table of the classes that came or went by value, by the id under which they travel. It has
+    # no public name; should it go, classes are looked up by cloudpickle itself, after a needless second making.
+    implementation = importlib.import_module("cloudpickle.cloudpickle")
+    return getattr(implementation, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+
+
+def _wanted_by_value() -> bool:
+    """Say whether the user has asked cloudpickle to send some importable module by value."""
+    cloudpickle: Any = sys.modules.get("cloudpickle")
+    # Another thread may be in the middle of importing it: nobody has registered anything yet then.
+    registry = getattr(cloudpickle, "list_registry_pickle_by_value", None)
+    return registry is not None and bool(registry())
+
+
+@cache
+def _by_value_pickler() -> Callable[[Stream], Any]:
+    """Import cloudpickle and return our pickler on top of its own."""
+    cloudpickle: Any = importlib.import_module("cloudpickle")
+    script = sys.modules.get("__mp_main__")
+    if script is not None:
+        cloudpickle.register_pickle_by_value(script)
+
+    class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, stream: Stream) -> None:
+            # Read by the pickler's constructor.
+            self.dispatch_table = {
+                **cloudpickle.Pickler.dispatch_table,
+                **dict.fromkeys(_FILES, reduce_file),
+                **handlers(),
+            }
+            super().__init__(stream, protocol=5, buffer_callback=stream.keep)
+
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = super().reducer_override(obj)
+            if reduced is NotImplemented and isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+                return reduce_module(obj)
+            if isinstance(obj, type) and type(reduced) is tuple and len(reduced) == 6:
+                _complete_classes().add(obj)
+                maker, arguments, state, _, _, setter = reduced
+                return make_class, (maker, *arguments), (setter, state), None, None, fill_class
+            return reduced
+
+    return ByValuePickler

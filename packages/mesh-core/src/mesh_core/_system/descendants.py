@@ -1,0 +1,188 @@
+"""What a nursery has below it: its workers, what these have started, and the minder.
+
+The nursery is where the kernel puts orphans of its workers (a child subreaper), and every worker has a mark
+(``process_marks.py``) that all it starts inherit. Once a worker has ended, whatever has its mark is hunted down, in rounds between
+which the nursery goes on with its work. The minder is a copy of the nursery, made before anything was imported, that
+does the same should the nursery be killed.
+
+BRD-1: the number of a worker is given to another one only when nothing with its mark is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from mesh_core._native import adopt_orphans, name_process
+from mesh_core._system import process_marks
+from mesh_core._system.process_marks import Found, Hunt
+
+
+class Brood:
+    """All that lives below a nursery. Made in a process with one thread and no children."""
+
+    def __init__(self) -> None:
+        self._wake = (-1, -1)
+        self._numbers: dict[int, int] = {}  # of workers, by pid
+        self._taken: set[int] = set()
+        self._hunts: dict[int, Hunt] = {}  # by the number of a worker that has ended
+        self._minder = 0
+        try:
+            self._owner = process_marks.new_owner()
+            adopt_orphans()
+        except OSError:
+            # A sandbox that knows nothing of it: workers end as ever, and nobody looks after what they leave.
+            self._owner = 0
+
+    @property
+    def owner(self) -> int:
+        """The mark of all that is made here, or 0."""
+        return self._owner
+
+    def is_free(self, number: int) -> bool:
+        """Whether nothing is left of the worker that had this number."""
+        return number not in self._taken
+
+    def start_minder(self) -> None:
+        """Fork the minder."""
+        if not self._owner:
+            return
+        nursery = os.pidfd_open(os.getpid())
+        try:
+            self._minder = os.fork()
+        except OSError:
+            self._minder = 0  # nothing can be forked now; the nursery does without
+        else:
+            if self._minder == 0:
+                try:
+                    os.setsid()
+                    signal.set_wakeup_fd(-1)
+                    name_process(
+                        "mesh: minder of a fork server (mesh_core._process.fork_server)", "mesh-minder"
+                    )
+                finally:
+                    process_marks.mind(self._owner, nursery)
+        os.close(nursery)
+
+    def listen(self) -> int:
+        """Have the end of any child wake whoever polls the descriptor that is returned."""
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake = (read, write)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        return read
+
+    def take_number(self) -> int:
+        """A number for a worker that is about to be forked."""
+        number = 1
+        while number in self._taken:
+            number += 1
+        self._taken.add(number)
+        return number
+
+    def give_number(self, number: int) -> None:
+        """The worker was not made, or nothing of it is left."""
+        self._taken.discard(number)
+
+    def add(self, pid: int, number: int) -> None:
+        """A worker was made."""
+        self._numbers[pid] = number
+
+    def fledge(self, number: int) -> None:
+        """Make this copy of the nursery a worker: its mark is on all that it starts."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in self._wake:
+            os.close(fd)
+        if self._owner:
+            process_marks.mark_worker(self._owner, number)
+
+    def ended(self) -> Iterator[tuple[int, int]]:
+        """The children that have ended, and their statuses."""
+        try:
+            while os.read(self._wake[0], 4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._minder:
+                self.start_minder()
+            number = self._numbers.pop(pid, None)
+            if number is not None:
+                self._hunts[number] = Hunt(lambda number=number: self._left_by(number))  # type: ignore[misc]
+            yield pid, status
+
+    def hunt(self, workers: Collection[int]) -> float | None:
+        """Go on with the hunts. Returns how long to wait until the next round, if there is one."""
+        if not self._hunts:
+            return None
+        if not self._strays(workers):
+            # As nearly always. What an ended worker has left is among the nursery's children, or below them.
+            self._taken.difference_update(self._hunts)
+            self._hunts.clear()
+            return None
+        pauses = []
+        for number, hunt in list(self._hunts.items()):
+            pause = hunt.step()
+            if pause is None:
+                del self._hunts[number]
+                self.give_number(number)
+            else:
+                pauses.append(pause)
+        return min(pauses, default=None)
+
+    def leave(self, workers: Collection[int]) -> NoReturn:
+        """End, after all that is left below."""
+        waited = set(workers)
+        while waited:
+            waited.discard(self._wait(0))
+        if self._owner and self._strays(()):
+            Hunt(self._left).run(self._reap)
+        if self._minder:
+            os.kill(self._minder, signal.SIGKILL)
+            os.waitpid(self._minder, 0)
+        os._exit(0)
+
+    def _wait(self, options: int) -> int:
+        pid, _ = os.waitpid(-1, options)
+        if pid == self._minder:
+            self._minder = 0
+        return pid
+
+    def _reap(self) -> None:
+        try:
+            while self._wait(os.WNOHANG):
+                pass
+        except ChildProcessError:
+            pass
+
+    def _strays(self, known: Collection[int]) -> set[int]:
+        """Children that are neither workers nor the minder."""
+        me = os.getpid()
+        try:
+            children = [int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()]
+        except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+            seen = process_marks.look_at_all(process_marks.all_pids())
+            children = [pid for pid, each in seen.items() if each.parent == me]
+        return {pid for pid in children if pid not in known and pid != self._minder}
+
+    def _left_by(self, number: int) -> Found:
+        """What a worker that has ended has left behind."""
+        return process_marks.find(lambda mark: mark.owner == self._owner and mark.worker == number)
+
+    def _left(self) -> Found:
+        """Everything below, also what has the mark of another owner."""
+        marked = process_marks.find(lambda mark: mark.owner == self._owner)
+        if marked:
+            return marked
+        everyone = process_marks.look_at_all(process_marks.all_pids())
+        return process_marks.living(process_marks.below(self._strays(()), everyone), everyone)

@@ -1,0 +1,111 @@
+"""A host's private directory for one job, gone with the job."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+
+from mesh_core._common.private_folders import is_safe_parent, open_private
+
+_PREFIX = "mesh-scratch-"
+_LOCK = ".alive"
+
+
+class Scratch:
+    """A directory of mode 0700, removed by :meth:`close`; by the next one that is made, if this process is killed."""
+
+    def __init__(self) -> None:
+        parent = _parent()
+        sweep(parent)
+        self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        self._pid = os.getpid()
+        at = open_private(self.path)
+        try:
+            self._inode = _inode(at)
+            # Held as long as this process lives, and not inherited by the programs it starts. In its place only when it
+            # is held: whoever sweeps takes a lock that nobody holds for one of the dead.
+            fresh = f"{_LOCK}-fresh"
+            self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.rename(fresh, _LOCK, src_dir_fd=at, dst_dir_fd=at)
+        finally:
+            os.close(at)
+
+    def disown(self) -> None:
+        """In a forked copy of the process: have it live as long as the process that made it, and no longer."""
+        os.close(self._lock)
+        self._lock = -1
+
+    def close(self) -> None:
+        """Remove it with all that is in it; nothing in a forked copy of the process, whose it is not."""
+        if self._lock >= 0 and os.getpid() == self._pid:
+            _remove(self.path, self._inode)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _parent() -> str:
+    """The folder for temporary files, or another where other users cannot put their own code in the place of ours.
+
+    After ``su``, for one, ``TMPDIR`` may still name a folder of the user before.
+    """
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp", "/var/tmp"):
+        if is_safe_parent(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    # As in a container whose /tmp is a volume of mode 0777: there are no other users then, or nothing is safe.
+    return usual
+
+
+def sweep(parent: str) -> None:
+    """Remove what processes of this user have left that were killed."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):  # noqa: PTH208 - names are wanted
+            if name.startswith(_PREFIX):
+                with contextlib.suppress(OSError):
+                    _sweep_one(f"{parent}/{name}")
+
+
+def _sweep_one(folder: str) -> None:
+    at = open_private(folder)
+    try:
+        inode = _inode(at)
+        abandoned = _abandoned(at)
+    finally:
+        os.close(at)
+    if abandoned:
+        _remove(folder, inode)
+
+
+def _abandoned(at: int) -> bool:
+    lock = os.open(_LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=at)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _inode(at: int) -> tuple[int, int]:
+    found = os.fstat(at)
+    return found.st_dev, found.st_ino
+
+
+def _remove(folder: str, inode: tuple[int, int]) -> None:
+    """Remove a folder that was looked at before, if it is still that one (PRV-1)."""
+    parent, _, name = folder.rpartition("/")
+    with contextlib.suppress(OSError):
+        at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            inner = open_private(name, dir_fd=at)
+            same = _inode(inner) == inode
+            os.close(inner)
+            if same:
+                shutil.rmtree(name, ignore_errors=True, dir_fd=at)
+        finally:
+            os.close(at)

@@ -1,0 +1,235 @@
+"""Answers to those who look into a running job; imported when the first of them connects."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from mesh_core._common.errors import MeshError
+from mesh_core._features.debug.places import require_same_user
+from mesh_core._features.debug.wire import Garbled, Told, Wire
+from mesh_core._native import serve_to_the_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mesh_core._process.process import Process
+    from mesh_core.inspect._socket import Inspection
+
+MOST = 32
+"""So many may be connected."""
+
+ALIVE_S = 1.0
+"""Who follows something is told after so long without anything that the job goes on."""
+
+_NO_ROOM_S = 0.1
+_LONGEST_S = 60.0
+_LINES = 10_000
+
+
+def receive(inspection: Inspection) -> None:
+    """Take those who have connected, and wait for others again."""
+    while True:
+        try:
+            peer = inspection.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                # Whoever connects is still there: without a pause this would take a whole core until there is room.
+                time.sleep(_NO_ROOM_S)
+            break
+        if peer is None:
+            break
+        _admit(inspection, peer)
+    inspection.wait()
+
+
+def _admit(inspection: Inspection, peer: socket.socket) -> None:
+    try:
+        require_same_user(peer)
+    except OSError:
+        peer.close()
+        return
+    guest = Guest(inspection, peer)
+    with inspection.lock:
+        refused = "the job ends" if inspection.closed else ""
+        if len(inspection.guests) >= MOST:
+            refused = f"{MOST} others look into this job already, and that is the most; end one of them"
+        if not refused:
+            inspection.guests.add(guest)
+    try:
+        if not refused:
+            guest.start()
+            return
+    except RuntimeError:
+        refused = "the job can start no thread to answer"
+        with inspection.lock:
+            inspection.guests.discard(guest)
+    guest.wire.tell(error=refused)
+    guest.wire.close()
+
+
+class Guest(threading.Thread):
+    """One connection, and the thread that answers it."""
+
+    def __init__(self, inspection: Inspection, peer: socket.socket) -> None:
+        super().__init__(name="mesh-look", daemon=True)
+        self._inspection = inspection
+        self._process = inspection.process
+        self.wire = Wire(peer)
+
+    def run(self) -> None:
+        """Answer until it leaves."""
+        # Those that follow what happens hear of the end too.
+        serve_to_the_end()
+        try:
+            while (told := self.wire.hear()) is not None:
+                for each in told:
+                    if not self._answer(each):
+                        return
+        except Garbled as error:
+            self.wire.tell(error=f"that is not what a look into a job says: {error}")
+        finally:
+            with self._inspection.lock:
+                self._inspection.guests.discard(self)
+            self.wire.close()
+
+    def end(self, how: int = socket.SHUT_RDWR) -> None:
+        """Hear no more, and say no more unless ``how`` is about hearing alone."""
+        with contextlib.suppress(OSError):
+            self.wire.peer.shutdown(how)
+
+    def _answer(self, told: Told) -> bool:
+        questions: dict[object, Callable[[Told], bool]] = {
+            "describe": self._describe,
+            "snapshot": self._snapshot,
+            "waits": self._waits,
+            "stacks": self._stacks,
+            "events": self._events,
+            "logs": self._logs,
+        }
+        do = told.get("do")
+        known = questions.get(do) if isinstance(do, str) else None
+        if known is None:
+            return self.wire.tell(
+                error=f"unknown question {do!r}; there are {', '.join(map(str, questions))}"
+            )
+        try:
+            return known(told)
+        except (MeshError, ValueError, TypeError) as error:
+            return self.wire.tell(error=str(error))
+        except Exception as error:  # noqa: BLE001 - whoever has asked is to hear of it, and nobody else
+            return self.wire.tell(error=f"the job failed to answer: {error!r}")
+
+    def _describe(self, _told: Told) -> bool:
+        return self.wire.tell(ok=describe(self._process))
+
+    def _snapshot(self, told: Told) -> bool:
+        from mesh_core.inspect import snapshot
+
+        return self.wire.tell(ok=snapshot(_seconds(told), pss=told.get("pss") is not False).as_dict())
+
+    def _waits(self, told: Told) -> bool:
+        from mesh_core.inspect import waits
+
+        return self.wire.tell(ok=waits(_seconds(told)).as_dict())
+
+    def _stacks(self, told: Told) -> bool:
+        from dataclasses import asdict
+
+        from mesh_core.inspect._stacks import stacks_of_job
+
+        mesh = told.get("mesh", "")
+        if not isinstance(mesh, str):
+            raise TypeError(f"mesh must be the name of a mesh of processes, got {mesh!r}")
+        return self.wire.tell(ok=[asdict(one) for one in stacks_of_job(self._process, mesh, _seconds(told))])
+
+    def _events(self, told: Told) -> bool:
+        from mesh_core.inspect import events
+
+        missed = 0
+        with events(past=told.get("past") is True) as happening:
+            self.wire.tell(ok={})
+            while True:
+                event = happening.get(ALIVE_S)
+                if event is None and happening.over:
+                    return False
+                if happening.missed > missed:
+                    self.wire.tell(missed=happening.missed - missed)
+                    missed = happening.missed
+                if not self.wire.tell(**({"alive": True} if event is None else {"event": event.as_dict()})):
+                    return False
+
+    def _logs(self, _told: Told) -> bool:
+        from mesh_core._features.logs.console import Console
+
+        process = self._process
+        console = process.slots.of(Console, lambda: Console(process.runtime.logs()))
+        lines = Lines()
+        console.taps.add(lines.take)
+        try:
+            self.wire.tell(ok={})
+            while True:
+                over = console.over
+                found, missed = lines.wait(0.0 if over else ALIVE_S)
+                if missed:
+                    self.wire.tell(missed=missed)
+                for is_error, text in found:
+                    if text:
+                        self.wire.tell(text=text, error_stream=is_error)
+                if not found and (over or not self.wire.tell(alive=True)):
+                    return False
+        finally:
+            console.taps.discard(lines.take)
+
+
+class Lines:
+    """What is printed, for one who reads it later; the oldest of more than can be kept is dropped, and counted."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[bool, str]] = deque(maxlen=_LINES)
+        self._missed = 0
+        self._changed = threading.Condition()
+
+    def take(self, is_error: bool, text: str) -> None:
+        """Keep what is shown."""
+        with self._changed:
+            self._missed += len(self._kept) == _LINES
+            self._kept.append((is_error, text))
+            self._changed.notify()
+
+    def wait(self, limit: float) -> tuple[list[tuple[bool, str]], int]:
+        """What has come, within so many seconds, and how much was dropped before it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._kept, limit)
+            found, missed = list(self._kept), self._missed
+            self._kept.clear()
+            self._missed = 0
+        return found, missed
+
+
+def _seconds(told: Told) -> float:
+    given: Any = told.get("timeout", 1.0)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= _LONGEST_S:
+        raise ValueError(f"timeout must be between 0 and {_LONGEST_S:g} seconds, got {given!r}")
+    return float(given)
+
+
+def describe(process: Process) -> dict[str, Any]:
+    """What a job tells of itself."""
+    from mesh_core._native import __version__
+
+    return {
+        "pid": process.pid,
+        "script": process.job[1],
+        "host": process.identity.host,
+        "began": process.began_ns / 1e9,
+        "folder": os.getcwd(),  # noqa: PTH109 - a text is wanted
+        "version": __version__,
+        "id": f"{process.runtime.job:016x}",
+    }
