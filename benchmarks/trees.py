@@ -4,7 +4,7 @@
 
 Each round starts a script with an actor, which starts a tree: a child, one that ignores SIGTERM, one in a session of its own,
 one that is stopped, and a daemon without a parent and without an environment. All have a fifo open, whose end is the end of the last of
-them. Then the actor's process, its nursery, the script or the agent of the host is ended.
+them. Then the actor's process, its fork server, the script or the agent of the host is ended.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def main(how, tree, fifo, folder):
         hosts = attach_to_workers([agent.address], credentials=job)
     procs = hosts.spawn_procs()
     planter = procs.spawn("planter", Planter)
-    worker, nursery = planter.plant.call_one(sys.executable, "-S", "-c", tree, fifo).get()
-    print(worker, nursery, agent.pid if agent else 0, flush=True)
+    worker, fork_server = planter.plant.call_one(sys.executable, "-S", "-c", tree, fifo).get()
+    print(worker, fork_server, agent.pid if agent else 0, flush=True)
     sys.stdin.readline()
     if how == "stop":
         procs.stop().get()
@@ -93,7 +93,7 @@ def main(how, tree, fifo, folder):
 main(*sys.argv[1:])
 """
 
-WAYS = ("stop", "exit", "segv", "worker", "nursery", "script", "term", "agent")
+WAYS = ("stop", "exit", "segv", "worker", "fork_server", "script", "term", "agent")
 
 
 def left(fifo: str) -> int:
@@ -127,13 +127,13 @@ def one(way: str) -> tuple[int, float]:
         poll = select.poll()
         poll.register(read, select.POLLIN)
         try:
-            worker, nursery, agent = map(int, script.stdout.readline().split())
+            worker, fork_server, agent = map(int, script.stdout.readline().split())
             there = 0
             while there < MEMBERS:
                 if not poll.poll(60_000):
                     raise RuntimeError(f"{way}: {there} of {MEMBERS} processes have started")
                 there += len(os.read(read, 64))
-            victims = {"worker": worker, "nursery": nursery, "script": script.pid, "agent": agent}
+            victims = {"worker": worker, "fork_server": fork_server, "script": script.pid, "agent": agent}
             if way == "term":
                 os.kill(script.pid, signal.SIGTERM)
             elif way in victims:

@@ -37,7 +37,7 @@ def family(mark):
 
 
 def assert_all_end(mark):
-    # A worker may be forked by a nursery that was not killed yet when the list was made: look until a look finds none.
+    # A worker may be forked by a fork server that was not killed yet when the list was made: look until a look finds none.
     while alive := family(mark):
         for pid, ended in alive.items():
             try:

@@ -239,14 +239,14 @@ def test_an_unplugged_machine_hears_nothing_and_its_connections_live(network):
     near, far = pair(one, other)
     with near, far:
         net.wire.unplug(other)
-        assert "p1 is down" in net.wire.faults()
+        assert "p1 is down" in net.wire.ledger()
         assert not arrives(near, far, QUICK) and not arrives(far, near, QUICK)
         left, right = pair(one, third)
         with left, right:
             assert arrives(left, right)
         net.wire.plug(other)
         assert far.recv(10) == b"x" and near.recv(10) == b"x"
-    assert net.wire.faults() == []
+    assert net.wire.ledger() == []
 
 
 def test_a_machine_whose_interface_is_down_is_told_so(network):
@@ -352,7 +352,7 @@ def test_rates_are_limited_for_a_machine_and_for_a_pair(network):
         assert carry(near, far, megabyte) > 0.35
         carry(left, right, megabyte)
         net.heal()
-        assert net.wire.faults() == []
+        assert net.wire.ledger() == []
         carry(near, far, megabyte)
 
 
@@ -381,14 +381,14 @@ def test_faults_outlive_a_reboot_and_are_all_healed(network):
     net.wire.slow(one, third, 500_000)
     net.wire.unplug(one)
     net.wire.interface_down(other)
-    before = len(net.wire.faults())
+    before = len(net.wire.ledger())
     one.power_off()
     one.boot()
-    assert len(net.wire.faults()) == before == 6
+    assert len(net.wire.ledger()) == before == 6
     third.start(["sleep", "1000"])
     third.pause()
     net.heal()
-    assert net.wire.faults() == []
+    assert net.wire.ledger() == []
     assert not stopped(third.pids())
     near, far = pair(one, other)
     with near, far:
@@ -469,7 +469,7 @@ def test_networks_of_several_runs_do_not_meet(network):
     near, far = pair(*second.hosts)
     with near, far:
         assert arrives(near, far)
-    assert second.wire.faults() == []
+    assert second.wire.ledger() == []
 
 
 def test_threads_use_machines_at_the_same_time(network):

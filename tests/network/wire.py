@@ -38,7 +38,7 @@ class Wire:
         self._down: dict[int, int] = {}
         self._slow: dict[tuple[int, int], int] = {}
 
-    # Faults.
+    # FailureLedger.
 
     def unplug(self, *hosts: Host) -> None:
         """Take the cable out: neither side is told more than that the carrier is gone."""
@@ -117,7 +117,7 @@ class Wire:
         for pid in self._machines.values():
             self._run(pid, ["ip", "link", "set", "eth0", "up"])
 
-    def faults(self) -> list[str]:
+    def ledger(self) -> list[str]:
         """What is wrong now, as the kernel has it: dropping rules, limits, ports that are down."""
         found = []
         listed = self._run(self._switch, ["nft", "list", "chain", "bridge", "faults", "forward"])

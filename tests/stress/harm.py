@@ -94,12 +94,12 @@ class Vandal(Client):
                 site.harmed = True
             if self.world.pending:
                 return
-            nurseries = [
+            fork_servers = [
                 pid for pid in children(os.getpid()) if "mesh_core._process.fork_server" in command(pid)
             ]
-            if nurseries:
-                pid = self.random.choice(nurseries)
-                self.world.note(f"kill nursery {pid}")
+            if fork_servers:
+                pid = self.random.choice(fork_servers)
+                self.world.note(f"kill fork_server {pid}")
                 _signal(pid, signal.SIGKILL)
                 # A spawn before its end is noticed would be its victim too, and rightly fail: none begins until then.
                 _until_gone(pid)

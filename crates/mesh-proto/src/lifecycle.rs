@@ -107,7 +107,7 @@ pub enum Event {
         /// How long it may take.
         within: Duration,
     },
-    /// The nursery has made the process.
+    /// The fork server has made the process.
     Forked(u32),
     /// It said hello.
     Hello,

@@ -1,13 +1,13 @@
-//! The host agent's book-keeping: which procs this host has, which nursery made them, who waits for them.
+//! The host agent's book-keeping: which procs this host has, which fork server made them, who waits for them.
 //!
 //! It lives inside the controller's runtime (a script that uses one machine needs no daemon) and decides nothing by
 //! itself: `mesh_proto::Lifecycle` says what an event means, this file carries it out.
 
 use crate::calls::Outcome;
 use crate::error::RuntimeError;
+use crate::fork_server::{ForkServer, ForkServerSpec, Report, WorkerFds, told};
 use crate::inspect::{Note, ProcView, Titles};
 use crate::link::Link;
-use crate::nursery::{Nursery, NurserySpec, Report, WorkerFds, told};
 use crate::oom::OomKills;
 use crate::runtime::{Runtime, lock, relate};
 use bytes::Bytes;
@@ -25,8 +25,8 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Nurseries' tokens begin here, above all links'.
-pub(crate) const NURSERY_TOKENS: u64 = 1 << 32;
+/// Fork servers' tokens begin here, above all links'.
+pub(crate) const FORK_SERVER_TOKENS: u64 = 1 << 32;
 /// Descriptors that a spawn leaves for everything else.
 const SPARE_FDS: u64 = 64;
 
@@ -36,8 +36,8 @@ const ORPHAN_GRACE: Duration = Duration::from_secs(5);
 /// A mesh of procs to be made.
 #[derive(Clone, Debug)]
 pub struct SpawnSpec {
-    /// The nursery to make them from.
-    pub nursery: NurserySpec,
+    /// The fork server to make them from.
+    pub fork_server: ForkServerSpec,
     /// Whether each gets a fresh interpreter.
     pub exec: bool,
     /// What the workers are told; opaque here.
@@ -51,7 +51,7 @@ pub struct SpawnSpec {
 #[derive(Debug)]
 struct Proc {
     life: Lifecycle,
-    nursery: u64,
+    fork_server: u64,
     seat: u32,
     /// Who spawned it, and so owns it and is told once it is up.
     ready: (ProcAddr, CallId),
@@ -68,8 +68,8 @@ struct Order {
 #[derive(Debug)]
 enum Birth {
     /// The I/O thread is about to start it; these wait.
-    Due(NurserySpec, Vec<Order>),
-    Running(Arc<Nursery>),
+    Due(ForkServerSpec, Vec<Order>),
+    Running(Arc<ForkServer>),
 }
 
 #[derive(Debug, Default)]
@@ -77,8 +77,8 @@ pub(crate) struct Agent {
     procs: HashMap<ProcAddr, Proc>,
     /// Who owns whom, and who hears of whose end.
     pub(crate) family: Family,
-    tokens: HashMap<NurserySpec, u64>,
-    nurseries: HashMap<u64, Birth>,
+    tokens: HashMap<ForkServerSpec, u64>,
+    fork_servers: HashMap<u64, Birth>,
     next_token: u64,
     next_link: LinkId,
     free_seats: Vec<u32>,
@@ -116,9 +116,9 @@ impl Agent {
         (procs, self.titles.iter().map(|(mesh, title)| (*mesh, Arc::clone(title))).collect())
     }
 
-    fn nursery(&self, token: u64) -> Option<Arc<Nursery>> {
-        match self.nurseries.get(&token) {
-            Some(Birth::Running(nursery)) => Some(Arc::clone(nursery)),
+    fn fork_server(&self, token: u64) -> Option<Arc<ForkServer>> {
+        match self.fork_servers.get(&token) {
+            Some(Birth::Running(fork_server)) => Some(Arc::clone(fork_server)),
             _ => None,
         }
     }
@@ -174,11 +174,11 @@ impl Runtime {
             link.register(&self.reactor)?;
         }
         let (heard, strays) = self.begin_with(&fresh, || self.open_routes(mesh, ranks.start, &fresh));
-        let next = NURSERY_TOKENS + agent.next_token;
-        let token = *agent.tokens.entry(spec.nursery.clone()).or_insert(next);
+        let next = FORK_SERVER_TOKENS + agent.next_token;
+        let token = *agent.tokens.entry(spec.fork_server.clone()).or_insert(next);
         if token == next {
             agent.next_token += 1;
-            agent.nurseries.insert(token, Birth::Due(spec.nursery.clone(), Vec::new()));
+            agent.fork_servers.insert(token, Birth::Due(spec.fork_server.clone(), Vec::new()));
         }
         let owned = agent.family.procs_made(mesh, ranks.clone(), ready.0);
         let mut to_watch = agent.family.to_watch();
@@ -187,23 +187,23 @@ impl Runtime {
         for order in &orders {
             let mut life = Lifecycle::default();
             life.on(Event::Asked { within: spec.within }, self.started.elapsed());
-            let proc = Proc { life, nursery: token, seat: order.seat, ready };
+            let proc = Proc { life, fork_server: token, seat: order.seat, ready };
             if agent.oom.is_none() {
                 agent.oom = OomKills::from_now_on();
             }
             agent.procs.insert(order.addr, proc);
         }
         self.note_spawn(mesh, ranks.len(), &spec.title, ready.0, &fresh);
-        match agent.nurseries.get_mut(&token) {
+        match agent.fork_servers.get_mut(&token) {
             Some(Birth::Due(_, waiting)) => {
                 waiting.extend(orders);
                 drop(agent);
                 self.reactor.ring_io();
             }
-            Some(Birth::Running(nursery)) => {
-                let nursery = Arc::clone(nursery);
+            Some(Birth::Running(fork_server)) => {
+                let fork_server = Arc::clone(fork_server);
                 drop(agent);
-                self.place(&nursery, orders);
+                self.place(&fork_server, orders);
                 // There is a deadline now.
                 self.reactor.ring_io();
             }
@@ -217,9 +217,9 @@ impl Runtime {
         Ok(())
     }
 
-    fn place(&self, nursery: &Nursery, orders: Vec<Order>) {
+    fn place(&self, fork_server: &ForkServer, orders: Vec<Order>) {
         for order in orders {
-            nursery.spawn(&self.reactor, order.exec, order.addr, order.seat, order.worker);
+            fork_server.spawn(&self.reactor, order.exec, order.addr, order.seat, order.worker);
         }
     }
 
@@ -250,22 +250,22 @@ impl Runtime {
     /// Something has happened to a proc of this host.
     pub(crate) fn on_proc(&self, addr: ProcAddr, event: Event) {
         let now = self.started.elapsed();
-        let (actions, nursery, seat, deadline) = {
+        let (actions, fork_server, seat, deadline) = {
             let mut agent = lock(&self.agent);
             let Some(proc) = agent.procs.get_mut(&addr) else { return };
             let before = proc.life.deadline();
             let actions = proc.life.on(event, now);
             let deadline = proc.life.deadline() != before;
-            let (token, seat) = (proc.nursery, proc.seat);
-            (actions, agent.nursery(token), seat, deadline)
+            let (token, seat) = (proc.fork_server, proc.seat);
+            (actions, agent.fork_server(token), seat, deadline)
         };
         if deadline {
             self.reactor.ring_io();
         }
         if actions.kill
-            && let Some(nursery) = nursery
+            && let Some(fork_server) = fork_server
         {
-            nursery.kill(&self.reactor, addr);
+            fork_server.kill(&self.reactor, addr);
         }
         if let Some(mut ended) = actions.notice {
             if ended.exit == Exit::Signal(rustix::process::Signal::KILL.as_raw())
@@ -327,27 +327,27 @@ impl Runtime {
         self.dispatch(Frame::build(StopActor::of(actor).header(self.me, home), None, b"", &[]), None);
     }
 
-    /// What a nursery had to say.
-    pub(crate) fn on_nursery(&self, token: u64, readable: bool, writable: bool) {
-        let Some(nursery) = lock(&self.agent).nursery(token) else { return };
+    /// What a fork server had to say.
+    pub(crate) fn on_fork_server(&self, token: u64, readable: bool, writable: bool) {
+        let Some(fork_server) = lock(&self.agent).fork_server(token) else { return };
         if writable {
-            nursery.flush(&self.reactor);
+            fork_server.flush(&self.reactor);
         }
         if !readable {
             return;
         }
         let mut over = None;
-        nursery.read(|report| match report {
+        fork_server.read(|report| match report {
             Report::Forked(addr, pid) => self.on_proc(addr, Event::Forked(pid)),
             Report::Exited(addr, exit) => self.on_proc_exit(addr, exit),
             Report::Failed(addr, why) => self.on_proc(addr, Event::SpawnFailed(EndReason::NotMade(why))),
             Report::Refused(why) => over = Some(EndReason::NotMade(why)),
             Report::Closed => {
-                over.get_or_insert_with(|| EndReason::ForkServerEnded(nursery.pid()));
+                over.get_or_insert_with(|| EndReason::ForkServerEnded(fork_server.pid()));
             }
         });
         if let Some(why) = over {
-            self.bury(token, &nursery, &why);
+            self.bury(token, &fork_server, &why);
         }
     }
 
@@ -359,30 +359,30 @@ impl Runtime {
         self.on_proc(addr, Event::Exited(exit));
     }
 
-    fn bury(&self, token: u64, nursery: &Nursery, why: &EndReason) {
-        nursery.close(&self.reactor);
+    fn bury(&self, token: u64, fork_server: &ForkServer, why: &EndReason) {
+        fork_server.close(&self.reactor);
         let orphans: Vec<ProcAddr> = {
             let mut agent = lock(&self.agent);
-            agent.nurseries.remove(&token);
+            agent.fork_servers.remove(&token);
             agent.tokens.retain(|_, t| *t != token);
-            agent.procs.iter().filter(|(_, p)| p.nursery == token).map(|(a, _)| *a).collect()
+            agent.procs.iter().filter(|(_, p)| p.fork_server == token).map(|(a, _)| *a).collect()
         };
         // From here on a spawn starts another one.
-        nursery.reap(Duration::from_millis(200));
+        fork_server.reap(Duration::from_millis(200));
         for addr in orphans {
             self.on_proc(addr, Event::SpawnFailed(why.clone()));
         }
     }
 
-    /// The I/O thread's turn: nurseries to start, deadlines to keep. Returns the next deadline.
+    /// The I/O thread's turn: fork servers to start, deadlines to keep. Returns the next deadline.
     pub(crate) fn agent_turn(&self) -> Option<Instant> {
         let due: Vec<u64> = lock(&self.agent)
-            .nurseries
+            .fork_servers
             .iter()
             .filter_map(|(token, birth)| matches!(birth, Birth::Due(..)).then_some(*token))
             .collect();
         for token in due {
-            self.start_nursery(token);
+            self.start_fork_server(token);
         }
         let now = self.started.elapsed();
         let late: Vec<ProcAddr> = lock(&self.agent)
@@ -397,20 +397,20 @@ impl Runtime {
         lock(&self.agent).next_deadline().map(|at| self.started + at)
     }
 
-    fn start_nursery(&self, token: u64) {
-        let Some(Birth::Due(spec, _)) = lock(&self.agent).nurseries.get(&token).map(|birth| match birth {
+    fn start_fork_server(&self, token: u64) {
+        let Some(Birth::Due(spec, _)) = lock(&self.agent).fork_servers.get(&token).map(|birth| match birth {
             Birth::Due(spec, _) => Birth::Due(spec.clone(), Vec::new()),
-            Birth::Running(nursery) => Birth::Running(Arc::clone(nursery)),
+            Birth::Running(fork_server) => Birth::Running(Arc::clone(fork_server)),
         }) else {
             return;
         };
-        let started = Nursery::start(&spec, self.board.fd(), token, self.me.host)
-            .and_then(|nursery| nursery.register(&self.reactor).map(|()| Arc::new(nursery)));
+        let started = ForkServer::start(&spec, self.board.fd(), token, self.me.host)
+            .and_then(|fork_server| fork_server.register(&self.reactor).map(|()| Arc::new(fork_server)));
         match started {
-            Ok(nursery) => {
-                let waiting = match lock(&self.agent).nurseries.get_mut(&token) {
+            Ok(fork_server) => {
+                let waiting = match lock(&self.agent).fork_servers.get_mut(&token) {
                     Some(birth @ Birth::Due(..)) => {
-                        match std::mem::replace(birth, Birth::Running(Arc::clone(&nursery))) {
+                        match std::mem::replace(birth, Birth::Running(Arc::clone(&fork_server))) {
                             Birth::Due(_, waiting) => Some(waiting),
                             Birth::Running(_) => None,
                         }
@@ -418,11 +418,11 @@ impl Runtime {
                     _ => None,
                 };
                 match waiting {
-                    Some(waiting) => self.place(&nursery, waiting),
+                    Some(waiting) => self.place(&fork_server, waiting),
                     None => {
                         // The runtime was closed meanwhile, and has forgotten it.
-                        nursery.close(&self.reactor);
-                        nursery.reap(Duration::from_millis(200));
+                        fork_server.close(&self.reactor);
+                        fork_server.reap(Duration::from_millis(200));
                     }
                 }
             }
@@ -430,7 +430,7 @@ impl Runtime {
                 let waiting = {
                     let mut agent = lock(&self.agent);
                     agent.tokens.remove(&spec);
-                    match agent.nurseries.remove(&token) {
+                    match agent.fork_servers.remove(&token) {
                         Some(Birth::Due(_, waiting)) => waiting,
                         _ => Vec::new(),
                     }
@@ -442,19 +442,19 @@ impl Runtime {
         }
     }
 
-    /// Takes every nursery down, and with them every worker that is left.
-    pub(crate) fn close_nurseries(&self, limit: Duration) {
-        let all: Vec<Birth> = lock(&self.agent).nurseries.drain().map(|(_, birth)| birth).collect();
+    /// Takes every fork server down, and with them every worker that is left.
+    pub(crate) fn close_fork_servers(&self, limit: Duration) {
+        let all: Vec<Birth> = lock(&self.agent).fork_servers.drain().map(|(_, birth)| birth).collect();
         let running = all.into_iter().filter_map(|birth| match birth {
-            Birth::Running(nursery) => Some(nursery),
+            Birth::Running(fork_server) => Some(fork_server),
             Birth::Due(..) => None,
         });
         let running: Vec<_> = running.collect();
-        for nursery in &running {
-            nursery.close(&self.reactor);
+        for fork_server in &running {
+            fork_server.close(&self.reactor);
         }
-        for nursery in running {
-            nursery.reap(limit);
+        for fork_server in running {
+            fork_server.reap(limit);
         }
     }
 
@@ -485,9 +485,9 @@ impl SpawnSpec {
             per_host,
             exec: self.exec,
             within: self.within,
-            argv: self.nursery.argv.iter().map(raw).collect(),
-            env: self.nursery.env.iter().map(|(key, value)| (raw(key), raw(value))).collect(),
-            plan: self.nursery.plan.clone(),
+            argv: self.fork_server.argv.iter().map(raw).collect(),
+            env: self.fork_server.env.iter().map(|(key, value)| (raw(key), raw(value))).collect(),
+            plan: self.fork_server.plan.clone(),
             config: self.config.clone(),
             title: self.title.to_string(),
         }
@@ -499,7 +499,7 @@ impl SpawnSpec {
         let SpawnProcs { exec, within, argv, env, plan, config, title, .. } = order;
         let argv = argv.into_iter().map(text).collect();
         let env = env.into_iter().map(|(key, value)| (text(key), text(value))).collect();
-        Self { nursery: NurserySpec { argv, env, plan }, exec, config, within, title: title.into() }
+        Self { fork_server: ForkServerSpec { argv, env, plan }, exec, config, within, title: title.into() }
     }
 }
 

@@ -99,9 +99,9 @@ pub enum RuntimeError {
     /// An address cannot be had, or is none.
     #[error("{0}")]
     Address(String),
-    /// The nursery could not be started.
+    /// The fork server could not be started.
     #[error("cannot start the process that forks workers ({program}): {error}")]
-    Nursery {
+    ForkServer {
         /// The interpreter.
         program: String,
         /// Why not.
@@ -126,7 +126,7 @@ pub enum ErrorKind {
     Frame,
     /// [`RuntimeError::Os`], or [`RuntimeError::Files`] where no process was to be made.
     Os,
-    /// Processes cannot be made: [`RuntimeError::NoMemfd`], [`RuntimeError::Descriptors`], [`RuntimeError::Nursery`], or
+    /// Processes cannot be made: [`RuntimeError::NoMemfd`], [`RuntimeError::Descriptors`], [`RuntimeError::Fork server`], or
     /// [`RuntimeError::Files`] where processes were to be made.
     Spawn,
     /// [`RuntimeError::NotController`].
@@ -181,9 +181,10 @@ impl RuntimeError {
             Self::PortClosed(_) => ErrorKind::PortClosed,
             Self::Full { .. } => ErrorKind::Full,
             Self::Frame(_) => ErrorKind::Frame,
-            Self::Nursery { .. } | Self::NoMemfd(_) | Self::Descriptors { .. } | Self::Files { spawning: true, .. } => {
-                ErrorKind::Spawn
-            }
+            Self::ForkServer { .. }
+            | Self::NoMemfd(_)
+            | Self::Descriptors { .. }
+            | Self::Files { spawning: true, .. } => ErrorKind::Spawn,
             Self::Os { .. } | Self::Files { spawning: false, .. } => ErrorKind::Os,
             Self::NotController => ErrorKind::NotController,
             Self::OtherCredentials { .. } | Self::Credentials(_) => ErrorKind::Credentials,

@@ -12,6 +12,7 @@ mod completion;
 mod copy;
 mod dump;
 mod error;
+mod fork_server;
 mod gateway;
 mod gauge;
 mod inbox;
@@ -24,7 +25,6 @@ mod marked;
 mod message;
 mod meter;
 mod namespaces;
-mod nursery;
 mod oom;
 mod ports;
 mod promises;
@@ -47,6 +47,7 @@ pub use bypass::{BYPASS_VERSION, Bypass, RawBypass};
 pub use calls::{Call, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
+pub use fork_server::ForkServerSpec;
 pub use gateway::{
     GatewayOptions, Host, HostOptions, HostState, HostTold, HostView, VisitEnd, VisitError, Visited, agents, jobs_at,
     visit,
@@ -61,7 +62,6 @@ pub use mesh_tls as tls;
 pub use message::Message;
 pub use meter::Meter;
 pub use namespaces::{ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare};
-pub use nursery::NurserySpec;
 pub use ports::{Mailbox, Outlet, Packed, Receive, Way};
 pub use refs::{Hold, Kept, RefAddr, View, pack};
 pub use runtime::{

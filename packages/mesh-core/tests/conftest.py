@@ -153,7 +153,7 @@ def runtime() -> Iterator[None]:
     after = Traces()
     left = after.left_since(before)
     assert not left, f"left behind by shutdown(): {left}"
-    assert after.nurseries == before.nurseries
+    assert after.fork_servers == before.fork_servers
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ def family(pid: int | str = "self") -> dict[int, str]:
     return found
 
 
-def nurseries(processes: dict[int, str]) -> int:
+def fork_servers(processes: dict[int, str]) -> int:
     """How many of them fork workers; those stay until `shutdown()`."""
-    return sum("_nursery" in command and "minder" not in command for command in processes.values())
+    return sum("fork_server" in command and "minder" not in command for command in processes.values())
 
 
 def descriptors() -> list[str]:
@@ -67,11 +67,11 @@ class Traces:
 
     def __init__(self) -> None:
         processes = family()
-        self.nurseries = nurseries(processes)
+        self.fork_servers = fork_servers(processes)
         self.workers = {
             pid
             for pid, command in processes.items()
-            if "minder" not in command and ("_nursery" not in command or is_fork(pid))
+            if "minder" not in command and ("fork_server" not in command or is_fork(pid))
         }
         self.threads = {thread.name for thread in threading.enumerate()}
         self.descriptors = descriptors()
@@ -85,8 +85,8 @@ class Traces:
             complaints.append(f"processes {sorted(extra)}")
         if extra_threads := self.threads - before.threads:
             complaints.append(f"threads {sorted(extra_threads)}")
-        # A nursery that was started meanwhile is reached by a socket.
-        allowed = len(before.descriptors) + max(0, self.nurseries - before.nurseries)
+        # A fork server that was started meanwhile is reached by a socket.
+        allowed = len(before.descriptors) + max(0, self.fork_servers - before.fork_servers)
         if len(self.descriptors) > allowed:
             complaints.append(f"descriptors: {before.descriptors} became {self.descriptors}")
         if extra_files := self.files - before.files:
@@ -95,10 +95,10 @@ class Traces:
 
 
 def is_fork(pid: int) -> bool:
-    """A worker has its nursery's command line, and that for a parent."""
+    """A worker has its fork server's command line, and that for a parent."""
     try:
         parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-        return "_nursery" in Path(f"/proc/{parent}/cmdline").read_text()
+        return "fork_server" in Path(f"/proc/{parent}/cmdline").read_text()
     except OSError:
         return False
 

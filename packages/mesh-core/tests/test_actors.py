@@ -149,7 +149,7 @@ def test_the_first_error_is_raised_and_carries_all_results(procs: ProcMesh) -> N
     assert isinstance(error, ActorError)
     assert (error.actor, error.rank, dict(error.point)) == ("third", 2, {"hosts": 1, "gpus": 0})
     assert error.pid == procs.pids[2]
-    assert error.host == procs._home.name_of(2)
+    assert error.host == procs._location.name_of(2)
     assert "KeyError: 'two'" in error.remote_traceback
     results = mesh.go.call().get(return_exceptions=True)
     assert results.values()[:2] == [0, 1]

@@ -250,14 +250,14 @@ def test_a_stopped_process_is_not_dead(own: ProcMesh) -> None:
     assert waiting.get().values() == [1] * 4
 
 
-def test_the_nursery_dies(own: ProcMesh) -> None:
+def test_the_fork_server_dies(own: ProcMesh) -> None:
     """Its workers die with it; everything that waits hears so, and the next spawn works."""
     gates = own.spawn("gates", Gate)
     gates.initialized.get()
     waiting = gates.block.call()
     workers = Watch(pid for pid in own.pids if pid is not None)
-    nursery = next(pid for pid in family() if workers.pids[0] in family(pid))
-    os.kill(nursery, signal.SIGKILL)
+    fork_server = next(pid for pid in family() if workers.pids[0] in family(pid))
+    os.kill(fork_server, signal.SIGKILL)
     with pytest.raises(MeshError):
         waiting.get()
     assert workers.wait() == []

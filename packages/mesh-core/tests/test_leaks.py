@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_processes import Traces, descriptors, family, nurseries
+from core_processes import Traces, descriptors, family, fork_servers
 from core_samples import Coroutines, Echo, Gate, Mixed
 
 from mesh_core import MeshError, configured, shutdown, this_host, this_proc
@@ -88,7 +88,7 @@ def test_runtimes_one_after_another() -> None:
     shutdown()
     gc.collect()
     assert len(descriptors()) == count
-    assert nurseries(family()) == 0
+    assert fork_servers(family()) == 0
     this_host().spawn_procs().stop().get()
     this_proc()
 

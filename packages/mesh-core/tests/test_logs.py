@@ -159,7 +159,7 @@ def test_a_stdout_of_ascii_gets_escapes(one: Any, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("start", ["fork", "exec"])
 def test_a_script_without_stdout_and_stderr(tmp_path: Path, start: str) -> None:
-    """Their numbers may be those of other descriptors then, in the script and in the nursery."""
+    """Their numbers may be those of other descriptors then, in the script and in the fork server."""
     path = tmp_path / "closed.py"
     path.write_text(CLOSED)
     subprocess.run(

@@ -31,7 +31,7 @@ def own(runtime: None, fault_tolerant: None) -> Iterator[ProcMesh]:
         yield procs
 
 
-def nursery_of(pid: int) -> int:
+def fork_server_of(pid: int) -> int:
     return next(each for each in family() if pid in family(each))
 
 
@@ -55,18 +55,18 @@ def crash(procs: ProcMesh, trees: Any) -> None:
     trees.crash.broadcast("segv")
 
 
-def kill_nursery(procs: ProcMesh, trees: Any) -> None:
-    os.kill(nursery_of(procs.pids[0] or 0), signal.SIGKILL)
+def kill_fork_server(procs: ProcMesh, trees: Any) -> None:
+    os.kill(fork_server_of(procs.pids[0] or 0), signal.SIGKILL)
 
 
 def kill_all(procs: ProcMesh, trees: Any) -> None:
-    nursery = nursery_of(procs.pids[0] or 0)
-    for pid in (nursery, *(pid for pid in procs.pids if pid)):
+    fork_server = fork_server_of(procs.pids[0] or 0)
+    for pid in (fork_server, *(pid for pid in procs.pids if pid)):
         os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [stop, leave, crash, kill_nursery, kill_all])
+@pytest.mark.parametrize("how", [stop, leave, crash, kill_fork_server, kill_all])
 @pytest.mark.parametrize("kind", ["daemon", "deaf"])
 def test_a_tree_ends_with_its_worker(
     own: ProcMesh, tree: Pipe, how: Callable[[ProcMesh, Any], None], kind: str
@@ -112,7 +112,7 @@ def test_a_tree_ends_with_the_script(
 
 
 def test_what_a_living_worker_has_started_lives_on(own: ProcMesh, tree: Pipe, tmp_path: Path) -> None:
-    """Its daemon is the nursery's child as those of the dead are."""
+    """Its daemon is the fork server's child as those of the dead are."""
     with pipe(tmp_path / "other") as other:
         trees = own.spawn("trees", Trees)
         plant(trees.slice(gpus=0), "daemon", tree)
@@ -135,9 +135,9 @@ def test_a_detached_process_lives_on(own: ProcMesh, tree: Pipe, kind: str) -> No
     trees.detach.call_one(daemon).get()
     watch = Watch(writers(tree))
     try:
-        nursery = Watch([nursery_of(own.pids[0] or 0)])
-        os.kill(nursery.pids[0], signal.SIGKILL)
-        assert nursery.wait() == []
+        fork_server = Watch([fork_server_of(own.pids[0] or 0)])
+        os.kill(fork_server.pids[0], signal.SIGKILL)
+        assert fork_server.wait() == []
         assert watch.wait(0.8) == watch.pids
     finally:
         for pid in watch.pids:
@@ -158,10 +158,10 @@ def writers(tree: Pipe) -> list[int]:
 
 def test_a_killed_minder_is_replaced(own: ProcMesh) -> None:
     own.initialized.get()
-    nursery = nursery_of(own.pids[0] or 0)
+    fork_server = fork_server_of(own.pids[0] or 0)
 
     def minder() -> int:
-        return next((pid for pid, line in family(nursery).items() if "minder" in line), 0)
+        return next((pid for pid, line in family(fork_server).items() if "minder" in line), 0)
 
     first = minder()
     watch = Watch([first])

@@ -155,12 +155,12 @@ def test_the_timers_of_a_stopped_mesh_are_cancelled(own: ProcMesh, told: Told) -
     policy = Asked([Later(3600.0, Due("late"))])
     actors: Any = own.spawn("workers", Leaf, supervise=policy)
     process = actors._process
-    run = process.estates.of(0).actors(actors._actor_id).policy
+    run = process.owners.of(0).actors(actors._actor_id).policy
 
     def timers() -> int:
         """How many run, once the event loop has done what it was asked to before."""
         passed = threading.Event()
-        process.stage().loop.call_soon_threadsafe(passed.set)
+        process.actor_host().loop.call_soon_threadsafe(passed.set)
         assert passed.wait(WITHIN)
         return len(run.timers)
 
@@ -175,7 +175,7 @@ def test_the_timers_of_a_stopped_mesh_are_cancelled(own: ProcMesh, told: Told) -
     assert timers() == 0
     assert timer.cancelled()
     # Its failure is still to be reported; this test has heard of it.
-    process.faults.hear(run.put_off[0]._key)
+    process.ledger.hear(run.put_off[0]._key)
 
 
 def test_an_orderly_end_that_the_owner_did_not_ask_for_is_an_event(own: ProcMesh, told: Told) -> None:

@@ -71,7 +71,7 @@ def import_and_get(module: str, name: str) -> Any:
 
 
 def test_env_changes_between_spawns(monkeypatch: Any) -> None:
-    """The nursery that forks them is the same: what was set since it started is told to each worker."""
+    """The fork server that forks them is the same: what was set since it started is told to each worker."""
     for value in ("one", "two", None):
         if value is None:
             monkeypatch.delenv("MESH_CORE_TEST_VALUE")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from core_owners import suspend
-from core_processes import family, nurseries
+from core_processes import family, fork_servers
 from core_repair import WITHIN, Asker, Counter, Keeper, Losses, await_loss, ranks
 
 from mesh_core import (
@@ -186,7 +186,7 @@ def test_all_ranks_can_be_made_again_and_are_still_owned(procs: ProcMesh, losses
 
 
 def test_nothing_is_left_when_a_repaired_mesh_has_stopped(losses: Losses) -> None:
-    nurseries_before = nurseries(family())
+    fork_servers_before = fork_servers(family())
     with this_host().spawn_procs({"gpus": 2}, supervise=losses) as procs:
         losses.slay(procs, 0)
         procs.respawn().get(timeout=WITHIN)
@@ -194,7 +194,7 @@ def test_nothing_is_left_when_a_repaired_mesh_has_stopped(losses: Losses) -> Non
         assert len(pids) == 2
     running = family()
     assert not set(pids) & running.keys()
-    assert nurseries(running) <= max(1, nurseries_before)
+    assert fork_servers(running) <= max(1, fork_servers_before)
 
 
 def test_a_stopped_part_is_no_failure_and_can_be_made_again(procs: ProcMesh, losses: Losses) -> None:

@@ -450,7 +450,7 @@ def test_marks_are_not_taken_for_endpoints(procs: ProcMesh, echo: Any) -> None:
     one = echo.slice(hosts=0, gpus=0)
     runtime = one._process.runtime
 
-    target = one._home.target(one._procs_id, one._view)
+    target = one._location.target(one._procs_id, one._view)
     for name in (
         ".",
         "!",

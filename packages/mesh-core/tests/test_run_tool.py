@@ -78,7 +78,7 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must name a program"):
         run_tool([])
     assert descriptors() == before
-    assert not [line for line in family().values() if "_marks" in line]
+    assert not [line for line in family().values() if "process_marks" in line]
 
 
 def test_folder_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_what_actors_spawn_has_their_interpreter_and_environment(tmp_path: Path)
     with this_host().spawn_procs(**options) as procs:
         owner = procs.spawn("owner", Owner)
         for start, count in (("exec", "2"), ("fork", "1")):
-            # A fork has the nursery's interpreter, and the environment of who spawned it.
+            # A fork has the fork server's interpreter, and the environment of who spawned it.
             assert owner.spawned.call_one(start=start).get() == [["yes", count]]
 
 

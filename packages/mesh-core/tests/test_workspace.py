@@ -507,7 +507,7 @@ def test_programs_that_do_not_sync_have_nothing_of_it(script: Callable[..., Any]
         from core_samples import Echo
         from mesh_core import this_host
         def modules():
-            return [name for name in sys.modules if "_workspace" in name or "_scratch" in name]
+            return [name for name in sys.modules if "_features.workspace" in name or ".scratch" in name]
         with this_host().spawn_procs() as procs:
             print(modules() + procs.spawn("echo", Echo).call.call_one(modules).get())
         """

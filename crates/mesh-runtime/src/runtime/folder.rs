@@ -3,7 +3,7 @@
 use super::Runtime;
 use std::io;
 
-/// Tells a nursery where it is.
+/// Tells a fork server where it is.
 pub(super) const SCRATCH: &str = "MESH_HOST_SCRATCH";
 /// The newest list of revocations that the host was sent.
 const REVOKED: &str = "revoked.crl";

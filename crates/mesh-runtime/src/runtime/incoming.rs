@@ -183,8 +183,8 @@ impl Runtime {
                 let (mesh, call) = (order.mesh, order.call);
                 let mut spec = SpawnSpec::ordered(order);
                 // Where no interpreter is named, it is that of whatever host the procs are on.
-                if spec.nursery.argv.first().is_some_and(|program| program.is_empty()) {
-                    self.settle_in(&mut spec.nursery);
+                if spec.fork_server.argv.first().is_some_and(|program| program.is_empty()) {
+                    self.settle_in(&mut spec.fork_server);
                 }
                 let made = match self.leaving() {
                     Some(ended) => Err(ended),

@@ -38,11 +38,12 @@ pub use refs::Opened;
 pub use waiting::Waited;
 
 use crate::afar::Afar;
-use crate::agent::{self, Agent, NURSERY_TOKENS, SpawnSpec};
+use crate::agent::{self, Agent, FORK_SERVER_TOKENS, SpawnSpec};
 use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
+use crate::fork_server::ForkServerSpec;
 use crate::gateway::{Gateway, HostOptions, TRUNK_TOKENS, Visits};
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
@@ -50,7 +51,6 @@ use crate::inspect::Inspection;
 use crate::link::Link;
 use crate::logs::Logs;
 use crate::meter::{Mailbox, Meters};
-use crate::nursery::NurserySpec;
 use crate::ports::Ports;
 use crate::promises::Promises;
 use crate::reactor::{Handler, Reactor};
@@ -78,7 +78,7 @@ use std::time::{Duration, Instant};
 const TOKEN_SIGNAL: u64 = 1 << 34;
 const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
 const TOKEN_KNOCKS: u64 = TOKEN_SIGNAL + 2;
-/// Tells a nursery what its host is called.
+/// Tells a fork server what its host is called.
 const HOST_NAME: &str = "_MESH_HOST";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
@@ -104,7 +104,7 @@ pub struct Options {
     pub shm_idle: Duration,
 }
 
-/// What a host agent starts nurseries with: its own interpreter and environment, not those of a controller elsewhere.
+/// What a host agent starts fork servers with: its own interpreter and environment, not those of a controller elsewhere.
 #[derive(Clone, Debug)]
 pub(crate) struct Home {
     /// The command of its interpreter.
@@ -159,7 +159,7 @@ pub struct Runtime {
     abroad: AtomicBool,
     /// What people call this host.
     name: OnceLock<String>,
-    /// Of a host agent: what its nurseries are started with.
+    /// Of a host agent: what its fork servers are started with.
     home: OnceLock<Home>,
     /// Meshes of other hosts that this process has sent to.
     pub(crate) known_afar: Mutex<Afar>,
@@ -250,15 +250,15 @@ impl Runtime {
 
     /// What was asked for elsewhere is started with this host's interpreter and environment; what is said of the latter
     /// comes on top.
-    pub(crate) fn settle_in(&self, nursery: &mut NurserySpec) {
+    pub(crate) fn settle_in(&self, fork_server: &mut ForkServerSpec) {
         let Some(home) = self.home.get() else { return };
-        let rest = nursery.argv.drain(..).skip(1);
+        let rest = fork_server.argv.drain(..).skip(1);
         let argv = home.python.iter().cloned().chain(rest).collect();
-        let own = home.env.iter().filter(|(key, _)| nursery.env.iter().all(|(said, _)| said != key));
-        let mut env: Vec<_> = own.cloned().chain(nursery.env.iter().cloned()).collect();
+        let own = home.env.iter().filter(|(key, _)| fork_server.env.iter().all(|(said, _)| said != key));
+        let mut env: Vec<_> = own.cloned().chain(fork_server.env.iter().cloned()).collect();
         env.push((HOST_NAME.into(), self.host_name().into()));
         env.extend(home.scratch.iter().map(|scratch| (folder::SCRATCH.into(), scratch.into())));
-        *nursery = NurserySpec { argv, env, plan: std::mem::take(&mut nursery.plan) };
+        *fork_server = ForkServerSpec { argv, env, plan: std::mem::take(&mut fork_server.plan) };
     }
 
     pub(crate) fn shm_threshold(&self) -> usize {
@@ -665,7 +665,7 @@ impl Runtime {
         if let Some(waiter) = lock(&self.loop_waiter).clone() {
             waiter.notify(&self.reactor);
         }
-        self.close_nurseries(within);
+        self.close_fork_servers(within);
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
         self.inspection.journal.close(&self.reactor);
@@ -692,7 +692,7 @@ impl Runtime {
             let _ = thread.join();
         }
         // One that the I/O thread was starting just then.
-        self.close_nurseries(within);
+        self.close_fork_servers(within);
         if let Some(logs) = self.logs.get() {
             logs.close();
         }
@@ -714,8 +714,8 @@ impl Handler for Runtime {
             self.on_loop();
         } else if token == TOKEN_KNOCKS {
             self.on_knock();
-        } else if token >= NURSERY_TOKENS {
-            self.on_nursery(token, readable, writable);
+        } else if token >= FORK_SERVER_TOKENS {
+            self.on_fork_server(token, readable, writable);
         } else if let Some(link) = self.link(token as LinkId) {
             if writable {
                 link.flush(&self.reactor);

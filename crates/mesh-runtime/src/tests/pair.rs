@@ -3,7 +3,7 @@
 use super::{SOON, options, procs, soon};
 use crate::calls::Outcome;
 use crate::link::Link;
-use crate::{Body, Inbox, NurserySpec, Options, Outgoing, PartData, Runtime, RuntimeError, SpawnSpec, Waited};
+use crate::{Body, ForkServerSpec, Inbox, Options, Outgoing, PartData, Runtime, RuntimeError, SpawnSpec, Waited};
 use mesh_proto::messages::{Answer, Request};
 use mesh_proto::{Kind, Placement, ProcAddr, Target};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -303,8 +303,8 @@ fn procs_that_cannot_be_made_are_lost_with_the_reason() {
     let controller = Runtime::controller(options()).unwrap();
     let region = procs(4);
     for (mesh, program) in [(1, "/bin/false"), (2, "/nonexistent/program")] {
-        let nursery = NurserySpec { argv: vec![program.into()], env: Vec::new(), plan: bytes::Bytes::new() };
-        let spec = SpawnSpec { nursery, exec: false, config: bytes::Bytes::new(), within: SOON, title: "".into() };
+        let fork_server = ForkServerSpec { argv: vec![program.into()], env: Vec::new(), plan: bytes::Bytes::new() };
+        let spec = SpawnSpec { fork_server, exec: false, config: bytes::Bytes::new(), within: SOON, title: "".into() };
         let call = controller.spawn_procs(mesh, &region, &Placement::On(0), &spec).unwrap();
         // Messages may follow at once; they come to nothing at once, too.
         let target = Target::Many(mesh, region.clone(), Placement::On(0));
@@ -336,9 +336,13 @@ fn spawning_and_asking_at_once_does_not_lock_up() {
             }
         });
         for mesh in 3..23 {
-            let nursery =
-                NurserySpec { argv: vec!["/nonexistent/program".into()], env: Vec::new(), plan: bytes::Bytes::new() };
-            let spec = SpawnSpec { nursery, exec: false, config: bytes::Bytes::new(), within: SOON, title: "".into() };
+            let fork_server = ForkServerSpec {
+                argv: vec!["/nonexistent/program".into()],
+                env: Vec::new(),
+                plan: bytes::Bytes::new(),
+            };
+            let spec =
+                SpawnSpec { fork_server, exec: false, config: bytes::Bytes::new(), within: SOON, title: "".into() };
             let call = controller.spawn_procs(mesh, &procs(2), &Placement::On(0), &spec).unwrap();
             assert_eq!(controller.wait_call(&call, None, soon(), false, false), Waited::Ready);
         }

@@ -25,8 +25,10 @@ fn raise(py: Python<'_>, error: &CredentialError) -> PyErr {
 
 /// An error of Mesh's own.
 pub(crate) fn mesh_error(py: Python<'_>, class: &str, text: String) -> PyErr {
-    let made =
-        py.import("mesh_core._common.errors").and_then(|module| module.getattr(class)).and_then(|class| class.call1((text,)));
+    let made = py
+        .import("mesh_core._common.errors")
+        .and_then(|module| module.getattr(class))
+        .and_then(|class| class.call1((text,)));
     match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(failed) => failed,

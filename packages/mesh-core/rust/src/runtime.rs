@@ -21,7 +21,7 @@ use mesh_proto::control::Inspect;
 use mesh_proto::messages::{Name, Request};
 use mesh_proto::{ActorId, EndReason, MESSAGE_COST, ProcAddr, Target};
 use mesh_runtime::{
-    Body, Call, Callee, Calling, Later, NurserySpec, Options, Outgoing, Runtime, SpawnSpec, Terms, millis,
+    Body, Call, Callee, Calling, ForkServerSpec, Later, Options, Outgoing, Runtime, SpawnSpec, Terms, millis,
 };
 use pyo3::exceptions::{PyLookupError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -498,7 +498,7 @@ impl PyRuntime {
     ) -> PyResult<PyCall> {
         let within = duration(within)?;
         let spec = SpawnSpec {
-            nursery: NurserySpec { argv, env, plan: Bytes::copy_from_slice(plan) },
+            fork_server: ForkServerSpec { argv, env, plan: Bytes::copy_from_slice(plan) },
             exec: fresh,
             config: Bytes::copy_from_slice(config),
             within,

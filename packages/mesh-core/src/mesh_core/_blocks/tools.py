@@ -305,7 +305,7 @@ class _Request:
 class _Minding:
     """The marks of this process's tools, and the minder that ends the tools of a script that is killed.
 
-    Workers need none: what they start has their own mark, and nursery and minder look after that.
+    Workers need none: what they start has their own mark, and the fork server and its minder look after that.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from mesh_core._common.errors import MeshError
 from mesh_core._native import Extent, Point
 
 if TYPE_CHECKING:
-    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._hosting.actor_cell import ActorCell
     from mesh_core._meshes.actors import ActorMesh
     from mesh_core._meshes.procs import ProcMesh
     from mesh_core._native import Message
@@ -52,12 +52,12 @@ class Instance:
 
     def stop(self, reason: str = "") -> None:
         """Stop this actor in order, after what was sent to it before; no failure. What it owns is stopped first."""
-        self._hosted("stop").inbox.finish()
+        self._cell("stop").inbox.finish()
 
     def kill(self, reason: str = "") -> None:
         """Have this actor fail, now: messages that wait are refused, and its owner is told ``reason``."""
         # Here and now, on whichever thread: the next message is refused already.
-        self._hosted("kill").fail(MeshError(f"{self.describe()} was killed{f': {reason}' if reason else ''}"))
+        self._cell("kill").fail(MeshError(f"{self.describe()} was killed{f': {reason}' if reason else ''}"))
 
     def abort(self, reason: str = "") -> None:
         """End this actor's whole process at once, with exit status 1; every actor in it dies."""
@@ -69,19 +69,19 @@ class Instance:
             stream.flush()
         os._exit(1)
 
-    def _hosted(self, what: str) -> Hosted:
+    def _cell(self, what: str) -> ActorCell:
         process = holder().process
-        hosted = None if process is None else process.stage().actors.get(self.actor_id)
-        if hosted is None:
+        cell = None if process is None else process.actor_host().actors.get(self.actor_id)
+        if cell is None:
             raise MeshError(
                 f"{what}() is for an actor that lives in this process, and {self!r} does not (any more)"
             )
-        return hosted
+        return cell
 
     @property
     def ref(self) -> ActorMesh[Any]:
         """A reference to this actor, to be handed to others; what ``self`` becomes where an actor sends it."""
-        return current().reference_to(self._hosted("ref"))
+        return current().reference_to(self._cell("ref"))
 
     @property
     def proc(self) -> ProcMesh:

@@ -22,7 +22,7 @@ from mesh_core._common.codes import Request
 from mesh_core._common.control import Control
 from mesh_core._common.errors import MeshError
 from mesh_core._failures.failure import FailureKind
-from mesh_core._geometry.location import Home, ListedHome
+from mesh_core._geometry.location import ListedLocation, Location
 from mesh_core._native import HOST_MESHES, Extent, Placement, Region, Target
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def address_of(host: int) -> tuple[int, int, int]:
     return HOST_MESHES + host, 0, host
 
 
-class HostsHome(ListedHome):
+class HostsLocation(ListedLocation):
     """Where the processes of some hosts are, one rank for each."""
 
     __slots__ = ()
@@ -108,8 +108,8 @@ class _HostProc:
         self._process = process
         self._carried = {first.name: first}
         own = process.identity
-        name = own.host if host == own.host_no else process.home_name(host)
-        home, mesh_id = Home.on(host, name), HOST_MESHES + host
+        name = own.host if host == own.host_no else process.name_of_host(host)
+        location, mesh_id = Location.on(host, name), HOST_MESHES + host
         extent = Extent([], [])
         region = Region.whole(extent)
         self._is_local = host == own.host_no
@@ -119,7 +119,7 @@ class _HostProc:
             MESH_NAME,
             mesh_id,
             0,
-            home,
+            location,
             size=1,
             per_host=1,
             bootstrap=None,
@@ -136,7 +136,7 @@ class _HostProc:
         self.mesh: ProcMesh = ProcMesh(
             process,
             name=MESH_NAME,
-            home=home,
+            location=location,
             procs_id=mesh_id,
             root=region,
             view=region,
@@ -145,10 +145,10 @@ class _HostProc:
         )
         for begin in process.hooks.spawning:
             begin()
-        self.mesh._spawned = recipe.order(mesh_id, region, home.placement, extent)
+        self.mesh._spawned = recipe.order(mesh_id, region, location.placement, extent)
         recipe.holding = Holding(self.mesh, 0, Again(), last=True)
-        process.estates.of(0).add(recipe.holding)
-        process.faults.watch()
+        process.owners.of(0).add(recipe.holding)
+        process.ledger.watch()
 
     def has(self, name: str) -> bool:
         """Whether it carries an extension, and has not died for good."""
@@ -210,7 +210,7 @@ class HostProcs:
         from mesh_core._extensions.carried import pack
         from mesh_core._extensions.events import Spawning
 
-        names = tuple(self._process.home_name(host) for host in hosts)
+        names = tuple(self._process.name_of_host(host) for host in hosts)
         is_local = set(hosts) == {self._process.identity.host_no}
         extent = Extent(["hosts"], [len(hosts)])
         return pack(extension, Spawning(MESH_NAME, extent, names, is_local, is_host=True))
@@ -246,7 +246,7 @@ class HostProcs:
             for host in hosts:
                 made = self._made.pop(host, None)
                 if made is not None:
-                    self._process.estates.drop(made.mesh._procs_id)
+                    self._process.owners.drop(made.mesh._procs_id)
 
 
 def check_there(process: Process, extension: Extension, hosts: Sequence[int]) -> None:
@@ -256,7 +256,7 @@ def check_there(process: Process, extension: Extension, hosts: Sequence[int]) ->
     for host in hosts:
         made = process.host_procs._made.get(host)
         if made is None or extension.name not in made._carried:
-            name = process.home_name(host)
+            name = process.name_of_host(host)
             raise MeshError(
                 f"host {name} does not have extension {extension.name!r}: nobody has installed it there. Call "
                 "install_on() of the extension with the hosts first, or set on_hosts = True in its class"

@@ -10,7 +10,7 @@ from mesh_core._common.current import current
 from mesh_core._common.errors import MeshError
 from mesh_core._common.proc import Proc, signed
 from mesh_core._extensions.events import Spawning
-from mesh_core._extensions.host_procs import HostsHome, check_there
+from mesh_core._extensions.host_procs import HostsLocation, check_there
 from mesh_core._futures.sending import SENT, Sending
 from mesh_core._meshes.adverbs import ManyFuture, collect, finish_all
 from mesh_core._meshes.outcomes import Addressee
@@ -60,15 +60,15 @@ def install_on(extension: Extension, to: Any) -> Future[ValueMesh[Any]]:
     if hasattr(to, "_numbers"):
         return _install_on_hosts(process, extension, to)
     _, who = _address(extension, to)
-    hosts = tuple(dict.fromkeys(to._home.name_of(rank) for rank in to._view))
-    is_local = to._home.only == process.identity.host_no
+    hosts = tuple(dict.fromkeys(to._location.name_of(rank) for rank in to._view))
+    is_local = to._location.only == process.identity.host_no
     carried = pack(extension, Spawning(to.name, to.extent, hosts, is_local))
     if carried is None:
         raise MeshError(
             f"extension {extension.name!r} is not meant for these processes: its for_spawn() declines"
         )
     sender = process.runtime.sender(
-        to._home.target(to._procs_id, to._view), 0, Control.INSTALL, Request.EXTENSION
+        to._location.target(to._procs_id, to._view), 0, Control.INSTALL, Request.EXTENSION
     )
     question = _Question(extension.name, who)
     return ManyFuture(process, sender.call(carried), question.finish, question.what)
@@ -80,7 +80,7 @@ def _install_on_hosts(process: Process, extension: Extension, hosts: HostMesh) -
     carried = process.host_procs.packed(extension, numbers)
     if carried is None:
         raise MeshError(f"extension {extension.name!r} is not meant for hosts: its for_spawn() declines")
-    process.faults.watch()
+    process.ledger.watch()
     process.host_procs.order(numbers, carried, tell=False)
     target, who = _of_hosts(extension, hosts)
     sender = process.runtime.sender(target, 0, Control.INSTALL, Request.EXTENSION)
@@ -90,9 +90,9 @@ def _install_on_hosts(process: Process, extension: Extension, hosts: HostMesh) -
 
 def _of_hosts(extension: Extension, hosts: HostMesh) -> tuple[Target, Addressee]:
     """The processes in which hosts have their extensions."""
-    home = HostsHome(hosts._numbers, hosts._home.names)
+    location = HostsLocation(hosts._numbers, hosts._location.names)
     root = Region.whole(hosts.extent)
-    return home.target(0, root), Addressee(f"extension {extension.name}", home, root, root, None)
+    return location.target(0, root), Addressee(f"extension {extension.name}", location, root, root, None)
 
 
 def _check_installed(process: Process, extension: Extension) -> None:
@@ -115,15 +115,15 @@ def tell(extension: Extension, to: Any, message: Any) -> Sending:
 def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
     process = current()
     # The script may send to itself before it has spawned anything, and that thread takes what comes.
-    process.faults.watch()
+    process.ledger.watch()
     name = f"extension {extension.name}"
     if isinstance(to, Proc):
         mesh, rank, host = to.address
         target, single = Target.one(mesh, rank, Placement.on(host)), Region.whole(Extent([], []))
         who = Addressee(name, process.here, single, single, None)
     elif hasattr(to, "_procs_id") and hasattr(to, "_view"):
-        target = to._home.target(to._procs_id, to._view)
-        who = Addressee(name, to._home, to._root, to._view, to)
+        target = to._location.target(to._procs_id, to._view)
+        who = Addressee(name, to._location, to._root, to._view, to)
     elif hasattr(to, "_numbers"):
         check_there(process, extension, to._numbers)
         target, who = _of_hosts(extension, to)

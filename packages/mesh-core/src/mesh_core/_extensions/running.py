@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mesh_core._futures.future import Future
     from mesh_core._futures.sending import Sending
     from mesh_core._geometry.values import ValueMesh
-    from mesh_core._hosting.actor_cell import CallKey, Hosted
+    from mesh_core._hosting.actor_cell import ActorCell, CallKey
     from mesh_core._native import Message
     from mesh_core._process.process import Process
 
@@ -221,7 +221,7 @@ class Extensions:
                 "Install it before spawning, and return a payload from its for_spawn()"
             )
         if message.call:
-            self._process.stage().reply_error(message, error, me)
+            self._process.actor_host().reply_error(message, error, me)
         else:
             message.failed()
             logging.getLogger("mesh").warning("a message was dropped: %s", error)
@@ -231,7 +231,7 @@ class Extensions:
         for running in list(self._running.values()):
             running.cancel(key)
 
-    def actor_ended(self, actor: Hosted) -> None:
+    def actor_ended(self, actor: ActorCell) -> None:
         """An actor of this process has ended."""
         running = [each for each in list(self._running.values()) if each.hears_actors]
         if not running:
@@ -405,11 +405,11 @@ class _Running:
             self._fail(message, error)
 
     def _on_loop(self, work: Callable[[T], None], about: T) -> None:
-        stage = self._process.stage()
-        if threading.get_ident() == stage.ident:
+        actor_host = self._process.actor_host()
+        if threading.get_ident() == actor_host.ident:
             work(about)
         else:
-            stage.loop.call_soon_threadsafe(work, about)
+            actor_host.loop.call_soon_threadsafe(work, about)
 
     def _give_up(self, key: CallKey) -> None:
         if (task := self._tasks.get(key)) is not None:
@@ -417,20 +417,20 @@ class _Running:
 
     def _begin(self, message: Message) -> None:
         key = (message.src, message.call or -id(message))
-        task = self._tasks[key] = self._process.stage().loop.create_task(self._handle(message))
+        task = self._tasks[key] = self._process.actor_host().loop.create_task(self._handle(message))
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def _handle(self, message: Message) -> None:
         try:
             said, signature = message.load()
-            stage = self._process.stage()
-            if stage.held is not None:
-                await stage.room()
+            actor_host = self._process.actor_host()
+            if actor_host.held is not None:
+                await actor_host.room()
             held = message.reply(await self.extension.receive(said, self._signatures.read(signature)))
             if held is not None:
-                stage.held = held
+                actor_host.held = held
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             self._fail(message, error)
 
     def _fail(self, message: Message, error: BaseException) -> None:
-        self._process.stage().reply_error(message, error, f"extension {self.extension.name}")
+        self._process.actor_host().reply_error(message, error, f"extension {self.extension.name}")

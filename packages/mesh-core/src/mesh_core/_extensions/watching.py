@@ -22,12 +22,15 @@ class Watch:
         self._mesh = mesh
         self._callback = callback
         self._lock = threading.Lock()
-        runtime, addrs = mesh._process.runtime, [mesh._home.addr(mesh._procs_id, rank) for rank in mesh._view]
+        runtime, addrs = (
+            mesh._process.runtime,
+            [mesh._location.addr(mesh._procs_id, rank) for rank in mesh._view],
+        )
         self._left = {
             rank: incarnation(runtime, *addr[:2]) for rank, addr in zip(mesh._view, addrs, strict=True)
         }
         """The ranks of those that live, and which life of them this is."""
-        self._target = mesh._home.target(mesh._procs_id, mesh._view)
+        self._target = mesh._location.target(mesh._procs_id, mesh._view)
 
     def cancel(self) -> None:
         """Be told of nothing more."""
@@ -38,7 +41,7 @@ class Watch:
     def _ended(self, procs_id: int, rank: int, lost: Lost) -> None:
         """Tell of the end of a process, if that is watched and was not told of before."""
         mesh = self._mesh
-        within = mesh._home.rank_of(mesh._procs_id, procs_id, rank)
+        within = mesh._location.rank_of(mesh._procs_id, procs_id, rank)
         if within is None:
             return
         rank = within
@@ -46,12 +49,12 @@ class Watch:
             if rank not in self._left:
                 return
             life = self._left.pop(rank)
-        point, address = mesh._root.point_of(rank), mesh._home.addr(mesh._procs_id, rank)
+        point, address = mesh._root.point_of(rank), mesh._location.addr(mesh._procs_id, rank)
         failure = None
         if not lost.orderly:
             from mesh_core._failures.failure import of_loss
 
-            host = mesh._home.name_now(mesh._process.runtime, mesh._procs_id, rank)
+            host = mesh._location.name_now(mesh._process.runtime, mesh._procs_id, rank)
             failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, rank=rank)
         self._callback(ProcEnd(address=address, point=point, mesh=mesh, failure=failure, incarnation=life))
 

@@ -64,7 +64,7 @@ class Holding:
 
     def loses(self, procs_id: int, rank: int, process: tuple[int, int]) -> int | None:
         """Note that a process has ended that had a rank of some mesh; return its rank in this one, if it is told just now."""
-        here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
+        here = self.mesh._location.rank_of(self.procs_id, procs_id, rank)
         if here is None or here not in self.mesh._root or process in self.dead:
             return None
         self.dead |= {process}
@@ -83,7 +83,7 @@ class Holding:
     def fails(self, key: tuple[int, int, int]) -> None:
         """Note that an actor of it has failed, which is told as that process's mesh and rank, and its id."""
         procs_id, rank, _ = seat(self.mesh._process.runtime, key[0], key[1], 0)
-        here = self.mesh._home.rank_of(self.procs_id, procs_id, rank)
+        here = self.mesh._location.rank_of(self.procs_id, procs_id, rank)
         if here is not None:
             self.failed |= {here}
             self._strike(here)
@@ -103,10 +103,10 @@ class Holding:
     def stop(self, limit: float) -> Call:
         """Stop the mesh; its owner goes on owning it."""
         mesh = self.mesh
-        runtime, home = mesh._process.runtime, mesh._home
+        runtime, location = mesh._process.runtime, mesh._location
         if not self.actor_id:
-            return runtime.stop_procs(home.target(self.procs_id, mesh._all()), limit)
-        target = home.target(self.procs_id, mesh._root)
+            return runtime.stop_procs(location.target(self.procs_id, mesh._all()), limit)
+        target = location.target(self.procs_id, mesh._root)
         return runtime.sender(target, self.actor_id, "", Request.STOP_ACTOR).call("")
 
 
@@ -137,7 +137,7 @@ class Making:
         self.spawned, self.holding, self.procs = (), None, None
 
 
-class Estate:
+class OwnedMeshes:
     """Everything that one owner has spawned: an actor, or the script (and code of a process that no actor runs)."""
 
     __slots__ = ("_holdings", "_left_alone", "_lock", "_returns")
@@ -169,7 +169,7 @@ class Estate:
         return self._returns.get(actor_id)
 
     def drop(self, thing: int, among: int | None = None) -> None:
-        """Forget a mesh that was told to stop; with processes, the actors on them; see :meth:`Estates.drop`."""
+        """Forget a mesh that was told to stop; with processes, the actors on them; see :meth:`Owners.drop`."""
         with self._lock:
             dropped = [
                 key
@@ -292,32 +292,34 @@ class Estate:
                     await stop
 
 
-class Estates:
-    """The estates of one process, by their owners: the ids of its actors, 0 for everything else."""
+class Owners:
+    """What each owner of one process has spawned, by owner: the ids of its actors, 0 for everything else."""
 
     def __init__(self) -> None:
-        self._by_owner: dict[int, Estate] = {}
+        self._by_owner: dict[int, OwnedMeshes] = {}
         self._lock = threading.Lock()
 
-    def of(self, owner: int) -> Estate:
-        """An owner's estate."""
+    def of(self, owner: int) -> OwnedMeshes:
+        """What an owner has spawned."""
         with self._lock:
             found = self._by_owner.get(owner)
             if found is None:
-                found = self._by_owner[owner] = Estate()
+                found = self._by_owner[owner] = OwnedMeshes()
             return found
 
     def returns(self, actor_id: int) -> Returns | None:
         """What callers of these actors are told of restarts, whoever owns them."""
-        return next((found for _, estate in self.all() if (found := estate.returns(actor_id))), None)
+        return next(
+            (found for _, owned_meshes in self.all() if (found := owned_meshes.returns(actor_id))), None
+        )
 
     def has(self, owner: int) -> bool:
         """Say whether an owner has anything."""
         found = self._by_owner.get(owner)
         return found is not None and len(found) > 0
 
-    def leave(self, owner: int) -> Estate | None:
-        """Take the estate of an owner that ends."""
+    def leave(self, owner: int) -> OwnedMeshes | None:
+        """Take what an owner that ends has spawned."""
         with self._lock:
             return self._by_owner.pop(owner, None)
 
@@ -326,10 +328,10 @@ class Estates:
 
         Actors that were put together of parts have the number of the first part, and are not that part.
         """
-        for _, estate in self.all():
-            estate.drop(thing, among)
+        for _, owned_meshes in self.all():
+            owned_meshes.drop(thing, among)
 
-    def all(self) -> list[tuple[int, Estate]]:
+    def all(self) -> list[tuple[int, OwnedMeshes]]:
         """Every owner with what it owns."""
         with self._lock:
             return list(self._by_owner.items())

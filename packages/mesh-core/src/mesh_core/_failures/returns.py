@@ -175,7 +175,7 @@ class Returns:
 def on_question(message: Message, process: Process) -> None:
     """Answer a question, now or later."""
     actor_id, place, life, in_order = message.load()
-    returns = process.estates.returns(actor_id)
+    returns = process.owners.returns(actor_id)
 
     def answer(there: int | None) -> None:
         moves = None if there is None or returns is None else known_moves(process.runtime, returns.procs_id)

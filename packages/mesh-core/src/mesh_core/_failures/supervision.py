@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from mesh_core._failures.owned_meshes import Holding
     from mesh_core._failures.policies import Event, Later, RepairEvent
     from mesh_core._failures.policy_run import Decision, PolicyRun
-    from mesh_core._hosting.actor_cell import Hosted
-    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._hosting.actor_cell import ActorCell
+    from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._native import Lost, Message
     from mesh_core._process.process import Process
 
@@ -52,7 +52,7 @@ Key = tuple[int, int, int]
 """What has failed: a mesh of processes, a rank in it, and an actor there; 0 for the whole process."""
 
 
-class Faults:
+class FailureLedger:
     """What one process knows of failures."""
 
     def __init__(self, process: Process) -> None:
@@ -148,11 +148,11 @@ class Faults:
                 return
             key, failure = told
             owner = message.actor
-            estate = self._process.estates.of(owner)
-            owned = estate.actors(key[2])
+            owned_meshes = self._process.owners.of(owner)
+            owned = owned_meshes.actors(key[2])
             if owned is not None:
                 owned.fails(key)
-            if owned is not None or not estate.leaves_alone(key[2]):
+            if owned is not None or not owned_meshes.leaves_alone(key[2]):
                 self._at_controller(owner, owned, named(failure, owned), told=False)
         elif message.kind is MessageKind.TELL:
             self._process.host_registry()
@@ -180,8 +180,8 @@ class Faults:
     ) -> None:
         if owner != 0:
             # An actor of this very process.
-            stage = self._process.stage()
-            stage.loop.call_soon_threadsafe(stage.on_failure, owner, holding, failure)
+            actor_host = self._process.actor_host()
+            actor_host.loop.call_soon_threadsafe(actor_host.on_failure, owner, holding, failure)
         elif holding is not None and holding.policy is not None:
             self._consult_here(holding, _failed(holding, failure), told=told)
         else:
@@ -301,13 +301,13 @@ class Faults:
             return []
         # The spawn has told its owner already.
         if lost.kind is FailureKind.BOOTSTRAP_FAILED and any(
-            e.boots(procs_id) for _, e in self._process.estates.all()
+            e.boots(procs_id) for _, e in self._process.owners.all()
         ):
             return []
         return [
             (owner, holding, failure_of(holding, at, lost), calls > 0)
-            for owner, estate in self._process.estates.all()
-            for holding, at in estate.struck(procs_id, rank, lost.process)
+            for owner, owned_meshes in self._process.owners.all()
+            for holding, at in owned_meshes.struck(procs_id, rank, lost.process)
         ]
 
     def ended(self, message: Message) -> list[tuple[int, Holding, Event]]:
@@ -318,8 +318,8 @@ class Faults:
         procs_id, rank = down[:2]
         asked = [
             (owner, holding, at)
-            for owner, estate in self._process.estates.all()
-            for holding, at in estate.ended(procs_id, rank, down[2].process)
+            for owner, owned_meshes in self._process.owners.all()
+            for holding, at in owned_meshes.ended(procs_id, rank, down[2].process)
         ]
         if not asked:
             # Ends of the script come here too, and an import then would have a dataclass run `exec` beside Ctrl-C, after
@@ -339,7 +339,7 @@ class Faults:
         sender = self._process.runtime.sender(target, actor, "", Request.FAILURE)
         sender.tell((failure._key, failure))
 
-    async def ask(self, owner: Hosted, holding: Holding | None, failure: MeshFailure) -> None:
+    async def ask(self, owner: ActorCell, holding: Holding | None, failure: MeshFailure) -> None:
         """Ask an owner that lives here, and those above it if it does not handle the failure.
 
         What is told of something whose owner is being stopped, or has failed, is nobody's any more: it ends with its
@@ -350,7 +350,7 @@ class Faults:
         else:
             await self._ask_owner(owner, failure)
 
-    async def consult(self, owner: Hosted | None, holding: Holding, event: Event | RepairEvent) -> None:
+    async def consult(self, owner: ActorCell | None, holding: Holding, event: Event | RepairEvent) -> None:
         """Ask a policy on the event loop; what it passes on goes to the owner, or to the script if no actor owns it."""
         import asyncio
 
@@ -372,7 +372,7 @@ class Faults:
             else:
                 await self._ask_owner(owner, failure)
 
-    async def _ask_owner(self, owner: Hosted, failure: MeshFailure) -> None:
+    async def _ask_owner(self, owner: ActorCell, failure: MeshFailure) -> None:
         if owner.ending:
             return
         try:
@@ -399,16 +399,18 @@ class Faults:
                     "cannot stop %r, as its policy wants it", holding.mesh.name
                 )
         if decision.repairs and not self._process.closed:
-            stage = self._process.stage()
+            actor_host = self._process.actor_host()
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                stage.loop.call_soon_threadsafe(
-                    lambda: stage.keep(stage.loop.create_task(self._repair(owner, holding, decision)))
+                actor_host.loop.call_soon_threadsafe(
+                    lambda: actor_host.keep(
+                        actor_host.loop.create_task(self._repair(owner, holding, decision))
+                    )
                 )
         if decision.timers and not self._process.closed:
-            stage = self._process.stage()
+            actor_host = self._process.actor_host()
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 for each in decision.timers:
-                    stage.loop.call_soon_threadsafe(self._start_timer, stage, owner, holding, each)
+                    actor_host.loop.call_soon_threadsafe(self._start_timer, actor_host, owner, holding, each)
 
     async def _repair(self, owner: int, holding: Holding, decision: Decision) -> None:
         """Make again what a policy wants; what that does not mend goes to the owner."""
@@ -417,7 +419,7 @@ class Faults:
         from mesh_core._failures.policies import Repaired, RepairFailed
         from mesh_core._failures.repairs import carry_out
 
-        run, stage, returns = holding.policy, self._process.stage(), holding.returns
+        run, actor_host, returns = holding.policy, self._process.actor_host(), holding.returns
         assert run is not None
         was = {} if returns is None else returns.before(_ranks(decision.repaired), decision.repairs)
         turn = self._repairs.get(run)
@@ -441,7 +443,7 @@ class Faults:
                 self._consult(owner, holding, failed)
                 return
             _note_repair(holding, was, None, lost=True)
-            owning = stage.actors.get(owner)
+            owning = actor_host.actors.get(owner)
             for told in failures:
                 if owning is not None:
                     await self._ask_owner(owning, told)
@@ -455,7 +457,7 @@ class Faults:
             if run.hears_repairs:
                 self._consult(owner, holding, repaired)
 
-    def _start_timer(self, stage: Stage, owner: int, holding: Holding, later: Later) -> None:
+    def _start_timer(self, actor_host: ActorHost, owner: int, holding: Holding, later: Later) -> None:
         """Have an event come to a policy; on the event loop."""
         run = holding.policy
         if run is None or run.closed:
@@ -467,10 +469,10 @@ class Faults:
                 self._consult(owner, holding, later.event)
 
         timers = run.timers
-        timer = stage.loop.call_later(later.seconds, due)
+        timer = actor_host.loop.call_later(later.seconds, due)
         timers.add(timer)
         if run.on_close is None:
-            run.on_close = lambda: stage.loop.call_soon_threadsafe(_cancel, timers)
+            run.on_close = lambda: actor_host.loop.call_soon_threadsafe(_cancel, timers)
 
     def _consult(self, owner: int, holding: Holding, event: Event | RepairEvent) -> None:
         """Have a policy asked about an event, where its owner's policies are asked."""
@@ -478,8 +480,8 @@ class Faults:
             with contextlib.suppress(Exception):  # the runtime is shut down
                 self.barrier(lambda: self._consult_here(holding, event))
         else:
-            stage = self._process.stage()
-            stage.loop.call_soon_threadsafe(stage.on_event, owner, holding, event)
+            actor_host = self._process.actor_host()
+            actor_host.loop.call_soon_threadsafe(actor_host.on_event, owner, holding, event)
 
 
 def _failed(holding: Holding, failure: MeshFailure) -> Event:
@@ -539,7 +541,7 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
         lost,
         mesh,
         name=mesh.name,
-        host=mesh._home.name_now(mesh._process.runtime, mesh._procs_id, rank),
+        host=mesh._location.name_now(mesh._process.runtime, mesh._procs_id, rank),
         point=point,
         rank=point.rank,
     )
@@ -566,17 +568,17 @@ def _now(verdict: Any) -> Any:
 
 def alarm() -> BaseException | None:
     """What a call that waits raises when a failure has come to the script; the runtime asks for it."""
-    return current().faults.alarm()
+    return current().ledger.alarm()
 
 
 def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
     """Stop everything at the script's end; returns what nobody has heard of (SUP-2)."""
-    estate = process.estates.of(0)
+    owned_meshes = process.owners.of(0)
     process.end(interrupts)
     unseen.report_left(process)
     # Only now: a constructor may still have been at work.
-    broken = [str(error) for error in estate.broken()]
-    return [failure.report() for failure in process.faults.unheard()] + broken
+    broken = [str(error) for error in owned_meshes.broken()]
+    return [failure.report() for failure in process.ledger.unheard()] + broken
 
 
 def leave_with(unheard: list[str], status: int | None) -> None:

@@ -53,7 +53,7 @@ def late(process: Process, call: Awaited, owner: Any) -> tuple[str, dict[str, An
 
     # A message of an extension to one process names no mesh.
     for index in [] if who.mesh is None else missing[:_NAMED]:
-        first = who.home.addr(who.mesh._procs_id, who.view.rank_at(index))
+        first = who.location.addr(who.mesh._procs_id, who.view.rank_at(index))
         pid = process.runtime.pid_of(*locate(process.runtime, *first))
         if pid is not None and _is_stopped(pid):
             text += (

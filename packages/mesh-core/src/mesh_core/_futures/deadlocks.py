@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: bool) -> MeshError | None:
     """The error of a wait that cannot end; ``None`` for all others. Called where a process has actors of its own."""
-    stage = process._stage
-    if stage is None or not call.is_local():
+    actor_host = process._actor_host
+    if actor_host is None or not call.is_local():
         return None
-    actor = stage.actors.get(call.actor)
+    actor = actor_host.actors.get(call.actor)
     if awaited:
         import asyncio
 
@@ -35,7 +35,7 @@ def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: b
             "one message at a time; call the method itself (self.method(...)), do not wait here, or mark the waiting "
             "endpoint @endpoint(concurrent=True)"
         )
-    if not awaited and threading.get_ident() == stage.ident:
+    if not awaited and threading.get_ident() == actor_host.ident:
         if actor is not None and not actor.needs_loop(getattr(owner, "_name", "")):
             return None
         return MeshError(

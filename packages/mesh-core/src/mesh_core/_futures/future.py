@@ -96,7 +96,7 @@ class Future(Generic[R]):
 
     def _check_wait(self, *, awaited: bool) -> None:
         """Raise where waiting for it could never end."""
-        if self._process._stage is not None and not self._arrived():
+        if self._process._actor_host is not None and not self._arrived():
             self._refuse_wait(awaited=awaited)
 
     def get(self, timeout: float | None = None) -> R:
@@ -123,7 +123,7 @@ class Future(Generic[R]):
                 wait, last = left, True
         if self._process.alarmed and heed and not self._arrived():
             self._raise_failure()
-        if self._process._stage is not None and not self._arrived():
+        if self._process._actor_host is not None and not self._arrived():
             self._refuse_wait(awaited=False)
         try:
             came = self._wait(wait, heed)
@@ -140,7 +140,7 @@ class Future(Generic[R]):
 
     def _raise_failure(self) -> None:
         """Raise what has failed and nobody was told of: this call is the script's next to wait."""
-        error = self._process.faults.alarm()
+        error = self._process.ledger.alarm()
         if error is not None:
             raise error
 
@@ -313,7 +313,7 @@ class Future(Generic[R]):
     async def _await_arrival(self) -> None:
         import asyncio
 
-        if self._process._stage is not None:
+        if self._process._actor_host is not None:
             self._refuse_wait(awaited=True)
         try:
             if self._deadline is None:

@@ -63,7 +63,7 @@ def chain(process: Process, call: Awaited, owner: Any, waited: float | None) -> 
         missing = call.missing()
         if not missing:
             return ""
-        first = locate(process.runtime, *who.home.addr(who.mesh._procs_id, who.view.rank_at(missing[0])))
+        first = locate(process.runtime, *who.location.addr(who.mesh._procs_id, who.view.rank_at(missing[0])))
         return "".join(f"; {link}" for link in _links(process, first, call.actor))
     except Exception:  # noqa: BLE001 - it is only what an error says besides
         return ""

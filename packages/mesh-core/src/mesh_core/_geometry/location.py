@@ -48,7 +48,7 @@ class Names(Mapping[int, str]):
         return {host: name for each in known for host, name in each.items()}
 
 
-class Home:
+class Location:
     """The hosts of a mesh. It travels with every reference, so that messages find their way without asking anybody."""
 
     __slots__ = ("_names", "placement")
@@ -58,7 +58,7 @@ class Home:
         self._names = names
 
     @classmethod
-    def on(cls, host: int, name: str) -> Home:
+    def on(cls, host: int, name: str) -> Location:
         """All ranks on one host."""
         return cls(Placement.on(host), {host: name})
 
@@ -132,10 +132,10 @@ class Home:
     def __reduce__(self) -> Any:
         # A mesh of hosts names those that it is of.
         hosts = (self.placement.hosts() or list(self._names))[:_NAMED]
-        return Home, (self.placement, {host: self._names[host] for host in hosts if host in self._names})
+        return Location, (self.placement, {host: self._names[host] for host in hosts if host in self._names})
 
 
-class ListedHome(Home):
+class ListedLocation(Location):
     """So many ranks on each of some hosts, which need not be evenly spaced."""
 
     __slots__ = ("_each", "_hosts")
@@ -160,13 +160,13 @@ class ListedHome(Home):
     def host_of(self, rank: int) -> int:
         return self._hosts[rank // self._each]
 
-    def of(self, each: int) -> ListedHome:
+    def of(self, each: int) -> ListedLocation:
         """The same hosts, with so many ranks on each."""
-        return ListedHome(self._hosts, self._names, each)
+        return ListedLocation(self._hosts, self._names, each)
 
     def __reduce__(self) -> Any:
         names = {host: self._names[host] for host in self._hosts[:_NAMED] if host in self._names}
-        return ListedHome, (self._hosts, names, self._each)
+        return ListedLocation, (self._hosts, names, self._each)
 
 
 def evenly(numbers: Sequence[int]) -> list[Region]:

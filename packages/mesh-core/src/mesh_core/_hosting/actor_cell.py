@@ -38,14 +38,14 @@ from mesh_core._serialize import explain_load_failure
 if TYPE_CHECKING:
     import concurrent.futures
 
-    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._native import Inbox, Message
 
 CallKey = tuple[tuple[int, int, int], int]
 """A call's caller and its number there."""
 
 
-class Hosted:
+class ActorCell:
     """One actor of this process: its object, its inbox, and who works through it."""
 
     __slots__ = (
@@ -54,6 +54,7 @@ class Hosted:
         "_kwargs",
         "_maker",
         "_spawned",
+        "actor_host",
         "broken",
         "downfall",
         "ending",
@@ -69,14 +70,13 @@ class Hosted:
         "over",
         "owner",
         "skipped",
-        "stage",
         "table",
         "threadless",
     )
 
     def __init__(
         self,
-        stage: Stage,
+        actor_host: ActorHost,
         inbox: Inbox,
         instance: Instance,
         spawned: Message | None,
@@ -87,7 +87,7 @@ class Hosted:
         broken: BaseException | None = None,
         owner: tuple[tuple[int, int, int], int] = ((0, 0, 0), 0),
     ) -> None:
-        self.stage = stage
+        self.actor_host = actor_host
         self.inbox = inbox
         self.instance = instance
         self._cls = cls
@@ -104,7 +104,7 @@ class Hosted:
             inbox.retire()
         """Why there is no object."""
         self.table: dict[str, EndpointProperty[..., Any]] = (
-            stage.process.table(cls) if cls is not None else {}
+            actor_host.process.table(cls) if cls is not None else {}
         )
         self.owner = owner
         """Who hears of its failures: the process it lives in, and its id there."""
@@ -142,7 +142,7 @@ class Hosted:
                 )
                 self.inbox.retire()
         if self.broken is None:
-            self.stage.constructors.construct(self)
+            self.actor_host.constructors.construct(self)
         else:
             self.be_made()
             self.join()
@@ -160,7 +160,7 @@ class Hosted:
     def join(self) -> None:
         """Have the loop told of the messages of an actor that it works for, once that is constructed."""
         if not self.over:
-            self.inbox.attach(self.stage.waker, self.instance.actor_id)
+            self.inbox.attach(self.actor_host.waker, self.instance.actor_id)
 
     def lost(self, error: BaseException) -> None:
         """The guard of a constructor's thread: the actor has failed, and the loop answers for it."""
@@ -178,7 +178,7 @@ class Hosted:
                 error = raised
                 self.tell_raised("__init__", error)
         self._args, self._kwargs = (), {}
-        with self.stage.failing:
+        with self.actor_host.failing:
             given_up = self.over
             spawned, self._spawned = self._spawned, None
             if not given_up:
@@ -193,11 +193,11 @@ class Hosted:
             if self.broken is None:
                 spawned.reply(None)
             else:
-                self.stage.reply_error(spawned, self.broken, self.instance.name, dead=True)
+                self.actor_host.reply_error(spawned, self.broken, self.instance.name, dead=True)
 
     def _make(self) -> Any:
         assert self._cls is not None
-        process = self.stage.process
+        process = self.actor_host.process
         notice(process)
         make: Callable[..., Any] = self._cls
         if self._spawned is not None and self._spawned.has_refs:
@@ -235,7 +235,7 @@ class Hosted:
             and len(self.inbox) == 0
             and self.on_loop.runner is None
             and not self.on_loop.busy
-            and not self.stage.process.estates.has(self.instance.actor_id)
+            and not self.actor_host.process.owners.has(self.instance.actor_id)
         )
 
     # What other parts of the process ask.
@@ -268,7 +268,7 @@ class Hosted:
 
     def function(self, message: Message, spec: EndpointProperty[..., Any]) -> Callable[..., Any]:
         """What is to be called for a message; see ``_hosting.responses`` and ``_common.tracing`` for what may stand around it."""
-        function, tracer = spec.function, self.stage.process.tracer
+        function, tracer = spec.function, self.actor_host.process.tracer
         if spec.respond is not None:
             function = partial(spec.respond, self, message)
         if tracer is not None:
@@ -283,7 +283,7 @@ class Hosted:
 
     def too_late(self, message: Message) -> bool:
         """Answer a message whose deadline has passed; whoever called has given up."""
-        self.stage.process.deadlines = True
+        self.actor_host.process.deadlines = True
         if (message.left or 0.0) > 0:
             return False
         self.refuse(message, expired(message))
@@ -308,7 +308,7 @@ class Hosted:
         if self.broken is not None:
             # Of a failure the owner was told, once, and not with every message that nobody waits for.
             if message.call or not isinstance(self.broken, SupervisionError):
-                self.stage.reply_error(message, self.broken, self.instance.name, dead=True)
+                self.actor_host.reply_error(message, self.broken, self.instance.name, dead=True)
             return True
         if spec is None:
             missing = AttributeError(
@@ -321,14 +321,14 @@ class Hosted:
 
     def refuse(self, message: Message, error: BaseException) -> None:
         """Answer a message that the actor cannot be blamed for."""
-        self.stage.reply_error(message, error, self.instance.name)
+        self.actor_host.reply_error(message, error, self.instance.name)
 
     def stopped(self, message: Message) -> None:
         """Answer a message whose endpoint the actor's end leaves unfinished, or never begun."""
         if isinstance(self.broken, SupervisionError):
             # It may have begun: this is no refusal.
             if message.call:
-                self.stage.reply_error(message, self.broken, self.instance.name)
+                self.actor_host.reply_error(message, self.broken, self.instance.name)
         elif self.broken is not None:
             self.refused(message, None)
         elif message.call:
@@ -341,7 +341,7 @@ class Hosted:
             f"{self.describe()} was stopped before {message.name} had returned",
             actor=self.instance.name,
             rank=self.instance.rank.rank,
-            host=self.stage.process.identity.host,
+            host=self.actor_host.process.identity.host,
             reason="stopped",
         )
 
@@ -353,7 +353,7 @@ class Hosted:
 
     def tell_raised(self, endpoint: str, error: BaseException) -> None:
         """Have it heard that the actor's code has raised, before anybody is answered: a debugger may stop here."""
-        hooks = self.stage.process.hooks
+        hooks = self.actor_host.process.hooks
         if hooks.raised:
             hooks.have_raised(self.instance, endpoint.lstrip("".join(MARKS)), error)
 
@@ -361,7 +361,7 @@ class Hosted:
         """An endpoint has raised: its caller's to hear, or, where nobody waits, the owner's."""
         self.tell_raised(message.name, error)
         if message.call:
-            self.stage.reply_error(message, error, self.instance.name)
+            self.actor_host.reply_error(message, error, self.instance.name)
         else:
             message.failed()
             self.fail(error)
@@ -388,8 +388,8 @@ class Hosted:
 
     async def between_messages(self, errand: Callable[[], Any]) -> Any:
         """Run something ahead of the messages that wait: on the actor's thread if it has one, else here and now."""
-        answer: asyncio.Future[Any] = self.stage.loop.create_future()
-        with self.stage.failing:
+        answer: asyncio.Future[Any] = self.actor_host.loop.create_future()
+        with self.actor_host.failing:
             here = self.over or (self.threadless and self.made)
             if not here:
                 self.errands.append((errand, answer))
@@ -403,9 +403,9 @@ class Hosted:
 
         ``over`` is called after that, on the loop, or when the actor has ended before it came to it.
         """
-        answer: asyncio.Future[Any] = self.stage.loop.create_future()
+        answer: asyncio.Future[Any] = self.actor_host.loop.create_future()
         answer.add_done_callback(over)
-        with self.stage.failing:
+        with self.actor_host.failing:
             if self.over or self.broken is not None:
                 return False
             self.errands.append((errand, answer))
@@ -423,7 +423,7 @@ class Hosted:
                 result = errand()
             except BaseException as raised:  # noqa: BLE001 - the asker's to hear
                 error = raised
-            self.stage.loop.call_soon_threadsafe(settle, answer, result, error)
+            self.actor_host.loop.call_soon_threadsafe(settle, answer, result, error)
 
     async def supervise(self, failure: MeshFailure) -> bool | None:
         """Ask the actor about a failure of something that it owns; ``None`` if it has no ``__supervise__``."""
@@ -447,20 +447,20 @@ class Hosted:
 
     def fail(self, error: BaseException, because: MeshFailure | None = None) -> None:
         """The actor has failed: with nobody to tell, its owner is told. Its process, and its neighbours, live on."""
-        with self.stage.failing:
+        with self.actor_host.failing:
             if self.broken is not None or self.over:
                 return
             failure = self._failure(error, because)
             self.broken = SupervisionError(failure=failure)
             self.inbox.retire()
             self.ending = True
-        self.stage.process.faults.pass_on(self.owner, failure)
-        self.downfall = asyncio.run_coroutine_threadsafe(_ending.tear_down(self, error), self.stage.loop)
+        self.actor_host.process.ledger.pass_on(self.owner, failure)
+        self.downfall = asyncio.run_coroutine_threadsafe(_ending.tear_down(self, error), self.actor_host.loop)
 
     def _failure(self, error: BaseException, because: MeshFailure | None) -> MeshFailure:
         from mesh_core._serialize.exceptions import decode_exception, encode_exception
 
-        me, rank = self.stage.process.identity, self.instance.rank
+        me, rank = self.actor_host.process.identity, self.instance.rank
         data, buffers = encode_exception(
             error, actor=self.instance.name, rank=rank.rank, host=me.host, pid=os.getpid()
         )
@@ -475,7 +475,7 @@ class Hosted:
             chain=chain,
             since=time.time(),
             kind=FailureKind.ACTOR_FAILED,
-            _key=(*self.stage.process.runtime.me[:2], self.instance.actor_id),
+            _key=(*self.actor_host.process.runtime.me[:2], self.instance.actor_id),
         )
 
 

@@ -29,7 +29,7 @@ from mesh_core._failures.supervision import named
 from mesh_core._futures import unseen
 from mesh_core._futures.loop import ActorSelector
 from mesh_core._hosting import ending
-from mesh_core._hosting.actor_cell import Hosted, unreadable
+from mesh_core._hosting.actor_cell import ActorCell, unreadable
 from mesh_core._hosting.constructors import ActorLoop, Constructors
 from mesh_core._meshes.reduce import Reductions
 from mesh_core._native import Extent, Point, Waker
@@ -51,12 +51,12 @@ _CHILDREN_FIRST = 0.8
 _IN_TURN = 0.5
 
 
-class Stage:
+class ActorHost:
     """The actors of one process."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.actors: dict[int, Hosted] = {}
+        self.actors: dict[int, ActorCell] = {}
         self._classes: dict[bytes, type] = {}
         # The script's process is the user's own.
         self._title = Title(process.identity) if process.identity.mesh_id != 0 else None
@@ -219,17 +219,17 @@ class Stage:
     def _on_notice(self, message: Message) -> None:
         if message.kind is MessageKind.DOWN:
             self.process.on_down(message)
-            for owner, holding, failure, _ in self.process.faults.struck(message):
+            for owner, holding, failure, _ in self.process.ledger.struck(message):
                 self.on_failure(owner, holding, failure)
-            for owner, holding, event in self.process.faults.ended(message):
+            for owner, holding, event in self.process.ledger.ended(message):
                 self.on_event(owner, holding, event)
         else:
             key, failure = message.load()
-            estate = self.process.estates.of(message.actor)
-            owned = estate.actors(key[2])
+            owned_meshes = self.process.owners.of(message.actor)
+            owned = owned_meshes.actors(key[2])
             if owned is not None:
                 owned.fails(key)
-            if owned is not None or not estate.leaves_alone(key[2]):
+            if owned is not None or not owned_meshes.leaves_alone(key[2]):
                 self.on_failure(message.actor, owned, named(failure, owned))
 
     # Spawning.
@@ -252,13 +252,13 @@ class Stage:
             return
         instance.class_name = cls.__qualname__
         inbox.describe(cls.__qualname__)
-        hosted = self.actors[message.actor] = Hosted(
+        cell = self.actors[message.actor] = ActorCell(
             self, inbox, instance, message, cls=cls, args=args, kwargs=kwargs, owner=(message.src, owner)
         )
         self._show_title()
-        hosted.start()
+        cell.start()
 
-    async def _spawn_again(self, message: Message, before: Hosted) -> None:
+    async def _spawn_again(self, message: Message, before: ActorCell) -> None:
         """Make an actor again that has failed here, once all is over that follows from the failure."""
         if before.broken is None and not before.ending:
             error = MeshError(f"{before.describe()} lives, and is not made again; stop it first")
@@ -285,8 +285,8 @@ class Stage:
         inbox = self.process.runtime.inbox(message.actor)
         if inbox is not None:
             instance = self._instance(message, None)
-            hosted = self.actors[message.actor] = Hosted(self, inbox, instance, message, broken=error)
-            hosted.start()
+            cell = self.actors[message.actor] = ActorCell(self, inbox, instance, message, broken=error)
+            cell.start()
 
     def _instance(self, message: Message, extent: Extent | None) -> Instance:
         return Instance(
@@ -311,8 +311,8 @@ class Stage:
                 name=name,
                 class_name=cls.__qualname__,
             )
-            hosted = self.actors[actor_id] = Hosted(self, inbox, instance, None, cls=cls)
-            hosted.start()
+            cell = self.actors[actor_id] = ActorCell(self, inbox, instance, None, cls=cls)
+            cell.start()
 
         self.loop.call_soon_threadsafe(begin)
 
@@ -369,7 +369,7 @@ class Stage:
         self.stop_limit = min(limit, self.stop_limit) * _CHILDREN_FIRST
         await self._stop_actors()
         # What code that no actor runs has spawned.
-        await self.process.estates.of(0).close_async(self.stop_limit)
+        await self.process.owners.of(0).close_async(self.stop_limit)
         self.loop.stop()
 
     async def _stop_actors(self) -> None:
@@ -406,21 +406,21 @@ class Stage:
         """Have an owner asked, if it is an actor that lives here; code without an actor is the script's affair."""
         actor = self.actors.get(owner)
         if actor is not None and not actor.over:
-            self.keep(self.loop.create_task(self.process.faults.ask(actor, holding, failure)))
+            self.keep(self.loop.create_task(self.process.ledger.ask(actor, holding, failure)))
         elif owner == 0 and holding is not None and holding.policy is not None:
             from mesh_core._failures.policy_run import failed
 
             self.on_event(owner, holding, failed(failure, holding.mesh.name))
         elif owner == 0:
-            self.process.faults.pass_on(((0, 0, 0), 0), failure)
+            self.process.ledger.pass_on(((0, 0, 0), 0), failure)
 
     def on_event(self, owner: int, holding: Holding, event: Event | RepairEvent) -> None:
         """Have a policy asked whose owner lives here: an actor, or code without one."""
         actor = self.actors.get(owner)
         if owner == 0 or (actor is not None and not actor.over):
-            self.keep(self.loop.create_task(self.process.faults.consult(actor, holding, event)))
+            self.keep(self.loop.create_task(self.process.ledger.consult(actor, holding, event)))
 
-    def forget(self, actor: Hosted) -> None:
+    def forget(self, actor: ActorCell) -> None:
         """An actor has ended."""
         if self.actors.get(actor.instance.actor_id) is actor:
             del self.actors[actor.instance.actor_id]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVarTuple
 
 if TYPE_CHECKING:
-    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._hosting.actor_cell import ActorCell
 
 _Ts = TypeVarTuple("_Ts")
 _PATIENCE_S = 0.05
@@ -59,24 +59,24 @@ class Constructors:
 
     def __init__(self, loop: ActorLoop) -> None:
         self._loop = loop
-        self._waiting: queue.SimpleQueue[Hosted | None] = queue.SimpleQueue()
-        self._made: deque[Hosted] = deque()
+        self._waiting: queue.SimpleQueue[ActorCell | None] = queue.SimpleQueue()
+        self._made: deque[ActorCell] = deque()
         """Those that are constructed and have not joined the loop; whoever takes one out has it join."""
         self._lock = threading.Lock()
-        self._at: dict[threading.Thread, Hosted | None] = {}
+        self._at: dict[threading.Thread, ActorCell | None] = {}
         """What each thread constructs just now."""
-        self._seen: set[Hosted | None] = set()
+        self._seen: set[ActorCell | None] = set()
         """What they constructed at the last look."""
         self._watched = False
 
-    def construct(self, hosted: Hosted) -> None:
+    def construct(self, cell: ActorCell) -> None:
         """Construct an actor, soon; called on the loop."""
         if not self._at and not self.start():
             # Nothing is left for a thread. It holds up the loop, but it is constructed.
-            hosted.be_made()
-            hosted.join()
+            cell.be_made()
+            cell.join()
             return
-        self._waiting.put(hosted)
+        self._waiting.put(cell)
         if not self._watched:
             self._watched = True
             self._loop.call_later(_PATIENCE_S, self._look)
@@ -109,10 +109,10 @@ class Constructors:
     def _join(self) -> None:
         while self._made:
             try:
-                hosted = self._made.popleft()
+                cell = self._made.popleft()
             except IndexError:  # another thread was quicker
                 return
-            hosted.join()
+            cell.join()
 
     def _look(self) -> None:
         # They are not to wait for those behind them.
@@ -132,14 +132,14 @@ class Constructors:
         me = threading.current_thread()
         # For constructors that begin tasks.
         asyncio._set_running_loop(self._loop)
-        while (hosted := self._waiting.get()) is not None:
-            self._at[me] = hosted
+        while (cell := self._waiting.get()) is not None:
+            self._at[me] = cell
             try:
-                contextvars.copy_context().run(hosted.be_made)
+                contextvars.copy_context().run(cell.be_made)
             except BaseException as error:  # noqa: BLE001 - whatever it is, others wait to be constructed
-                hosted.lost(error)
-            self._made.append(hosted)
-            del hosted
+                cell.lost(error)
+            self._made.append(cell)
+            del cell
             if self._waiting.empty() or len(self._made) >= _TOGETHER:
                 self._join()
             if getattr(self._loop, "_ready", True):

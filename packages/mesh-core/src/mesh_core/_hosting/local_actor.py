@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from mesh_core._futures.future import Future
-    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._hosting.actor_cell import ActorCell
     from mesh_core._meshes.procs import ProcMesh
     from mesh_core._native import Point
 
@@ -22,49 +22,49 @@ R = TypeVar("R")
 class LocalActor:
     """An actor of this process that is being made; what :meth:`Extension.make_actor` is given, and may keep."""
 
-    __slots__ = ("__weakref__", "_construct", "_hosted")
+    __slots__ = ("__weakref__", "_cell", "_construct")
 
-    def __init__(self, hosted: Hosted, construct: Callable[[], Any] | None) -> None:
-        self._hosted = hosted
+    def __init__(self, cell: ActorCell, construct: Callable[[], Any] | None) -> None:
+        self._cell = cell
         self._construct = construct
 
     @property
     def id(self) -> int:
         """The number of its mesh of actors, the same on every rank and in every life; see :func:`actor_id`."""
-        return self._hosted.instance.actor_id
+        return self._cell.instance.actor_id
 
     @property
     def name(self) -> str:
         """The name that it was spawned under."""
-        return self._hosted.instance.name
+        return self._cell.instance.name
 
     @property
     def cls(self) -> type:
         """Its class."""
-        assert self._hosted._cls is not None
-        return self._hosted._cls
+        assert self._cell._cls is not None
+        return self._cell._cls
 
     @property
     def point(self) -> Point:
         """Its place in the mesh that it was spawned as."""
-        return self._hosted.instance.rank
+        return self._cell.instance.rank
 
     @property
     def object(self) -> Any:
         """The object; ``None`` before it is made, and once the actor has ended."""
-        return self._hosted.object
+        return self._cell.object
 
     @property
     def has_ended(self) -> bool:
         """Whether it was stopped, or has failed."""
-        return self._hosted.over or self._hosted.broken is not None
+        return self._cell.over or self._cell.broken is not None
 
     def construct(self) -> Any:
         """Run the constructor, with the arguments of the spawn, and return the object. Once, and within ``make_actor``."""
         construct, self._construct = self._construct, None
         if construct is None:
             raise MeshError(
-                f"cannot construct {self._hosted.describe()} here: construct() is for make_actor(), once"
+                f"cannot construct {self._cell.describe()} here: construct() is for make_actor(), once"
             )
         return construct()
 
@@ -74,14 +74,14 @@ class LocalActor:
         It runs where the actor's plain endpoints run, and sees no endpoint half done, but for concurrent ones. What it raises
         is raised by the future. An actor that has ended, or has failed, answers with a :class:`MeshError`.
         """
-        hosted = self._hosted
-        promise = Promise[R](f"between two messages of {hosted.describe()}")
+        cell = self._cell
+        promise = Promise[R](f"between two messages of {cell.describe()}")
 
         def errand() -> None:
             try:
-                if hosted.broken is not None:
-                    raise MeshError(f"{hosted.describe()} has failed")
-                result = function(hosted.object)
+                if cell.broken is not None:
+                    raise MeshError(f"{cell.describe()} has failed")
+                result = function(cell.object)
             except BaseException as error:  # noqa: BLE001 - the asker's to hear
                 promise.set_exception(error)
             else:
@@ -89,23 +89,23 @@ class LocalActor:
 
         def over(_: asyncio.Future[Any]) -> None:
             if not promise.future.done():
-                promise.set_exception(MeshError(f"{hosted.describe()} has ended"))
+                promise.set_exception(MeshError(f"{cell.describe()} has ended"))
 
-        if not hosted.in_turn(errand, over):
-            why = "has ended" if hosted.over else "has failed"
-            promise.set_exception(MeshError(f"{hosted.describe()} {why}"))
+        if not cell.in_turn(errand, over):
+            why = "has ended" if cell.over else "has failed"
+            promise.set_exception(MeshError(f"{cell.describe()} {why}"))
         return promise.future
 
     def __repr__(self) -> str:
-        return f"<LocalActor: {self._hosted.describe()}>"
+        return f"<LocalActor: {self._cell.describe()}>"
 
 
 def made_by(
-    makers: Sequence[Callable[[LocalActor], Any]], hosted: Hosted, construct: Callable[[], Any]
+    makers: Sequence[Callable[[LocalActor], Any]], cell: ActorCell, construct: Callable[[], Any]
 ) -> Any:
     """Have an actor made by extensions; the first that was installed asks the next by ``construct()``."""
     for maker in reversed(makers):
-        construct = _step(maker, LocalActor(hosted, construct))
+        construct = _step(maker, LocalActor(cell, construct))
     return construct()
 
 
@@ -129,9 +129,9 @@ def local_actor(number: int) -> LocalActor | None:
     """
     from mesh_core._common.current import current
 
-    stage = current()._stage
-    hosted = None if stage is None else stage.actors.get(number)
-    return None if hosted is None or hosted._cls is None else LocalActor(hosted, None)
+    actor_host = current()._actor_host
+    cell = None if actor_host is None else actor_host.actors.get(number)
+    return None if cell is None or cell._cls is None else LocalActor(cell, None)
 
 
 def actor_id(mesh: Any) -> int:
@@ -167,7 +167,7 @@ def actor_ranks(mesh: Any) -> list[int]:
 
     if not isinstance(mesh, ActorMesh):
         raise TypeError(f"actor_ranks() takes a mesh of actors, got {mesh!r}")
-    if mesh._home.is_joined:
+    if mesh._location.is_joined:
         raise MeshError(
             f"{mesh!r} was put together of others, which have ranks of their own: ask for each of them"
         )
@@ -198,7 +198,7 @@ def settled(mesh: Any) -> Future[None]:
     if not isinstance(mesh, ActorMesh):
         raise TypeError(f"settled() takes a mesh of actors, got {mesh!r}")
     process, who = mesh._process, mesh._addressee()
-    target = mesh._home.target(mesh._procs_id, mesh._view)
+    target = mesh._location.target(mesh._procs_id, mesh._view)
     call = process.runtime.sender(target, mesh._actor_id, SETTLED, Request.CALL, True, who).call(((), {}))
     return Future(process, call, lambda call: all_well(call, who), lambda: f"settling {mesh._name!r}")
 

@@ -13,7 +13,7 @@ from mesh_core._hosting import ending
 
 if TYPE_CHECKING:
     from mesh_core._actors.endpoint import EndpointProperty
-    from mesh_core._hosting.actor_cell import CallKey, Hosted
+    from mesh_core._hosting.actor_cell import ActorCell, CallKey
     from mesh_core._native import Message
 
 # Looked at for each message: a class of enums takes its time to find a member.
@@ -33,10 +33,10 @@ _EXPIRED = "the call's deadline has passed"
 class OnLoop:
     """Works through an actor's inbox on the process's event loop, as far as there are coroutines to be run."""
 
-    __slots__ = ("_hosted", "_quiet", "runner", "running", "starting")
+    __slots__ = ("_cell", "_quiet", "runner", "running", "starting")
 
-    def __init__(self, hosted: Hosted) -> None:
-        self._hosted = hosted
+    def __init__(self, cell: ActorCell) -> None:
+        self._cell = cell
         self.runner: asyncio.Task[None] | None = None
         """The task that handles one message after the other, while there are any."""
         self.running: dict[CallKey, tuple[asyncio.Task[Any], Message]] = {}
@@ -46,81 +46,81 @@ class OnLoop:
 
     def pump(self) -> None:
         """Messages have come for an actor whose inbox is the loop's."""
-        if self.runner is None and self._hosted.loop_takes:
-            self.runner = self._hosted.stage.loop.create_task(self._work([]))
+        if self.runner is None and self._cell.loop_takes:
+            self.runner = self._cell.actor_host.loop.create_task(self._work([]))
 
     def borrow(self, messages: list[Message]) -> None:
         """Take the inbox over from the actor's thread, with what that had taken from it already."""
-        hosted = self._hosted
-        hosted.loop_takes = True
-        hosted.inbox.attach(hosted.stage.waker, hosted.instance.actor_id)
+        cell = self._cell
+        cell.loop_takes = True
+        cell.inbox.attach(cell.actor_host.waker, cell.instance.actor_id)
         # Of its own: the thread must not hold on to messages, and the buffers in them, while it waits.
         mine = messages.copy()
         messages.clear()
-        self.runner = hosted.stage.loop.create_task(self._work(mine))
+        self.runner = cell.actor_host.loop.create_task(self._work(mine))
 
     def take_over(self) -> None:
         """Take the inbox over from a thread that has died, or does not come back."""
-        hosted = self._hosted
-        assert hosted.on_thread is not None
-        left = hosted.on_thread.abandon()
-        if hosted.over:
+        cell = self._cell
+        assert cell.on_thread is not None
+        left = cell.on_thread.abandon()
+        if cell.over:
             return
-        hosted.inbox.attach(hosted.stage.waker, hosted.instance.actor_id)
+        cell.inbox.attach(cell.actor_host.waker, cell.instance.actor_id)
         if self.runner is None:
-            self.runner = hosted.stage.loop.create_task(self._work(left))
+            self.runner = cell.actor_host.loop.create_task(self._work(left))
 
     def _hand_back(self, messages: list[Message]) -> None:
-        hosted = self._hosted
-        assert hosted.on_thread is not None
-        hosted.loop_takes = False
+        cell = self._cell
+        assert cell.on_thread is not None
+        cell.loop_takes = False
         self.runner = None
-        hosted.inbox.detach()
-        hosted.on_thread.hand_back(messages)
+        cell.inbox.detach()
+        cell.on_thread.hand_back(messages)
 
     async def _work(self, burst: list[Message]) -> None:
-        hosted = self._hosted
+        cell = self._cell
         until = time.monotonic() + _SHARE_S
         starts = 0
-        while burst or (burst := hosted.inbox.take_nowait(_BURST)):
+        while burst or (burst := cell.inbox.take_nowait(_BURST)):
             for index, message in enumerate(burst):
                 if time.monotonic() > until or starts == _STARTS:
                     await asyncio.sleep(0)
                     until, starts = time.monotonic() + _SHARE_S, 0
-                thread = hosted.on_thread
+                thread = cell.on_thread
                 away = thread is None or thread.abandoned
-                if hosted.errands and away:
+                if cell.errands and away:
                     # Failures go ahead of messages.
-                    hosted.run_errands()
-                spec = hosted.table.get(message.name) or hosted.unmarked(message)
-                if not away and (hosted.errands or spec is None or not spec.is_async):
+                    cell.run_errands()
+                spec = cell.table.get(message.name) or cell.unmarked(message)
+                if not away and (cell.errands or spec is None or not spec.is_async):
                     self._hand_back(burst[index:])
                     return
                 if message.kind is _STOP_ACTOR:
-                    await ending.stop_on_loop(hosted, message, burst[index + 1 :])
+                    await ending.stop_on_loop(cell, message, burst[index + 1 :])
                     return
                 if message.kind is _FAILURE:
-                    hosted.run_errands()
+                    cell.run_errands()
                     continue
-                if hosted.stage.held is not None:
-                    await hosted.stage.room()
-                if hosted.given_up(message) or hosted.refused(message, spec):
+                if cell.actor_host.held is not None:
+                    await cell.actor_host.room()
+                if cell.given_up(message) or cell.refused(message, spec):
                     continue
                 assert spec is not None
                 if spec.concurrent:
                     starts += 1
                     self.starting.add(message)
-                    hosted.stage.keep(hosted.stage.loop.create_task(self._run(message, spec)))
+                    cell.actor_host.keep(cell.actor_host.loop.create_task(self._run(message, spec)))
                 else:
                     await self._run(message, spec)
             burst = []
             del message
-            hosted.forget_skipped()
+            cell.forget_skipped()
         # Nothing was awaited since the queue was seen empty: a message that comes now starts another runner.
         self.runner = None
 
     async def _run(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
-        hosted = self._hosted
+        cell = self._cell
         # A broadcast has no number, and nobody who could cancel it; but the actor's end cuts it short too.
         key = (message.src, message.call or -id(message))
         task = asyncio.current_task()
@@ -128,17 +128,17 @@ class OnLoop:
         limit = None
         try:
             self.starting.discard(message)
-            if hosted.ending:
+            if cell.ending:
                 # Between whoever took the message and its turn on the loop.
-                hosted.stopped(message)
+                cell.stopped(message)
                 return
-            if hosted.given_up(message):
+            if cell.given_up(message):
                 return
             if (left := message.left) is not None:
-                if hosted.too_late(message):
+                if cell.too_late(message):
                     return
-                limit = hosted.stage.loop.call_later(left + _GRACE_S, task.cancel, _EXPIRED)
-            context.enter(Context(hosted.instance, message))
+                limit = cell.actor_host.loop.call_later(left + _GRACE_S, task.cancel, _EXPIRED)
+            context.enter(Context(cell.instance, message))
             self.running[key] = task, message
             await self._perform(message, spec)
         except asyncio.CancelledError as error:
@@ -147,7 +147,7 @@ class OnLoop:
             if task.cancelling():
                 task.uncancel()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the runner goes on
-            hosted.escaped(message, error)
+            cell.escaped(message, error)
         finally:
             if limit is not None:
                 limit.cancel()
@@ -156,38 +156,38 @@ class OnLoop:
                 self._look_quiet()
 
     async def _perform(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
-        hosted = self._hosted
+        cell = self._cell
         args = None
         try:
             args, kwargs = message.load()
             if type(args) is not tuple:
                 args, kwargs = await args  # there are references in it to what another host has
-            function = hosted.function(message, spec)
+            function = cell.function(message, spec)
             if spec.respond is None:
-                held = message.reply(await function(hosted.object, *args, **kwargs))
+                held = message.reply(await function(cell.object, *args, **kwargs))
                 if held is not None:
-                    hosted.stage.held = held
+                    cell.actor_host.held = held
             else:
                 await function(args, kwargs)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             if args is None:
-                hosted.unread(message, error)
+                cell.unread(message, error)
             else:
-                hosted.failed(message, error)
+                cell.failed(message, error)
 
     def _cut_short(self, message: Message, error: asyncio.CancelledError) -> None:
         from mesh_core._futures.deadlines import expired
 
-        if self._hosted.ending:
-            self._hosted.stopped(message)
+        if self._cell.ending:
+            self._cell.stopped(message)
         elif _EXPIRED in error.args:
-            self._hosted.refuse(message, expired(message))
+            self._cell.refuse(message, expired(message))
         elif message.call:
-            self._hosted.refuse(message, error)
+            self._cell.refuse(message, error)
         else:
-            self._hosted.failed(message, error)
+            self._cell.failed(message, error)
 
     # At the actor's end.
 
@@ -202,7 +202,7 @@ class OnLoop:
             task.cancel()
         if not self.busy:
             return True
-        self._quiet = self._hosted.stage.loop.create_future()
+        self._quiet = self._cell.actor_host.loop.create_future()
         done, _ = await asyncio.wait([self._quiet], timeout=limit)
         self._quiet = None
         return bool(done)

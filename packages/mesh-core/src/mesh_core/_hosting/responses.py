@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._actors.endpoint import EndpointProperty, plain_methods
 
 if TYPE_CHECKING:
-    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._hosting.actor_cell import ActorCell
     from mesh_core._native import Message
 
     Spec = EndpointProperty[..., Any]
@@ -115,25 +115,25 @@ def by_port(spec: Spec) -> Callable[..., Any]:
     """Give the endpoint the port of its call, by which it answers."""
     function = spec.function
 
-    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         from mesh_core._meshes.ports import Port
 
         port: Port[Any] = Port(message.outlet())
         try:
-            function(hosted.object, port, *args, **kwargs)
+            function(cell.object, port, *args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
-            _failed(hosted, message, port, error)
+            _failed(cell, message, port, error)
 
     async def respond_async(
-        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         from mesh_core._meshes.ports import Port
 
         port: Port[Any] = Port(message.outlet())
         try:
-            await function(hosted.object, port, *args, **kwargs)
+            await function(cell.object, port, *args, **kwargs)
         except BaseException as error:
-            _failed(hosted, message, port, error, is_async=True)
+            _failed(cell, message, port, error, is_async=True)
             if not isinstance(error, Exception):
                 raise
 
@@ -144,19 +144,19 @@ def by_items(spec: Spec) -> Callable[..., Any]:
     """Send what a generator yields to its caller, until that has had enough."""
     function = spec.function
 
-    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         from mesh_core._meshes.ports import Port
 
         port: Port[Any] = Port(message.outlet())
         try:
-            with contextlib.closing(function(hosted.object, *args, **kwargs)) as items:
+            with contextlib.closing(function(cell.object, *args, **kwargs)) as items:
                 for item in items:
                     port._item(item)
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
-            _failed(hosted, message, port, error)
+            _failed(cell, message, port, error)
 
     async def respond_async(
-        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         import asyncio
 
@@ -164,7 +164,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
 
         port: Port[Any] = Port(message.outlet())
         try:
-            async with contextlib.aclosing(function(hosted.object, *args, **kwargs)) as items:
+            async with contextlib.aclosing(function(cell.object, *args, **kwargs)) as items:
                 async for item in items:
                     await port._item(item)
                     # One that never suspends must not hold up the others of its process, nor its own cancellation.
@@ -172,7 +172,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            _failed(hosted, message, port, error, is_async=True)
+            _failed(cell, message, port, error, is_async=True)
             if not isinstance(error, Exception):
                 raise
 
@@ -180,7 +180,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
 
 
 def _tell_raised(
-    hosted: Hosted, message: Message, port: Any, error: BaseException, *, is_async: bool = False
+    cell: ActorCell, message: Message, port: Any, error: BaseException, *, is_async: bool = False
 ) -> None:
     """Have it heard that an endpoint has raised whose answers go to a port; a coroutine's end is raised on, and heard there."""
     from mesh_core._common.errors import Undeliverable
@@ -188,17 +188,17 @@ def _tell_raised(
     if (isinstance(error, Exception) or not is_async) and not (
         isinstance(error, Undeliverable) and not port._outlet.is_open
     ):
-        hosted.tell_raised(message.name, error)
+        cell.tell_raised(message.name, error)
 
 
 def _failed(
-    hosted: Hosted, message: Message, port: Any, error: BaseException, *, is_async: bool = False
+    cell: ActorCell, message: Message, port: Any, error: BaseException, *, is_async: bool = False
 ) -> None:
     """An endpoint raised that answers by a port: its caller hears, or, if that has its answer, the log."""
     from mesh_core._common.errors import Undeliverable
 
-    _tell_raised(hosted, message, port, error, is_async=is_async)
-    told = hosted.reason_for(message, error)
+    _tell_raised(cell, message, port, error, is_async=is_async)
+    told = cell.reason_for(message, error)
     if port._outlet.is_awaited and port._outlet.is_open:
         try:
             port.exception(told)
@@ -210,7 +210,7 @@ def _failed(
         # It went on answering until it was told that nobody listens.
         return
     if told is error:
-        hosted.stage.log_failure(message, error, hosted.instance.name)
+        cell.actor_host.log_failure(message, error, cell.instance.name)
 
 
 def _to_port(base: Spec) -> Callable[..., Any]:
@@ -222,29 +222,29 @@ def _to_port(base: Spec) -> Callable[..., Any]:
     function = base.function
     gives_port = base.arity.port
 
-    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         port, *rest = args
         # Whoever received there is gone, perhaps, and nobody else waits.
         with contextlib.suppress(Undeliverable):
             try:
-                value = function(hosted.object, *(args if gives_port else rest), **kwargs)
+                value = function(cell.object, *(args if gives_port else rest), **kwargs)
             except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
-                _tell_raised(hosted, message, port, error)
+                _tell_raised(cell, message, port, error)
                 port._fail(error, True)
             else:
                 if not gives_port:
                     port._answer(value)
 
     async def respond_async(
-        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         port, *rest = args
         with contextlib.suppress(Undeliverable):
             try:
-                value = await function(hosted.object, *(args if gives_port else rest), **kwargs)
+                value = await function(cell.object, *(args if gives_port else rest), **kwargs)
             except BaseException as error:
-                _tell_raised(hosted, message, port, error, is_async=True)
-                port._fail(hosted.reason_for(message, error), True)
+                _tell_raised(cell, message, port, error, is_async=True)
+                port._fail(cell.reason_for(message, error), True)
                 if not isinstance(error, Exception):
                     raise
             else:
@@ -260,28 +260,28 @@ def _items_to_port(base: Spec) -> Callable[..., Any]:
 
     function = base.function
 
-    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         port, *rest = args
         with contextlib.suppress(Undeliverable):
             try:
-                with contextlib.closing(function(hosted.object, *rest, **kwargs)) as items:
+                with contextlib.closing(function(cell.object, *rest, **kwargs)) as items:
                     for item in items:
                         port._answer(item)
             except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
-                _tell_raised(hosted, message, port, error)
+                _tell_raised(cell, message, port, error)
                 port._fail(error, True)
 
     async def respond_async(
-        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         port, *rest = args
         with contextlib.suppress(Undeliverable):
             try:
-                async with contextlib.aclosing(function(hosted.object, *rest, **kwargs)) as items:
+                async with contextlib.aclosing(function(cell.object, *rest, **kwargs)) as items:
                     async for item in items:
                         await port._answer(item)
             except BaseException as error:
-                _tell_raised(hosted, message, port, error, is_async=True)
+                _tell_raised(cell, message, port, error, is_async=True)
                 port._fail(error, True)
                 if not isinstance(error, Exception):
                     raise
@@ -293,20 +293,20 @@ def _to_rank_above(base: Spec) -> Callable[..., Any]:
     """Combine what the endpoint returns with the results of other ranks."""
     function = base.function
 
-    def respond(hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         from mesh_core._meshes.reduce import Reductions
 
         plan, *rest = args
-        value = function(hosted.object, *rest, **kwargs)
-        Reductions.of(hosted.stage).contribute(message, hosted.instance.name, plan, value)
+        value = function(cell.object, *rest, **kwargs)
+        Reductions.of(cell.actor_host).contribute(message, cell.instance.name, plan, value)
 
     async def respond_async(
-        hosted: Hosted, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         from mesh_core._meshes.reduce import Reductions
 
         plan, *rest = args
-        value = await function(hosted.object, *rest, **kwargs)
-        Reductions.of(hosted.stage).contribute(message, hosted.instance.name, plan, value)
+        value = await function(cell.object, *rest, **kwargs)
+        Reductions.of(cell.actor_host).contribute(message, cell.instance.name, plan, value)
 
     return respond_async if base.is_async else respond

@@ -13,7 +13,7 @@ from mesh_core._hosting import ending
 
 if TYPE_CHECKING:
     from mesh_core._actors.endpoint import EndpointProperty
-    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._hosting.actor_cell import ActorCell
     from mesh_core._native import Message
 
 # Looked at for each message: a class of enums takes its time to find a member.
@@ -27,10 +27,10 @@ BURST = 256
 class OnThread:
     """Works through an actor's inbox on a thread of its own, as far as there are plain functions to be called."""
 
-    __slots__ = ("_at", "_burst", "_handed_back", "_hosted", "abandoned", "ident")
+    __slots__ = ("_at", "_burst", "_cell", "_handed_back", "abandoned", "ident")
 
-    def __init__(self, hosted: Hosted) -> None:
-        self._hosted = hosted
+    def __init__(self, cell: ActorCell) -> None:
+        self._cell = cell
         self.ident = 0
         self.abandoned = False
         """Whether the thread has died, or did not come back from a ``__cleanup__``: the loop answers in its place."""
@@ -42,23 +42,23 @@ class OnThread:
 
     def start(self) -> None:
         """Start the thread."""
-        name = f"mesh-{self._hosted.instance.name}"
+        name = f"mesh-{self._cell.instance.name}"
         thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._hosted.stage.threads.add(thread)
+        self._cell.actor_host.threads.add(thread)
         thread.start()
 
     def _serve(self) -> None:
         self.ident = threading.get_ident()
-        self._hosted.inbox.worked_by(self.ident)
+        self._cell.inbox.worked_by(self.ident)
         try:
-            self._hosted.construct()
-            if not self._hosted.over:
+            self._cell.construct()
+            if not self._cell.over:
                 self._work()
         except BaseException as error:  # noqa: BLE001 - the guard: a dead thread is a failure
             self._died(error)
 
     def _work(self) -> None:
-        inbox = self._hosted.inbox
+        inbox = self._cell.inbox
         burst = inbox.take(BURST)
         while burst:
             left = self._handle(burst)
@@ -69,30 +69,30 @@ class OnThread:
             if left:
                 burst = self._lend(left)
                 continue
-            self._hosted.forget_skipped()
+            self._cell.forget_skipped()
             burst = inbox.take(BURST)
 
     def _handle(self, burst: list[Message]) -> list[Message] | None:
         """Handle messages up to the first that is the loop's; what is left is returned, ``None`` after the last."""
-        hosted = self._hosted
+        cell = self._cell
         self._burst, self._at = burst, -1
         for index, message in enumerate(burst):
-            if hosted.errands:
+            if cell.errands:
                 # Failures go ahead of messages.
-                hosted.run_errands()
-            if hosted.broken is None:
+                cell.run_errands()
+            if cell.broken is None:
                 self._at = index
             elif self._left_behind(index):
                 return None
-            spec = hosted.table.get(message.name) or hosted.unmarked(message)
-            if spec is not None and not spec.is_async and not hosted.skipped and hosted.broken is None:
+            spec = cell.table.get(message.name) or cell.unmarked(message)
+            if spec is not None and not spec.is_async and not cell.skipped and cell.broken is None:
                 self._run(message, spec)
             elif message.kind is _STOP_ACTOR:
-                ending.stop_on_thread(hosted, message, burst[index + 1 :])
+                ending.stop_on_thread(cell, message, burst[index + 1 :])
                 return None
             elif message.kind is _FAILURE:
-                hosted.run_errands()
-            elif not hosted.given_up(message) and not hosted.refused(message, spec):
+                cell.run_errands()
+            elif not cell.given_up(message) and not cell.refused(message, spec):
                 assert spec is not None
                 if spec.is_async:
                     return burst[index:]
@@ -100,37 +100,37 @@ class OnThread:
         return []
 
     def _run(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
-        hosted = self._hosted
-        if message.left is not None and hosted.too_late(message):
+        cell = self._cell
+        if message.left is not None and cell.too_late(message):
             return
-        context.enter(Context(hosted.instance, message))
+        context.enter(Context(cell.instance, message))
         args = None
         try:
             args, kwargs = message.load()
-            function = hosted.function(message, spec)
+            function = cell.function(message, spec)
             if spec.respond is None:
-                message.reply(function(hosted.object, *args, **kwargs))
+                message.reply(function(cell.object, *args, **kwargs))
             else:
                 function(args, kwargs)
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             try:
                 if args is None:
-                    hosted.unread(message, error)
+                    cell.unread(message, error)
                 else:
-                    hosted.failed(message, error)
+                    cell.failed(message, error)
             except BaseException as worse:  # noqa: BLE001 - whatever it is, the thread goes on
-                hosted.escaped(message, worse)
+                cell.escaped(message, worse)
 
     def _left_behind(self, index: int) -> bool:
         """Say, to the thread of an actor that has failed, whether the loop has gone on without it."""
-        with self._hosted.stage.failing:
+        with self._cell.actor_host.failing:
             if not self.abandoned:
                 self._at = index
             return self.abandoned
 
     def _lend(self, messages: list[Message]) -> list[Message]:
         """Leave the inbox to the loop until it comes upon a message for this thread; returns from that one on."""
-        self._hosted.stage.loop.call_soon_threadsafe(self._hosted.on_loop.borrow, messages)
+        self._cell.actor_host.loop.call_soon_threadsafe(self._cell.on_loop.borrow, messages)
         return self._handed_back.get()
 
     def hand_back(self, messages: list[Message]) -> None:
@@ -139,17 +139,17 @@ class OnThread:
 
     def abandon(self) -> list[Message]:
         """Go on without the thread; returns what it has taken and not come to."""
-        with self._hosted.stage.failing:
-            self.abandoned = self._hosted.threadless = self._hosted.loop_takes = True
+        with self._cell.actor_host.failing:
+            self.abandoned = self._cell.threadless = self._cell.loop_takes = True
             return self._burst[self._at + 1 :]
 
     def _died(self, error: BaseException) -> None:
-        hosted = self._hosted
-        with hosted.stage.failing:
+        cell = self._cell
+        with cell.actor_host.failing:
             # What it was at has not been answered, most likely; where it was, nobody waits for a second answer.
             held = self._burst[max(self._at, 0) : self._at + 1]
         for message in held:
             if message.call:
-                hosted.refuse(message, error)
-        hosted.fail(error)
-        hosted.stage.loop.call_soon_threadsafe(hosted.on_loop.take_over)
+                cell.refuse(message, error)
+        cell.fail(error)
+        cell.actor_host.loop.call_soon_threadsafe(cell.on_loop.take_over)

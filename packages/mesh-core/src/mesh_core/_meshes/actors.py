@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mesh_core._actors.endpoint import Arity, Interface
     from mesh_core._actors.reducers import Reducer
     from mesh_core._failures.owned_meshes import Making
-    from mesh_core._geometry.location import Home
-    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._geometry.location import Location
+    from mesh_core._hosting.actor_cell import ActorCell
     from mesh_core._meshes.repair import Moves, Ranks
     from mesh_core._native import Call
     from mesh_core._process.process import Process
@@ -39,7 +39,7 @@ class ActorMesh(Mesh, Generic[T]):
     _process: Process
     _interface: Interface
     _name: str
-    _home: Home
+    _location: Location
     _procs_id: int
     _actor_id: int
     _root: Region
@@ -53,7 +53,7 @@ class ActorMesh(Mesh, Generic[T]):
         interface: Interface,
         *,
         name: str,
-        home: Home,
+        location: Location,
         procs_id: int,
         actor_id: int,
         root: Region,
@@ -67,7 +67,7 @@ class ActorMesh(Mesh, Generic[T]):
             _process=process,
             _interface=interface,
             _name=name,
-            _home=home,
+            _location=location,
             _procs_id=procs_id,
             _actor_id=actor_id,
             _root=root,
@@ -146,7 +146,7 @@ class ActorMesh(Mesh, Generic[T]):
         """What makes a reference, apart from the process that holds it."""
         told = {
             "name": self._name,
-            "home": self._home,
+            "location": self._location,
             "procs_id": self._procs_id,
             "actor_id": self._actor_id,
             "root": self._root,
@@ -255,14 +255,14 @@ class ActorMesh(Mesh, Generic[T]):
         if len(self._view) == len(self._root):
             if self._making is not None:
                 self._making.end()
-            self._process.estates.drop(self._actor_id, self._procs_id)
+            self._process.owners.drop(self._actor_id, self._procs_id)
         elif (making := self._making) is not None and making.holding is not None and making.holding.returns:
             making.holding.returns.stopped(self._root.position(rank) or 0 for rank in self._view)
         return self._stop(reason)
 
     def _stop(self, reason: str = "") -> Future[None]:
         """Stop them, perhaps to make them again."""
-        target = self._home.target(self._procs_id, self._view)
+        target = self._location.target(self._procs_id, self._view)
         call = self._process.runtime.sender(target, self._actor_id, "", Request.STOP_ACTOR).call(reason)
         who = self._addressee()
 
@@ -288,14 +288,14 @@ class ActorMesh(Mesh, Generic[T]):
         table = listed(
             Table(["endpoint", ""]), len(known), lambda index: (known[index][0], known[index][1].text)
         )
-        return table.html(f"{self!r} on {self._home.called(self._view)}")
+        return table.html(f"{self!r} on {self._location.called(self._view)}")
 
 
-def reference_to(process: Process, hosted: Hosted, cls: type) -> ActorMesh[Any]:
+def reference_to(process: Process, cell: ActorCell, cls: type) -> ActorMesh[Any]:
     """A reference to an actor of this process, for whomever it is sent to."""
     from mesh_core._actors.endpoint import Interface, table_of
 
-    me, instance = process.identity, hosted.instance
+    me, instance = process.identity, cell.instance
     single = Region([], Slice(me.rank, [], []))
     # What the actor was spawned on is known here by its shape only.
     root = me.region if me.region.extent == instance.rank.extent else single
@@ -303,7 +303,7 @@ def reference_to(process: Process, hosted: Hosted, cls: type) -> ActorMesh[Any]:
         process,
         Interface(cls.__qualname__, {name: spec.arity for name, spec in table_of(cls).items()}, cls),
         name=instance.name,
-        home=me.home,
+        location=me.location,
         procs_id=me.mesh_id,
         actor_id=instance.actor_id,
         root=root,
@@ -313,15 +313,15 @@ def reference_to(process: Process, hosted: Hosted, cls: type) -> ActorMesh[Any]:
 
 def reference_of(process: Process, actor: object) -> ActorMesh[Any] | None:
     """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
-    stage = process._stage
-    if stage is None:
+    actor_host = process._actor_host
+    if actor_host is None:
         return None
     cls, me = type(actor), current_instance()
-    for hosted in list(stage.actors.values()):
+    for cell in list(actor_host.actors.values()):
         # One that is being constructed is not known as anybody's object yet.
-        born = hosted.object is None and hosted.instance is me and hosted._cls is cls
-        if hosted.object is actor or born:
-            return reference_to(process, hosted, cls)
+        born = cell.object is None and cell.instance is me and cell._cls is cls
+        if cell.object is actor or born:
+            return reference_to(process, cell, cls)
     return None
 
 

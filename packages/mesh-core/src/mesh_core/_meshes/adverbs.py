@@ -246,7 +246,7 @@ class Endpoint(Generic[P, R]):
 
     def _sender(self, view: Region, mark: str = "", request: Request = Request.CALL) -> Sender:
         mesh = self._mesh
-        target = mesh._home.target(mesh._procs_id, view)
+        target = mesh._location.target(mesh._procs_id, view)
         name = mark + self._keeps + self._arity.mark + self._name
         return mesh._process.runtime.sender(target, mesh._actor_id, name, request, self._block, self._who)
 
@@ -361,7 +361,9 @@ class Endpoint(Generic[P, R]):
 
     def _lives(self, index: int) -> bool:
         mesh = self._mesh
-        return not mesh._process.runtime.is_gone(*mesh._home.addr(mesh._procs_id, mesh._view.rank_at(index)))
+        return not mesh._process.runtime.is_gone(
+            *mesh._location.addr(mesh._procs_id, mesh._view.rank_at(index))
+        )
 
     def _load_of(self, index: int) -> int:
         calls = (self._busy or {}).get(index)
@@ -414,7 +416,7 @@ class Endpoint(Generic[P, R]):
                     raise ActorTimeout(
                         f"{what()} did not finish within its deadline of {round(limit or 0.0, 6)} s; it was cancelled",
                         actor=self._who.name,
-                        host=self._who.home.called(self._who.view),
+                        host=self._who.location.called(self._who.view),
                         timeout=limit,
                     )
                 if arrived is None:
@@ -576,7 +578,7 @@ def finish_all(call: Call, who: Addressee) -> ValueMesh[Any]:
 
 def addressee(mesh: ActorMesh[Any]) -> Addressee:
     """Who a mesh of actors is, for error messages."""
-    return Addressee(mesh.name, mesh._home, mesh._root, mesh._view, mesh)
+    return Addressee(mesh.name, mesh._location, mesh._root, mesh._view, mesh)
 
 
 def _seconds(timeout: object) -> float | None:

@@ -9,7 +9,7 @@ from mesh_core._common.current import current
 from mesh_core._common.errors import REMEDY, AuthenticationError, MeshError, SpawnError
 from mesh_core._failures.failure import FailureKind
 from mesh_core._futures.future import Future
-from mesh_core._geometry.location import Home, Names
+from mesh_core._geometry.location import Location, Names
 from mesh_core._meshes.addresses import Addresses
 from mesh_core._meshes.hosts import HostMesh
 from mesh_core._native import Lost, Placement, Region, Slice, attach, attach_dialers, be_host, roll
@@ -113,8 +113,8 @@ def attach_to_workers(
         )
         count, where = expect, lambda _: f"an agent that dials {listen}"
     view = Region(["hosts"], Slice(base, [count], [1]))
-    home = Home(Placement.agents(), Names(process.runtime))
-    mesh = HostMesh(process, view, process.unique_name(name), home, root=view)
+    location = Location(Placement.agents(), Names(process.runtime))
+    mesh = HostMesh(process, view, process.unique_name(name), location, root=view)
     mesh._ready = Future(
         process,
         call,

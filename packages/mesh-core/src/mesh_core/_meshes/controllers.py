@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from mesh_core._actors.actor import Actor
 from mesh_core._actors.endpoint import EndpointProperty, Interface, endpoint, table_of
 from mesh_core._common.current import current
-from mesh_core._geometry.location import Home
+from mesh_core._geometry.location import Location
 from mesh_core._meshes.actors import ActorMesh
 from mesh_core._native import Extent, Region
 
@@ -62,7 +62,7 @@ class Registry(Actor):
         """Who asks may have been told by a call of its own of a failure that is still on its way to here."""
         loop = asyncio.get_running_loop()
         passed = asyncio.Event()
-        current().faults.barrier(lambda: loop.call_soon_threadsafe(passed.set))
+        current().ledger.barrier(lambda: loop.call_soon_threadsafe(passed.set))
         await passed.wait()
 
     def __supervise__(self, failure: MeshFailure) -> bool:
@@ -76,7 +76,7 @@ class Registry(Actor):
 
 def host_registry(process: Process) -> None:
     """Make the registry, since somebody has called it."""
-    process.stage().host(Registry, REGISTRY, "controllers")
+    process.actor_host().host(Registry, REGISTRY, "controllers")
 
 
 def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
@@ -103,7 +103,7 @@ def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwar
     if not isinstance(cls, type) or not issubclass(cls, Actor):
         raise TypeError(f"get_or_spawn_controller() takes a name and an actor class, not {cls!r}")
     process = current()
-    process.faults.watch()
+    process.ledger.watch()
     table: dict[str, EndpointProperty[..., Any]] = table_of(Registry)
     interface = Interface(Registry.__qualname__, {key: value.arity for key, value in table.items()})
     whole = Region.whole(Extent([], []))
@@ -111,7 +111,7 @@ def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwar
         process,
         interface,
         name="controllers",
-        home=Home.on(0, "controller"),
+        location=Location.on(0, "controller"),
         procs_id=0,
         actor_id=REGISTRY,
         root=whole,

@@ -142,9 +142,9 @@ def select(
     labels_of = list(hosts._view.extent.labels)
     label = labels_of[0] if len(labels_of) == 1 else "hosts"
     regular = evenly(found)
-    if len(regular) == 1 and not hosts._home.is_joined:
+    if len(regular) == 1 and not hosts._location.is_joined:
         return hosts._with_region(regular[0].rename(hosts=label) if label != "hosts" else regular[0])
-    return hosts._listed(found, label, hosts.name, hosts._home.names)
+    return hosts._listed(found, label, hosts.name, hosts._location.names)
 
 
 def _nobody(hosts: HostMesh, all_of: list[Host], labels: Mapping[str, str]) -> str:

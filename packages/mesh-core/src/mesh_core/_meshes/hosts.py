@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from mesh_core._common.codes import HostState
 from mesh_core._common.current import current
 from mesh_core._common.errors import MeshError
-from mesh_core._geometry.location import Home, ListedHome, Names, evenly, is_host_mesh
+from mesh_core._geometry.location import ListedLocation, Location, Names, evenly, is_host_mesh
 from mesh_core._geometry.mesh import Kind, Mesh, describe
 from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
 
@@ -41,18 +41,18 @@ class HostMesh(Mesh):
     _kind = Kind.HOSTS
 
     def __init__(
-        self, process: Process, view: Region, name: str, home: Home, *, root: Region | None = None
+        self, process: Process, view: Region, name: str, location: Location, *, root: Region | None = None
     ) -> None:
         self._process = process
         self._view = view
         self._name = name
-        self._home = home
+        self._location = location
         self._root = root
         """All hosts that were attached together, where that was done here."""
         self._ready: Future[None] | None = None
 
     def _with_region(self, region: Region) -> HostMesh:
-        part = HostMesh(self._process, region, self._name, self._home, root=self._root)
+        part = HostMesh(self._process, region, self._name, self._location, root=self._root)
         part._ready = self._ready
         return part
 
@@ -69,7 +69,7 @@ class HostMesh(Mesh):
     @property
     def names(self) -> list[str]:
         """What each host is called, as far as it is known."""
-        return [self._home.name_of(host) for host in self._view]
+        return [self._location.name_of(host) for host in self._view]
 
     @property
     def addresses(self) -> list[str]:
@@ -85,7 +85,7 @@ class HostMesh(Mesh):
     @property
     def _numbers(self) -> list[int]:
         """The numbers that the hosts have in the job."""
-        return [self._home.host_of(rank) for rank in self._view]
+        return [self._location.host_of(rank) for rank in self._view]
 
     @property
     def labels(self) -> list[dict[str, str]]:
@@ -145,10 +145,10 @@ class HostMesh(Mesh):
         twice = sorted({host for host in numbers if numbers.count(host) > 1})
         if twice:
             raise ValueError(
-                f"{self._process.home_name(twice[0])} is in both meshes, and a host is in a mesh once; join others"
+                f"{self._process.name_of_host(twice[0])} is in both meshes, and a host is in a mesh once; join others"
             )
         name = self._name if self._name == other._name else f"{self._name}+{other._name}"
-        names = Names.of(self._home.names, other._home.names)
+        names = Names.of(self._location.names, other._location.names)
         return self._listed(numbers, (labels or ["hosts"])[0], name, names, other)
 
     def _listed(
@@ -164,7 +164,7 @@ class HostMesh(Mesh):
         parts = [self] if other is None else [self, other]
         owned = all(part._root is not None for part in parts)
         made = HostMesh(
-            self._process, region, name, ListedHome(numbers, names), root=region if owned else None
+            self._process, region, name, ListedLocation(numbers, names), root=region if owned else None
         )
         waits = [part._ready for part in parts if part._ready is not None]
         if len(waits) == 1:
@@ -175,11 +175,11 @@ class HostMesh(Mesh):
             made._ready = all_done(self._process, waits, f"the attachment of {name!r}")
         return made
 
-    def _home_of(self, each: int) -> Home:
+    def _location_of(self, each: int) -> Location:
         """Where the processes are of a mesh with so many on each host."""
-        if isinstance(self._home, ListedHome):
-            return ListedHome(self._numbers, self._home.names, each)
-        return Home(Placement.spread(self._view, each), self._home.names)
+        if isinstance(self._location, ListedLocation):
+            return ListedLocation(self._numbers, self._location.names, each)
+        return Location(Placement.spread(self._view, each), self._location.names)
 
     def select(self, predicate: Callable[[Host], object] | None = None, /, **labels: str) -> HostMesh:
         """Return the hosts with these labels, for which ``predicate`` is true, of those that are attached and not dead.
@@ -284,7 +284,7 @@ class HostMesh(Mesh):
         return spawn(
             self._process,
             extent,
-            self._home_of(per),
+            self._location_of(per),
             per_host=per,
             name=name,
             bootstrap=bootstrap,
@@ -379,7 +379,7 @@ class HostMesh(Mesh):
         mine = set(self._numbers)
         others = [host for host in part._numbers if host not in mine]
         if others:
-            names = ", ".join(self._process.home_name(host) for host in others[:_SHOWN])
+            names = ", ".join(self._process.name_of_host(host) for host in others[:_SHOWN])
             raise ValueError(
                 f"{names} is not in {self!r}; call detach() on the mesh that it was attached with"
             )
@@ -395,8 +395,8 @@ class HostMesh(Mesh):
         # Of meshes that are on other hosts too, agents end their share.
         meshes = [
             procs
-            for _, estate in process.estates.all()
-            for procs in estate.procs()
+            for _, owned_meshes in process.owners.all()
+            for procs in owned_meshes.procs()
             # The agents end these last.
             if procs._hosts_now() <= mine and not is_host_mesh(procs._procs_id)
         ]
@@ -453,12 +453,14 @@ class HostMesh(Mesh):
             await with_blocks.end_async(self._process, self.stop(), error)
 
     def __reduce__(self) -> Any:
-        names, numbers = self._home.names, self._numbers
+        names, numbers = self._location.names, self._numbers
         known = {host: names[host] for host in numbers if host in names}
-        home = (
-            ListedHome(self._home.hosts, known) if self._home.is_joined else Home(self._home.placement, known)
+        location = (
+            ListedLocation(self._location.hosts, known)
+            if self._location.is_joined
+            else Location(self._location.placement, known)
         )
-        return _revive_host, (self._view, self._name, home)
+        return _revive_host, (self._view, self._name, location)
 
     def _unwell(self) -> dict[int, str]:
         """How those hosts are that do not run as they should, where that is known."""
@@ -471,8 +473,8 @@ class HostMesh(Mesh):
 
     def __repr__(self) -> str:
         shown = f"{self._name!r}: {describe(self._view)}"
-        if len(self) > 1 or self._home.name_of(self._view.rank_at(0)) != self._name:
-            first = [self._home.name_of(host) for host, _ in zip(self._view, range(_SHOWN), strict=False)]
+        if len(self) > 1 or self._location.name_of(self._view.rank_at(0)) != self._name:
+            first = [self._location.name_of(host) for host, _ in zip(self._view, range(_SHOWN), strict=False)]
             shown += f" on {', '.join(first)}{', …' if len(self) > len(first) else ''}"
         states = list(self._unwell().values())
         counts = [f"{states.count(state)} {state}" for state in sorted(set(states))]
@@ -486,14 +488,14 @@ class HostMesh(Mesh):
 
         def row(index: int) -> list[str]:
             rank = self._view.rank_at(index)
-            states = [unwell.get(self._home.host_of(rank), "running")] if unwell else []
-            return [place(Point(index, extent)) or "0", self._home.name_of(rank), *states]
+            states = [unwell.get(self._location.host_of(rank), "running")] if unwell else []
+            return [place(Point(index, extent)) or "0", self._location.name_of(rank), *states]
 
         return listed(table, len(self), row).html(repr(self))
 
 
-def _revive_host(view: Region, name: str, home: Home) -> HostMesh:
-    return HostMesh(current(), view, name, home)
+def _revive_host(view: Region, name: str, location: Location) -> HostMesh:
+    return HostMesh(current(), view, name, location)
 
 
 _OPTIONS = (
@@ -563,13 +565,13 @@ def this_proc() -> ProcMesh:
 
     process = current()
     me = process.identity
-    process.stage()
+    process.actor_host()
     root = me.region
     view = root if me.mesh_id == 0 else Region.whole(Extent([], []))
     if me.mesh_id != 0:
         view = Region([], Slice(root.rank_at(me.rank), [], []))
     return ProcMesh(
-        process, name=me.proc_id, home=me.home, procs_id=me.mesh_id, root=root, view=view, ready=None
+        process, name=me.proc_id, location=me.location, procs_id=me.mesh_id, root=root, view=view, ready=None
     )
 
 

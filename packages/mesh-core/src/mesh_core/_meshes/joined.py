@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mesh_core._common.current import current
-from mesh_core._geometry.location import Home
+from mesh_core._geometry.location import Location
 from mesh_core._geometry.mesh import Mesh, describe
 from mesh_core._native import Extent, Placement, Region, Slice, Target, known_moves, learn_moves
 
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=Mesh)
 class Part:
     """A mesh that is part of one that was put together."""
 
-    home: Home
+    location: Location
     procs_id: int
     view: Region
     actor_id: int | None
@@ -32,7 +32,7 @@ class Part:
     """How many places it has there."""
 
 
-class JoinedHome(Home):
+class JoinedLocation(Location):
     """Where the ranks of a mesh are that was put together: each is a rank of one of its parts."""
 
     __slots__ = ("_axis", "_parts", "_sizes")
@@ -40,7 +40,7 @@ class JoinedHome(Home):
     def __init__(self, parts: Sequence[Part], axis: int, sizes: Sequence[int]) -> None:
         names: dict[int, str] = {}
         for part in parts:
-            names |= part.home.names
+            names |= part.location.names
         super().__init__(Placement.agents(), names)
         self._parts = tuple(parts)
         self._axis = axis
@@ -52,7 +52,7 @@ class JoinedHome(Home):
 
     @property
     def only(self) -> int | None:
-        hosts = {part.home.only for part in self._parts}
+        hosts = {part.location.only for part in self._parts}
         return hosts.pop() if len(hosts) == 1 else None
 
     def _find(self, rank: int) -> tuple[Part, int]:
@@ -72,7 +72,7 @@ class JoinedHome(Home):
 
     def rank_of(self, procs_id: int, other_id: int, rank: int) -> int | None:
         for part in self._parts:
-            there = part.home.rank_of(part.procs_id, other_id, rank)
+            there = part.location.rank_of(part.procs_id, other_id, rank)
             index = None if there is None else part.view.position(there)
             if index is None:
                 continue
@@ -91,15 +91,15 @@ class JoinedHome(Home):
 
     def host_of(self, rank: int) -> int:
         part, there = self._find(rank)
-        return part.home.host_of(there)
+        return part.location.host_of(there)
 
     def name_of(self, rank: int) -> str:
         part, there = self._find(rank)
-        return part.home.name_of(there)
+        return part.location.name_of(there)
 
     @property
     def label(self) -> str:
-        labels = list(dict.fromkeys(part.home.label for part in self._parts))
+        labels = list(dict.fromkeys(part.location.label for part in self._parts))
         return labels[0] if len(labels) == 1 else f"{len(labels)} groups of hosts"
 
     def called(self, view: Region) -> str:
@@ -108,11 +108,11 @@ class JoinedHome(Home):
 
     def addr(self, procs_id: int, rank: int) -> tuple[int, int, int]:
         part, there = self._find(rank)
-        return part.home.addr(part.procs_id, there)
+        return part.location.addr(part.procs_id, there)
 
     def meshes(self, procs_id: int) -> Iterator[int]:
         for part in self._parts:
-            yield from part.home.meshes(part.procs_id)
+            yield from part.location.meshes(part.procs_id)
 
     def target(self, procs_id: int, view: Region) -> Target:
         pieces: list[tuple[int, Target, int | None]] = []
@@ -127,7 +127,7 @@ class JoinedHome(Home):
                     if len(run) == 1
                     else Region(["places"], Slice(run[0], [len(run)], [step]))
                 )
-                pieces.append((first, of.home.target(of.procs_id, ranks), of.actor_id))
+                pieces.append((first, of.location.target(of.procs_id, ranks), of.actor_id))
 
         for place, rank in enumerate(view):
             part, there = self._find(rank)
@@ -151,10 +151,12 @@ class JoinedHome(Home):
         return _revive, (self._parts, self._axis, self._sizes, moves)
 
 
-def _revive(parts: Sequence[Part], axis: int, sizes: Sequence[int], moves: Mapping[int, Moves]) -> JoinedHome:
+def _revive(
+    parts: Sequence[Part], axis: int, sizes: Sequence[int], moves: Mapping[int, Moves]
+) -> JoinedLocation:
     for procs_id, known in moves.items():
         learn_moves(current().runtime, procs_id, *known)
-    return JoinedHome(parts, axis, sizes)
+    return JoinedLocation(parts, axis, sizes)
 
 
 @overload
@@ -194,7 +196,7 @@ def concat(meshes: Sequence[Any], dim: str) -> Any:
     starts = [sum(along[:number]) for number in range(len(parts))]
     homes = [
         Part(
-            mesh._home,
+            mesh._location,
             mesh._procs_id,
             mesh._view,
             mesh._actor_id if isinstance(mesh, ActorMesh) else None,
@@ -211,12 +213,12 @@ def concat(meshes: Sequence[Any], dim: str) -> Any:
         if all(mesh.name == first.name for mesh in parts)
         else "+".join(dict.fromkeys(mesh.name for mesh in parts))
     )
-    home, procs_id = JoinedHome(homes, axis, sizes), process.runtime.new_id()
+    location, procs_id = JoinedLocation(homes, axis, sizes), process.runtime.new_id()
     waits = [mesh._ready for mesh in parts]
     ready = None if None in waits else all_done(process, waits, f"the start of {name!r}")
     if kind is ProcMesh:
         return ProcMesh(
-            process, name=name, home=home, procs_id=procs_id, root=region, view=region, ready=ready
+            process, name=name, location=location, procs_id=procs_id, root=region, view=region, ready=ready
         )
     if any(not mesh._interface.is_like(first._interface) for mesh in parts):
         classes = ", ".join(dict.fromkeys(mesh.class_name for mesh in parts))
@@ -225,7 +227,7 @@ def concat(meshes: Sequence[Any], dim: str) -> Any:
         process,
         first._interface,
         name=name,
-        home=home,
+        location=location,
         procs_id=procs_id,
         actor_id=first._actor_id,
         root=region,

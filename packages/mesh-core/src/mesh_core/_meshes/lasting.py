@@ -241,7 +241,7 @@ class _Line:
     def __init__(self, endpoint: LastingEndpoint[..., Any]) -> None:
         mesh = endpoint._mesh
         self._process: Process = mesh._process
-        self._home = mesh._home
+        self._location = mesh._location
         self._procs_id = mesh._procs_id
         self._actor_id = mesh._actor_id
         self._rank = mesh._view.rank_at(0)
@@ -284,7 +284,7 @@ class _Line:
         self.go_on()
 
     def _is_gone(self) -> bool:
-        return self._process.runtime.is_gone(*self._home.addr(self._procs_id, self._rank))
+        return self._process.runtime.is_gone(*self._location.addr(self._procs_id, self._rank))
 
     def came(self, work: _Work) -> None:
         """An attempt has its outcome."""

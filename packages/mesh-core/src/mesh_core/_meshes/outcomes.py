@@ -18,7 +18,7 @@ from mesh_core._native import Lost, Message, Point, locate, seat
 from mesh_core._serialize import explain_load_failure
 
 if TYPE_CHECKING:
-    from mesh_core._geometry.location import Home
+    from mesh_core._geometry.location import Location
     from mesh_core._native import Region
 
 # Looked at for each answer: a class of enums takes its time to find a member.
@@ -28,11 +28,11 @@ _UNDELIVERABLE: Final = MessageKind.UNDELIVERABLE
 class Addressee:
     """Who was asked, for error messages: an actor mesh (or a mesh of processes), and the part of it that was meant."""
 
-    __slots__ = ("home", "mesh", "name", "root", "view")
+    __slots__ = ("location", "mesh", "name", "root", "view")
 
-    def __init__(self, name: str, home: Home, root: Region, view: Region, mesh: Any) -> None:
+    def __init__(self, name: str, location: Location, root: Region, view: Region, mesh: Any) -> None:
         self.name = name
-        self.home = home
+        self.location = location
         self.root = root
         self.view = view
         self.mesh = mesh
@@ -41,8 +41,8 @@ class Addressee:
         """What the host of an addressee is called."""
         rank = self.view.rank_at(index)
         if self.mesh is None:
-            return self.home.name_of(rank)
-        return self.home.name_now(self.mesh._process.runtime, self.mesh._procs_id, rank)
+            return self.location.name_of(rank)
+        return self.location.name_now(self.mesh._process.runtime, self.mesh._procs_id, rank)
 
     def point(self, index: int) -> Point:
         """The place in the whole mesh of an addressee."""
@@ -131,7 +131,7 @@ def _was_respawned(who: Addressee, index: int) -> bool:
     if mesh is None:
         return False
     runtime = mesh._process.runtime
-    at = locate(runtime, *who.home.addr(mesh._procs_id, who.view.rank_at(index)))
+    at = locate(runtime, *who.location.addr(mesh._procs_id, who.view.rank_at(index)))
     return seat(runtime, *at)[2] > 0
 
 
@@ -179,7 +179,7 @@ def _host_name(host: int, who: Addressee) -> str:
     process = current()
     if host == process.runtime.me[2]:
         return process.identity.host
-    return who.home.names.get(host) or host_name(process.runtime, host) or f"host {host}"
+    return who.location.names.get(host) or host_name(process.runtime, host) or f"host {host}"
 
 
 def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:

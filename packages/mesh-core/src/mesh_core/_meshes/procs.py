@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mesh_core._failures.policy_run import Supervise
-    from mesh_core._geometry.location import Home
+    from mesh_core._geometry.location import Location
     from mesh_core._meshes.hosts import HostMesh
     from mesh_core._meshes.repair import Moves, Ranks
     from mesh_core._meshes.spawning import Recipe
@@ -60,7 +60,7 @@ class ProcMesh(Mesh):
         process: Process,
         *,
         name: str,
-        home: Home,
+        location: Location,
         procs_id: int,
         root: Region,
         view: Region,
@@ -70,7 +70,7 @@ class ProcMesh(Mesh):
     ) -> None:
         self._process = process
         self._name = name
-        self._home = home
+        self._location = location
         self._procs_id = procs_id
         self._root = root
         self._view = view
@@ -97,7 +97,7 @@ class ProcMesh(Mesh):
         return ProcMesh(
             self._process,
             name=self._name,
-            home=self._home,
+            location=self._location,
             procs_id=self._procs_id,
             root=self._root,
             view=region,
@@ -111,7 +111,7 @@ class ProcMesh(Mesh):
         return ProcMesh(
             self._process,
             name=self._name,
-            home=self._home,
+            location=self._location,
             procs_id=self._procs_id,
             root=root,
             view=root,
@@ -181,7 +181,7 @@ class ProcMesh(Mesh):
             process,
             interface,
             name=name,
-            home=self._home,
+            location=self._location,
             procs_id=self._procs_id,
             actor_id=actor_id,
             root=self._view,
@@ -198,10 +198,10 @@ class ProcMesh(Mesh):
             from mesh_core._failures.returns import Returns
 
             if can_repair(policy):
-                process.estates.of(owner_id).tell(making.holding, Returns(self._procs_id))
+                process.owners.of(owner_id).tell(making.holding, Returns(self._procs_id))
                 mesh._owner = process.runtime.me
-        if self._home.is_joined or known_moves(process.runtime, self._procs_id) is not None:
-            addrs = ((rank, self._home.addr(self._procs_id, rank)) for rank in self._view)
+        if self._location.is_joined or known_moves(process.runtime, self._procs_id) is not None:
+            addrs = ((rank, self._location.addr(self._procs_id, rank)) for rank in self._view)
             making.lives = {rank: incarnation(process.runtime, at[0], at[1]) for rank, at in addrs}
         return mesh
 
@@ -225,7 +225,7 @@ class ProcMesh(Mesh):
             raise TypeError(f"{cls.__qualname__}{text} {complaint}")
 
     def _target(self) -> Target:
-        return self._home.target(self._procs_id, self._view)
+        return self._location.target(self._procs_id, self._view)
 
     @property
     def initialized(self) -> Future[None]:
@@ -260,7 +260,7 @@ class ProcMesh(Mesh):
 
     def _known_pids(self) -> list[int | None]:
         process, runtime = self._process, self._process.runtime
-        addrs = [locate(runtime, *self._home.addr(self._procs_id, rank)) for rank in self._view]
+        addrs = [locate(runtime, *self._location.addr(self._procs_id, rank)) for rank in self._view]
         pids = {addr: os.getpid() if addr == runtime.me else runtime.pid_of(*addr) for addr in addrs}
         me = process.identity
         # The script's process knows all that there are on its own host.
@@ -312,9 +312,9 @@ class ProcMesh(Mesh):
                 set_options(each, flags, round(window * 1000), level)
             return runtime.sender(target, 0, LOGGING, Request.EXTENSION).call(signed(self._process, level))
 
-        moved = (known_moves(runtime, each) or (0, []) for each in self._home.meshes(self._procs_id))
-        meshes = [*self._home.meshes(self._procs_id), *{run[2] for _, runs in moved for run in runs}]
-        told = tell(self._home.target(self._procs_id, self._all()), meshes)
+        moved = (known_moves(runtime, each) or (0, []) for each in self._location.meshes(self._procs_id))
+        meshes = [*self._location.meshes(self._procs_id), *{run[2] for _, runs in moved for run in runs}]
+        told = tell(self._location.target(self._procs_id, self._all()), meshes)
         if self._recipe is not None:
             # Those that are made again log as the others do.
             self._recipe.log_as = tell
@@ -350,7 +350,7 @@ class ProcMesh(Mesh):
     @property
     def incarnations(self) -> list[int]:
         """How often the process of each rank was made again, in the order of the ranks."""
-        addrs = (self._home.addr(self._procs_id, rank) for rank in self._view)
+        addrs = (self._location.addr(self._procs_id, rank) for rank in self._view)
         return [incarnation(self._process.runtime, mesh, rank) for mesh, rank, _ in addrs]
 
     def respawn(self, ranks: Ranks = None, *, on: HostMesh | None = None) -> Future[None]:
@@ -428,8 +428,8 @@ class ProcMesh(Mesh):
         what = f"the stop of {self._name!r} {reason}".rstrip()
         # A repair on another thread is before it, and its processes stop too, or after it, and refused.
         with contextlib.nullcontext() if self._recipe is None else self._recipe.lock:
-            process.estates.drop(self._procs_id)
-            target = self._home.target(self._procs_id, self._all())
+            process.owners.drop(self._procs_id)
+            target = self._location.target(self._procs_id, self._all())
             if self._recipe is not None:
                 self._recipe.stopped = True
             call = process.runtime.stop_procs(target, process.settings.stop_timeout)
@@ -437,8 +437,8 @@ class ProcMesh(Mesh):
 
     def _hosts_now(self) -> set[int]:
         """The numbers of the hosts that its ranks are on by now."""
-        runtime, home, procs_id = self._process.runtime, self._home, self._procs_id
-        return {locate(runtime, *home.addr(procs_id, rank))[2] for rank in self._all()}
+        runtime, location, procs_id = self._process.runtime, self._location, self._procs_id
+        return {locate(runtime, *location.addr(procs_id, rank))[2] for rank in self._all()}
 
     def _all(self) -> Region:
         """All ranks that there are of the mesh, if it has grown."""
@@ -469,7 +469,7 @@ class ProcMesh(Mesh):
                 while not stopped._call.wait(None):
                     pass
         except KeyboardInterrupt:
-            self._process.runtime.stop_procs(self._home.target(self._procs_id, self._all()), 0.0)
+            self._process.runtime.stop_procs(self._location.target(self._procs_id, self._all()), 0.0)
             raise
         except SupervisionError:
             pass  # the block's own error is the one that is raised
@@ -488,7 +488,7 @@ class ProcMesh(Mesh):
 
     def __reduce__(self) -> Any:
         moves = known_moves(self._process.runtime, self._procs_id)
-        return _revive, (self._name, self._home, self._procs_id, (self._root, self._view), moves)
+        return _revive, (self._name, self._location, self._procs_id, (self._root, self._view), moves)
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self._name!r}: {describe(self._view)}>"
@@ -503,7 +503,7 @@ class ProcMesh(Mesh):
             return [place(Point(index, extent)) or "0", "-" if pid is None else str(pid)]
 
         return listed(Table(["place", "pid"]), len(pids), row).html(
-            f"{self!r} on {self._home.called(self._view)}"
+            f"{self!r} on {self._location.called(self._view)}"
         )
 
 
@@ -532,10 +532,12 @@ def all_well(call: Call, who: Addressee) -> None:
 
 
 def _revive(
-    name: str, home: Home, procs_id: int, regions: tuple[Region, Region], moves: Moves | None
+    name: str, location: Location, procs_id: int, regions: tuple[Region, Region], moves: Moves | None
 ) -> ProcMesh:
     root, view = regions
     process = current()
     if moves is not None:
         learn_moves(process.runtime, procs_id, *moves)
-    return ProcMesh(process, name=name, home=home, procs_id=procs_id, root=root, view=view, ready=None)
+    return ProcMesh(
+        process, name=name, location=location, procs_id=procs_id, root=root, view=view, ready=None
+    )

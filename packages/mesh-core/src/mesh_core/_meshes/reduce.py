@@ -22,7 +22,7 @@ from mesh_core._meshes.adverbs import Endpoint
 from mesh_core._meshes.outcomes import load, value_of
 
 if TYPE_CHECKING:
-    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._native import Call, Message, Sender
 
 P = ParamSpec("P")
@@ -52,7 +52,7 @@ class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
         view = self._mesh._view
         self._plan = (
             self._mesh._procs_id,
-            self._mesh._home.placement,
+            self._mesh._location.placement,
             reduce,
             view.offset,
             *view.sizes,
@@ -177,22 +177,22 @@ class _Gathering:
 class Reductions:
     """What one process gathers for calls whose replies are combined."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, actor_host: ActorHost) -> None:
+        self._actor_host = actor_host
         self._lock = threading.Lock()
         self._gathering: dict[Key, _Gathering] = {}
         self._forgotten: OrderedDict[Key, None] = OrderedDict()
 
     @classmethod
-    def of(cls, stage: Stage) -> Reductions:
+    def of(cls, actor_host: ActorHost) -> Reductions:
         """The one of a process; made when it is first needed."""
-        found = stage.reductions
+        found = actor_host.reductions
         if found is None:
             # Several actors' threads may come first.
-            with stage.process.settling:
-                found = stage.reductions
+            with actor_host.process.settling:
+                found = actor_host.reductions
                 if found is None:
-                    found = stage.reductions = cls(stage)
+                    found = actor_host.reductions = cls(actor_host)
         return found
 
     def __len__(self) -> int:
@@ -234,7 +234,7 @@ class Reductions:
             self._complete(state)
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             assert state.message is not None
-            self._stage.reply_error(state.message, error, state.name)
+            self._actor_host.reply_error(state.message, error, state.name)
 
     def forget(self, cancel: Message) -> None:
         """A call has failed, or was given up: nothing is gathered for it any more."""
@@ -260,4 +260,4 @@ class Reductions:
             rank = plan.rank(place.above)
             held = message.pass_on(share, (plan.mesh, rank, plan.placement.host_of(rank)))
         if held is not None:
-            self._stage.held = held
+            self._actor_host.held = held

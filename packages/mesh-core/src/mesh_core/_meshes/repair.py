@@ -53,11 +53,11 @@ class _Made(Addressee):
     __slots__ = ("_ranks",)
 
     def __init__(self, mesh: ProcMesh, root: Region, ranks: list[int]) -> None:
-        super().__init__(mesh.name, mesh._home, root, root, mesh)
+        super().__init__(mesh.name, mesh._location, root, root, mesh)
         self._ranks = ranks
 
     def host(self, index: int) -> str:
-        return self.home.name_now(self.mesh._process.runtime, self.mesh._procs_id, self._ranks[index])
+        return self.location.name_now(self.mesh._process.runtime, self.mesh._procs_id, self._ranks[index])
 
     def point(self, index: int) -> Point:
         return self.root.point_of(self._ranks[index])
@@ -91,7 +91,7 @@ def places_of(mesh: ProcMesh | ActorMesh[Any], ranks: Ranks) -> list[int]:
 
 def lost_places(mesh: ProcMesh | ActorMesh[Any]) -> list[int]:
     """The places whose processes have ended, as far as this process knows."""
-    return gone(mesh._process.runtime, mesh._home.target(mesh._procs_id, mesh._view))
+    return gone(mesh._process.runtime, mesh._location.target(mesh._procs_id, mesh._view))
 
 
 def other_lives(mesh: ActorMesh[Any], making: Making) -> set[int]:
@@ -99,10 +99,10 @@ def other_lives(mesh: ActorMesh[Any], making: Making) -> set[int]:
 
     Known at once, where what has ended is told in its turn.
     """
-    runtime, home = mesh._process.runtime, mesh._home
-    if all(known_moves(runtime, each) is None for each in home.meshes(mesh._procs_id)):
+    runtime, location = mesh._process.runtime, mesh._location
+    if all(known_moves(runtime, each) is None for each in location.meshes(mesh._procs_id)):
         return set()
-    lives = {rank: incarnation(runtime, *home.addr(mesh._procs_id, rank)[:2]) for rank in mesh._root}
+    lives = {rank: incarnation(runtime, *location.addr(mesh._procs_id, rank)[:2]) for rank in mesh._root}
     return {rank for rank, life in lives.items() if life != making.lives.get(rank, 0)}
 
 
@@ -126,7 +126,7 @@ def respawn(mesh: ProcMesh, ranks: Ranks, on: HostMesh | None) -> Future[None]:
         by_host: dict[int, list[int]] = {}
         for place in places:
             rank = mesh._view.rank_at(place)
-            host = locate(runtime, mesh._procs_id, rank, mesh._home.host_of(rank))[2]
+            host = locate(runtime, mesh._procs_id, rank, mesh._location.host_of(rank))[2]
             by_host.setdefault(host, []).append(rank)
         groups = _moved(by_host, on, mesh._process)
         root = recipe.root
@@ -166,7 +166,7 @@ def begin_apart(mesh: ProcMesh, recipe: Recipe) -> Future[None]:
     """Make the first processes of a mesh whose hosts lie apart."""
     groups: dict[int, list[int]] = {}
     for rank in mesh._root:
-        groups.setdefault(mesh._home.host_of(rank), []).append(rank)
+        groups.setdefault(mesh._location.host_of(rank), []).append(rank)
     with recipe.lock:
         return _make(mesh, recipe, mesh._root, list(groups.items()))
 
@@ -187,7 +187,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         smaller = Region.whole(Extent(extent.labels, [left, *extent.sizes[1:]]))
         process = mesh._process
         rest = mesh._root.slice(**{label: slice(left, None)})
-        target = mesh._home.target(mesh._procs_id, rest)
+        target = mesh._location.target(mesh._procs_id, rest)
         shrunk = mesh._resized(smaller)
         recipe.root = smaller
         if recipe.holding is not None:
@@ -205,7 +205,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
 def stop_some(mesh: ProcMesh) -> Future[None]:
     """Stop the processes of a part of a mesh; its owner goes on owning the others, and may respawn these."""
     process = mesh._process
-    target = mesh._home.target(mesh._procs_id, mesh._view)
+    target = mesh._location.target(mesh._procs_id, mesh._view)
     call = process.runtime.stop_procs(target, process.settings.stop_timeout)
     return Future(
         process, call, lambda _: process.flush_console(), lambda: f"the stop of a part of {mesh._name!r}"
@@ -232,7 +232,7 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         made.append((mesh_id, host, ranks))
         for place, rank in enumerate(ranks):
             if rank in where or rank < recipe.size:
-                left.append(where.get(rank, mesh._home.addr(procs_id, rank)))
+                left.append(where.get(rank, mesh._location.addr(procs_id, rank)))
                 lives[rank] = lives.get(rank, 0) + 1
             else:
                 lives[rank] = 0
@@ -243,7 +243,7 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         if len(mesh._root) > len(holding.mesh._root):
             holding.mesh = mesh
         holding.regain(rank for _, ranks in groups for rank in ranks)
-        process.estates.of(recipe.owner_id).add(holding)
+        process.owners.of(recipe.owner_id).add(holding)
     waits: list[Future[Any]] = []
     for mesh_id, host, ranks in made:
         region = Region.whole(Extent(["ranks"], [len(ranks)]))
@@ -260,7 +260,7 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
     if holding is not None:
         # The notice of an old end may have come in between, when that process still had its rank.
         holding.regain(rank for _, ranks in groups for rank in ranks)
-        process.estates.of(recipe.owner_id).add(holding)
+        process.owners.of(recipe.owner_id).add(holding)
     waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))
     recipe.repair = all_done(process, waits, f"the repair of {mesh._name!r}")
     return recipe.repair
@@ -336,7 +336,7 @@ def _hosts_of(on: HostMesh) -> list[int]:
 def _hosts_that_live(mesh: ProcMesh) -> list[int]:
     dead = _dead_hosts(mesh._process)
     hosts = dict.fromkeys(
-        locate(mesh._process.runtime, mesh._procs_id, rank, mesh._home.host_of(rank))[2]
+        locate(mesh._process.runtime, mesh._procs_id, rank, mesh._location.host_of(rank))[2]
         for rank in mesh._root
     )
     return [host for host in hosts if host not in dead]
@@ -369,7 +369,7 @@ def _moved(
 
 def _refuse_host(process: Process, host: int, ranks: list[int]) -> NoReturn:
     raise ValueError(
-        f"rank {ranks[0]} was on host {process.home_name(host)}, which is dead or stopped; say which host is to have it, "
+        f"rank {ranks[0]} was on host {process.name_of_host(host)}, which is dead or stopped; say which host is to have it, "
         "with on=, for example respawn(on=spare)"
     )
 
@@ -400,19 +400,19 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     root = mesh._root
     there = [mesh._view.rank_at(place) for place in places]
     indexes = sorted(root.position(rank) or 0 for rank in there)
-    home, procs_id = mesh._home, mesh._procs_id
-    pieces = [(index, home.target(procs_id, single(root.rank_at(index))), None) for index in indexes]
+    location, procs_id = mesh._location, mesh._procs_id
+    pieces = [(index, location.target(procs_id, single(root.rank_at(index))), None) for index in indexes]
     target = Target.joined(pieces, root)
     holding = making.holding
     if holding is not None:
         holding.regain(there)
-        process.estates.of(making.owner_id).add(holding)
-    lives = {rank: incarnation(process.runtime, *home.addr(procs_id, rank)[:2]) for rank in there}
+        process.owners.of(making.owner_id).add(holding)
+    lives = {rank: incarnation(process.runtime, *location.addr(procs_id, rank)[:2]) for rank in there}
     making.lives = {**making.lives, **lives}
     returns = None if holding is None else holding.returns
     begun = {} if returns is None else returns.begin(indexes)
     call = process.runtime.sender(target, mesh._actor_id, mesh._name, Request.SPAWN).call(making.spawned)
-    who = Addressee(mesh._name, home, root, root, mesh)
+    who = Addressee(mesh._name, location, root, root, mesh)
 
     def finish(call: Call) -> None:
         for index, outcome in enumerate(call.outcomes()):

@@ -39,7 +39,7 @@ from mesh_core._system.seeds import checked_seed
 if TYPE_CHECKING:
     from mesh_core._failures.owned_meshes import Holding
     from mesh_core._failures.policy_run import Supervise
-    from mesh_core._geometry.location import Home
+    from mesh_core._geometry.location import Location
     from mesh_core._native import Call, Extent, Placement, Point, Target
     from mesh_core._process.process import Process
     from mesh_core._system.environment import Env
@@ -62,7 +62,7 @@ def _check_devices(environ: Mapping[str, str], per_host: int) -> None:
 def spawn(
     process: Process,
     extent: Extent,
-    home: Home,
+    location: Location,
     *,
     per_host: int,
     name: str | None,
@@ -84,7 +84,7 @@ def spawn(
         raise ValueError(f"devices is 'own' (a device for each process) or None, not {devices!r}")
     binding = checked_binding(proc_bind, per_host)
     changes, own = checked_env(env, extent)
-    afar = home.only != process.identity.host_no
+    afar = location.only != process.identity.host_no
     if not afar:
         python = python or process.python
         if python is not None and shutil.which(python) is None:
@@ -109,7 +109,7 @@ def spawn(
         name or process.unique_name("procs"),
         mesh_id,
         owner_id,
-        home,
+        location,
         size=len(region),
         per_host=per_host,
         bootstrap=bootstrap,
@@ -120,22 +120,22 @@ def spawn(
         binding=binding,
         seed=seed,
         devices=devices,
-        torch=[_master(process, home), free_port(here=not afar)] if torch_env else None,
+        torch=[_master(process, location), free_port(here=not afar)] if torch_env else None,
     )
     notice(process)
     if process.tracer is not None:
-        process.tracer.spawn_procs(recipe.name, len(region), home.label)
+        process.tracer.spawn_procs(recipe.name, len(region), location.label)
     mesh = ProcMesh(
         process,
         name=recipe.name,
-        home=home,
+        location=location,
         procs_id=mesh_id,
         root=region,
         view=region,
         ready=None,
         recipe=recipe,
     )
-    if home.is_joined:
+    if location.is_joined:
         # Of hosts that lie apart: each has a mesh of processes of its own, as after a repair.
         from mesh_core._meshes.repair import begin_apart
 
@@ -143,8 +143,8 @@ def spawn(
         recipe.holding = process.own(owner_id, mesh, 0, policy)
         mesh._ready = begin_apart(mesh, recipe)
     else:
-        mesh._spawned = recipe.order(mesh_id, region, home.placement, extent, own=own)
-        who = Addressee(recipe.name, home, region, region, mesh)
+        mesh._spawned = recipe.order(mesh_id, region, location.placement, extent, own=own)
+        who = Addressee(recipe.name, location, region, region, mesh)
         mesh._ready, mesh._boots = recipe.begin(mesh._spawned, mesh._target(), who)
         recipe.holding = process.own(owner_id, mesh, 0, policy)
     if bootstrap is not None:
@@ -161,7 +161,7 @@ class Recipe:
         name: str,
         procs_id: int,
         owner_id: int,
-        home: Home,
+        location: Location,
         *,
         size: int,
         per_host: int,
@@ -193,7 +193,7 @@ class Recipe:
         """Tells processes of other meshes how this one logs, if that was ever said."""
         self.repair: Future[None] | None = None
         """The last one."""
-        self._home = home
+        self._location = location
         self._per_host = per_host
         self._bootstrap = bootstrap
         self._env = env
@@ -250,7 +250,7 @@ class Recipe:
             "ranks": list(ranks),
             "moves": moves,
             "host": process.identity.host,
-            "placement": self._home.placement.to_wire().hex(),
+            "placement": self._location.placement.to_wire().hex(),
             "labels": extent.labels,
             "sizes": extent.sizes,
             "per_host": self._per_host,
@@ -272,7 +272,7 @@ class Recipe:
             "extensions": self._extensions(extent, placement),
         }
         self._extended = bool(told["extensions"])
-        # A nursery serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
+        # A fork server serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
         # every spawn, with them it is those of one environment.
         preload = self._preload
         env_there, late = executable(changed if preload else {} if afar else process.environ)
@@ -290,7 +290,7 @@ class Recipe:
             mesh_id,
             region,
             placement,
-            argv=[*([""] if afar else interpreter_command(process.python)), "-c", _NURSERY],
+            argv=[*([""] if afar else interpreter_command(process.python)), "-c", _FORK_SERVER],
             env=sorted(env_there.items()),
             plan=json.dumps(plan).encode(),
             fresh=self._fresh,
@@ -304,7 +304,7 @@ class Recipe:
         if self._carries is not None:
             return self._carries()
         self.process.bring_to_hosts(placement)
-        return self.process.carried(self.name, extent, self._home)
+        return self.process.carried(self.name, extent, self._location)
 
     def begin(self, call: Call, target: Target, who: Addressee) -> tuple[Future[None], bool]:
         """Return what is done once these processes are ready, and whether they run anything for that."""
@@ -354,18 +354,18 @@ def _changed(env: dict[str, str], changes: Env) -> dict[str, str]:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def _master(process: Process, home: Home) -> str:
+def _master(process: Process, location: Location) -> str:
     """Where the processes of a mesh find the host of its first rank."""
-    if home.only is not None:
+    if location.only is not None:
         return "127.0.0.1"
-    first = home.host_of(0)
+    first = location.host_of(0)
     addresses = {host: _machine(address) for host, _, address, *_ in roll(process.runtime)}
     found = addresses.get(first, "")
-    local = [host for host in home.hosts if addresses.get(host, "").startswith(_LOOPBACK)]
+    local = [host for host in location.hosts if addresses.get(host, "").startswith(_LOOPBACK)]
     # The address of this machine for itself is none for others.
-    if found and (not found.startswith(_LOOPBACK) or len(local) == len(home.hosts)):
+    if found and (not found.startswith(_LOOPBACK) or len(local) == len(location.hosts)):
         return found
-    return home.name_of(0)
+    return location.name_of(0)
 
 
 def _machine(address: str) -> str:
@@ -375,7 +375,7 @@ def _machine(address: str) -> str:
 
 _LOOPBACK = ("127.", "::1", "localhost")
 
-_NURSERY = """\
+_FORK_SERVER = """\
 import json, os, sys
 with open(int(sys.argv[3]), "rb") as file: plan = json.load(file)
 there = [p for p in plan["path"] if os.path.isdir(p) and p not in sys.path]

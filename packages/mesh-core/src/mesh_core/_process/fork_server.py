@@ -1,6 +1,6 @@
 """The process that forks workers: single-threaded, with everything imported that workers need.
 
-It reads orders from its agent and reports what becomes of its children; see ``nursery.rs`` for the packets. Without
+It reads orders from its agent and reports what becomes of its children; see ``fork_server.rs`` for the packets. Without
 its agent it ends, and takes its children along: each has asked the kernel to be killed with its parent.
 
 It also ends what its workers leave behind (``_system/descendants.py``): the kernel gives it their orphans.
@@ -74,7 +74,7 @@ main_exec(told)
 
 
 SCRATCH = "MESH_HOST_SCRATCH"
-"""Where the agent of a host has a directory for the job, it tells the nurseries by this variable."""
+"""Where the agent of a host has a directory for the job, it tells the fork servers by this variable."""
 
 _Addr = tuple[int, int]
 
@@ -92,7 +92,7 @@ class _Order(NamedTuple):
     fresh: bool
 
 
-class Nursery:
+class ForkServer:
     """The loop that turns orders into processes."""
 
     def __init__(self, control: int, board: int, brood: Brood) -> None:
@@ -210,7 +210,7 @@ class Nursery:
         self._brood.leave(self._workers)
 
     def _become(self, number: int, order: _Order) -> NoReturn:
-        """Turn this copy of the nursery into a worker."""
+        """Turn this copy of the fork server into a worker."""
         parent = os.getppid()
         status = 1
         try:
@@ -251,9 +251,9 @@ class Nursery:
         raise AssertionError("unreachable")
 
     def _decline(self, addr: _Addr, why: str) -> NoReturn:
-        """Say from a copy of the nursery why it becomes no worker."""
+        """Say from a copy of the fork server why it becomes no worker."""
         packet = _REPORT.pack(_FAILED, *addr, 0, 0) + why.encode()[:8000]
-        # Not through `report`: what that leaves unsent, and its epoll set, are the nursery's own.
+        # Not through `report`: what that leaves unsent, and its epoll set, are the fork server's own.
         ready = select.poll()
         ready.register(self._control, select.POLLOUT)
         while True:
@@ -347,20 +347,20 @@ def _unfit() -> str:
 
 
 def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
-    """Entry of a nursery; its agent starts it with these arguments."""
+    """Entry of a fork server; its agent starts it with these arguments."""
     os.set_inheritable(control, False)
     os.set_inheritable(board, False)
-    name_process("mesh: fork server (mesh_core._process.fork_server)", "mesh-nursery")
+    name_process("mesh: fork server (mesh_core._process.fork_server)", "mesh-forkserver")
     # Where the script was started without stdout or stderr: their numbers are not to be taken by anything else.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    nursery = Nursery(control, board, Brood())
+    fork_server = ForkServer(control, board, Brood())
     if unfit := _unfit():
-        nursery.report(_REFUSED, (0, 0), text=unfit)
+        fork_server.report(_REFUSED, (0, 0), text=unfit)
         os._exit(1)
-    nursery.start_minder()
+    fork_server.start_minder()
     # What modules register when they are imported here would end in each worker what all of them share, a temporary
     # directory for example. What the start of any interpreter registers stays: tools that measure it write their results.
     register, atexit.register = atexit.register, _dropped  # type: ignore[assignment]
@@ -381,15 +381,17 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         why = _preload(preload)
     except BaseException as error:  # noqa: BLE001 - reported to whoever asked
         text = "".join(traceback.format_exception_only(error)).strip()
-        nursery.report(_REFUSED, (0, 0), text=f"a module of preload={preload!r} cannot be imported: {text}")
+        fork_server.report(
+            _REFUSED, (0, 0), text=f"a module of preload={preload!r} cannot be imported: {text}"
+        )
         os._exit(1)
     if why:
         sys.stderr.write(f"mesh: {why}\n")
         sys.stderr.flush()
-        nursery.only_exec = True
+        fork_server.only_exec = True
     atexit.register = register
     # What is here now lives as long as the workers: out of the collector's sight its pages stay shared.
     gc.collect()
     gc.freeze()
     gc.disable()
-    nursery.serve()
+    fork_server.serve()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.current import holder
 from mesh_core._common.errors import MeshError, SupervisionError
-from mesh_core._failures.owned_meshes import Estates, Holding
-from mesh_core._geometry.location import Home, is_host_mesh
+from mesh_core._failures.owned_meshes import Holding, Owners
+from mesh_core._geometry.location import Location, is_host_mesh
 from mesh_core._native import Extent, Region, Runtime, Target, begin_exit, host_name
 from mesh_core._serialize import dumps
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from mesh_core._extensions.host_procs import HostProcs
     from mesh_core._extensions.running import Extensions
     from mesh_core._failures.policies import Policy
-    from mesh_core._failures.supervision import Faults
+    from mesh_core._failures.supervision import FailureLedger
     from mesh_core._failures.watches import Watches
     from mesh_core._futures.awaited import Awaited
     from mesh_core._futures.future import Future
     from mesh_core._futures.loop import Bridge
-    from mesh_core._hosting.actor_cell import Hosted
-    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._hosting.actor_cell import ActorCell
+    from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._meshes.actors import ActorMesh
     from mesh_core._meshes.procs import ProcMesh
     from mesh_core._native import Message, Placement
@@ -54,7 +54,7 @@ class Identity:
     Its address is another thing (``Runtime.me``): a rank that is made again has a process with an address of its own.
     """
 
-    __slots__ = ("home", "host", "host_no", "mesh_id", "mesh_name", "rank", "region", "scratch")
+    __slots__ = ("host", "host_no", "location", "mesh_id", "mesh_name", "rank", "region", "scratch")
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Identity:
         rank: int,
         host: str,
         host_no: int,
-        home: Home,
+        location: Location,
         scratch: str = "",
     ) -> None:
         self.mesh_id = mesh_id
@@ -74,7 +74,7 @@ class Identity:
         self.rank = rank
         self.host = host
         self.host_no = host_no
-        self.home = home
+        self.location = location
         self.scratch = scratch
         """The host's own directory for this job; empty where it is the controller's."""
 
@@ -108,7 +108,7 @@ class Process:
         """What features keep here."""
         self.closed = False
         self.environ = dict(os.environ)
-        """The environment that nurseries are started with; what changed since is sent to each worker."""
+        """The environment that fork servers are started with; what changed since is sent to each worker."""
         self.settling = threading.RLock()
         """Held while a finished call becomes a value; unpickling may run code that waits for another call."""
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ class Process:
         self._tables: weakref.WeakKeyDictionary[type, dict[str, EndpointProperty[..., Any]]] = (
             weakref.WeakKeyDictionary()
         )
-        self._stage: Stage | None = None
+        self._actor_host: ActorHost | None = None
         self.credentials: tuple[str, str] | None = None
         """The folder with the job's credentials, and where the host listens, as far as that is not in ``identity.scratch``."""
         self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
@@ -128,10 +128,10 @@ class Process:
         self.deadlines = False
         """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
         self._names: dict[str, int] = {}
-        self.estates = Estates()
-        self.here = Home.on(identity.host_no, identity.host)
+        self.owners = Owners()
+        self.here = Location.on(identity.host_no, identity.host)
         """The host that this process is on."""
-        self._faults: Faults | None = None
+        self._ledger: FailureLedger | None = None
         self._extensions: Extensions | None = None
         self._watches: Watches | None = None
         self._host_procs: HostProcs | None = None
@@ -178,19 +178,19 @@ class Process:
         if bridge is None or bridge.loop() is not loop:
             from mesh_core._futures.loop import Bridge
 
-            bridge = self._bridges[id(loop)] = Bridge(loop, self.faults.alarm)
+            bridge = self._bridges[id(loop)] = Bridge(loop, self.ledger.alarm)
         return bridge
 
     @property
-    def faults(self) -> Faults:
+    def ledger(self) -> FailureLedger:
         """What this process knows of failures."""
-        if self._faults is None:
-            from mesh_core._failures.supervision import Faults
+        if self._ledger is None:
+            from mesh_core._failures.supervision import FailureLedger
 
             with self._lock:
-                if self._faults is None:
-                    self._faults = Faults(self)
-        return self._faults
+                if self._ledger is None:
+                    self._ledger = FailureLedger(self)
+        return self._ledger
 
     @property
     def extensions(self) -> Extensions:
@@ -245,17 +245,17 @@ class Process:
         if self._extensions is not None:
             self._extensions.on_down(message)
 
-    def carried(self, mesh_name: str, extent: Extent, home: Home) -> str:
+    def carried(self, mesh_name: str, extent: Extent, location: Location) -> str:
         """What processes that this one spawns are told of its extensions."""
         if self._extensions is None or not self._extensions.travelling():
             return ""
         from mesh_core._extensions.events import Spawning
 
-        hosts = tuple(dict.fromkeys(home.name_of(rank) for rank in range(len(Region.whole(extent)))))
-        is_local = home.only == self.identity.host_no
+        hosts = tuple(dict.fromkeys(location.name_of(rank) for rank in range(len(Region.whole(extent)))))
+        is_local = location.only == self.identity.host_no
         return self._extensions.carried(Spawning(mesh_name, extent, hosts, is_local))
 
-    def actor_ended(self, actor: Hosted) -> None:
+    def actor_ended(self, actor: ActorCell) -> None:
         """An actor that lived here has ended, as far as extensions are concerned."""
         if self._extensions is not None:
             self._extensions.actor_ended(actor)
@@ -268,27 +268,27 @@ class Process:
     def told(self, error: MeshError) -> None:
         """Note what a call raises: a failure that was raised needs no other answer."""
         for key in error._deaths:
-            self.faults.hear(key)
+            self.ledger.hear(key)
         if not isinstance(error, SupervisionError) and error.results is None:
             return
         cells = [] if error.results is None else error.results._cells
         for each in (error, *cells):
             if isinstance(each, SupervisionError) and each.failure is not None:
-                self.faults.hear(each.failure._key)
+                self.ledger.hear(each.failure._key)
 
     def alarm_loops(self) -> None:
         """Have what event loops wait for raise a failure."""
-        actors = None if self._stage is None else self._stage.loop
+        actors = None if self._actor_host is None else self._actor_host.loop
         for bridge in list(self._bridges.values()):
             if actors is None or bridge.loop() is not actors:
                 bridge.alarm()
 
-    def reference_to(self, hosted: Hosted) -> ActorMesh[Any]:
+    def reference_to(self, cell: ActorCell) -> ActorMesh[Any]:
         """A reference to an actor of this process, for whomever it is sent to."""
         from mesh_core._meshes.actors import reference_to
 
-        assert hosted._cls is not None  # it has been constructed
-        return reference_to(self, hosted, hosted._cls)
+        assert cell._cls is not None  # it has been constructed
+        return reference_to(self, cell, cell._cls)
 
     def reference_of(self, actor: object) -> ActorMesh[Any] | None:
         """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
@@ -344,8 +344,8 @@ class Process:
     def own(self, owner: int, mesh: Any, actor_id: int, policy: Policy | None) -> Holding:
         """Note that ``owner`` (the id of an actor here, 0 for everything else) has spawned a mesh."""
         holding = Holding(mesh, actor_id, policy)
-        self.estates.of(owner).add(holding)
-        self.faults.watch()
+        self.owners.of(owner).add(holding)
+        self.ledger.watch()
         try:
             self.check_owner(owner)
         except MeshError:
@@ -357,13 +357,13 @@ class Process:
     def check_owner(self, owner: int) -> None:
         """Refuse a spawn by an actor that has ended or failed: nothing would end what it owns."""
         if owner != 0:
-            actor = None if self._stage is None else self._stage.actors.get(owner)
+            actor = None if self._actor_host is None else self._actor_host.actors.get(owner)
             if actor is None or actor.ending or actor.broken is not None:
                 raise MeshError(
                     "an actor that has ended, or is about to, spawns nothing any more: what it owns ends with it"
                 )
 
-    def home_name(self, host: int) -> str:
+    def name_of_host(self, host: int) -> str:
         """What a host is called, as far as it is known here."""
         return host_name(self.runtime, host) or f"host {host}"
 
@@ -373,19 +373,19 @@ class Process:
             count = self._names[stem] = self._names.get(stem, 0) + 1
         return stem if count == 1 else f"{stem}-{count}"
 
-    def stage(self) -> Stage:
+    def actor_host(self) -> ActorHost:
         """Where actors of this process live; started on first use."""
-        if self._stage is None:
+        if self._actor_host is None:
             # Not under the lock, which extensions that start just now may want.
             for begin in self.hooks.staging:
                 begin()
         with self._lock:
-            if self._stage is None:
-                from mesh_core._hosting.actor_host import Stage
+            if self._actor_host is None:
+                from mesh_core._hosting.actor_host import ActorHost
 
-                self._stage = Stage(self)
-                self._stage.start_thread()
-            return self._stage
+                self._actor_host = ActorHost(self)
+                self._actor_host.start_thread()
+            return self._actor_host
 
     def scratch(self) -> Scratch:
         """A directory for this job's files on the controller's host; removed when everything has stopped."""
@@ -401,9 +401,9 @@ class Process:
             for flush in self.hooks.flush:
                 flush()
 
-    def adopt_stage(self, stage: Stage) -> None:
+    def adopt_actor_host(self, actor_host: ActorHost) -> None:
         """Take the stage that a worker's main thread runs."""
-        self._stage = stage
+        self._actor_host = actor_host
 
     def shutdown(self) -> None:
         """Stop everything that this process owns. What it has not stopped within ``stop_timeout`` is killed."""
@@ -420,8 +420,8 @@ class Process:
         limit = self.settings.stop_timeout
         try:
             with interrupts.raised():
-                if (stage := self._started_stage()) is not None:
-                    stage.stop_actors(limit)
+                if (actor_host := self._started_actor_host()) is not None:
+                    actor_host.stop_actors(limit)
                 self._stop_owned(limit)
                 self.closed = True
                 self._stop_all(limit)
@@ -436,10 +436,10 @@ class Process:
             for close in self.hooks.closing:
                 close()
             self.runtime.close(limit)
-            if (stage := self._started_stage()) is not None:
-                stage.end_thread(limit)
-            if self._faults is not None:
-                self._faults.end(_GRACE)
+            if (actor_host := self._started_actor_host()) is not None:
+                actor_host.end_thread(limit)
+            if self._ledger is not None:
+                self._ledger.end(_GRACE)
             for close in self.hooks.closed:
                 close()
             if self._scratch is not None:
@@ -448,16 +448,16 @@ class Process:
             if _HOLDER.process is self:
                 _HOLDER.process = None
 
-    def _started_stage(self) -> Stage | None:
+    def _started_actor_host(self) -> ActorHost | None:
         # Another thread may be starting it just now.
         with self._lock:
-            return self._stage
+            return self._actor_host
 
     def _stop_owned(self, limit: float) -> None:
         """Stop what the script owns, one mesh after the other, where a signal can end the wait."""
         wait = _StopWait(self, limit)
         # It goes on owning them: of what dies meanwhile it hears.
-        for each in self.estates.of(0).in_turn(keep=True):
+        for each in self.owners.of(0).in_turn(keep=True):
             wait.until_done(each.stop(limit))
 
     def _stop_all(self, limit: float) -> None:
@@ -497,7 +497,7 @@ class _StopWait:
                     self._say_stopping()
             except SupervisionError as failure:
                 if failure.failure is not None:
-                    self._process.faults.unhear(failure.failure)
+                    self._process.ledger.unhear(failure.failure)
 
     def _say_stopping(self) -> None:
         from mesh_core._common.interrupts import say_stopping
@@ -571,7 +571,7 @@ def make_controller() -> Process:
         rank=0,
         host=host,
         host_no=0,
-        home=Home.on(0, host),
+        location=Location.on(0, host),
     )
     process = Process(runtime, identity)
     _HOLDER.equip_script(process)

@@ -11,7 +11,7 @@ from typing import Any
 from mesh_core._common.current import holder
 from mesh_core._common.import_hooks import Afterwards
 from mesh_core._common.settings import configure
-from mesh_core._geometry.location import Home
+from mesh_core._geometry.location import Location
 from mesh_core._native import Extent, Placement, Region, learn_moves
 from mesh_core._process import process as _process
 from mesh_core._process.multiprocess import teach
@@ -41,7 +41,7 @@ def run(
     if forked:
         os.environ.clear()
         if not config["afar"]:
-            # The nursery of another machine has seen to the path.
+            # The fork server of another machine has seen to the path.
             sys.path[:] = config["path"]
     os.environ.update(config["env"])
     sys.argv[:] = config["argv"]
@@ -58,7 +58,7 @@ def run(
         rank=rank,
         host=config["host"],
         host_no=host,
-        home=Home(Placement.from_wire(bytes.fromhex(config["placement"])), {host: config["host"]}),
+        location=Location(Placement.from_wire(bytes.fromhex(config["placement"])), {host: config["host"]}),
         scratch=config.get("scratch", ""),
     )
     # Before its spawn is told that it is up.
@@ -75,22 +75,22 @@ def run(
     process.seeds = seeds
     process.python = config["interpreter"]
     process.env_changes = {**config["changes"], **config["own"]}
-    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._system.stack_dumps import arm
 
     holder().equip_worker(process)
     arm(process.runtime)
-    stage = Stage(process)
-    process.adopt_stage(stage)
+    actor_host = ActorHost(process)
+    process.adopt_actor_host(actor_host)
     if config["extensions"]:
         process.extensions.begin(config["extensions"])
-    status = stage.run()
+    status = actor_host.run()
     process.end_extensions()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    process.runtime.goodbye(_GOODBYE_S, stage.unready)
+    process.runtime.goodbye(_GOODBYE_S, actor_host.unready)
     return status
 
 

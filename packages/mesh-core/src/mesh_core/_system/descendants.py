@@ -1,9 +1,9 @@
-"""What a nursery has below it: its workers, what these have started, and the minder.
+"""What a fork server has below it: its workers, what these have started, and the minder.
 
-The nursery is where the kernel puts orphans of its workers (a child subreaper), and every worker has a mark
+The fork server is where the kernel puts orphans of its workers (a child subreaper), and every worker has a mark
 (``process_marks.py``) that all it starts inherit. Once a worker has ended, whatever has its mark is hunted down, in rounds between
-which the nursery goes on with its work. The minder is a copy of the nursery, made before anything was imported, that
-does the same should the nursery be killed.
+which the fork server goes on with its work. The minder is a copy of the fork server, made before anything was imported, that
+does the same should the fork server be killed.
 
 BRD-1: the number of a worker is given to another one only when nothing with its mark is left.
 """
@@ -22,7 +22,7 @@ from mesh_core._system.process_marks import Found, Hunt
 
 
 class Brood:
-    """All that lives below a nursery. Made in a process with one thread and no children."""
+    """All that lives below a fork server. Made in a process with one thread and no children."""
 
     def __init__(self) -> None:
         self._wake = (-1, -1)
@@ -50,11 +50,11 @@ class Brood:
         """Fork the minder."""
         if not self._owner:
             return
-        nursery = os.pidfd_open(os.getpid())
+        fork_server = os.pidfd_open(os.getpid())
         try:
             self._minder = os.fork()
         except OSError:
-            self._minder = 0  # nothing can be forked now; the nursery does without
+            self._minder = 0  # nothing can be forked now; the fork server does without
         else:
             if self._minder == 0:
                 try:
@@ -64,8 +64,8 @@ class Brood:
                         "mesh: minder of a fork server (mesh_core._process.fork_server)", "mesh-minder"
                     )
                 finally:
-                    process_marks.mind(self._owner, nursery)
-        os.close(nursery)
+                    process_marks.mind(self._owner, fork_server)
+        os.close(fork_server)
 
     def listen(self) -> int:
         """Have the end of any child wake whoever polls the descriptor that is returned."""
@@ -92,7 +92,7 @@ class Brood:
         self._numbers[pid] = number
 
     def fledge(self, number: int) -> None:
-        """Make this copy of the nursery a worker: its mark is on all that it starts."""
+        """Make this copy of the fork server a worker: its mark is on all that it starts."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in self._wake:
@@ -126,7 +126,7 @@ class Brood:
         if not self._hunts:
             return None
         if not self._strays(workers):
-            # As nearly always. What an ended worker has left is among the nursery's children, or below them.
+            # As nearly always. What an ended worker has left is among the fork server's children, or below them.
             self._taken.difference_update(self._hunts)
             self._hunts.clear()
             return None

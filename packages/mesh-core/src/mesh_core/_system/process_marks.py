@@ -2,7 +2,7 @@
 
 A mark is the pair of limits of file locks (``RLIMIT_LOCKS``) of a process. Linux has heeded these since 2.4 no longer, every
 process has them, and children inherit them through fork, exec, setsid, a change of the process group and an emptied
-environment. The hard limit names the owner: a nursery, or a script that runs tools. The soft one names the worker of
+environment. The hard limit names the owner: a fork server, or a script that runs tools. The soft one names the worker of
 that owner, and below it the tool. Where both are the same, the process is detached.
 
 MRK-1: a process is signalled only if it has such a mark, or a parent that is to be ended, and is not detached.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mesh_core._native import name_process
 
 if TYPE_CHECKING:
-    from mesh_core._hosting.actor_cell import Hosted
+    from mesh_core._hosting.actor_cell import ActorCell
     from mesh_core._process.process import Identity
 
 _CONTROLS = dict.fromkeys(range(32), "?")
@@ -24,10 +24,10 @@ class Title:
 
     def __init__(self, me: Identity) -> None:
         self._process = me.proc_id
-        self._named: list[Hosted] | None = None
+        self._named: list[ActorCell] | None = None
         """The actors that it was made of."""
 
-    def show(self, actors: Mapping[int, Hosted]) -> None:
+    def show(self, actors: Mapping[int, ActorCell]) -> None:
         """Bring it up to date, if it is not: a worker may have actors by the thousand."""
         first = list(islice(actors.values(), _NAMED + 1))
         if first == self._named:

@@ -50,7 +50,7 @@ class Names:
     def host(self, number: int) -> str:
         """A host for people."""
         me = self._process.identity
-        return me.host if number == me.host_no else self._process.home_name(number)
+        return me.host if number == me.host_no else self._process.name_of_host(number)
 
     def _ask(self, host: int) -> None:
         whom: dict[Addr, int | None] = {ROOT: None, (0, host, host): None}

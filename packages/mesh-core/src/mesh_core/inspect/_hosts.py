@@ -82,7 +82,7 @@ def look(process: Process, deadline: float, *, pss: bool) -> Tree | None:
     if told is None:
         return None
     here = process.identity.host_no
-    root_name = process.identity.host if here == 0 else process.home_name(0)
+    root_name = process.identity.host if here == 0 else process.name_of_host(0)
     hosts = {0: Host(0, root_name, "running")}
     for number, state, pid, name, address, why in told.get("hosts", ()):
         hosts[number] = Host(number, name, state, pid or None, address, why)

@@ -28,7 +28,15 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(
 # What waits for messages, and what hands them to actors.
 _PLUMBING = tuple(
     f"mesh_core/{name}.py"
-    for name in ("_constructing", "_ending", "_hosted", "_loop", "_on_loop", "_on_thread", "_stage")
+    for name in (
+        "_futures/loop",
+        "_hosting/actor_cell",
+        "_hosting/actor_host",
+        "_hosting/constructors",
+        "_hosting/ending",
+        "_hosting/loop_executor",
+        "_hosting/thread_executor",
+    )
 )
 _LOOP_S = 0.1
 """How long a process's event loop may take to answer."""
@@ -142,7 +150,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
         raise TypeError(f"stacks() takes a mesh of processes or actors, not {mesh!r}")
     process: Process = mesh._process
     view, procs_id = mesh._view, mesh._procs_id
-    addrs: list[Addr] = [locate(process.runtime, *mesh._home.addr(procs_id, rank)) for rank in view]
+    addrs: list[Addr] = [locate(process.runtime, *mesh._location.addr(procs_id, rank)) for rank in view]
     names = dict.fromkeys((addr[0] for addr in addrs), _mesh_name(process, mesh))
     return ValueMesh.of(mesh.extent, _stacks_at(process, addrs, names, timeout))
 

@@ -517,16 +517,16 @@ def _on_loop() -> bool:
     return _running_loop() is not None
 
 
-def _revive(home: Addr, number: int, desk: Any, actors: Any, options: Options) -> Pool[Any]:
+def _revive(location: Addr, number: int, desk: Any, actors: Any, options: Options) -> Pool[Any]:
     """The pool, where it was sent to."""
     process = current()
     pools = process.slots.of(Pools)
-    is_home = process.runtime.me == home
+    is_home = process.runtime.me == location
     with pools.lock:
-        found = pools.made.get(number) if is_home else pools.known.get((home, number))
+        found = pools.made.get(number) if is_home else pools.known.get((location, number))
         if found is None and not is_home:
             turns = FarTurns(process, desk, f"the pool of {actors.name!r}")
-            found = pools.known[home, number] = Pool._from_elsewhere(process, actors, turns, options)
+            found = pools.known[location, number] = Pool._from_elsewhere(process, actors, turns, options)
     if found is None:
         raise MeshError("the pool was closed meanwhile")
     return found

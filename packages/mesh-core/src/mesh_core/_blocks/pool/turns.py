@@ -280,7 +280,7 @@ class OwnTurns:
             known = {_key(member): place for place, member in self._members.items()}
             for _, replica in mesh:
                 rank = replica._view.rank_at(0)
-                member = Member(replica, mesh, rank, replica._home.addr(replica._procs_id, rank))
+                member = Member(replica, mesh, rank, replica._location.addr(replica._procs_id, rank))
                 place = known.get(_key(member))
                 if place is None:
                     place = next(self._numbers)
@@ -296,7 +296,7 @@ class OwnTurns:
         from mesh_core._native import locate
 
         runtime = member.replica._process.runtime
-        at = locate(runtime, *member.replica._home.addr(member.replica._procs_id, member.rank))
+        at = locate(runtime, *member.replica._location.addr(member.replica._procs_id, member.rank))
         if self.per_rank > 1 or at[2] != runtime.me[2]:
             self._part(place)
             # More than one runs there anyway; or, on another host, what has begun is not known when that dies.
@@ -528,8 +528,8 @@ def _key(member: Member) -> tuple[int, int, int]:
 
 
 def _lives(replica: ActorMesh[Any]) -> bool:
-    home, rank = replica._home, replica._view.rank_at(0)
-    return not replica._process.runtime.is_gone(*home.addr(replica._procs_id, rank))
+    location, rank = replica._location, replica._view.rank_at(0)
+    return not replica._process.runtime.is_gone(*location.addr(replica._procs_id, rank))
 
 
 def _is_lost(replica: ActorMesh[Any]) -> bool:

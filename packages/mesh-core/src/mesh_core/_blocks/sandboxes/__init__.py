@@ -9,7 +9,7 @@
 template, ``box`` is keeper and worker, ``isolation`` what the kernel is asked for, ``plain`` and ``outcome`` what comes
 back.
 
-The template is started by exec once per kind, rather than forked from a nursery or the owner: a box is a copy of it, and must not
+The template is started by exec once per kind, rather than forked from a fork server or the owner: a box is a copy of it, and must not
 hold what these have in memory, such as credentials.
 
 BOX-1: nothing that comes out of a box is unpickled, imported or run by its owner.

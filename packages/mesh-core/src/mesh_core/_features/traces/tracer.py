@@ -46,7 +46,7 @@ class Tracer:
         attributes |= {
             "mesh.actor": mesh.name,
             "mesh.actors": len(mesh),
-            "server.address": mesh._home.called(mesh._view),
+            "server.address": mesh._location.called(mesh._view),
         }
         span = _Open(self._tracer.start_span(name, kind=kind, attributes=attributes))
         try:

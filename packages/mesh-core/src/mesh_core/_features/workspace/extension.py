@@ -36,7 +36,7 @@ class Copies(Extension):
 
     async def receive(self, message: Told, sender: Proc) -> list[Answer]:
         """Do what a sync asks of this process, and of those that it has spawned."""
-        return await hear(self, current().stage(), message)
+        return await hear(self, current().actor_host(), message)
 
 
 def _told() -> list[list[Any]]:

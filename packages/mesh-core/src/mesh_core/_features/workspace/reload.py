@@ -24,7 +24,7 @@ from mesh_core._features.workspace.synced import Answer, Synced
 
 if TYPE_CHECKING:
     from mesh_core._features.workspace.place import Workspace
-    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._process.process import Process
 
 
@@ -36,9 +36,9 @@ def mark(process: Process, workspace: Workspace, root: str, changed: list[str]) 
     )
 
 
-def reload(stage: Stage, workspace: Workspace, root: str) -> Answer:
+def reload(actor_host: ActorHost, workspace: Workspace, root: str) -> Answer:
     """Import again what has changed: by this sync, by those that did not ask for it, or by those that failed at it."""
-    process = stage.process
+    process = actor_host.process
     mine = _loaded(root, workspace.source)
     # What was deleted is gone for those who import it from now on; whoever has it keeps it.
     again = [
@@ -69,7 +69,7 @@ def reload(stage: Stage, workspace: Workspace, root: str) -> Answer:
         return Answer((), (), f"{name}: {text}")
     process.slots.of(Synced).stale.difference_update(again)
     linecache.checkcache()
-    _renew(stage, kept)
+    _renew(actor_host, kept)
     return Answer(tuple(sorted(again)), tuple(kept), "")
 
 
@@ -136,11 +136,11 @@ def _hand_on(name: str, before: dict[str, Any], imports: dict[str, Imports], und
                     names[at] = new[key]
 
 
-def _renew(stage: Stage, kept: list[str]) -> None:
+def _renew(actor_host: ActorHost, kept: list[str]) -> None:
     """Have actors that live answer with the new endpoints, as far as what runs them can; later ones have them all."""
-    stage._classes.clear()
-    stage.process.forget_tables()
-    tables = {id(actor.table): (actor._cls, actor.table) for actor in stage.actors.values()}
+    actor_host._classes.clear()
+    actor_host.process.forget_tables()
+    tables = {id(actor.table): (actor._cls, actor.table) for actor in actor_host.actors.values()}
     for cls, table in tables.values():
         fresh = {} if cls is None else table_of(cls)
         for name, old in list(table.items()):

@@ -163,8 +163,8 @@ def _discard(keepers: Any, workspace: Workspace) -> None:
 
 def _check_end() -> None:
     """Give up where the script comes to its end: it does not wait for what nobody waits for."""
-    me, stage = context().actor_instance, current().stage()
-    actor = stage.actors.get(me.actor_id)
+    me, actor_host = context().actor_instance, current().actor_host()
+    actor = actor_host.actors.get(me.actor_id)
     if actor is None or actor.gone is not None:
         raise MeshError(
             "the script came to its end before the sync; no host has changed. Wait for it with get()"

@@ -12,15 +12,15 @@ from mesh_core._futures.future import Future
 from mesh_core._native import Lost
 
 if TYPE_CHECKING:
-    from mesh_core._hosting.actor_host import Stage
+    from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._native import Call
     from mesh_core._process.process import Process
     from mesh_core.extensions import Extension
 
 
-async def hear(copies: Extension, stage: Stage, told: Told) -> list[Answer]:
+async def hear(copies: Extension, actor_host: ActorHost, told: Told) -> list[Answer]:
     """Do what the controller's ``tell_running`` asks of this process, and of those that it has spawned."""
-    process = stage.process
+    process = actor_host.process
     process.slots.of(Synced).told = told.workspaces
     scratch = process.identity.scratch
     put_on_path(told.workspaces, scratch)
@@ -35,7 +35,7 @@ async def hear(copies: Extension, stage: Stage, told: Told) -> list[Answer]:
 
         mark(process, workspace, str(root), told.changed)
         if told.again:
-            answers.append(reload(stage, workspace, str(root)))
+            answers.append(reload(actor_host, workspace, str(root)))
     for future in send_told(copies, process, told, set()):
         answers += await future
     return answers
@@ -44,8 +44,8 @@ async def hear(copies: Extension, stage: Stage, told: Told) -> list[Answer]:
 def send_told(copies: Extension, process: Process, told: Told, but: set[int]) -> list[Future[list[Answer]]]:
     """Send it to all processes that this one has spawned; they pass it on to theirs."""
     futures = []
-    for _, estate in process.estates.all():
-        for procs in estate.procs():
+    for _, owned_meshes in process.owners.all():
+        for procs in owned_meshes.procs():
             if procs._procs_id not in but:
                 # Processes that were spawned before the first sync do not have it.
                 copies.install_on(procs)

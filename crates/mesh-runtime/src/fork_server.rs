@@ -1,10 +1,10 @@
-//! The agent's end of a nursery: the process that forks workers.
+//! The agent's end of a fork server: the process that forks workers.
 //!
 //! ```text
 //! to it    op u8 | mesh u64 | rank u32 | host u32 | seat u32      (a spawn carries the worker's socket, stdout, stderr, config)
 //! from it  op u8 | mesh u64 | rank u32 | pid u32 | status i32 | text
 //! ```
-//! One message is one packet of a sequenced-packet socket. What a nursery or a worker is told travels in files of memory,
+//! One message is one packet of a sequenced-packet socket. What a fork server or a worker is told travels in files of memory,
 //! so that it may be of any size, and no other user can read it, as the arguments of a command can be.
 
 use crate::error::RuntimeError;
@@ -34,9 +34,9 @@ const OP_FAILED: u8 = 13;
 const OP_REFUSED: u8 = 14;
 const HEAD: usize = 21;
 
-/// How to start a nursery: the command of an interpreter, to which the numbers of three descriptors are appended.
+/// How to start a fork server: the command of an interpreter, to which the numbers of three descriptors are appended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct NurserySpec {
+pub struct ForkServerSpec {
     /// The program and its arguments.
     pub argv: Vec<OsString>,
     /// Its whole environment.
@@ -45,7 +45,7 @@ pub struct NurserySpec {
     pub plan: Bytes,
 }
 
-/// What a nursery reports.
+/// What a fork server reports.
 #[derive(Debug)]
 pub(crate) enum Report {
     Forked(ProcAddr, u32),
@@ -84,7 +84,7 @@ pub(crate) fn told(what: &[u8]) -> Result<OwnedFd, RuntimeError> {
 type Packet = (Vec<u8>, Option<WorkerFds>);
 
 #[derive(Debug)]
-pub(crate) struct Nursery {
+pub(crate) struct ForkServer {
     socket: OwnedFd,
     child: Mutex<Child>,
     waiting: Mutex<VecDeque<Packet>>,
@@ -92,11 +92,11 @@ pub(crate) struct Nursery {
     host: HostNo,
 }
 
-impl Nursery {
-    /// Starts one. Must be called on a thread that lives as long as the nursery may: the kernel takes the end of the
+impl ForkServer {
+    /// Starts one. Must be called on a thread that lives as long as the fork server may: the kernel takes the end of the
     /// thread that made a child for the end of its parent.
     pub(crate) fn start(
-        spec: &NurserySpec,
+        spec: &ForkServerSpec,
         board: BorrowedFd<'_>,
         token: u64,
         host: HostNo,
@@ -133,7 +133,7 @@ impl Nursery {
         }
         let child = command
             .spawn()
-            .map_err(|error| RuntimeError::Nursery { program: program.to_string_lossy().into_owned(), error })?;
+            .map_err(|error| RuntimeError::ForkServer { program: program.to_string_lossy().into_owned(), error })?;
         Ok(Self { socket: ours, child: Mutex::new(child), waiting: Mutex::default(), token, host })
     }
 
@@ -151,7 +151,7 @@ impl Nursery {
         self.post(reactor, packet(op, addr, seat), Some(worker));
     }
 
-    /// Kills a worker. The nursery does it, because it alone knows that the process was not reaped yet.
+    /// Kills a worker. The fork server does it, because it alone knows that the process was not reaped yet.
     pub(crate) fn kill(&self, reactor: &Reactor, addr: ProcAddr) {
         self.post(reactor, packet(OP_KILL, addr, 0), None);
     }
