@@ -1,4 +1,4 @@
 """The extensions of a process: what they are, how they travel to other processes, and their messages. `mesh_core.extensions` is its public face.
 
-It imports `_hosting` and what that imports.
+It imports `_meshes` and what that imports.
 """

@@ -1,4 +1,4 @@
 """Results that are on their way: futures and promises, waiting for several, deadlines, event loops, and waits that can never end.
 
-It imports `_common`, `_serialize` and `_geometry`.
+It imports `_common` and `_serialize`.
 """
