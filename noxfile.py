@@ -291,7 +291,7 @@ def repeated(mark: str) -> list[str]:
 
 def side_by_side(package: Package) -> list[str]:
     """What to tell pytest for a package's tests: several processes take longer to start than a few files to run."""
-    return SIDE_BY_SIDE if len(list(package.tests.glob("test_*.py"))) > FEW_FILES else []
+    return SIDE_BY_SIDE if len(list(package.tests.rglob("test_*.py"))) > FEW_FILES else []
 
 
 def run_pages(session: nox.Session, *arguments: str) -> None:

@@ -16,4 +16,4 @@ def get_include() -> str:
     # Builds of other packages want it, and no program that runs.
     from pathlib import Path
 
-    return str(Path(__file__).resolve().parent / "include")
+    return str(Path(__file__).resolve().parents[1] / "include")

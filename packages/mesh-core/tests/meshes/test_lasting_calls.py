@@ -393,7 +393,7 @@ def test_the_end_of_the_runtime_ends_the_wait() -> None:
     """
     said = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
         timeout=WITHIN,

@@ -340,7 +340,7 @@ def test_pytest_asyncio(tmp_path: Path, mode: str) -> None:
     )
     (tmp_path / "test_async.py").write_text(textwrap.dedent(source))
     (tmp_path / "pytest.ini").write_text(
-        f"[pytest]\nasyncio_mode = {mode}\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\npythonpath = {Path(__file__).parent}\n"
+        f"[pytest]\nasyncio_mode = {mode}\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\npythonpath = {Path(__file__).parents[1]}\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],

@@ -295,7 +295,10 @@ def test_the_first_process_of_a_container(tmp_path: Path, first: str) -> None:
         [*command, str(tmp_path) if first == "in order" else "never"],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *inherited_path()])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *inherited_path()]),
+        },
     ) as outer:
         assert outer.stdout is not None
         line = outer.stdout.readline()

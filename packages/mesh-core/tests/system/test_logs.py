@@ -174,7 +174,10 @@ def test_a_script_without_stdout_and_stderr(tmp_path: Path, start: str) -> None:
         ],
         check=True,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *inherited_path()])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *inherited_path()]),
+        },
     )
     assert (tmp_path / "done").read_text() == "[1, 1]"
 

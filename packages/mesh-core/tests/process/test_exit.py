@@ -574,7 +574,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
         start_new_session=True,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *inherited_path()]),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *inherited_path()]),
             "MESH_STOP_TIMEOUT": "2",
             "PYTHONFAULTHANDLER": "1",
         },
