@@ -456,7 +456,7 @@ def test_policies_and_kinds_are_typed(tmp_path: Any) -> None:
     program = tmp_path / "program.py"
     program.write_text(TYPED)
     told = [
-        re.sub(r"^.*program\.py:\d+: |mesh_core\.policies\._contract\.", "", line) for line in mypy(program)
+        re.sub(r"^.*program\.py:\d+: |mesh_core\._failures\.policies\.", "", line) for line in mypy(program)
     ]
     assert [line.partition('type is "')[2].rstrip('"') for line in told if "Revealed" in line] == [
         "program.Worker",
