@@ -302,7 +302,7 @@ class Opener(Actor):
 
     @endpoint
     async def open(self) -> None:
-        stage = current_process()._stage
+        stage = current_process()._actor_host
         assert stage is not None
         for hosted in stage.actors.values():
             if isinstance(hosted.object, Summand):
@@ -310,7 +310,7 @@ class Opener(Actor):
 
     @endpoint
     async def gathering(self) -> int:
-        stage = current_process()._stage
+        stage = current_process()._actor_host
         assert stage is not None
         return 0 if stage.reductions is None else len(stage.reductions)
 

@@ -95,7 +95,8 @@ def test_what_an_editor_completes(tmp_path: Path) -> None:
     )
     told = [re.sub(r'note: Revealed type is "(.*)"', r"\1", line) for line in found]
     told = [
-        re.sub(r"\b(builtins|mesh_core(?:\._?[a-z]\w*)+|asyncio\.futures|_asyncio|program)\.", "", line) for line in told
+        re.sub(r"\b(builtins|mesh_core(?:\._?[a-z]\w*)+|asyncio\.futures|_asyncio|program)\.", "", line)
+        for line in told
     ]
     assert told == [
         "Trainer",

@@ -62,7 +62,7 @@ def sync(
 def _synchronizer(process: Process) -> Any:
     with holder().lock:
         if process.slots.of(Synced).synchronizer is None:
-            from mesh_core._features.workspace.sync import Synchronizer
+            from mesh_core._features.workspace.synchronizer import Synchronizer
             from mesh_core._meshes.hosts import this_proc
 
             # Outside of any actor: it is the script's, whoever asks first.

@@ -6,7 +6,7 @@ from typing import Any
 
 from mesh_core._common.current import current
 from mesh_core._common.hooks import Preparation
-from mesh_core._features.workspace.place import put_on_path
+from mesh_core._features.workspace.placing import put_on_path
 from mesh_core._features.workspace.synced import Answer, Synced, Told
 from mesh_core._features.workspace.told import hear
 from mesh_core.extensions import NOT_CARRIED, Extension, Proc, Spawning

@@ -14,7 +14,7 @@ from mesh_core._native import Region, Slice
 from mesh_core.extensions import find, install
 
 if TYPE_CHECKING:
-    from mesh_core._features.workspace.place import Workspace
+    from mesh_core._features.workspace.placing import Workspace
     from mesh_core._meshes.hosts import HostMesh
     from mesh_core._process.process import Process
 

@@ -7,7 +7,7 @@ from mesh_core._actors.endpoint import endpoint
 from mesh_core._common.current import current
 from mesh_core._features.workspace.manifest import Manifest
 from mesh_core._features.workspace.mirror import Committed, Mirror, Piece
-from mesh_core._features.workspace.place import Workspace
+from mesh_core._features.workspace.placing import Workspace
 
 
 class Keeper(Actor):

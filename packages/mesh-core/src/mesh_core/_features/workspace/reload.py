@@ -23,7 +23,7 @@ from mesh_core._features.workspace.patch import Undo, patch, restore, same_kind
 from mesh_core._features.workspace.synced import Answer, Synced
 
 if TYPE_CHECKING:
-    from mesh_core._features.workspace.place import Workspace
+    from mesh_core._features.workspace.placing import Workspace
     from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._process.process import Process
 

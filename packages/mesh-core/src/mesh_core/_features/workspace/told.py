@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mesh_core._common.codes import MessageKind, Request
 from mesh_core._common.proc import signed
-from mesh_core._features.workspace.place import Workspace, lead_packages, put_on_path
+from mesh_core._features.workspace.placing import Workspace, lead_packages, put_on_path
 from mesh_core._features.workspace.synced import Answer, Synced, Told
 from mesh_core._futures.future import Future
 from mesh_core._native import Lost

@@ -21,7 +21,7 @@ from mesh_core._features.workspace.extension import Copies
 from mesh_core._features.workspace.fleet import Fleet, tell_running
 from mesh_core._features.workspace.manifest import FILE, FOLDER, Manifest, Print, Scanner, hasher
 from mesh_core._features.workspace.mirror import ABANDON, DONE, MORE, Committed, Piece
-from mesh_core._features.workspace.place import Workspace, key_of
+from mesh_core._features.workspace.placing import Workspace, key_of
 from mesh_core._features.workspace.report import WorkspaceReport
 from mesh_core._features.workspace.rules import Rules
 from mesh_core._features.workspace.synced import Synced
