@@ -22,13 +22,14 @@ class Greeter(Actor):
 
 
 def host_pids(name: str) -> list[int]:
-    """Return the processes of the host of this name, here: what looks after the agent, and then the agent."""
+    """Return the processes of the host of this name, here: what looks after the agent, where that is for it alone, and then the agent."""
     parents = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
                 words = (process / "cmdline").read_bytes()
-                if words.endswith(f"\0mesh-host\0{name}\0".encode()):
+                is_its = (process / "comm").read_text().strip() == name[:15]
+                if b"\0mesh-host\0" in words and (is_its or words.endswith(f"\0{name}\0".encode())):
                     stat = (process / "stat").read_text()
                     parents[int(process.name)] = int(stat.rpartition(") ")[2].split()[1])
             except OSError:

@@ -22,6 +22,7 @@ from mesh_launchers._exec import ExecCommand
 from mesh_launchers._folder import JobFolder
 from mesh_launchers._launch import JOB_VARIABLE, jobs
 from mesh_launchers._plan import Plan
+from mesh_launchers._shell import ShellCommand
 from mesh_launchers._state import JobState
 
 _STOP_S = 60.0
@@ -300,6 +301,9 @@ def mesh_register_commands() -> Iterable[CommandPlugin]:
     )
     yield CommandPlugin(
         name="run", api_version=1, create=RunCommand, summary="run a script with hosts of a launcher"
+    )
+    yield CommandPlugin(
+        name="shell", api_version=1, create=ShellCommand, summary="open a terminal on a host of a job"
     )
     yield CommandPlugin(
         name="scale", api_version=1, create=ScaleCommand, summary="have more hosts in a job, or fewer"

@@ -34,6 +34,8 @@ class Plan:
     """By name: the hosts to start, and the launcher's options."""
     keep: float | None
     credentials: str | os.PathLike[str] | None
+    dial: str | None
+    """Where the script waits for hosts that connect to it."""
 
     @classmethod
     def of(
@@ -52,15 +54,22 @@ class Plan:
         plugin = PluginManager().get(LAUNCHERS, launcher)
         assert isinstance(plugin, LauncherPlugin)
         described: dict[str, dict[str, Any]] = {}
+        dials: set[str | None] = set()
         for mesh, (targets, given) in _wanted(plugin, hosts, meshes, spares).items():
             together = {**options, **given}
-            options_of(plugin, together)
+            dials.add(getattr(options_of(plugin, together), "dial", None))
             described[mesh] = {"targets": targets, "options": together}
+        if len(dials) > 1:
+            raise ValueError(
+                "dial= must be the same for all meshes: the script waits for all its hosts at one address"
+            )
         kept = None if keep is None else seconds(keep, "keep")
         probe = plugin.probe()
         if not probe.available:
             raise LaunchError(f"the launcher {launcher!r} cannot work here: {probe.reason}. {probe.remedy}")
-        return cls(launcher, name or f"{launcher}-{secrets.token_hex(3)}", described, kept, credentials)
+        return cls(
+            launcher, name or f"{launcher}-{secrets.token_hex(3)}", described, kept, credentials, dials.pop()
+        )
 
     def begin(self) -> tuple[JobFolder, socket.socket]:
         """Start the process that keeps the job; returns the job's folder, and this script's connection to that process."""
@@ -76,6 +85,7 @@ class Plan:
                     "launcher": self.launcher,
                     "meshes": self.meshes,
                     "keep": self.keep,
+                    "dial": self.dial,
                     "environment": environment(),
                 }
             )
