@@ -208,6 +208,11 @@ class RunCommand:
             default=[],
             help="an option of the launcher; may be repeated",
         )
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="only show what would be submitted to a scheduler, and whether the options are good",
+        )
         parser.add_argument("script", help="the Python script to run")
         parser.add_argument("arguments", nargs=REMAINDER, help="its arguments")
 
@@ -217,6 +222,11 @@ class RunCommand:
             plan = Plan.of(**_told(args))
         except (TypeError, ValueError) as error:
             raise LaunchError(str(error)) from None
+        for each in plan.show():
+            sys.stderr.write(f"mesh: $ {each}\n")
+        if args.dry_run:
+            return 0
+        sys.stderr.flush()
         folder, connection = plan.begin()
         door = Door(folder.name, connection)
         try:

@@ -112,6 +112,9 @@ class LauncherPlugin(Plugin[None]):
     """A frozen dataclass: what users may give, with types and defaults."""
     is_named: bool = False
     """Whether hosts are names that the user gives, and not a number of them."""
+    show: Callable[[Any, str, int, int], str] | None = None
+    """Gives what will be submitted to a scheduler, to be shown to the user before it is: of these options, the job's name, how many hosts, and
+    the number of their mesh in the job."""
 
 
 LAUNCHERS: Final = PluginKind(

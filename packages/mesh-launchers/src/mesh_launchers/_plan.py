@@ -71,6 +71,17 @@ class Plan:
             launcher, name or f"{launcher}-{secrets.token_hex(3)}", described, kept, credentials, dials.pop()
         )
 
+    def show(self) -> list[str]:
+        """Return what will be submitted, if the launcher submits something that can be read."""
+        plugin = PluginManager().get(LAUNCHERS, self.launcher)
+        assert isinstance(plugin, LauncherPlugin)
+        if plugin.show is None:
+            return []
+        return [
+            plugin.show(options_of(plugin, mesh["options"]), self.name, len(mesh["targets"]), number)
+            for number, mesh in enumerate(self.meshes.values())
+        ]
+
     def begin(self) -> tuple[JobFolder, socket.socket]:
         """Start the process that keeps the job; returns the job's folder, and this script's connection to that process."""
         folder, lock = JobFolder.make(self.name)
