@@ -70,6 +70,8 @@ class Place:
     """So many seconds hosts go on that hear nothing from here: what was cut off ends by itself."""
     report: Callable[[Report], None]
     """Says what has become of a host. To be called by the launcher's event loop."""
+    code: Mapping[str, Any] = field(default_factory=dict)
+    """Which modules of the script's own hosts are to look for, and on which path; :func:`mesh_launchers.agents.command` does."""
 
 
 @runtime_checkable

@@ -58,6 +58,7 @@ def told(
     what = {
         "credentials": files,
         "silence": place.silence,
+        "code": dict(place.code) or {"modules": [], "path": []},
         "place": variable,
         "hosts": [
             {

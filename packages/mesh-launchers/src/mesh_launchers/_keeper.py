@@ -1,6 +1,7 @@
 """The process that keeps a job: it has the launcher, and ends the hosts when nobody has them any more.
 
-KPR-1: hosts end with the script that has them, or, where they are kept, when none has come for them in time; and with this process in any case.
+KPR-1: hosts end with the script that has them, or, where they are kept, when none has come for them in time and nobody visits them (VST-1); and
+with this process in any case.
 KPR-2: at most one script has a job's hosts.
 KPR-3: when it has ended, its folder is gone, and so is all that its launcher has made.
 """
@@ -60,6 +61,7 @@ class Keeper:
             name: mesh["targets"] for name, mesh in job["meshes"].items()
         }
         self._environment: Mapping[str, Any] = job["environment"]
+        self._code = {"modules": list(self._environment["code"]), "path": job["path"]}
         self._hosts: dict[int, HostState] = {}
         self._clients: set[_Client] = set()
         self._holder: _Client | None = None
@@ -111,7 +113,12 @@ class Keeper:
         # Kept hosts are to be there still when a machine that slept has woken.
         silence = max(_SILENCE_S, self._keep or 0.0)
         place = Place(
-            self._folder.name, folder, Credentials.load(self._use.path).host_path, silence, self._report
+            self._folder.name,
+            folder,
+            Credentials.load(self._use.path).host_path,
+            silence,
+            self._report,
+            self._code,
         )
         self._launcher = plugin.create(place)
         # All are known before any is started: who has the job hears of all of them at once.
@@ -370,7 +377,12 @@ def _compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, tu
     more = len(differs) - _DIFFERENCES
     if more > 0:
         differs[_DIFFERENCES:] = [f"and {more} more packages"]
-    return refused, tuple(differs)
+    changed = [
+        f"{name} has other source files in {at} (hosts.sync_workspace() brings those of the script)"
+        for name, (at, what) in sorted(there.get("code", {}).items())
+        if here["code"].get(name) != what
+    ]
+    return refused, (*changed, *differs)
 
 
 def main(path: str, door: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from mesh_core import Credentials
 from mesh_core.plugins import PluginManager
 from mesh_launchers._authority import authority
+from mesh_launchers._code import own_code
 from mesh_launchers._contract import LAUNCHERS, LauncherPlugin, options_of
 from mesh_launchers._durations import seconds
 from mesh_launchers._errors import LaunchError
@@ -97,7 +98,8 @@ class Plan:
                     "meshes": self.meshes,
                     "keep": self.keep,
                     "dial": self.dial,
-                    "environment": environment(),
+                    "environment": {**environment(), "code": own_code()},
+                    "path": sys.path,
                 }
             )
             return folder, _start_keeper(folder, lock)

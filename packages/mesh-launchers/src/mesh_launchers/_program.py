@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import hashlib
 import importlib
 import json
 import os
@@ -22,12 +23,15 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TextIO
 
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 SHORT = 800
 """Where the lines of many hosts come together, longer ones are torn apart."""
+MOST_FILES = 2000
 GRACE_S = 8.0
 AGAIN_S = 0.5
 REACH_S = 10.0
@@ -35,6 +39,42 @@ DEATH = 1
 """The number of prctl for a signal that comes at the parent's death."""
 NAME = 15
 """That for a process's short name."""
+
+
+def digest(path: Path) -> str | None:
+    """Return what the source files of a module or a package amount to; none where they are too many to look at."""
+    found = hashlib.sha256()
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    if len(files) > MOST_FILES:
+        return None
+    for each in files:
+        found.update(f"{each.relative_to(path)}\0".encode())
+        found.update(each.read_bytes())
+    return found.hexdigest()
+
+
+def sources(name: str, path: Sequence[str]) -> Path | None:
+    """Return where a module or a package would be imported from, without doing so."""
+    spec = PathFinder.find_spec(name, list(path))
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    origin = Path(spec.origin)
+    return origin.parent if spec.submodule_search_locations else origin
+
+
+def code(asked: Sequence[str], path: Sequence[str]) -> dict[str, list[str]]:
+    """Return where modules that the script has are here, and what their sources amount to."""
+    # As in workers: what the script has, and is here too, comes first.
+    there = [each for each in path if Path(each).is_dir() and each not in sys.path]
+    found = {}
+    for name in asked:
+        # One that cannot be read is none that could be imported.
+        with contextlib.suppress(OSError):
+            at = sources(name, [*there, *sys.path])
+            what = None if at is None else digest(at)
+            if at is not None and what is not None:
+                found[name] = [str(at), what]
+    return found
 
 
 def environment() -> dict[str, Any]:
@@ -175,12 +215,13 @@ class Hosts:
         self._hosts = {each["number"]: Host(told, each, out) for each in mine}
         self._silence: float = told["silence"]
         self._dial: str | None = told["options"].get("dial")
+        self._asked: dict[str, Any] = told["code"]
         self._heard = b""
         self._last = time.monotonic()
 
     def run(self) -> int:
         """Have the agents run until they end, or are to end."""
-        what = environment()
+        what = {**environment(), "code": code(self._asked["modules"], self._asked["path"])}
         for each in self._hosts.values():
             each.say(environment=what, node=socket.gethostname())
         try:
