@@ -11,7 +11,6 @@ import threading
 import tty
 from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import suppress
-from typing import Any
 
 from mesh_core import HostMesh, MeshError
 from mesh_launchers._errors import LaunchError
@@ -84,6 +83,8 @@ class Session:
         shows = threading.Thread(target=self._show, name="mesh-shell", daemon=True)
         try:
             tty.setraw(0)
+            # It may have been resized before anybody listened for that.
+            self._terminal.resize.broadcast(_size())
             shows.start()
             has_ended = self._type()
         finally:
@@ -150,6 +151,5 @@ class Session:
 
 
 def _size() -> tuple[int, int]:
-    rows: Any
     columns, rows = os.get_terminal_size(0)
     return rows, columns
