@@ -47,13 +47,17 @@ def test_kept_hosts_are_there_when_the_machine_has_woken(tmp_path: Path, jobs_fo
             ["pgrep", "-f", f"_keeper {jobs_folder / 'kept'}"], capture_output=True, text=True, check=True
         ).stdout
     )
-    for pid in (script.process.pid, keeper):
-        os.kill(pid, signal.SIGSTOP)
     logs = [jobs_folder / "kept" / "launcher" / f"{number}.log" for number in (0, 1)]
-    # What the job's processes were ends there before the machine wakes.
-    until(lambda: all("has ended here" in each.read_text() for each in logs), "the hosts notice the silence")
-    for pid in (keeper, script.process.pid):
-        os.kill(pid, signal.SIGCONT)
+    try:
+        for pid in (script.process.pid, keeper):
+            os.kill(pid, signal.SIGSTOP)
+        # The job's processes end there before the machine wakes.
+        until(
+            lambda: all("has ended here" in each.read_text() for each in logs), "the hosts notice the silence"
+        )
+    finally:
+        for pid in (keeper, script.process.pid):
+            os.kill(pid, signal.SIGCONT)
     script.go()
     assert "host" in script.heard()
     assert script.end()[0] == 0
