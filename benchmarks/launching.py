@@ -3,6 +3,7 @@
     python benchmarks/launching.py --hosts 16
 
 With mesh-launchers installed; the figures of ssh want Debian's openssh-server and root. Its hosts are servers on addresses of this machine, each with keys of its own.
+Those of Slurm want Debian's slurmctld, slurmd and slurm-client, and root: three nodes, each with a network of its own, and the script on a fourth.
 Each round is a script of its own, as a user's is; it imports before the clock starts.
 """
 
@@ -14,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +69,32 @@ def seconds(text: str, launcher: str, options: dict[str, object], count: int) ->
     return float(done.stdout.split()[-1]) if done.stdout else 0.0
 
 
+def slurm_seconds(rounds: int) -> list[float]:
+    """Run a script on a Slurm cluster of three nodes; how long it says that it took, each time."""
+    sys.path.insert(0, str(ROOT / "tests" / "network"))
+    import slurm  # type: ignore[import-not-found, unused-ignore]
+    from cluster import Network  # type: ignore[import-not-found, unused-ignore]
+
+    if slurm.missing() is not None:
+        return []
+    took = []
+    with tempfile.TemporaryDirectory() as folder, Network(4) as network:
+        cluster = slurm.Slurm(network, Path(folder) / "slurm")
+        options = {"hosts": 3, "exclusive": True, "python": sys.executable}
+        for _ in range(rounds):
+            text = GREET + FIRST
+            for name, value in {"LAUNCHER": "slurm", "OPTIONS": options, "COUNT": 3}.items():
+                text = text.replace(name, repr(value))
+            out, error = cluster.script(text).communicate(timeout=300)
+            if not out:
+                raise SystemExit(error)
+            took.append(float(out.split()[-1]))
+            # The next one is to find the nodes free.
+            while cluster.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split().count("idle") < 3:
+                time.sleep(0.1)
+    return took
+
+
 def shown(what: str, took: list[float]) -> None:
     """Print a row."""
     print(f"| {what} | {statistics.median(took):.3f} s | {min(took):.3f} to {max(took):.3f} |", flush=True)
@@ -100,6 +128,10 @@ def main() -> None:
                 shown(f"ssh, {count} hosts", [seconds(FIRST, "ssh", options, count) for _ in rounds])
             finally:
                 servers.close()
+    if os.getuid() == 0:
+        took = slurm_seconds(args.rounds)
+        if took:
+            shown("slurm, 3 hosts", took)
 
 
 if __name__ == "__main__":

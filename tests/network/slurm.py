@@ -23,7 +23,7 @@ def missing() -> str | None:
 class Slurm:
     """The daemons, and their folder."""
 
-    def __init__(self, network: Network, folder: Path) -> None:
+    def __init__(self, network: Network, folder: Path, *, munge: bool = False) -> None:
         self.network = network
         self.folder = folder
         nodes = len(network.hosts) - 1
@@ -38,8 +38,8 @@ class Slurm:
                     f"SlurmctldHost={network.hosts[0].name}",
                     "SlurmUser=root",
                     "SlurmdUser=root",
-                    "AuthType=auth/none",
-                    "CredType=cred/none",
+                    f"AuthType=auth/{'munge' if munge else 'none'}",
+                    f"CredType=cred/{'munge' if munge else 'none'}",
                     f"StateSaveLocation={folder}/state",
                     f"SlurmdSpoolDir={folder}/spool.%n",
                     f"SlurmctldPidFile={folder}/ctld.pid",
@@ -55,21 +55,45 @@ class Slurm:
                     "SlurmdParameters=config_overrides",
                     "AccountingStorageType=accounting_storage/none",
                     "ReturnToService=2",
+                    "PreemptType=preempt/partition_prio",
+                    "PreemptMode=CANCEL",
                     "SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=1",
                     "SlurmdTimeout=5",
                     "KillWait=5",
                     f"NodeName=host[1-{nodes}] CPUs=4 RealMemory=1000 State=UNKNOWN",
-                    f"PartitionName=main Nodes=host[1-{nodes}] Default=YES MaxTime=INFINITE State=UP",
+                    f"PartitionName=main Nodes=host[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1",
+                    f"PartitionName=urgent Nodes=host[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=10",
                     "",
                 ]
             )
         )
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        self.daemons: list[Process] = [self._daemon(0, "slurmctld", "-D", "-i")]
+        self.daemons: list[Process] = []
+        if munge:
+            self._authenticate()
+        self.daemons.append(self._daemon(0, "slurmctld", "-D", "-i"))
         self.daemons += [self._daemon(at, "slurmd", "-D") for at in range(1, nodes + 1)]
         wait_until(
-            lambda: self.ask("sinfo", "-h", "-N", "-o", "%T").split().count("idle") == nodes, "nodes are idle"
+            lambda: self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split().count("idle") == nodes,
+            "nodes are idle",
         )
+
+    def _authenticate(self) -> None:
+        """Have munge on each machine."""
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        for at, host in enumerate(self.network.hosts):
+            host.run(["mkdir", "-p", "/run/munge"])
+            paths = [f"--{name}-file=/run/munge/{name}" for name in ("seed", "log", "pid")]
+            self.daemons.append(
+                self._daemon(at, "munged", "--foreground", "--force", f"--key-file={key}", *paths)
+            )
+        for host in self.network.hosts:
+            wait_until(
+                lambda host=host: host.run(["munge", "-n"], check=False).returncode == 0,  # type: ignore[misc]
+                "munge answers",
+            )
 
     def _daemon(self, host: int, *words: str) -> Process:
         with (self.folder / f"{words[0]}.{host}.log").open("ab") as log:

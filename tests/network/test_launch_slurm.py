@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -83,7 +84,8 @@ def nothing_is_left(cluster: Slurm) -> None:
     """No job in the queue, no process on a node, no file."""
     wait_until(lambda: not cluster.ask("squeue", "-h").strip(), "jobs are in the queue")
     wait_until(
-        lambda: cluster.ask("sinfo", "-h", "-N", "-o", "%T").split().count("idle") == 3, "nodes are not idle"
+        lambda: cluster.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split().count("idle") == 3,
+        "nodes are not idle",
     )
     left: Any = [each for each in (cluster.folder / "jobs").rglob("*") if each.name != ".keys"]
     assert left == []
@@ -209,13 +211,115 @@ input()
 """,
     )
     assert heard(script) == "job second: 0 of 1 hosts run; second-0 waiting: PENDING: Resources"
-    assert heard(script).startswith("it has waited 0.5 in Slurm's queue: PENDING, ")
+    assert heard(script).startswith("it has waited 0.5 in Slurm's queue: PENDING: ")
     # One that waits in the queue does not look at its input.
     os.kill(keeper(cluster, "second"), signal.SIGKILL)
     wait_until(lambda: "mesh-second-0" not in cluster.ask("squeue", "-h", "-o", "%j"), "it is in the queue")
     assert "mesh-first-0" in cluster.ask("squeue", "-h", "-o", "%j")
     script.kill()
     script.communicate()
+    wait_until(lambda: not cluster.ask("squeue", "-h").strip(), "jobs are in the queue")
+
+
+def test_what_slurm_ends_is_told_in_its_words(cluster: Slurm) -> None:
+    """Cancelled while it runs, and in the queue; and for another job."""
+    script = run(
+        cluster,
+        """
+first = launch("slurm", hosts=2, name="first", exclusive=True, OPTIONS).wait(60)
+say("runs")
+say(*failed(first)[0])
+first.stop()
+first = launch("slurm", hosts=3, name="first", exclusive=True, OPTIONS).wait(60)
+second = launch("slurm", hosts=1, name="second", exclusive=True, OPTIONS)
+while "waiting" not in str(second.state()):
+    pass
+say("waits")
+say(*failed(second)[0])
+with launch("slurm", hosts=3, name="third", exclusive=True, partition="urgent", OPTIONS) as third:
+    say(*failed(first)[0])
+    say(*where(third.hosts))
+""",
+    )
+    assert heard(script) == "runs"
+    cluster.ask("scancel", "-n", "mesh-first-0")
+    line = heard(script)
+    assert line.startswith("first-0 | srun has ended with status ") and "; Slurm says CANCELLED" in line
+    while (line := heard(script)) != "waits":
+        pass
+    cluster.ask("scancel", "-n", "mesh-second-0")
+    line = heard(script)
+    assert line.startswith("second-0 | srun has ended with status ") and "; Slurm says CANCELLED" in line
+    while not (line := heard(script)).startswith("first-0 | "):
+        pass
+    assert "; Slurm says PREEMPTED" in line
+    while (line := heard(script)) != "host1 | host2 | host3":
+        pass
+    ended(script)
+    nothing_is_left(cluster)
+
+
+def test_meshes_are_jobs_with_options_of_their_own(cluster: Slurm) -> None:
+    script = run(
+        cluster,
+        """
+meshes = {"trainers": {"hosts": 1, "nodelist": "host3", "exclusive": True}, "generators": {"hosts": 2, "cpus": 2}}
+with launch("slurm", meshes=meshes, name="lab", OPTIONS) as job:
+    say(*where(job.meshes["trainers"]))
+    say(*where(job.meshes["generators"]))
+    input()
+""",
+    )
+    assert heard(script) == "host3"
+    assert heard(script) == "host1 | host2"
+    assert sorted(cluster.ask("squeue", "-h", "-o", "%j %N").splitlines()) == [
+        "mesh-lab-0 host3",
+        "mesh-lab-1 host[1-2]",
+    ]
+    ended(script)
+    nothing_is_left(cluster)
+
+
+def test_run_shows_what_it_submits(cluster: Slurm) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "mesh_core.cli",
+        "run",
+        "--launcher",
+        "slurm",
+        "--hosts",
+        "2",
+        "--name",
+        "lab",
+    ]
+    options = ["--opt", f"python={sys.executable!r}", "--opt", "partition='main'"]
+    text = """
+from mesh_launchers import attach_job
+print(attach_job().hosts.initialized.get(timeout=60))
+"""
+    for dry in (["--dry-run"], []):
+        done = cluster.script(text, *words, *options, *dry)
+        out, error = done.communicate(timeout=60)
+        assert done.returncode == 0, error
+        assert error.startswith("mesh: $ srun --job-name=mesh-lab-0 --nodes=2 --ntasks=2 ")
+        assert " --partition=main " in error.splitlines()[0]
+        assert out == ("" if dry else "None\n")
+    nothing_is_left(cluster)
+
+
+@pytest.mark.skipif(shutil.which("munged") is None, reason="there is no munged: apt install munge")
+def test_where_slurm_authenticates_by_munge(network: Callable[[int], Network], tmp_path: Path) -> None:
+    cluster = Slurm(network(3), tmp_path / "slurm", munge=True)
+    script = run(
+        cluster,
+        """
+with launch("slurm", hosts=2, exclusive=True, OPTIONS) as job:
+    say(*where(job.hosts))
+""",
+    )
+    assert heard(script) == "host1 | host2"
+    ended(script)
     wait_until(lambda: not cluster.ask("squeue", "-h").strip(), "jobs are in the queue")
 
 

@@ -21,14 +21,22 @@ class Greeter(Actor):
         return os.environ.get(name)
 
 
-def host_pids(name: str) -> list[int]:
-    """Return the processes of the host of this name, here: what looks after the agent, and then the agent."""
+def host_pids(name: str, runtime: str | None = None) -> list[int]:
+    """Return the processes of the host of this name, here: what looks after the agent, where that is for it alone, and then the agent."""
+    # With this runtime folder, or the test's own: tests that run beside this one have hosts of the same names.
+    mine = f"XDG_RUNTIME_DIR={runtime or os.environ['XDG_RUNTIME_DIR']}".encode()
     parents = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
                 words = (process / "cmdline").read_bytes()
-                if words.endswith(f"\0mesh-host\0{name}\0".encode()):
+                is_its = (process / "comm").read_text().strip() == name[:15]
+                is_mine = mine in (process / "environ").read_bytes().split(b"\0")
+                if (
+                    is_mine
+                    and b"\0mesh-host\0" in words
+                    and (is_its or words.endswith(f"\0{name}\0".encode()))
+                ):
                     stat = (process / "stat").read_text()
                     parents[int(process.name)] = int(stat.rpartition(") ")[2].split()[1])
             except OSError:
@@ -36,7 +44,7 @@ def host_pids(name: str) -> list[int]:
     return sorted(parents, key=lambda pid: parents[pid] in parents)
 
 
-def kill_host(name: str) -> bool:
+def kill_host(name: str, runtime: str | None = None) -> bool:
     """Kill the agent."""
-    os.kill(host_pids(name)[-1], signal.SIGKILL)
+    os.kill(host_pids(name, runtime)[-1], signal.SIGKILL)
     return True

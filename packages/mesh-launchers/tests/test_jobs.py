@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import signal
@@ -296,7 +297,7 @@ def test_the_death_of_the_keeper_ends_the_hosts(jobs_folder: Path, number: int) 
     job = launch("local", hosts=2, name=f"orphan-{number}").wait(timeout=LIMIT)
     keeper = _keeper(jobs_folder / job.name)
     pids = [pid for each in job.state().hosts for pid in host_pids(each.name)]
-    assert len(pids) == 4
+    assert len(pids) == 2
     os.kill(keeper, number)
     until(lambda: not any(Path(f"/proc/{each}/exe").exists() for each in pids), "the hosts end")
     until(lambda: "has ended" in repr(job), "the job's end is known")
@@ -363,6 +364,26 @@ def test_packages_that_differ_are_named_by_host(tmp_path: Path, caplog: pytest.L
     assert len(host.differs) == 1
     assert host.differs[0].startswith("pluggy 0.1, and ")
     assert f"host {host.name} of job {job.name} is not like the script: pluggy 0.1" in caplog.text
+
+
+def test_code_of_the_scripts_own_that_differs_is_named_by_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for side, text in {"here": "A = 1", "there": "A = 2"}.items():
+        for name in ("mine", "alike"):
+            (tmp_path / side / name).mkdir(parents=True)
+            (tmp_path / side / name / "__init__.py").write_text(text if name == "mine" else "")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    for name in ("mine", "alike"):
+        importlib.import_module(name)
+    path = f"{tmp_path / 'there'}:{tmp_path / 'here'}"
+    with launch("local", hosts=1, env={"PYTHONPATH": path}) as job:
+        (host,) = job.wait(timeout=LIMIT).state().hosts
+    for name in ("mine", "alike"):
+        del sys.modules[name]
+    assert host.differs == (
+        f"mine has other source files in {tmp_path}/there/mine (hosts.sync_workspace() brings those of the script)",
+    )
 
 
 def test_a_host_with_another_python_is_refused() -> None:

@@ -47,6 +47,7 @@ class TestSsh(LauncherConformance):
     plugin = PluginManager().get(LAUNCHERS, "ssh")
     distribution = "mesh-launchers"
     targets = ("b1", "b2")
+    runtime = ""
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -55,6 +56,7 @@ class TestSsh(LauncherConformance):
         with tempfile.TemporaryDirectory(prefix="mesh-run-") as run, pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_RUNTIME_DIR", run)
             servers = Servers(tmp_path_factory.mktemp("sshd") / "servers", 2)
+            cls.runtime = run
             cls.options = {"config": str(servers.config), "python": sys.executable}
             yield servers
             servers.close()
@@ -62,4 +64,4 @@ class TestSsh(LauncherConformance):
 
     def kill(self, host: HostSpec) -> bool:
         """Kill its agent, at the other end."""
-        return kill_host(host.name)
+        return kill_host(host.name, self.runtime)

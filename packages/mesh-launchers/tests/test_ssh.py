@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from greeter import Greeter, host_pids, kill_host
 from launched import LIMIT, until
-from sshd import SSHD, Servers
+from sshd import SSHD, Servers, free_port
 
 from mesh_launchers import LaunchError, Phase, launch
 
@@ -136,6 +136,30 @@ def test_a_server_that_drops_logins_is_tried_again(tmp_path: Path) -> None:
         assert "drop connection" in dropped or "beginning MaxStartups throttling" in dropped
     finally:
         servers.close()
+
+
+def test_half_of_the_hosts_come(servers: Servers) -> None:
+    """Each of the others says why it has not, in ssh's words; those that run can be used."""
+    closed = free_port("127.0.0.1")
+    with servers.config.open("a") as config:
+        config.write(f"\nHost closed\n  HostName 127.0.0.1\n  Port {closed}\n")
+        config.write("Host unrouted\n  HostName 255.255.255.255\n")
+    with start(servers, "b1", "closed", "b2", "nowhere.invalid", "unrouted") as job:
+        until(lambda: sum(each.phase is Phase.FAILED for each in job.state().hosts) == 3, "three have failed")
+        whys = {each.name: each.why for each in job.state().hosts}
+        assert "Connection refused" in whys["closed"]
+        assert "Could not resolve hostname nowhere.invalid" in whys["nowhere.invalid"]
+        assert whys["unrouted"].startswith("ssh: connect to host 255.255.255.255 port 22: ")
+        with pytest.raises(LaunchError, match=r"host closed .*\(3 hosts have failed\): ssh: connect to host"):
+            job.wait(timeout=LIMIT)
+        # Scaled to those that are there, the job is whole.
+        hosts = job.scale(["b1", "b2"])
+        procs = hosts.spawn_procs(per_host={"gpus": 1})
+        assert (
+            procs.spawn("greeters", Greeter).greet.call("you").get(timeout=LIMIT).values()
+            == ["hello you"] * 2
+        )
+        job.wait(timeout=LIMIT)
 
 
 def test_a_host_that_is_killed_and_a_connection_that_ends(servers: Servers) -> None:

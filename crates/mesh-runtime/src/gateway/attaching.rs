@@ -217,7 +217,7 @@ impl Runtime {
             let listening = identity().and_then(|identity| {
                 let identity = Arc::clone(this.gateway.known_as(&identity)?);
                 let addrs = resolve(&address, GREETING).map_err(|error| RuntimeError::Address(error.to_string()))?;
-                this.listen_for_dialers(&addrs[..1], identity, (told, base, count, options))
+                this.listen_for_dialers(addrs[0], identity, (told, base, count, options))
             });
             if listening.is_err() {
                 // So far nobody knows of them.

@@ -22,11 +22,15 @@ use mesh_proto::hosts::{
 use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, HostNo, ProcAddr};
 use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Places for hosts that dial, each with what such a host has to know.
+pub(super) type Seats = Mutex<VecDeque<(HostNo, Arc<Attachment>)>>;
 
 /// How long a member may take to say what it wants.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
@@ -377,20 +381,40 @@ impl Runtime {
         self.reactor.ring_io();
     }
 
-    /// Takes up to `count` hosts that dial one of these addresses.
+    /// Takes up to `count` hosts that dial this address; several calls may wait at one address, and the first is served first.
     pub(super) fn listen_for_dialers(
         &self,
-        addrs: &[SocketAddr],
+        addr: SocketAddr,
         identity: Arc<Identity>,
         (told, base, count, options): (u64, HostNo, u32, super::GatewayOptions),
     ) -> Result<(), RuntimeError> {
-        let seats = Arc::new(Mutex::new((base..base + count).collect::<Vec<_>>()));
+        let attachment = Arc::new(Attachment {
+            call: told,
+            base,
+            count,
+            fan_out: options.fan_out,
+            window: options.window,
+            patience: options.patience,
+            dialed: true,
+            below: Vec::new(),
+        });
+        let wanted = (base..base + count).map(|host| (host, Arc::clone(&attachment)));
+        // Held throughout, so that of two calls for one address the second finds the listener of the first.
+        let mut listeners = lock(&self.gateway.listeners);
+        if let Some((_, seats, _)) = listeners.iter().find(|(at, ..)| *at == addr && addr.port() != 0) {
+            lock(seats).extend(wanted);
+            return Ok(());
+        }
+        let seats = Arc::new(Mutex::new(wanted.collect::<VecDeque<_>>()));
+        let expected = Arc::clone(&seats);
         let looking = Arc::new(AtomicUsize::new(0));
         let this = self.weak();
         let knocked = move |knock: Knock| {
             let Some(runtime) = this.upgrade() else { return };
             let (stream, peer) = match knock {
                 Knock::Joined { stream, peer, .. } => (stream, peer),
+                // Probably somebody who looks whether this address can be reached, such as a host before it dials.
+                Knock::Refused { reason: Reason::Left, .. } => return,
                 Knock::Refused { addr, reason, .. } => {
                     return runtime.gateway.warn(format!("{addr} was refused: {reason}"));
                 }
@@ -405,13 +429,14 @@ impl Runtime {
             let (seats, looking) = (Arc::clone(&seats), Arc::clone(&looking));
             let greeting = move || {
                 let place = || place.or_else(|| Place::take(&looking));
-                runtime.take_offer((stream, peer), place, &seats, (told, base, count, options));
+                runtime.take_offer((stream, peer), place, &seats);
             };
             let _ = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024).spawn(greeting);
         };
-        let listener = Listener::bind(addrs, identity, Limits::default(), knocked)
+        let listener = Listener::bind(&[addr], identity, Limits::default(), knocked)
             .map_err(|error| RuntimeError::Address(error.to_string()))?;
-        lock(&self.gateway.listeners).push(listener);
+        listeners.push((addr, expected, listener));
+        drop(listeners);
         if self.is_closed() {
             // Whoever closes may have looked just before.
             self.close_listeners();
@@ -424,8 +449,7 @@ impl Runtime {
         &self,
         (mut stream, facts): (TlsStream, PeerFacts),
         place: impl FnOnce() -> Option<Place>,
-        seats: &Mutex<Vec<HostNo>>,
-        (call, base, count, options): (u64, HostNo, u32, super::GatewayOptions),
+        seats: &Seats,
     ) {
         let until = Instant::now() + GREETING;
         let mut decoder = PacketDecoder::default();
@@ -452,25 +476,16 @@ impl Runtime {
         }
         let seat = {
             let mut seats = lock(seats);
-            if seats.is_empty() || facts.role != Role::Host { None } else { Some(seats.remove(0)) }
+            if facts.role == Role::Host { seats.pop_front() } else { None }
         };
-        let Some(host) = seat else {
+        let Some((host, attachment)) = seat else {
             return refuse(stream, Refusal::Busy, "no more hosts are wanted".to_owned());
         };
         {
             let mut state = lock(&self.gateway.state);
             state.topology.add_dialed(host);
             let peer = state.peers.entry(host).or_default();
-            peer.attachment = Some(Arc::new(Attachment {
-                call,
-                base,
-                count,
-                fan_out: options.fan_out,
-                window: options.window,
-                patience: options.patience,
-                dialed: true,
-                below: Vec::new(),
-            }));
+            peer.attachment = Some(attachment);
         }
         let join = self.join(host);
         let greeted = say(&mut stream, &join.packet(), until)

@@ -646,7 +646,7 @@ impl Runtime {
 
     pub(super) fn close_listeners(&self) {
         let listeners = std::mem::take(&mut *lock(&self.gateway.listeners));
-        listeners.iter().for_each(crate::tls::Listener::close);
+        listeners.iter().for_each(|(.., listener)| listener.close());
     }
 
     /// What an agent says of itself when it is attached.

@@ -50,6 +50,7 @@ use mesh_proto::{HostEnd, HostNo, LinkId, MeshId, Placement, ProcAddr, Target};
 use mesh_topology::{Region, Slice};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
@@ -190,8 +191,8 @@ pub(crate) struct Gateway {
     leaving: OnceLock<HostEnd>,
     /// Who is told what people should know.
     log: OnceLock<Teller>,
-    /// Where hosts that can only dial out find this one.
-    listeners: Mutex<Vec<Listener>>,
+    /// Where hosts that can only dial out find this one, and which are wanted there.
+    listeners: Mutex<Vec<(SocketAddr, Arc<greeting::Seats>, Listener)>>,
 }
 
 /// Somebody who is told something.

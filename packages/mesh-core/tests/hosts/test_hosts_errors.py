@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -100,6 +101,33 @@ def test_a_folder_is_the_same_one_by_any_path(cluster: LocalCluster, tmp_path: P
     (tmp_path / "link").symlink_to(cluster.credentials)
     refusal(["127.0.0.1:1"], tmp_path / "link")
     attach_to_workers(cluster.addresses, credentials=cluster.credentials).initialized.get(timeout=30)
+
+
+def test_hosts_dial_one_address_for_several_attachments(
+    cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    first = attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
+    second = attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
+    agents = []
+    try:
+        for hosts, name in ((first, "d1"), (second, "d2")):
+            # Somebody who only looks whether the address can be reached is no host, and nobody to speak of.
+            while True:
+                with contextlib.suppress(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", int(address.partition(":")[2]))).close()
+                    break
+            command = ["--credentials", f"{cluster.credentials}/host", "--dial", address, "--name", name]
+            agents.append(subprocess.Popen([sys.executable, "-m", "mesh_core.cli", "host", *command]))
+            hosts.initialized.get(timeout=30)
+            assert hosts.names == [name]
+        assert first.join(second).spawn_procs().sizes == {"hosts": 2}
+        assert "was refused" not in capfd.readouterr().err
+    finally:
+        for agent in agents:
+            agent.terminate()
+            agent.wait()
 
 
 def test_a_spawn_before_hosts_have_dialed_spoils_nothing_but_itself(cluster: LocalCluster) -> None:

@@ -22,6 +22,7 @@ from mesh_launchers._exec import ExecCommand
 from mesh_launchers._folder import JobFolder
 from mesh_launchers._launch import JOB_VARIABLE, jobs
 from mesh_launchers._plan import Plan
+from mesh_launchers._shell import ShellCommand
 from mesh_launchers._state import JobState
 
 _STOP_S = 60.0
@@ -207,6 +208,11 @@ class RunCommand:
             default=[],
             help="an option of the launcher; may be repeated",
         )
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="only show what would be submitted to a scheduler, and whether the options are good",
+        )
         parser.add_argument("script", help="the Python script to run")
         parser.add_argument("arguments", nargs=REMAINDER, help="its arguments")
 
@@ -216,6 +222,11 @@ class RunCommand:
             plan = Plan.of(**_told(args))
         except (TypeError, ValueError) as error:
             raise LaunchError(str(error)) from None
+        for each in plan.show():
+            sys.stderr.write(f"mesh: $ {each}\n")
+        if args.dry_run:
+            return 0
+        sys.stderr.flush()
         folder, connection = plan.begin()
         door = Door(folder.name, connection)
         try:
@@ -300,6 +311,9 @@ def mesh_register_commands() -> Iterable[CommandPlugin]:
     )
     yield CommandPlugin(
         name="run", api_version=1, create=RunCommand, summary="run a script with hosts of a launcher"
+    )
+    yield CommandPlugin(
+        name="shell", api_version=1, create=ShellCommand, summary="open a terminal on a host of a job"
     )
     yield CommandPlugin(
         name="scale", api_version=1, create=ScaleCommand, summary="have more hosts in a job, or fewer"

@@ -70,6 +70,8 @@ class Place:
     """So many seconds hosts go on that hear nothing from here: what was cut off ends by itself."""
     report: Callable[[Report], None]
     """Says what has become of a host. To be called by the launcher's event loop."""
+    code: Mapping[str, Any] = field(default_factory=dict)
+    """Which modules of the script's own hosts are to look for, and on which path; :func:`mesh_launchers.agents.command` does."""
 
 
 @runtime_checkable
@@ -112,6 +114,9 @@ class LauncherPlugin(Plugin[None]):
     """A frozen dataclass: what users may give, with types and defaults."""
     is_named: bool = False
     """Whether hosts are names that the user gives, and not a number of them."""
+    show: Callable[[Any, str, int, int], str] | None = None
+    """Gives what will be submitted to a scheduler, to be shown to the user before it is: of these options, the job's name, how many hosts, and
+    the number of their mesh in the job."""
 
 
 LAUNCHERS: Final = PluginKind(

@@ -1,79 +1,97 @@
-"""``mesh exec``: a command on the hosts of a job. The hosts need mesh-launchers too."""
+"""``mesh exec``: a command on the hosts of a job, also while a script has the job."""
 
 from __future__ import annotations
 
-import subprocess
+import signal
 import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
 
-from mesh_core import Actor, HostMesh, endpoint
+from mesh_core import HostMesh
+from mesh_launchers._contract import Phase
 from mesh_launchers._errors import LaunchError
-from mesh_launchers._launch import attach_job
+from mesh_launchers._remote import Runner
+from mesh_launchers._state import HostState
+from mesh_launchers._visit import chosen, visited
 
-_NOT_FOUND = 127
-_SIGNAL = 128
-
-
-class Runner(Actor):
-    """Runs commands on its host. What they write is what its process writes, and comes to the terminal as such."""
-
-    @endpoint
-    def run(self, argv: list[str]) -> int:
-        """Run one, and return its exit status as shells have it."""
-        try:
-            status = subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode
-        except OSError as error:
-            sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
-            return _NOT_FOUND
-        return _SIGNAL - status if status < 0 else status
+LOST = 255
+"""The status of a host that was lost, or could not be reached: ssh has the same."""
+_INTERRUPTED = 130
+_GRACE_S = 5.0
 
 
 class ExecCommand:
-    """Runs a command on the hosts of a job that no script uses, at the same time, and returns the worst exit status."""
+    """Runs a command on the hosts of a job, at the same time, and returns the worst exit status. A script may have the job."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare the options."""
         parser.add_argument("--mesh", help="on the hosts of this mesh, where the job has several")
         parser.add_argument(
             "--on",
-            metavar="RANGE",
-            help="only on these hosts of the mesh: one, such as 2, or some, such as 0:4",
+            metavar="HOSTS",
+            help="only on these hosts of the mesh: host=2, hosts=0:4, or their names with commas in between",
         )
         parser.add_argument("job", help="its name; `mesh jobs` lists them")
-        parser.add_argument("command", nargs=REMAINDER, help="behind --: the command and its arguments")
+        parser.add_argument("command", nargs=REMAINDER, help="after --: the command and its arguments")
 
     def run(self, args: Namespace) -> int:
         """Run it."""
         argv = args.command[1:] if args.command[:1] == ["--"] else args.command
         if not argv:
             raise LaunchError(f"say what to run: mesh exec {args.job} -- COMMAND")
-        job = attach_job(args.job)
-        try:
-            if args.mesh is not None and args.mesh not in job.meshes:
-                raise LaunchError(
-                    f"job {job.name!r} has no mesh {args.mesh!r}; it has {', '.join(job.meshes)}"
-                )
-            hosts = _chosen(job.hosts if args.mesh is None else job.meshes[args.mesh], args.on)
-            procs = hosts.spawn_procs(name="exec")
-            statuses: list[int] = list(procs.spawn("runners", Runner).run.call(argv).get().values())
-            procs.stop().get()
-            return max(statuses)
-        finally:
-            job.detach()
+        with visited(args.job) as visit:
+            hosts = running(chosen(visit.state(), args.mesh, args.on), is_named=args.on is not None)
+            statuses, interrupted = run_on(visit.attach(hosts), argv)
+            lost = {
+                host: each
+                for host, each in zip(hosts, statuses, strict=True)
+                if isinstance(each, BaseException)
+            }
+            if lost:
+                visit.check()
+            for host, error in lost.items():
+                sys.stderr.write(f"mesh: {host.name}: {str(error).splitlines()[0]}\n")
+            if interrupted:
+                return _INTERRUPTED
+            return max(LOST if isinstance(each, BaseException) else each for each in statuses)
 
 
-def _chosen(hosts: HostMesh, on: str | None) -> HostMesh:
-    """Return some of the hosts."""
-    if on is None:
-        return hosts
-    first, colon, last = on.partition(":")
+def running(hosts: list[HostState], *, is_named: bool) -> list[HostState]:
+    """Return those that run. Others are an error where the user has named them, else a line on stderr."""
+    for each in hosts:
+        if each.phase is Phase.RUNNING and each.address is None:
+            raise LaunchError(f"host {each.name} connects to its script, and to no other process (dial=)")
+    there = [each for each in hosts if each.phase is Phase.RUNNING]
+    for each in hosts:
+        if each not in there:
+            why = f": {each.why.splitlines()[0]}" if each.why else ""
+            words = f"host {each.name} is {each.phase}{why}"
+            if is_named or not there:
+                raise LaunchError(words)
+            sys.stderr.write(f"mesh: {words}; left out\n")
+    return there
+
+
+def run_on(hosts: HostMesh, argv: list[str]) -> tuple[list[int | BaseException], bool]:
+    """Run a command on some hosts; returns their exit statuses, or errors, and whether Ctrl-C has interrupted it.
+
+    Ctrl-C interrupts the commands there; a second one, or some seconds, kills them.
+    """
+    procs = hosts.spawn_procs(name="exec")
+    # Every line with its host in front, as it comes.
+    procs.logging_option(aggregate_window_sec=None)
+    runners = procs.spawn("exec", Runner)
+    run = runners.run.call(argv)
+    interrupted = False
     try:
-        begin = int(first) if first else 0
-        end = (int(last) if last else len(hosts)) if colon else begin + 1
-        if not 0 <= begin < end <= len(hosts):
-            raise ValueError
-    except ValueError:
-        raise LaunchError(
-            f"--on {on}: write one host, such as 2, or some, such as 0:4; there are {len(hosts)}"
-        ) from None
-    return hosts.slice(hosts=slice(begin, end))
+        outcomes = run.get(return_exceptions=True)
+    except KeyboardInterrupt:
+        interrupted = True
+        try:
+            runners.send.broadcast(signal.SIGINT)
+            outcomes = run.get(timeout=_GRACE_S, return_exceptions=True)
+        except (KeyboardInterrupt, TimeoutError):
+            runners.send.broadcast(signal.SIGKILL)
+            outcomes = run.get(timeout=_GRACE_S, return_exceptions=True)
+    # Lost hosts are not waited for.
+    procs.stop().exception(_GRACE_S)
+    return list(outcomes.values()), interrupted

@@ -33,13 +33,21 @@ def shell(python: str, name: str) -> str:
     return f"exec {shlex.join(command(python, name))}"
 
 
-def told(place: Place, hosts: Sequence[HostSpec], *, variable: str | None = None, **options: Any) -> bytes:
+def told(
+    place: Place,
+    hosts: Sequence[HostSpec],
+    *,
+    variable: str | None = None,
+    logs: Mapping[int, Path] | None = None,
+    **options: Any,
+) -> bytes:
     """Return the line that the program reads first.
 
     Args:
         place: what the launcher works with.
         hosts: those that read this line.
-        variable: where there are several, what in the environment of each says which one it is.
+        variable: where several programs read this line, what in the environment of each says which host it is; else one program has all.
+        logs: what the agent of each host writes to, where it is not the output of the program.
         options: of ``run_worker_loop_forever``.
     """
     files = {
@@ -50,8 +58,17 @@ def told(place: Place, hosts: Sequence[HostSpec], *, variable: str | None = None
     what = {
         "credentials": files,
         "silence": place.silence,
+        "code": dict(place.code) or {"modules": [], "path": []},
         "place": variable,
-        "hosts": [{"number": each.number, "name": each.name, "labels": dict(each.labels)} for each in hosts],
+        "hosts": [
+            {
+                "number": each.number,
+                "name": each.name,
+                "labels": dict(each.labels),
+                **({} if logs is None else {"log": str(logs[each.number])}),
+            }
+            for each in hosts
+        ],
         "options": options,
     }
     return json.dumps(what).encode() + b"\n"

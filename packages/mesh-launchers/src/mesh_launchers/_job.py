@@ -16,6 +16,7 @@ from typing import Self
 
 from mesh_core import HostMesh, MeshError, attach_to_workers
 from mesh_launchers._contract import Phase
+from mesh_launchers._dialing import Dialed
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
 from mesh_launchers._folder import JobFolder
@@ -41,10 +42,14 @@ class Job:
         self._state: JobState | None = None
         self._ended = False
         self._said = ""
+        self._warned: set[int] = set()
+        """Hosts that are not like the script, which has been told so."""
         self._addresses: dict[int, Future[str]] = {}
         self._numbers: dict[str, list[int]] = {}
         """The hosts of each mesh, in its order."""
         self._meshes: dict[str, HostMesh] = {}
+        self._dialed: Dialed | None = None
+        """Hosts that connect to this script, until all have come."""
         self._attached: list[HostMesh] = []
         """As they were attached, whatever has been joined with them, or taken from them, since."""
         self._door: Door
@@ -59,8 +64,11 @@ class Job:
         for host in state.hosts:
             if host.is_there or is_new:
                 self._numbers.setdefault(host.mesh, []).append(host.number)
-        for mesh, numbers in self._numbers.items():
-            self._meshes[mesh] = self._attach(mesh, numbers)
+        if state.dial is None:
+            for mesh, numbers in self._numbers.items():
+                self._meshes[mesh] = self._attach(mesh, numbers)
+        else:
+            self._dialed = self._await(state, self._numbers)
         with self._changed:
             # What was said since is newer.
             self._state = self._state or state
@@ -79,6 +87,29 @@ class Job:
         self._attached.append(hosts)
         return hosts
 
+    def _await(self, state: JobState, numbers: Mapping[str, Sequence[int]]) -> Dialed:
+        """Wait for hosts that connect to this script, on threads of others."""
+        assert state.dial is not None
+        names = {each.number: each.name for each in state.hosts}
+        meshes = {mesh: [names[each] for each in mine] for mesh, mine in numbers.items()}
+        dialed = Dialed(state.dial, meshes, self._credentials)
+        self._attached.append(dialed.whole)
+        return dialed
+
+    def _come(self) -> None:
+        """Have the meshes of hosts that connect to this script; waits for all of them."""
+        if self._dialed is not None:
+            with self._changed:
+                self._meshes.update(self._dialed.wait(self._changed, self._all_run))
+            self._dialed = None
+
+    def _all_run(self) -> bool:
+        state = self.state()
+        failed = [each for each in state.hosts if each.phase is Phase.FAILED]
+        if failed:
+            raise self._failure(failed[0], len(failed))
+        return self._settled()
+
     def _release(self, why: str) -> None:
         """Let all hosts go, with what runs on them."""
         self._give_up(why)
@@ -89,12 +120,17 @@ class Job:
 
     @property
     def meshes(self) -> Mapping[str, HostMesh]:
-        """The job's hosts, by the names of their meshes."""
+        """The job's hosts, by the names of their meshes. Where hosts connect to the script, this waits until all have come."""
+        self._come()
         return dict(self._meshes)
 
     @property
     def hosts(self) -> HostMesh:
-        """All hosts of a job that has one mesh of them. Usable at once: what is sent waits for the hosts."""
+        """All hosts of a job that has one mesh of them. Usable at once: what is sent waits for the hosts.
+
+        Where hosts connect to the script (``dial=``), this waits until all have come, and raises if one has failed.
+        """
+        self._come()
         # Spares have a mesh of their own.
         names = [each for each in self._meshes if each != SPARES]
         if len(names) != 1:
@@ -106,6 +142,7 @@ class Job:
     @property
     def spares(self) -> HostMesh | None:
         """The hosts that nothing runs on yet, to take the places of others (``procs.respawn(on=job.spares)``); none if there are none."""
+        self._come()
         return self._meshes.get(SPARES)
 
     def state(self) -> JobState:
@@ -119,12 +156,8 @@ class Job:
         """Wait until all hosts run; raises :class:`LaunchError` as soon as one has failed, and after ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(self._settled, timeout)
-            state = self.state()
-        failed = [each for each in state.hosts if each.phase is Phase.FAILED]
-        if failed:
-            raise self._failure(failed[0], len(failed))
-        if any(each.phase in (Phase.WAITING, Phase.STARTING) for each in state.hosts):
-            raise LaunchError(f"not all hosts run after {timeout:g} s: {state}")
+            if not self._all_run():
+                raise LaunchError(f"not all hosts run after {timeout:g} s: {self.state()}")
         return self
 
     def _settled(self) -> bool:
@@ -149,6 +182,7 @@ class Job:
             hosts: how many; or, where hosts have names, which.
             mesh: which mesh, where there are several.
         """
+        self._come()
         name = mesh or self._only()
         state = {each.number: each for each in self.state().hosts}
         there = [number for number in self._numbers.get(name, []) if state[number].is_there]
@@ -164,7 +198,12 @@ class Job:
         self._let_go(name, gone)
         if new:
             numbers: list[int] = self._door.ask("start", mesh=name, targets=new)
-            more = self._attach(name, numbers)
+            now = self.state()
+            if now.dial is None:
+                more = self._attach(name, numbers)
+            else:
+                with self._changed:
+                    more = self._await(now, {name: numbers}).wait(self._changed, self._all_run)[name]
             self._meshes[name] = self._meshes[name].join(more) if name in self._meshes else more
             self._numbers.setdefault(name, []).extend(numbers)
             with self._changed:
@@ -256,17 +295,18 @@ class Job:
         """Tell who waits for addresses."""
         logger = logging.getLogger("mesh_launchers")
         for host in state.hosts:
+            if host.phase is Phase.RUNNING and host.differs and host.number not in self._warned:
+                self._warned.add(host.number)
+                logger.warning(
+                    "host %s of job %s is not like the script: %s",
+                    host.name,
+                    self.name,
+                    "; ".join(host.differs),
+                )
             address = self._addresses.get(host.number)
             if address is None or address.done():
                 continue
             if host.phase is Phase.RUNNING and host.address is not None:
-                if host.differs:
-                    logger.warning(
-                        "host %s of job %s is not like the script: %s",
-                        host.name,
-                        self.name,
-                        "; ".join(host.differs),
-                    )
                 address.set_result(host.address)
             elif not host.is_there:
                 address.set_exception(self._failure(host, 1))

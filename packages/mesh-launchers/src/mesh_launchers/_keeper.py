@@ -1,6 +1,7 @@
 """The process that keeps a job: it has the launcher, and ends the hosts when nobody has them any more.
 
-KPR-1: hosts end with the script that has them, or, where they are kept, when none has come for them in time; and with this process in any case.
+KPR-1: hosts end with the script that has them, or, where they are kept, when none has come for them in time and nobody visits them (VST-1); and
+with this process in any case.
 KPR-2: at most one script has a job's hosts.
 KPR-3: when it has ended, its folder is gone, and so is all that its launcher has made.
 """
@@ -55,10 +56,12 @@ class Keeper:
         self._given: dict[str, dict[str, Any]] = {
             name: mesh["options"] for name, mesh in job["meshes"].items()
         }
+        self._dial: str | None = job["dial"]
         self._first: dict[str, list[str | None]] = {
             name: mesh["targets"] for name, mesh in job["meshes"].items()
         }
         self._environment: Mapping[str, Any] = job["environment"]
+        self._code = {"modules": list(self._environment["code"]), "path": job["path"]}
         self._hosts: dict[int, HostState] = {}
         self._clients: set[_Client] = set()
         self._holder: _Client | None = None
@@ -66,6 +69,8 @@ class Keeper:
         """Who has the job for others, and takes it back from them (``mesh run``)."""
         self._left_at: float | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._is_late = False
+        """Whether a kept job is over, but for those who visit it."""
         self._over = asyncio.Event()
         self._told = False
         self._ending: list[asyncio.Future[None]] = []
@@ -108,7 +113,12 @@ class Keeper:
         # Kept hosts are to be there still when a machine that slept has woken.
         silence = max(_SILENCE_S, self._keep or 0.0)
         place = Place(
-            self._folder.name, folder, Credentials.load(self._use.path).host_path, silence, self._report
+            self._folder.name,
+            folder,
+            Credentials.load(self._use.path).host_path,
+            silence,
+            self._report,
+            self._code,
         )
         self._launcher = plugin.create(place)
         # All are known before any is started: who has the job hears of all of them at once.
@@ -192,7 +202,7 @@ class Keeper:
             left = max(0.0, self._keep - (time.monotonic() - self._left_at))
         used_by = None if self._holder is None else self._holder.pid
         hosts = tuple(self._hosts.values())
-        return JobState(self._folder.name, self._launcher_name, hosts, used_by, self._keep, left)
+        return JobState(self._folder.name, self._launcher_name, hosts, used_by, self._keep, left, self._dial)
 
     # Those who ask.
 
@@ -225,13 +235,14 @@ class Keeper:
                 self._holder = None
             if client.counts and self._holder is None and self._offers is None:
                 self._leave()
+            elif self._is_late and client.visits:
+                self._expire()
 
     async def _do(self, client: _Client, question: dict[str, Any]) -> Any:
         match question:
-            case {"do": "watch"}:
-                client.watches = True
-                return self.state().as_dict()
-            case {"do": "state"}:
+            case {"do": "watch" | "state" | "visit" as do}:
+                client.watches = client.watches or do != "state"
+                client.visits = client.visits or do == "visit"
                 return self.state().as_dict()
             case {"do": "hold"}:
                 return self._hold(client)
@@ -271,7 +282,7 @@ class Keeper:
         client.watch_process()
         if self._expiry is not None:
             self._expiry.cancel()
-            self._expiry = None
+            self._expiry, self._is_late = None, False
         client.watches = True
         self._changed()
         return self.state().as_dict()
@@ -282,8 +293,14 @@ class Keeper:
             self._over.set()
             return
         self._left_at = time.monotonic()
-        self._expiry = asyncio.get_running_loop().call_later(self._keep, self._over.set)
+        self._expiry = asyncio.get_running_loop().call_later(self._keep, self._expire)
         self._changed()
+
+    def _expire(self) -> None:
+        """End the job, as nobody has come for it in time; not before those have gone who visit it."""
+        self._is_late = True
+        if not any(each.visits for each in self._clients):
+            self._over.set()
 
     async def _end(self) -> None:
         """End all hosts (KPR-3)."""
@@ -303,6 +320,8 @@ class _Client:
         self._writer = writer
         self.pid = pid
         self.watches = False
+        self.visits = False
+        """Whether it runs something on the hosts, beside the script that has them."""
         self.counts = counts
         """Whether it has, or has had, the hosts."""
         self._process: int | None = None
@@ -358,7 +377,12 @@ def _compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, tu
     more = len(differs) - _DIFFERENCES
     if more > 0:
         differs[_DIFFERENCES:] = [f"and {more} more packages"]
-    return refused, tuple(differs)
+    changed = [
+        f"{name} has other source files in {at} (hosts.sync_workspace() brings those of the script)"
+        for name, (at, what) in sorted(there.get("code", {}).items())
+        if here["code"].get(name) != what
+    ]
+    return refused, (*changed, *differs)
 
 
 def main(path: str, door: int) -> None:

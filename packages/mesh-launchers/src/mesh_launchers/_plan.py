@@ -14,6 +14,7 @@ from typing import Any, Self
 from mesh_core import Credentials
 from mesh_core.plugins import PluginManager
 from mesh_launchers._authority import authority
+from mesh_launchers._code import own_code
 from mesh_launchers._contract import LAUNCHERS, LauncherPlugin, options_of
 from mesh_launchers._durations import seconds
 from mesh_launchers._errors import LaunchError
@@ -34,6 +35,8 @@ class Plan:
     """By name: the hosts to start, and the launcher's options."""
     keep: float | None
     credentials: str | os.PathLike[str] | None
+    dial: str | None
+    """Where the script waits for hosts that connect to it."""
 
     @classmethod
     def of(
@@ -52,15 +55,33 @@ class Plan:
         plugin = PluginManager().get(LAUNCHERS, launcher)
         assert isinstance(plugin, LauncherPlugin)
         described: dict[str, dict[str, Any]] = {}
+        dials: set[str | None] = set()
         for mesh, (targets, given) in _wanted(plugin, hosts, meshes, spares).items():
             together = {**options, **given}
-            options_of(plugin, together)
+            dials.add(getattr(options_of(plugin, together), "dial", None))
             described[mesh] = {"targets": targets, "options": together}
+        if len(dials) > 1:
+            raise ValueError(
+                "dial= must be the same for all meshes: the script waits for all its hosts at one address"
+            )
         kept = None if keep is None else seconds(keep, "keep")
         probe = plugin.probe()
         if not probe.available:
             raise LaunchError(f"the launcher {launcher!r} cannot work here: {probe.reason}. {probe.remedy}")
-        return cls(launcher, name or f"{launcher}-{secrets.token_hex(3)}", described, kept, credentials)
+        return cls(
+            launcher, name or f"{launcher}-{secrets.token_hex(3)}", described, kept, credentials, dials.pop()
+        )
+
+    def show(self) -> list[str]:
+        """Return what will be submitted, if the launcher submits something that can be read."""
+        plugin = PluginManager().get(LAUNCHERS, self.launcher)
+        assert isinstance(plugin, LauncherPlugin)
+        if plugin.show is None:
+            return []
+        return [
+            plugin.show(options_of(plugin, mesh["options"]), self.name, len(mesh["targets"]), number)
+            for number, mesh in enumerate(self.meshes.values())
+        ]
 
     def begin(self) -> tuple[JobFolder, socket.socket]:
         """Start the process that keeps the job; returns the job's folder, and this script's connection to that process."""
@@ -76,7 +97,9 @@ class Plan:
                     "launcher": self.launcher,
                     "meshes": self.meshes,
                     "keep": self.keep,
-                    "environment": environment(),
+                    "dial": self.dial,
+                    "environment": {**environment(), "code": own_code()},
+                    "path": sys.path,
                 }
             )
             return folder, _start_keeper(folder, lock)

@@ -1,16 +1,19 @@
-"""What runs on a host. It is sent there as text, and wants nothing there but mesh-core.
+"""What runs on a host, or once for several hosts of one machine. It is sent there as text, and needs nothing there but mesh-core.
 
 HST-1: the credentials come on its standard input, or in a private file, and go into memory; they are in no argument, no environment and no log.
 HST-2: it ends when its standard input does, or is silent for too long, and with it all that runs on the host: nothing outlives whoever has
 started it, also where the network between them has gone without a word.
-HST-3: whoever of the two processes that a host has is left when the other was killed removes the credentials.
+HST-3: an agent, and the process that has started it, each remove the credentials where the other was killed.
 HST-4: what it has to say is JSON on its standard output, in short lines that begin with the host's number, and nothing else is written there.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
+import hashlib
+import importlib
 import json
 import os
 import select
@@ -19,15 +22,59 @@ import signal
 import socket
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TextIO
 
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 SHORT = 800
 """Where the lines of many hosts come together, longer ones are torn apart."""
+MOST_FILES = 2000
 GRACE_S = 8.0
+AGAIN_S = 0.5
+REACH_S = 10.0
 DEATH = 1
 """The number of prctl for a signal that comes at the parent's death."""
+NAME = 15
+"""That for a process's short name."""
+
+
+def digest(path: Path) -> str | None:
+    """Return what the source files of a module or a package amount to; none where they are too many to look at."""
+    found = hashlib.sha256()
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    if len(files) > MOST_FILES:
+        return None
+    for each in files:
+        found.update(f"{each.relative_to(path)}\0".encode())
+        found.update(each.read_bytes())
+    return found.hexdigest()
+
+
+def sources(name: str, path: Sequence[str]) -> Path | None:
+    """Return where a module or a package would be imported from, without doing so."""
+    spec = PathFinder.find_spec(name, list(path))
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    origin = Path(spec.origin)
+    return origin.parent if spec.submodule_search_locations else origin
+
+
+def code(asked: Sequence[str], path: Sequence[str]) -> dict[str, list[str]]:
+    """Return where modules that the script has are here, and what their sources amount to."""
+    # As in workers: what the script has, and is here too, comes first.
+    there = [each for each in path if Path(each).is_dir() and each not in sys.path]
+    found = {}
+    for name in asked:
+        # One that cannot be read is none that could be imported.
+        with contextlib.suppress(OSError):
+            at = sources(name, [*there, *sys.path])
+            what = None if at is None else digest(at)
+            if at is not None and what is not None:
+                found[name] = [str(at), what]
+    return found
 
 
 def environment() -> dict[str, Any]:
@@ -42,100 +89,231 @@ def environment() -> dict[str, Any]:
 
 
 class Host:
-    """The process that starts the agent, and cleans up behind it."""
+    """One host: its agent, which is a process of its own, and what it has to say."""
 
-    def __init__(self, told: dict[str, Any], out: TextIO) -> None:
-        # Where many are started by one command, each finds its place by a variable that this has set.
-        place = int(os.environ[told["place"]]) if told["place"] else 0
-        mine = told["hosts"][place]
+    def __init__(self, told: dict[str, Any], mine: dict[str, Any], out: TextIO) -> None:
         self._out = out
-        self._number: int = mine["number"]
+        self._mine = mine
+        self.number: int = mine["number"]
         self._options = {"name": mine["name"], "labels": mine["labels"], **told["options"]}
         self._files: dict[str, str] = told["credentials"]
-        self._silence: float = told["silence"]
-        self._heard = b""
+        self._credentials = ""
+        self._agent = 0
+        self.ends = -1
+        """A descriptor of the agent's process, once it runs."""
+        self._late: float | None = None
+        """When it is killed, once it was asked to end."""
 
     def say(self, **what: Any) -> None:
         """Tell whoever has started this."""
         text = json.dumps(what)
         pieces = [text[at : at + SHORT] for at in range(0, len(text), SHORT)]
-        lines = [f"{self._number}:+{piece}\n" for piece in pieces[:-1]]
-        self._out.write("".join([*lines, f"{self._number}:={pieces[-1]}\n"]))
+        lines = [f"{self.number}:+{piece}\n" for piece in pieces[:-1]]
+        self._out.write("".join([*lines, f"{self.number}:={pieces[-1]}\n"]))
         self._out.flush()
 
-    def run(self) -> int:
-        """Have the agent run until it ends, or is to end."""
-        self.say(environment=environment(), node=socket.gethostname())
+    def fork(self) -> bool:
+        """Make the agent's process; whether this is still the other one."""
         # In memory, where there is such a folder.
         folders = [os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
         there = next((each for each in folders if each and os.access(each, os.W_OK)), None)
-        where = tempfile.mkdtemp(prefix="mesh-host-", dir=there)
-        try:
-            for name, data in self._files.items():
-                path = os.open(Path(where) / name, os.O_WRONLY | os.O_CREAT, 0o600)
-                with os.fdopen(path, "wb") as file:
-                    file.write(base64.b64decode(data))
-            starter = os.getpid()
-            # One that came while Python forks would be lost.
-            signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
-            agent = os.fork()
-            if not agent:
-                self._serve(where, starter)
-                return 0
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-            return self._watch(agent)
-        except ImportError as error:
-            self.say(
-                failed=f"{sys.executable} has no mesh-core ({error}): install it there, or name an interpreter that has it "
-                "with python="
-            )
-        except Exception as error:  # noqa: BLE001 - told to whoever waits for this host
-            self.say(failed=f"{type(error).__name__}: {error}")
-        finally:
-            shutil.rmtree(where, ignore_errors=True)
-        return 1
+        self._credentials = tempfile.mkdtemp(prefix="mesh-host-", dir=there)
+        for name, data in self._files.items():
+            path = os.open(Path(self._credentials) / name, os.O_WRONLY | os.O_CREAT, 0o600)
+            with os.fdopen(path, "wb") as file:
+                file.write(base64.b64decode(data))
+        # One that came while Python forks would be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+        self._agent = os.fork()
+        if not self._agent:
+            return False
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+        self.ends = os.pidfd_open(self._agent)
+        return True
 
-    def _serve(self, credentials: str, starter: int) -> None:
-        """Be the agent."""
+    def serve(self, starter: int) -> None:
+        """Be the agent, until it ends."""
         for each in ENDS:
             signal.signal(each, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-        # It ends with whoever cleans up behind it.
-        ctypes.CDLL(None).prctl(DEATH, signal.SIGTERM)
+        # A session of its own: the kernel shares processors between sessions first, and a host is one of many others here.
+        with contextlib.suppress(PermissionError):
+            os.setsid()
+        # It ends with whoever cleans up behind it; `ps -o comm` shows which host it is.
+        libc = ctypes.CDLL(None)
+        libc.prctl(DEATH, signal.SIGTERM)
+        libc.prctl(NAME, self._mine["name"].encode())
         if os.getppid() != starter:
             return
+        if "log" in self._mine:
+            log = os.open(self._mine["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
         from mesh_core import run_worker_loop_forever
 
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if "dial" in self._options:
+            self.say(dials=self._options["dial"])
         run_worker_loop_forever(
-            credentials=credentials,
+            credentials=self._credentials,
             ready=lambda address: self.say(address=f"tcp://{address}"),
             **self._options,
         )
 
-    def _watch(self, agent: int) -> int:
-        """Wait for the agent's end, or end it."""
-        end = os.pidfd_open(agent)
-        asked = False
-        while end not in (ready := select.select([0, end], [], [], self._silence)[0]):
-            if not ready or self._is_over():
-                asked = True
-                os.kill(agent, signal.SIGTERM)
-                if not select.select([end], [], [], GRACE_S)[0]:
-                    os.kill(agent, signal.SIGKILL)
-                break
-        status = os.waitstatus_to_exitcode(os.waitpid(agent, 0)[1])
-        if status < 0 and not asked:
+    def forget(self) -> None:
+        """Close what belongs to the process that has made the agent."""
+        if self.runs:
+            os.close(self.ends)
+            self.ends = -1
+
+    def clean(self) -> None:
+        """Remove its credentials."""
+        if self._credentials:
+            shutil.rmtree(self._credentials, ignore_errors=True)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its agent runs."""
+        return self.ends >= 0
+
+    def end(self) -> None:
+        """Ask the agent to end."""
+        if self.runs and self._late is None:
+            self._late = time.monotonic() + GRACE_S
+            os.kill(self._agent, signal.SIGTERM)
+
+    def left(self, now: float) -> float | None:
+        """Return how long the agent has until it is killed; kills it when that is over."""
+        if self._late is None or not self.runs:
+            return None
+        if now >= self._late:
+            os.kill(self._agent, signal.SIGKILL)
+            return GRACE_S
+        return self._late - now
+
+    def has_ended(self) -> int:
+        """Tell the end of its agent; returns how it has ended."""
+        status = os.waitstatus_to_exitcode(os.waitpid(self._agent, 0)[1])
+        self.forget()
+        self.clean()
+        if status < 0 and self._late is None:
             self.say(failed=f"its agent was ended by signal {-status} ({signal.Signals(-status).name})")
         self.say(over=status)
         return abs(status)
 
+
+class Hosts:
+    """The process that starts agents, and cleans up behind them: of one host, or of all that run on this machine."""
+
+    def __init__(self, told: dict[str, Any], out: TextIO) -> None:
+        mine = told["hosts"]
+        if told["place"]:
+            # Where many are started by one command, each finds its place by a variable that this has set.
+            place = int(os.environ[told["place"]])
+            mine = mine[place : place + 1]
+        self._hosts = {each["number"]: Host(told, each, out) for each in mine}
+        self._silence: float = told["silence"]
+        self._dial: str | None = told["options"].get("dial")
+        self._asked: dict[str, Any] = told["code"]
+        self._heard = b""
+        self._last = time.monotonic()
+
+    def run(self) -> int:
+        """Have the agents run until they end, or are to end."""
+        what = {**environment(), "code": code(self._asked["modules"], self._asked["path"])}
+        for each in self._hosts.values():
+            each.say(environment=what, node=socket.gethostname())
+        try:
+            # Once, for all agents; and what they would each import later.
+            for module in ("inspect", "random", "subprocess"):
+                importlib.import_module(module)
+            from mesh_core import Settings, run_worker_loop_forever  # noqa: F401
+        except ImportError as error:
+            return self._fail(
+                f"{sys.executable} has no mesh-core ({error}): install it there, or name an interpreter that has it with python="
+            )
+        try:
+            if self._dial is not None and not self._reach(self._dial):
+                return 0
+            starter = os.getpid()
+            for each in self._hosts.values():
+                if not each.fork():
+                    # The others are not this one's to speak of, nor to clean up behind.
+                    for other in self._hosts.values():
+                        other.forget()
+                    self._hosts = {each.number: each}
+                    each.serve(starter)
+                    return 0
+            return self._watch()
+        except Exception as error:  # noqa: BLE001 - told to whoever waits for these hosts
+            return self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            for each in self._hosts.values():
+                each.clean()
+
+    def _fail(self, why: str) -> int:
+        for each in self._hosts.values():
+            each.say(failed=why)
+        return 1
+
+    def _reach(self, dial: str) -> bool:
+        """Wait until the script can be connected to, and say why it cannot; whether the hosts are still wanted."""
+        host, _, port = dial.rpartition(":")
+        said = ""
+        while True:
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+            except OSError as error:
+                why = error.strerror or str(error)
+            else:
+                return True
+            if why != said:
+                for each in self._hosts.values():
+                    each.say(unreached=why)
+                said = why
+            if select.select([0], [], [], AGAIN_S)[0]:
+                if self._is_over():
+                    return False
+            elif time.monotonic() > self._last + self._silence:
+                return False
+
+    def _watch(self) -> int:
+        """Wait for the agents' ends, or end them."""
+        worst, is_over = 0, False
+        while running := {each.ends: each for each in self._hosts.values() if each.runs}:
+            now = time.monotonic()
+            waits = [left for each in running.values() if (left := each.left(now)) is not None]
+            if not is_over:
+                waits.append(max(0.0, self._last + self._silence - now))
+            ready = select.select([*running, *([] if is_over else [0])], [], [], min(waits, default=None))[0]
+            for end in ready:
+                if end in running:
+                    worst = max(worst, running[end].has_ended())
+            if not is_over and 0 in ready:
+                is_over = self._is_over()
+            elif not is_over and time.monotonic() >= self._last + self._silence:
+                is_over = True
+                for each in running.values():
+                    each.say(
+                        failed=f"it has ended, as it heard nothing for {self._silence:g} s: the machine of the script slept, "
+                        "or the network between them was cut"
+                    )
+            if is_over:
+                for each in self._hosts.values():
+                    each.end()
+        return worst
+
     def _is_over(self) -> bool:
-        """Whether what was said is that this host is to end. It says something now and then, and its end is that of the input."""
+        """Take what was said; whether all hosts are to end. Something is said now and then, and the end is that of the input."""
         said = os.read(0, 4096)
+        self._last = time.monotonic()
         *lines, self._heard = (self._heard + said).split(b"\n")
-        numbers = [each for line in lines if line.startswith(b"end ") for each in line.split()[1:]]
-        return not said or str(self._number).encode() in numbers
+        numbers = {int(each) for line in lines if line.startswith(b"end ") for each in line.split()[1:]}
+        for number in numbers & self._hosts.keys():
+            self._hosts[number].end()
+        # Before they run there is nothing else to do for those that are not wanted.
+        return not said or numbers >= self._hosts.keys()
 
 
 def ended(number: int, _frame: object) -> None:
@@ -144,7 +322,7 @@ def ended(number: int, _frame: object) -> None:
 
 
 def main() -> int:
-    """Run one host; a second argument names a file with what it is told."""
+    """Run hosts; a second argument names a file with what it is told."""
     for each in ENDS:
         signal.signal(each, ended)
     out = os.fdopen(os.dup(1), "w")
@@ -161,7 +339,7 @@ def main() -> int:
                 return 1
             line += byte
         told = json.loads(line)
-    return Host(told, out).run()
+    return Hosts(told, out).run()
 
 
 if __name__ == "__main__":

@@ -21,11 +21,15 @@ from mesh_core.plugins import ProbeResult, hookimpl
 from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Phase, Place, Report
 from mesh_launchers._durations import seconds
 from mesh_launchers._host import HostProcess, command, told
+from mesh_launchers._squeue import FIELDS, Queued, hostnames, queued
 
 _POLL_S = 1.0
 _RUNNING_POLL_S = 5.0
-_NEVER = ("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "JobHeldAdmin", "JobHeldUser")
-"""Why jobs wait that do not start by themselves."""
+_END_POLL_S = 0.5
+_END_POLLS = 16
+"""While a job completes, what has ended it is not said."""
+_SOON_S = 120
+"""So long before its time is over it is said that Slurm will end a job."""
 _PLACE = "SLURM_PROCID"
 
 
@@ -148,6 +152,8 @@ class _Step:
         self._failed: dict[int, str] = {}
         self._changed = asyncio.Event()
         self._srun_ended = False
+        self._status = 0
+        self._addresses: dict[int, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.process = HostProcess(self._heard, place.folder / f"srun{number}.log", place.silence)
         folder = place.folder if options.folder is None else Path(options.folder)
@@ -203,15 +209,15 @@ class _Step:
         while not self._srun_ended:
             waiting = not self._environments
             if waiting:
-                state, why, _ = await self._queue()
-                if why in _NEVER:
-                    self._fail(set(self.hosts), f"Slurm will not start it: {why}")
+                now = await self._queue()
+                if now.never_starts:
+                    self._fail(set(self.hosts), f"Slurm will not start it: {now.why}")
                     await self.process.stop()
                     return
-                if state == "PENDING":
-                    self._report(self._left(), Phase.WAITING, f"{state}: {why}" if why != "None" else state)
+                if now.state == "PENDING":
+                    self._report(self._left(), Phase.WAITING, str(now))
                 if late is not None and time.monotonic() > late:
-                    self._fail(set(self.hosts), f"it has waited {limit} in Slurm's queue: {state}, {why}")
+                    self._fail(set(self.hosts), f"it has waited {limit} in Slurm's queue: {now}")
                     await self.process.stop()
                     return
             elif begun is None:
@@ -228,22 +234,45 @@ class _Step:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), pause)
+        left = self._left() - self._ending
+        if left:
+            self._fail(left, await self._end_of_srun())
 
-    async def _queue(self) -> tuple[str, str, str]:
-        """Return the job's state, Slurm's reason, and its nodes."""
-        line = (await _asked("squeue", "-h", "-t", "all", "-n", self._name, "-o", "%T|%r|%N")).splitlines()
-        state, why, nodes = [*(line[-1] if line else "").split("|"), "", "", ""][:3]
-        return state, why, nodes
+    async def _end_of_srun(self) -> str:
+        """Say why srun has ended: what a host has said, or Slurm."""
+        said = next(iter(self._failed.values()), "")
+        if said:
+            return said
+        how = f"srun has ended with status {self._status}"
+        # In a job of somebody else's the step has no state of its own.
+        if os.environ.get("SLURM_JOB_ID"):
+            return how
+        now = await self._queue()
+        for _ in range(_END_POLLS):
+            if now.state != "COMPLETING":
+                break
+            await asyncio.sleep(_END_POLL_S)
+            now = await self._queue()
+        return f"{how}; Slurm says {now}" if now.has_ended else how
+
+    async def _queue(self) -> Queued:
+        """Return what Slurm says of the job."""
+        return queued(await _asked("squeue", "-h", "-t", "all", "-n", self._name, "-o", FIELDS))
 
     async def _look_for_nodes(self) -> None:
         """A node that dies leaves the job, and its host says nothing."""
         if os.environ.get("SLURM_JOB_ID"):
             return
-        _, why, nodes = await self._queue()
-        if nodes:
-            there = (await _asked("scontrol", "show", "hostnames", nodes)).split()
+        now = await self._queue()
+        if now.nodes:
+            there = hostnames(now.nodes)
             gone = {each for each in self._left() if self._nodes[each] not in there}
-            self._fail(gone, f"its node has left the job{'' if why == 'None' else f': {why}'}")
+            self._fail(gone, f"its node has left the job{f': {now.why}' if now.why else ''}")
+        # By the clock: which signals come before the end differs from site to site.
+        if now.left is not None and now.left <= _SOON_S:
+            for each in self._left() - self._ending:
+                why = f"Slurm ends it in {now.left} s, at its time limit"
+                self._report([each], Phase.RUNNING, why, self._addresses[each])
 
     def _left(self) -> set[int]:
         return self.hosts.keys() - self._over
@@ -260,8 +289,7 @@ class _Step:
         if number is None:
             # srun's own end.
             self._srun_ended = True
-            why = next(iter(self._failed.values()), "")
-            self._fail(self._left() - self._ending, why or f"srun has ended with status {what.get('ended')}")
+            self._status = int(what["ended"])
         elif "environment" in what:
             self._environments[number] = what["environment"]
             self._nodes[number] = str(what["node"])
@@ -269,7 +297,8 @@ class _Step:
         elif "address" in what and number not in self._ending:
             self._listening.add(number)
             port = str(what["address"]).rpartition(":")[2]
-            self._report([number], Phase.RUNNING, address=f"tcp://{self._nodes[number]}:{port}")
+            self._addresses[number] = f"tcp://{self._nodes[number]}:{port}"
+            self._report([number], Phase.RUNNING, address=self._addresses[number])
         elif "failed" in what:
             self._failed[number] = str(what["failed"])
         elif "over" in what:
@@ -321,7 +350,7 @@ async def _asked(*words: str) -> str:
 
 
 def _probe() -> ProbeResult[None]:
-    missing = [each for each in ("srun", "squeue", "scancel", "scontrol") if shutil.which(each) is None]
+    missing = [each for each in ("srun", "squeue", "scancel") if shutil.which(each) is None]
     if missing:
         return ProbeResult.no(
             f"there is no {missing[0]} here",
@@ -330,12 +359,19 @@ def _probe() -> ProbeResult[None]:
     return ProbeResult.yes()
 
 
+def _shown(options: SlurmOptions, job: str, count: int, number: int) -> str:
+    """Return the command of a mesh of hosts, without what srun runs."""
+    inside = os.environ.get("SLURM_JOB_ID")
+    return shlex.join(options.command(f"mesh-{job}-{number}", count, inside))
+
+
 SLURM = LauncherPlugin(
     name="slurm",
     api_version=API_VERSION,
     create=SlurmLauncher,
     options=SlurmOptions,
     probe=_probe,
+    show=_shown,
     summary="nodes that Slurm gives, by srun",
 )
 

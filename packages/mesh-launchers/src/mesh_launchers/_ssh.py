@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from mesh_core.plugins import ProbeResult, hookimpl
 from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Place
+from mesh_launchers._dialing import check_dial
 from mesh_launchers._errors import LaunchError
 from mesh_launchers.agents import AgentLauncher, Start, shell
 
@@ -39,10 +40,17 @@ class SshOptions:
     """By which address the script reaches a host, where that is not the one that ssh connects to."""
     listen: str = "0.0.0.0:0"
     """Where agents listen on their hosts."""
+    dial: str | None = None
+    """HOST:PORT at which the script waits for hosts that nobody can connect to: an address of its machine, as the hosts reach it."""
     login_timeout: float = 15.0
     """Seconds for a connection."""
     start_timeout: float = 120.0
     """Seconds until an agent listens, with the login."""
+
+    def __post_init__(self) -> None:
+        """Check what would only be noticed on the hosts."""
+        if self.dial is not None:
+            check_dial(self.dial)
 
     def python_of(self, host: str) -> str:
         """Return the interpreter of a host."""
@@ -68,6 +76,8 @@ class SshLauncher(AgentLauncher):
             start = Start(
                 arguments=[*ssh, "--", host.target, shell(options.python_of(host.target), host.name)],
                 listen=options.listen,
+                dial=options.dial,
+                is_remote=True,
                 reached=lambda address, name=name: _at(name, address),  # type: ignore[misc]
                 explain=_explain,
                 again=lambda status, lines: status == _OWN_STATUS and _PASSING.search(lines) is not None,

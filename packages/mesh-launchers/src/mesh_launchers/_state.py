@@ -43,6 +43,8 @@ class JobState:
     """For so many seconds the hosts stay when no script has them; none if they end with the script."""
     left: float | None = None
     """After so many seconds they end, as no script has them."""
+    dial: str | None = None
+    """Where the script waits for its hosts, if these connect to it."""
 
     def __str__(self) -> str:
         """Say how many hosts run, and why others do not."""

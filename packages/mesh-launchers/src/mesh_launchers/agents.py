@@ -7,6 +7,7 @@ standard input, and ends when that does. :class:`AgentLauncher` starts such comm
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from mesh_launchers._host import HostProcess, command, shell, told
 __all__ = ["AgentLauncher", "Agents", "Start", "command", "shell"]
 
 _START_S = 60.0
+_REACH_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,18 @@ class Start:
 
     arguments: Sequence[str]
     """The command. Its standard input and output have to be those of :func:`command` on the host."""
-    listen: str
+    listen: str | None = None
     """Where the agent listens; port 0 is any."""
+    dial: str | None = None
+    """Where the script waits, HOST:PORT as the host reaches it, for an agent that nobody can connect to; in place of `listen`."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """What the host says it has."""
     env: Mapping[str, str] | None = None
     """The environment of the command; that of this process if nothing is given."""
     reached: Callable[[str], str] = lambda address: address
     """Gives the address by which others reach what listens at one."""
+    is_remote: bool = False
+    """Whether to make sure that this machine can connect to the agent."""
     explain: Callable[[int, str], str] | None = None
     """Says what an exit status and the last lines mean, where that is known; else an empty text."""
     again: Callable[[int, str], bool] | None = None
@@ -106,6 +112,9 @@ class _Agent:
         self._start = start
         self._environment: Mapping[str, Any] | None = None
         self._failed: str | None = None
+        self._unreached = ""
+        """Why the host cannot connect to the script, where it is to."""
+        self._reaching: asyncio.Task[None] | None = None
         self._listens = asyncio.Event()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._stopping = False
@@ -127,11 +136,40 @@ class _Agent:
             self._environment = what["environment"]
         if "failed" in what:
             self._failed = str(what["failed"])
+        if "unreached" in what and not self._stopping:
+            self._unreached = (
+                f"{self._spec.name} cannot connect to the script at {self._start.dial}: {what['unreached']}"
+            )
+            self._report(Phase.STARTING, why=self._unreached)
+        if "dials" in what and not self._stopping:
+            self._listens.set()
+            self._report(Phase.RUNNING)
         if "address" in what and not self._stopping:
             self._listens.set()
-            self._report(Phase.RUNNING, address=self._start.reached(str(what["address"])))
+            address = self._start.reached(str(what["address"]))
+            if self._start.is_remote:
+                self._reaching = asyncio.create_task(self._reach(address))
+            else:
+                self._report(Phase.RUNNING, address=address)
         if "ended" in what and not self._ended.done():
             self._ended.set_result(int(what["ended"]))
+
+    async def _reach(self, address: str) -> None:
+        """Report that it runs, if this machine can connect to it; the script is here too."""
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        try:
+            connecting = asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.wait_for(connecting, _REACH_S)
+            writer.close()
+        except (OSError, TimeoutError) as error:
+            why = "timed out" if isinstance(error, TimeoutError) else os.strerror(error.errno or 0)
+            self._failed = (
+                f"the script's machine cannot connect to {self._spec.name} at {address}: {why}. Give the address or the port "
+                "that is open (address=, listen=), or have the host connect to the script (dial=)"
+            )
+            await self.process.stop()
+        else:
+            self._report(Phase.RUNNING, address=address)
 
     async def _live(self) -> None:
         try:
@@ -163,7 +201,8 @@ class _Agent:
             await limit.acquire()
         try:
             spec, start = self._spec, self._start
-            line = told(self._place, [spec], address=start.listen, resources=dict(start.resources))
+            where = {"address": start.listen} if start.dial is None else {"dial": start.dial}
+            line = told(self._place, [spec], resources=dict(start.resources), **where)
             self.process = self._new_process()
             starting = asyncio.ensure_future(self.process.start(start.arguments, line, start.env))
             try:
@@ -180,7 +219,12 @@ class _Agent:
             if limit is not None:
                 limit.release()
         if not done:
-            self._failed = f"it has not listened after {start.timeout:g} s"
+            after = f"after {start.timeout:g} s"
+            self._failed = (
+                f"{self._unreached}, {after}: dial= must be an address of the script's machine that is open to its hosts"
+                if self._unreached
+                else f"it has not listened {after}"
+            )
             await self.process.stop()
         return await asyncio.shield(self._ended)
 
@@ -194,6 +238,8 @@ class _Agent:
 
     async def stop(self) -> None:
         self._stopping = True
+        if self._reaching is not None:
+            self._reaching.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

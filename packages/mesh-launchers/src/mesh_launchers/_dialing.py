@@ -1,0 +1,84 @@
+"""Hosts that connect to the script, where nobody can connect to them.
+
+DIA-1: hosts are told apart by their names, in whichever order they come: each has its place in its mesh.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from mesh_core import HostMesh, attach_to_workers
+from mesh_launchers._errors import LaunchError
+
+_COME_S = 60.0
+"""After so long a host that can connect to the script, and has not offered itself, will not."""
+
+
+def check_dial(dial: str) -> None:
+    """Raise if that is no address that hosts can connect to."""
+    host, colon, port = dial.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(
+            "dial must be HOST:PORT, an address of the script's machine as its hosts reach it and a port that is free here, "
+            f"such as 'login1:26700', got {dial!r}"
+        )
+
+
+class Dialed:
+    """Hosts that are to come, all at one address."""
+
+    def __init__(self, dial: str, meshes: Mapping[str, Sequence[str]], credentials: Path) -> None:
+        self._dial = dial
+        self._meshes = meshes
+        """The names of the hosts of each mesh."""
+        host, _, port = dial.rpartition(":")
+        listen = f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
+        count = sum(map(len, meshes.values()))
+        self._whole = attach_to_workers(listen=listen, expect=count, credentials=credentials)
+
+    def wait(self, changed: threading.Condition, look: Callable[[], bool]) -> dict[str, HostMesh]:
+        """Return the meshes, once all hosts have come.
+
+        Args:
+            changed: notified when something is known of a host; held by the caller.
+            look: says whether all hosts run; raises if one has failed.
+        """
+
+        def come(_: object) -> None:
+            with changed:
+                changed.notify_all()
+
+        ready = self._whole.initialized
+        ready.add_done_callback(come)
+        late: float | None = None
+        while not ready.done():
+            if late is None and look():
+                late = time.monotonic() + _COME_S
+            if late is not None and time.monotonic() > late:
+                raise LaunchError(
+                    f"all hosts can connect to {self._dial}, and not all have come after {_COME_S:g} s: is that this script's machine? "
+                    "job.logs() has what they say"
+                )
+            changed.wait(None if late is None else max(0.0, late - time.monotonic()))
+        changed.release()
+        try:
+            ready.get()
+        finally:
+            changed.acquire()
+        places = {name: at for at, name in enumerate(self._whole.names)}
+        return {
+            mesh: functools.reduce(HostMesh.join, [self._one(places[each]) for each in names])
+            for mesh, names in self._meshes.items()
+        }
+
+    def _one(self, at: int) -> HostMesh:
+        return self._whole.slice(hosts=slice(at, at + 1))
+
+    @property
+    def whole(self) -> HostMesh:
+        """All of them, as they have come."""
+        return self._whole

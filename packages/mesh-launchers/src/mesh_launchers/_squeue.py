@@ -1,0 +1,133 @@
+"""What ``squeue`` says, read by columns that were asked for: whole answers in JSON have another form in each version of Slurm."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FIELDS = "%T|%r|%N|%L"
+"""State, reason, nodes, time left."""
+_NEVER = frozenset(
+    {
+        "AccountNotAllowed",
+        "BadConstraints",
+        "InvalidAccount",
+        "InvalidQOS",
+        "JobHeldAdmin",
+        "JobHeldUser",
+        "PartitionNodeLimit",
+        "PartitionTimeLimit",
+        "QOSNotAllowed",
+        "launch_failed_requeued_held",
+    }
+)
+"""Why jobs wait that do not start by themselves. Not limits of users and accounts: those pass as other jobs end."""
+_ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "COMPLETING",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "STOPPED",
+        "TIMEOUT",
+    }
+)
+_LIST = re.compile(r"([^\[,]*)\[([^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Queued:
+    """What Slurm says of a job; nothing, where it could not be asked, or does not know the job."""
+
+    state: str = ""
+    why: str = ""
+    nodes: str = ""
+    left: int | None = None
+    """Seconds until its time is over, where that is limited and it runs."""
+
+    @property
+    def never_starts(self) -> bool:
+        """Whether it waits for something that somebody has to do."""
+        return self.state == "PENDING" and self.why.replace(" ", "_") in _NEVER
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, or is about to."""
+        return self.state in _ENDED
+
+    def __str__(self) -> str:
+        """Return Slurm's own words."""
+        return f"{self.state}: {self.why}" if self.why else self.state
+
+
+def queued(answer: str) -> Queued:
+    """Read an answer to :data:`FIELDS`; the last line counts, as of several jobs of a name it is the newest.
+
+    >>> queued("PENDING|Resources||1:00:00")
+    Queued(state='PENDING', why='Resources', nodes='', left=None)
+    """
+    lines = [each.strip() for each in answer.splitlines() if each.strip()]
+    if not lines:
+        return Queued()
+    state, why, nodes, left = [*lines[-1].split("|"), "", "", ""][:4]
+    # A state may have more behind it, such as who has cancelled a job; nodes that do not answer have a mark.
+    word = state.split()[0].rstrip("+") if state.split() else ""
+    reason = why.strip().removeprefix("(").removesuffix(")")
+    return Queued(
+        word,
+        "" if reason in ("None", "null") else reason,
+        "" if nodes in ("(null)", "n/a") else nodes,
+        _seconds(left) if word == "RUNNING" else None,
+    )
+
+
+def _seconds(left: str) -> int | None:
+    """Read days-hours:minutes:seconds, where there is a limit.
+
+    >>> _seconds("1-02:03:04"), _seconds("5:00"), _seconds("UNLIMITED"), _seconds("INVALID")
+    (93784, 300, None, None)
+    """
+    days, dash, clock = left.strip().rpartition("-")
+    parts = clock.split(":")
+    if not all(each.isdecimal() for each in parts) or (dash and not days.isdecimal()):
+        return None
+    seconds = 0
+    for each in parts:
+        seconds = seconds * 60 + int(each)
+    return seconds + (int(days) * 86400 if dash else 0)
+
+
+def hostnames(nodes: str) -> list[str]:
+    """Return the names of a list of nodes. Not by ``scontrol``, which some sites do not have everywhere.
+
+    >>> hostnames("login,host[1-3,07],rack[1-2]n[01-02]")
+    ['login', 'host1', 'host2', 'host3', 'host07', 'rack1n01', 'rack1n02', 'rack2n01', 'rack2n02']
+    """
+    names: list[str] = []
+    for each in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
+        found = [""]
+        at = 0
+        for part in _LIST.finditer(each):
+            ends = [part[1] + number for number in _numbers(part[2])]
+            found = [before + end for before in found for end in ends]
+            at = part.end()
+        names += [before + each[at:] for before in found]
+    return names
+
+
+def _numbers(ranges: str) -> list[str]:
+    """Return the numbers of ranges, as long as the first of each is written."""
+    numbers: list[str] = []
+    for each in ranges.split(","):
+        first, dash, last = each.partition("-")
+        if dash and first.isdecimal() and last.isdecimal():
+            numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        else:
+            numbers.append(each)
+    return numbers

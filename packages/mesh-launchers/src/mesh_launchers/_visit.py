@@ -1,0 +1,115 @@
+"""A process beside the script that has a job: it reaches the same hosts as a job of its own, by the same credentials.
+
+VST-1: the script notices nothing of it: agents serve several jobs, and what one of them runs ends with it, however it ends.
+VST-2: only the owner can: the keeper's socket and the credentials lie in private folders, and the keeper looks at the peer's user.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import cloudpickle
+
+from mesh_core import HostMesh, MeshError, attach_to_workers
+from mesh_launchers import _remote
+from mesh_launchers._authority import authority
+from mesh_launchers._contract import Phase
+from mesh_launchers._door import Door
+from mesh_launchers._errors import JobNotFound, LaunchError
+from mesh_launchers._folder import JobFolder
+from mesh_launchers._job import SPARES
+from mesh_launchers._state import HostState, JobState
+
+_CONNECT_S = 10.0
+_ENDS_S = 2.0
+
+
+class Visit:
+    """A job's hosts, as a process beside its script sees them. The job goes on for as long as it is visited, if it is kept."""
+
+    def __init__(self, name: str) -> None:
+        self._folder = JobFolder.of(name)
+        self._ended = threading.Event()
+        self._door = Door(name, self._folder.connect(_CONNECT_S), self._hear)
+
+    def _hear(self, state: JobState | None) -> None:
+        if state is None:
+            self._ended.set()
+
+    def state(self) -> JobState:
+        """Return what is known of the job, which does not expire before :meth:`close`."""
+        return JobState.of(self._door.ask("visit"))
+
+    def attach(self, hosts: Sequence[HostState]) -> HostMesh:
+        """Reach some of the hosts."""
+        authority().take(Path(self._folder.read()["credentials"]), self._folder.name)
+        # Hosts need not have this package.
+        cloudpickle.register_pickle_by_value(_remote)
+        addresses = [each.address for each in hosts if each.address is not None]
+        return attach_to_workers(addresses, credentials=authority().credentials(), name="hosts")
+
+    def check(self) -> None:
+        """Raise if the job has ended. Its hosts' end may be noticed a little sooner."""
+        if self._ended.wait(_ENDS_S):
+            raise JobNotFound(f"job {self._folder.name!r} has ended, and what ran on its hosts with it")
+
+    def close(self) -> None:
+        """Leave the job."""
+        self._door.close()
+
+
+@contextmanager
+def visited(name: str) -> Iterator[Visit]:
+    """Visit a job; an error that comes of its end says so."""
+    visit = Visit(name)
+    try:
+        yield visit
+    except LaunchError:
+        raise
+    except MeshError:
+        visit.check()
+        raise
+    finally:
+        visit.close()
+
+
+def chosen(state: JobState, mesh: str | None, on: str | None) -> list[HostState]:
+    """Return the hosts that a user names by `mesh` and `on`."""
+    meshes: dict[str, list[HostState]] = {}
+    for each in state.hosts:
+        if each.phase is not Phase.ENDED:
+            meshes.setdefault(each.mesh, []).append(each)
+    if mesh is None:
+        names = [each for each in meshes if each != SPARES]
+        if len(names) != 1:
+            raise LaunchError(f"job {state.name!r} has the meshes {', '.join(meshes)}: say which with --mesh")
+        mesh = names[0]
+    if mesh not in meshes:
+        raise LaunchError(f"job {state.name!r} has no mesh {mesh!r}; it has {', '.join(meshes)}")
+    hosts = meshes[mesh]
+    return hosts if on is None else _some(hosts, on)
+
+
+def _some(hosts: Sequence[HostState], on: str) -> list[HostState]:
+    """Return those of a range, or those that are named."""
+    dim, equals, text = on.rpartition("=")
+    named = {each.name: each for each in hosts}
+    if not equals or dim in ("host", "hosts"):
+        names = text.split(",")
+        if all(each in named for each in names):
+            return [named[each] for each in names]
+        first, colon, last = text.partition(":")
+        try:
+            begin = int(first) if first else 0
+            end = (int(last) if last else len(hosts)) if colon else begin + 1
+            if 0 <= begin < end <= len(hosts):
+                return list(hosts[begin:end])
+        except ValueError:
+            pass
+    raise LaunchError(
+        f"{on!r} names no hosts: write one, such as host=2, some, such as hosts=0:4, or their names; "
+        f"there are {len(hosts)}: {', '.join(named)}"
+    )

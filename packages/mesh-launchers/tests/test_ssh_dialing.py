@@ -1,0 +1,118 @@
+"""Hosts of ssh that connect to the script, and what is said where neither side can connect to the other."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from greeter import Greeter, host_pids, kill_host
+from launched import LIMIT, until
+from sshd import SSHD, Servers, free_port
+from test_launcher_commands import mesh
+
+from mesh_core import HostMesh
+from mesh_launchers import Job, LaunchError, Phase, attach_job, launch
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("failures"),
+    pytest.mark.skipif(
+        SSHD is None or shutil.which("ssh") is None, reason="there is no sshd: apt install openssh-server"
+    ),
+]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    """Three servers."""
+    servers = Servers(tmp_path / "sshd", 3)
+    yield servers
+    servers.close()
+
+
+def start(servers: Servers, hosts: Any = None, **options: Any) -> Job:
+    hosts = {"hosts": hosts or servers.names} if "meshes" not in options else {}
+    return launch("ssh", **hosts, **{"config": str(servers.config), "python": sys.executable, **options})
+
+
+def greeted(hosts: HostMesh) -> list[str]:
+    procs = hosts.spawn_procs(per_host={"gpus": 1})
+    return list(procs.spawn("greeters", Greeter).greet.call("you").get(timeout=LIMIT).values())
+
+
+def test_hosts_connect_to_the_script(servers: Servers) -> None:
+    """DIA-1: in any order, each has its place."""
+    meshes = {"one": ["b3"], "two": ["b2"]}
+    dial = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with start(servers, meshes=meshes, spares=["b1"], dial=dial) as job:
+        assert {name: each.names for name, each in job.meshes.items()} == {
+            "one": ["b3"],
+            "two": ["b2"],
+            "spares": ["b1"],
+        }
+        assert greeted(job.meshes["one"].join(job.meshes["two"])) == ["hello you"] * 2
+        assert [each.address for each in job.state().hosts] == [None] * 3
+        refused = mesh("exec", "--mesh", "one", job.name, "--", "true")
+        assert "connects to its script, and to no other process" in refused.stderr
+
+
+def test_such_hosts_are_kept_and_scaled(servers: Servers) -> None:
+    dial = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with start(servers, ["b1", "b2"], dial=dial, keep="60s", name="kept") as job:
+        assert greeted(job.hosts) == ["hello you"] * 2
+        job.detach()
+        with attach_job("kept") as again:
+            assert again.hosts.names == ["b1", "b2"]
+            assert greeted(again.hosts) == ["hello you"] * 2
+            assert again.scale(["b1", "b2", "b3"]).names == ["b1", "b2", "b3"]
+            assert again.scale(["b3", "b2"]).names == ["b2", "b3"]
+            until(lambda: host_pids("b1") == [], "a host ends")
+            assert greeted(again.hosts) == ["hello you"] * 2
+
+
+def test_neither_side_can_connect(servers: Servers) -> None:
+    """The error names who could not connect, and to what."""
+    with start(servers, ["b1"], dial="nowhere.invalid:26700", start_timeout=6) as job:
+        words = "b1 cannot connect to the script at nowhere.invalid:26700: "
+        until(lambda: words in str(job.state()), "what fails is told while it is tried")
+        with pytest.raises(
+            LaunchError, match=rf"{words}.*after 6 s: dial= must be an address of the script's"
+        ):
+            _ = job.hosts
+    with start(servers, ["b1", "b2"], address={"b1": "127.0.0.9"}, listen="127.0.0.2:0") as job:
+        with pytest.raises(
+            LaunchError,
+            match=r"the script's machine cannot connect to b1 at tcp://127.0.0.9:\d+: Connection refused\. .*dial=",
+        ):
+            job.wait(timeout=LIMIT)
+        until(lambda: job.state().hosts[1].phase is Phase.RUNNING, "the other one runs")
+
+
+def test_a_host_that_ends_before_all_have_come(servers: Servers) -> None:
+    with start(servers, ["b1", "b2"], dial=f"127.0.0.1:{free_port('127.0.0.1')}") as job:
+        job.wait(timeout=LIMIT)
+        kill_host("b2")
+        until(lambda: job.state().hosts[1].phase is Phase.FAILED, "the host's end is told")
+        # It may have come before.
+        with pytest.raises(Exception, match="b2"):
+            greeted(job.hosts)
+
+
+def test_the_address_of_the_script(servers: Servers) -> None:
+    for wrong in ("login1", "login1:0", ":26700", "login1:x"):
+        with pytest.raises(ValueError, match=r"dial must be HOST:PORT, .* got "):
+            start(servers, ["b1"], dial=wrong)
+    with pytest.raises(ValueError, match="the same for all meshes"):
+        start(servers, meshes={"one": ["b1"], "two": {"hosts": ["b2"], "dial": "login1:26700"}})
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            start(servers, ["b1"], dial=f"127.0.0.1:{port}") as job,
+            pytest.raises(Exception, match=rf"0\.0\.0\.0:{port}.*in use"),
+        ):
+            _ = job.hosts
