@@ -4,12 +4,14 @@
 
 With mesh-launchers installed; the figures of ssh want Debian's openssh-server and root. Its hosts are servers on addresses of this machine, each with keys of its own.
 Those of Slurm want Debian's slurmctld, slurmd and slurm-client, and root: three nodes, each with a network of its own, and the script on a fourth.
+Those of Ray want Ray and root: its cluster is a head and three nodes on network namespaces of this machine, and beside it stands what Ray's own actors take there.
 Each round is a script of its own, as a user's is; it imports before the clock starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -45,6 +47,25 @@ FIRST = """
 KEEP = """
     job = launch("local", hosts=COUNT, name="benchmark", keep="60s").wait(60)
 """
+RAYS_OWN = """
+import time
+import ray
+from ray.util import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+class Greeter:
+    def greet(self):
+        return 1
+
+begun = time.perf_counter()
+ray.init(log_to_driver=False, logging_level="ERROR")
+group = placement_group([{"CPU": 1}] * COUNT, strategy="STRICT_SPREAD")
+kind = ray.remote(Greeter)
+places = [PlacementGroupSchedulingStrategy(group, at) for at in range(COUNT)]
+greeters = [kind.options(num_cpus=1, scheduling_strategy=each).remote() for each in places]
+assert sum(ray.get([each.greet.remote() for each in greeters])) == COUNT
+print("took", time.perf_counter() - begun, flush=True)
+"""
 AGAIN = """
     job = attach_job("benchmark")
     job.hosts.initialized.get(timeout=60)
@@ -59,10 +80,12 @@ ENDED = """
 
 def seconds(text: str, launcher: str, options: dict[str, object], count: int) -> float:
     """Run a script; how long it says that it took."""
-    for name, value in {"LAUNCHER": launcher, "OPTIONS": options, "COUNT": count}.items():
-        text = text.replace(name, repr(value))
     done = subprocess.run(
-        [sys.executable, "-c", GREET + text], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", GREET + filled(text, launcher, options, count)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -82,9 +105,7 @@ def slurm_seconds(rounds: int) -> list[float]:
         cluster = slurm.Slurm(network, Path(folder) / "slurm")
         options = {"hosts": 3, "exclusive": True, "python": sys.executable}
         for _ in range(rounds):
-            text = GREET + FIRST
-            for name, value in {"LAUNCHER": "slurm", "OPTIONS": options, "COUNT": 3}.items():
-                text = text.replace(name, repr(value))
+            text = GREET + filled(FIRST, "slurm", options, 3)
             out, error = cluster.script(text).communicate(timeout=300)
             if not out:
                 raise SystemExit(error)
@@ -93,6 +114,35 @@ def slurm_seconds(rounds: int) -> list[float]:
             while cluster.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split().count("idle") < 3:
                 time.sleep(0.1)
     return took
+
+
+def filled(text: str, launcher: str, options: dict[str, object], count: int) -> str:
+    """Return a script with what it is to do."""
+    for name, value in {"LAUNCHER": launcher, "OPTIONS": options, "COUNT": count}.items():
+        text = text.replace(name, repr(value))
+    return text
+
+
+def with_ray(folder: Path, rounds: range) -> None:
+    """Measure in a Ray cluster of three nodes."""
+    sys.path.insert(0, str(ROOT / "tests" / "network"))
+    from cluster import Network  # type: ignore[import-not-found, unused-ignore]
+    from ray_nodes import Ray  # type: ignore[import-not-found, unused-ignore]
+
+    count = 3
+    with Network(count + 1) as network:
+        nodes = Ray(network, folder / "ray")
+        took: dict[str, list[float]] = {"ray": [], "its own": []}
+        mesh = GREET + filled(FIRST, "ray", {"hosts": count}, count)
+        for _ in rounds:
+            for what, text in (("ray", mesh), ("its own", filled(RAYS_OWN, "", {}, count))):
+                script = nodes.script(text)
+                out, error = script.communicate(timeout=300)
+                if script.returncode:
+                    raise SystemExit(error)
+                took[what].append(float(out.split()[-1]))
+    shown(f"ray, {count} hosts", took["ray"])
+    shown(f"Ray's own actors, {count} of them, from ray.init", took["its own"])
 
 
 def shown(what: str, took: list[float]) -> None:
@@ -128,6 +178,8 @@ def main() -> None:
                 shown(f"ssh, {count} hosts", [seconds(FIRST, "ssh", options, count) for _ in rounds])
             finally:
                 servers.close()
+        if os.getuid() == 0 and importlib.util.find_spec("ray"):
+            with_ray(Path(folder), rounds)
     if os.getuid() == 0:
         took = slurm_seconds(args.rounds)
         if took:

@@ -1,0 +1,256 @@
+"""Hosts in a real torchrun: three nodes with two ranks each, on machines of their own (TRN-1 to TRN-3)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Host, Network, Process, wait_until
+
+pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
+pytest.importorskip("torch.distributed", reason="PyTorch is not installed here")
+
+LIMIT = 120.0
+"""Six processes import PyTorch, each for seconds."""
+pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(300)]
+
+BEGIN = """
+import os, sys, time
+from mesh_core import Actor, configure, endpoint, set_fault_handler
+from mesh_launchers import LaunchError, torchrun
+
+class Where(Actor):
+    @endpoint
+    def where(self):
+        import socket
+        return socket.gethostname(), os.environ.get("RANK")
+
+def where(hosts):
+    return hosts.spawn_procs(per_host={"gpus": 1}).spawn("where", Where).where.call().get(timeout=60).values()
+
+def say(*what):
+    with open(os.environ["SAID"], "a") as file:
+        file.write(" | ".join(map(str, what)) + "\\n")
+
+if __name__ == "__main__":
+    configure(heartbeat_timeout=15)
+"""
+
+
+class Job:
+    """A torchrun on each machine."""
+
+    def __init__(self, network: Network, folder: Path, text: str, *words: str) -> None:
+        self.network = network
+        self.folder = folder
+        self._said = folder / "said"
+        self._said.touch()
+        self._read = 0
+        script = folder / "script.py"
+        script.write_text(BEGIN + "".join(f"    {line}\n" for line in text.splitlines()))
+        head = network.hosts[0].address
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(network.hosts)}"),
+            "--nproc-per-node=2",
+            *(
+                ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29400", "--rdzv-id=lab"]
+                if len(network.hosts) > 1
+                else ["--standalone"]
+            ),
+            *(*words, str(script)),
+        ]
+        self.processes = [self._start(host, command) for host in network.hosts]
+
+    def _start(self, host: Host, command: list[str]) -> Process:
+        runtime = self.folder / f"run-{host.name}"
+        runtime.mkdir(mode=0o700)
+        env = {
+            "MESH_JOBS": str(self.folder / "state" / "jobs"),
+            "XDG_RUNTIME_DIR": str(runtime),
+            "SAID": str(self._said),
+            # PyTorch imports so much that compiling it anew in each process takes longer than all else here.
+            "PYTHONDONTWRITEBYTECODE": "",
+        }
+        with (self.folder / f"{host.name}.log").open("wb") as log:
+            return host.start(
+                command, env=env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def log(self) -> str:
+        """What all have written."""
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("host*.log")))
+
+    def heard(self) -> str:
+        """Return the script's next line."""
+        lines = wait_until(
+            lambda: self._said.read_text().splitlines()[self._read :],
+            f"nothing was said: {self.log()}",
+            LIMIT,
+        )
+        self._read += 1
+        return str(lines[0])
+
+    def ended(self) -> list[int]:
+        """Wait for all; how they have ended. Nothing of them is left."""
+        statuses = [each.wait(LIMIT) for each in self.processes]
+        wait_until(lambda: not self.left(), f"left behind: {self.left()}")
+        return statuses
+
+    def left(self) -> list[Any]:
+        """Hosts, and keys."""
+        found: list[Any] = [each for host in self.network.hosts for each in hosts_on(host)]
+        found += self.folder.glob("run-*/mesh-host-*")
+        return [*found, *(self.folder / "state" / "torchrun").glob("*")]
+
+
+def hosts_on(host: Host) -> list[int]:
+    """Return the processes of Mesh's host on a machine."""
+    found = []
+    for pid in host.pids():
+        try:
+            if b"\0mesh-host\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def test_all_nodes_are_hosts_in_the_order_of_their_ranks(
+    network: Callable[[int], Network], tmp_path: Path
+) -> None:
+    """TRN-1: no key is in the store, nor anywhere else where it can be read."""
+    job = Job(
+        network(3),
+        tmp_path,
+        """
+with torchrun.hosts() as hosts:
+    hosts.initialized.get(timeout=60)
+    say(*hosts.names, *[each["hostname"] for each in hosts.labels])
+    say(*where(hosts))
+    from mesh_launchers._authority import authority
+    key = next(authority().credentials().rglob("host.key")).read_text().splitlines()[1]
+    from torch.distributed import TCPStore
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    prefix = "mesh/lab/"
+    keys = [f"{prefix}node/{node}" for node in (1, 2)]
+    values = [store.get(each) for each in keys]
+    for value in list(values):
+        import json
+        welcome = store.get(f"{prefix}welcome/{json.loads(value)['me']}")
+        values += [welcome, store.get(f"{prefix}{json.loads(welcome)['token']}/{json.loads(value)['me']}")]
+    say(len(values), any(key.encode() in each or b"PRIVATE" in each for each in values), store.num_keys() > 4)
+    try:
+        with torchrun.hosts():
+            pass
+    except LaunchError as error:
+        say(error)
+say("after")
+""",
+    )
+    assert job.heard() == "node0 | node1 | node2 | host0 | host1 | host2"
+    nodes = job.heard()
+    assert [nodes.find(f"('host{at}', None)") >= 0 for at in range(3)] == [True] * 3, nodes
+    assert job.heard() == "6 | False | True"
+    assert job.heard() == (
+        "torchrun.hosts() can be used once in a script: the other ranks have ended with its block"
+    )
+    assert job.heard() == "after"
+    assert job.ended() == [0, 0, 0], job.log()
+
+
+def test_a_rank_that_fails_has_all_started_again(network: Callable[[int], Network], tmp_path: Path) -> None:
+    """TRN-2, TRN-3: the second attempt has hosts of its own, and SIGTERM ends all of it."""
+    job = Job(
+        network(2),
+        tmp_path,
+        """
+with torchrun.hosts() as hosts:
+    hosts.initialized.get(timeout=60)
+    say("attempt", len(where(hosts)))
+    time.sleep(1000)
+""",
+        "--max-restarts=1",
+    )
+    assert job.heard() == "attempt | 2"
+    # The agent of a node: its rank fails with it, and torchrun starts all again.
+    agent = hosts_on(job.network.hosts[1])[-1]
+    os.kill(agent, signal.SIGKILL)
+    assert job.heard() == "attempt | 2"
+    assert agent not in hosts_on(job.network.hosts[1])
+    assert "node 1 (host1): its agent has ended: its agent was ended by signal 9" in job.log()
+    for each in job.processes:
+        each.send_signal(signal.SIGTERM)
+    assert all(job.ended()), job.log()
+
+
+def test_a_script_that_fails_is_an_end_of_all(network: Callable[[int], Network], tmp_path: Path) -> None:
+    job = Job(
+        network(2),
+        tmp_path,
+        """
+with torchrun.hosts() as hosts:
+    say(len(where(hosts)))
+    raise ValueError("as was to be")
+""",
+    )
+    assert job.heard() == "2"
+    statuses = job.ended()
+    assert all(statuses), (statuses, job.log())
+    assert "node 1 (host1): rank 0 has failed: ValueError: as was to be" in job.log()
+
+
+def test_credentials_of_the_users_own_and_a_node_that_lacks_them(
+    network: Callable[[int], Network], tmp_path: Path
+) -> None:
+    from mesh_core import Credentials
+
+    given = Credentials.new(tmp_path / "credentials")
+    job = Job(
+        network(2),
+        tmp_path,
+        f"""
+mine = {str(given.path)!r} if os.environ["GROUP_RANK"] == "0" else {str(given.host_path)!r}
+with torchrun.hosts(credentials=mine) as hosts:
+    say(len(where(hosts)))
+""",
+    )
+    assert job.heard() == "2"
+    assert job.ended() == [0, 0], job.log()
+    second = tmp_path / "second"
+    second.mkdir()
+    job = Job(
+        job.network,
+        second,
+        """
+try:
+    with torchrun.hosts(folder=f"/run/{os.environ['GROUP_RANK']}") as hosts:
+        pass
+except LaunchError as error:
+    say(error)
+    sys.exit(3)
+""",
+    )
+    said = job.heard()
+    assert said.startswith("node 1 has not started its host: there is no /run/1/mesh-"), said
+    assert "name a folder= that all nodes see" in said
+    assert all(job.ended())
+
+
+def test_a_single_node_and_a_script_that_exits(network: Callable[[int], Network], tmp_path: Path) -> None:
+    job = Job(
+        network(1),
+        tmp_path,
+        """
+with torchrun.hosts() as hosts:
+    say(len(where(hosts)))
+    sys.exit(0)
+""",
+    )
+    assert job.heard() == "1"
+    assert job.ended() == [0], job.log()
