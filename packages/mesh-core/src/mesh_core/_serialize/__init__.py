@@ -25,6 +25,7 @@ from _pickle import loads as _c_loads
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._errors import MeshError
 from mesh_core._serialize._culprit import explain_load_failure, serialization_error
 from mesh_core._serialize._handlers import OUT_OF_BAND_BYTES
 from mesh_core._serialize._pickle import dump_by_value, dump_stream
@@ -81,6 +82,12 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
     try:
         return _c_loads(data, buffers=buffers) if buffers else _c_loads(data)
     except MemoryError:
+        raise
+    except MeshError as error:
+        # What rebuilds an object says itself what is wrong.
+        if getattr(error, "arrival", None) is not None:
+            # It is to be read again, and buffers can be taken out of a message only once.
+            error._loaded_from = data, buffers
         raise
     except Exception as error:
         raise explain_load_failure(error) from error

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mesh_core._serialize._registered import Registration, register_handler, register_reducer
     from mesh_core.extensions._here import Proc, current_proc
     from mesh_core.extensions._install import find, install, uninstall
+    from mesh_core.extensions._late import NotYet
     from mesh_core.extensions._local import LocalActor, actor_id, actor_ranks, local_actor, procs_of, settled
     from mesh_core.extensions._membership import Membership, membership
     from mesh_core.extensions._told import ActorEnd, ProcEnd, Raised, Spawning
@@ -38,6 +39,7 @@ __all__ = [
     "Extension",
     "LocalActor",
     "Membership",
+    "NotYet",
     "Proc",
     "ProcEnd",
     "Raised",
@@ -66,6 +68,7 @@ _LATER = {
     "ActorEnd": "mesh_core.extensions._told",
     "LocalActor": "mesh_core.extensions._local",
     "Membership": "mesh_core.extensions._membership",
+    "NotYet": "mesh_core.extensions._late",
     "Proc": "mesh_core.extensions._here",
     "ProcEnd": "mesh_core.extensions._told",
     "Raised": "mesh_core.extensions._told",
