@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mesh_tensor._global._modules import ColumnParallel, FullyShard, RowParallel, module_to_mesh
     from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._looking import Inspection, Part, inspect, show
+    from mesh_tensor._moving import to_mesh
     from mesh_tensor._remote import RemoteFunction, remote
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._timeline import Span, Timeline, timeline
@@ -73,6 +74,7 @@ __all__ = [
     "slice_mesh",
     "spmd",
     "timeline",
+    "to_mesh",
     "usage",
 ]
 
@@ -116,6 +118,7 @@ _LATER = {
     "show": "mesh_tensor._looking",
     "slice_mesh": "mesh_tensor._view",
     "timeline": "mesh_tensor._timeline",
+    "to_mesh": "mesh_tensor._moving",
     "usage": "mesh_tensor._view",
 }
 

@@ -62,7 +62,8 @@ def dumps(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryvi
     try:
         found = dump_stream(obj)
         return dump_by_value(obj) if found is None else found
-    except MemoryError:
+    except (MemoryError, MeshError):
+        # What a reducer refuses it explains itself.
         raise
     except Exception as error:
         raise serialization_error(obj, error, root) from error

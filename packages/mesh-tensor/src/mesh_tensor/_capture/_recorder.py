@@ -171,6 +171,12 @@ class Recorder:
             "and pass it as an argument."
         )
 
+    def exchanges(self, what: str) -> None:
+        """Something else than operators of the mesh is to be done at this place of the step."""
+        self._refuse(
+            f"a captured step cannot {what}, as its replays would not: {line_of(_here())}\n  Do that outside."
+        )
+
     def asked(self, question: tuple[Any, ...]) -> None:
         """Values are waited for."""
         if question[0] in _SETTING_UP:
