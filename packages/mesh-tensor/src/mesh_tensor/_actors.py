@@ -86,7 +86,9 @@ class RemoteEndpoint(Generic[P, R]):
             number = next(issuer.stream.tensors.numbers)
             future = self._endpoint.with_options(keep=True).call(*args, **kwargs)
             future.add_done_callback(partial(_pass_on, issuer.stream.exchange, number))
-            result: R = self._asked(issuer, number) if known is None else self._promised(issuer, number, known)
+            result: R = (
+                self._asked(issuer, number) if known is None else self._promised(issuer, number, known)
+            )
             return result
 
     def _check(self, leaves: list[Any], procs: ProcMesh) -> None:
@@ -126,7 +128,9 @@ class RemoteEndpoint(Generic[P, R]):
     def _hit(self, issuer: Issuer, what: str, always: list[Any], made: list[Any]) -> Any:
         from mesh_tensor._propagate import Hit
 
-        template = issuer.stream.teach(((SPECIAL, what, self._name), None), always, {}, 0, len(made), LIST, ())
+        template = issuer.stream.teach(
+            ((SPECIAL, what, self._name), None), always, {}, 0, len(made), LIST, ()
+        )
         return Hit(template, made, 0, True)
 
     def _known(self, issuer: Issuer, leaves: list[Any], spec: Any) -> tuple[list[Any], Any, list[Any]]:
@@ -145,7 +149,9 @@ class RemoteEndpoint(Generic[P, R]):
                 seen: dict[int, torch.Tensor] = {}
                 args, kwargs = pytree.tree_unflatten([fake(each, seen, MeshTensor) for each in leaves], spec)
                 values, shape = pytree.tree_flatten(self._propagate(*args, **kwargs))
-            forms = [issuer.stream.descriptor(form_of(each)) for each in values if isinstance(each, torch.Tensor)]
+            forms = [
+                issuer.stream.descriptor(form_of(each)) for each in values if isinstance(each, torch.Tensor)
+            ]
             kept = [HOLE if isinstance(each, torch.Tensor) else each for each in values]
             found = self._forms[key] = kept, shape, forms
         return found

@@ -91,6 +91,11 @@ class Arrivals(Extension):
         if exchange is not None:
             exchange.taken(number, of)
 
+    def _on_kept(self, sender: Proc) -> int:
+        """Return how much of what a controller has had sent here nobody has taken yet."""
+        with self._lock:
+            return sum(key[0] == sender.address for key in self._there)
+
     def rank(self, controller: Address, mesh: int) -> int | None:
         """Return this process's rank in a mesh that the controller has tensors on; ``None`` if it is not in it."""
         return self._places.get((controller, mesh))

@@ -117,9 +117,7 @@ def _moved(tensors: Sequence[torch.Tensor], to: ProcMesh, rule: Rule) -> tuple[M
             source.alone(frame, "move", source.exchange.number, number, refs, to, sizes, rule)
             made = [target.ref() for _ in given]
             target.alone(frame, "land", number, [each.number for each in made], route, f"{source.procs}")
-        forms = [
-            ((*each.shape,), strides_of((*each.shape,)), 0, each.dtype, each.device) for each in given
-        ]
+        forms = [((*each.shape,), strides_of((*each.shape,)), 0, each.dtype, each.device) for each in given]
         return tuple(
             issuer.named(target.descriptor(form), ref) for form, ref in zip(forms, made, strict=True)
         )

@@ -31,7 +31,9 @@ R = TypeVar("R")
 
 
 def remote(
-    function: Callable[P, R] | Endpoint[P, R] | None = None, *, propagate: Callable[..., Any] | Literal["ask"] | None = None
+    function: Callable[P, R] | Endpoint[P, R] | None = None,
+    *,
+    propagate: Callable[..., Any] | Literal["ask"] | None = None,
 ) -> Any:
     """Have a function run on every process of a mesh, where the mesh's tensors among its arguments are the process's own.
 
