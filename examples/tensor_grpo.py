@@ -1,8 +1,7 @@
 """Reinforcement learning in the shape of GRPO on tensors: one mesh generates and scores answers, another one learns from them.
 
-Groups of answers go from the generators to the trainers with `to_mesh`, without passing the script. New weights go back through memory that
-generators read where it lies (`Publication` of mesh-rdma), or, where that is not installed, with `to_mesh` as well. The "model" is a table of
-logits, one row for each prompt, and an answer is right if it is the prompt's number.
+Answers go from the generators to the trainers with `to_mesh`, without passing the script. New weights go back through memory that generators read
+where it lies (`Publication` of mesh-rdma), or, where that is not installed, with `to_mesh` as well. The "model" is a table of logits.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ try:
 except ImportError:
     Publication = None  # type: ignore[assignment,misc]
 
-PROMPTS, ANSWERS, GROUP = 8, 8, 256
-ROUNDS, RATE = 30, 4.0
+PROMPTS, ANSWERS, GROUP, ROUNDS, RATE = 8, 8, 256, 30, 4.0
 
 
 class Publisher(Actor):
-    """Publishes the weights of a process that has them."""
+    """Publishes weights that it is given."""
 
     def __init__(self) -> None:
         self.weights = torch.zeros(PROMPTS, ANSWERS)
@@ -39,26 +37,25 @@ class Publisher(Actor):
 
     @endpoint
     def publish(self, weights: Tensor) -> None:
-        """Make what this process has of a tensor of the mesh the next version."""
+        """Make what this process has of a mesh's tensor the next version."""
         self.weights.copy_(weights)
         self.publication.publish()
 
 
 class Reader(Actor):
-    """Reads what was published."""
+    """Reads what was published; its results become tensors of the mesh."""
 
     def __init__(self, reader: PublicationReader) -> None:
         self.reader = reader
 
     @endpoint
     def read(self, version: int) -> Tensor:
-        """Return the weights; the result becomes a tensor of the mesh."""
         with self.reader.use(min_version=version) as weights:
             return torch.as_tensor(weights["weights"]).clone()
 
 
 def road(trainers: ProcMesh, generators: ProcMesh) -> Callable[[Tensor], Tensor]:
-    """Return what brings weights from the trainers to the generators."""
+    """Return what brings weights to the generators."""
     if Publication is None:
         return lambda weights: to_mesh(weights, generators)
     publisher = trainers.slice(gpus=0).spawn("publisher", Publisher)
@@ -66,7 +63,7 @@ def road(trainers: ProcMesh, generators: ProcMesh) -> Callable[[Tensor], Tensor]
     read: Any = remote(readers.read, propagate=lambda _: torch.empty(PROMPTS, ANSWERS))
     versions = itertools.count(1)
 
-    def bring(weights: Tensor) -> Tensor:
+    def bring(weights: Tensor) -> Any:
         publisher.publish.broadcast(weights)
         return read(next(versions))
 
@@ -74,8 +71,8 @@ def road(trainers: ProcMesh, generators: ProcMesh) -> Callable[[Tensor], Tensor]
 
 
 def generate(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw a group of answers to each prompt; return them, their advantages, and the mean reward."""
-    answers = torch.multinomial(weights.softmax(1), GROUP, replacement=True)
+    """Draw a group of answers to each prompt, of which its number is right; return them, their advantages, and the mean reward."""
+    answers = weights.softmax(1).multinomial(GROUP, replacement=True)
     rewards = (answers == torch.arange(PROMPTS)[:, None]).float()
     # Relative to the group: no other model says how good an answer was to be expected.
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._looking import Inspection, Part, inspect, show
     from mesh_tensor._moving import to_mesh
+    from mesh_tensor._network import allow_clear_text
     from mesh_tensor._remote import RemoteFunction, remote
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._timeline import Span, Timeline, timeline
@@ -56,6 +57,7 @@ __all__ = [
     "activate",
     "all_gather",
     "all_to_all",
+    "allow_clear_text",
     "capture",
     "distribute",
     "export_safetensors",
@@ -101,6 +103,7 @@ _LATER = {
     "activate": "mesh_tensor._view",
     "all_gather": "mesh_tensor._collectives",
     "all_to_all": "mesh_tensor._collectives",
+    "allow_clear_text": "mesh_tensor._network",
     "capture": "mesh_tensor._capture._step",
     "distribute": "mesh_tensor._global._mesh",
     "export_safetensors": "mesh_tensor._checkpoint._safetensors",

@@ -70,7 +70,9 @@ def move(  # noqa: PLR0917 - a message
         )
 
 
-def land(bench: Bench, count: int, number: int, refs: list[int], source: Any, name: str) -> None:
+def land(  # noqa: PLR0917 - a message
+    bench: Bench, count: int, number: int, refs: list[int], source: Any, name: str
+) -> None:
     """Have tensors that come from another mesh; wait until they are here."""
     try:
         values = arrivals().take((bench.controller, MOVED, number), source)

@@ -288,11 +288,17 @@ class Bench:
         """Return what tells this from what was there before the process was made again."""
         return self._birth
 
-    def group(self, number: int, meeting: Any, members: Any) -> Any:
+    def where(self) -> Any:
+        """Return on which host this process is, and how others reach it."""
+        from mesh_tensor._network import here
+
+        return "value", tuple(here())
+
+    def group(self, number: int, *what: Any) -> Any:
         """Join others."""
         from mesh_tensor._groups import join
 
-        self.groups[number] = join(self.address, number, meeting, members)
+        self.groups[number] = join(self.address, number, *what)
         return "value", None
 
     def checkpoint(self, what: str, *rest: Any) -> Any:
@@ -396,6 +402,8 @@ class Tensors(Extension):
         self.templates = itertools.count(1)
         self.groups = itertools.count(1)
         self.refuses = threading.local()
+        self.clear_text: dict[str, str] | None = None
+        """Whether collectives may go between hosts, and over which addresses."""
         self.recorders: dict[int, Recorder] = {}
         """By thread, what is being recorded there."""
 

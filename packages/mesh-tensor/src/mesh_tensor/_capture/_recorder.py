@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mesh_tensor._extension import Tensors
     from mesh_tensor._stream import Ref, Stream
 
-_SETTING_UP = frozenset({"who", "group"})
+_SETTING_UP = frozenset({"who", "where", "group"})
 """Questions that are asked once for a mesh, before its first collective."""
 Place = tuple[Any, int]
 
