@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mesh_core import Actor, DeviceMeshError, MeshError, ProcMesh, endpoint, set_fault_handler
+from mesh_core.extensions import current_proc
 from mesh_core.testing import LocalCluster
 
 torch = pytest.importorskip("torch")
@@ -49,7 +50,8 @@ def cluster(runtime: None) -> Iterator[LocalCluster]:
 def spread(cluster: LocalCluster) -> Iterator[ProcMesh]:
     """A process on each, which may end."""
     # Addresses of each host's own, as on a real network.
-    allow_clear_text({"host-0": "127.0.0.2", "host-1": "127.0.0.3"})
+    script = current_proc().host
+    allow_clear_text({"host-0": "127.0.0.2", "host-1": "127.0.0.3", script: "127.0.0.4"})
     set_fault_handler(lambda failure: None)
     with cluster.attach().spawn_procs(per_host={"gpus": 1}, preload=PRELOAD, name="spread") as procs:
         yield procs
@@ -74,7 +76,7 @@ def test_between_hosts(spread: ProcMesh) -> None:
     (pid,) = second.pids
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(DeviceMeshError, match="hosts=1"):
+    with pytest.raises(DeviceMeshError, match="hosts=1"):  # noqa: PT012 - whichever of them is the first to know
         while True:
             fetch(reduce(x, "hosts"))
     spread.respawn().get(timeout=120)
