@@ -33,7 +33,8 @@ from mesh_tensor import (  # noqa: E402
 
 # As the other tests have it, so that they share what has imported it.
 PRELOAD = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"]
-pytestmark = [pytest.mark.beside, pytest.mark.slow]
+# Importing PyTorch takes a busy machine its time.
+pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 class Model(Actor):
@@ -329,7 +330,7 @@ def test_an_actor_that_dies_with_its_process_leaves_nobody_waiting() -> None:
         x = share(torch.ones(()), procs)
         with pytest.raises((MeshError, ActorError)):
             models.slice(gpus=1).die.call_one(x).get(timeout=60)
-        procs.respawn().get(timeout=60)
+        procs.respawn().get(timeout=150)
         again = procs.spawn("again", Model)
         x = share(torch.ones(()), procs)
         assert again.total.call(x).get(timeout=60).values() == [("Tensor", 1.0)] * 2

@@ -79,7 +79,7 @@ def test_between_hosts(spread: ProcMesh) -> None:
     with pytest.raises(DeviceMeshError, match="hosts=1"):  # noqa: PT012 - whichever of them is the first to know
         while True:
             fetch(reduce(x, "hosts"))
-    spread.respawn().get(timeout=120)
+    spread.respawn().get(timeout=150)
     again = rank_tensor(spread, "hosts") + 5
     assert values(reduce(again, "hosts")) == [11, 11]
     assert values(to_mesh(share(torch.ones(3), first), second)) == [[1.0, 1.0, 1.0]]

@@ -34,7 +34,8 @@ from mesh_tensor import (  # noqa: E402
 
 # As the other tests have it, so that they share what has imported it.
 PRELOAD = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"]
-pytestmark = [pytest.mark.beside, pytest.mark.slow]
+# Importing PyTorch takes a busy machine its time.
+pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +262,7 @@ def test_the_death_of_a_process_that_was_to_send(mortals: ProcMesh, others: Proc
     assert fetch_shard(after, gpus=0).tolist() == [2.0, 2.0]
     with pytest.raises(DeviceMeshError, match="gpus=1"):
         to_mesh(bad, others)
-    mortals.respawn().get(timeout=60)
+    mortals.respawn().get(timeout=150)
     again = share(torch.ones(2), mortals)
     assert values(to_mesh(again * 3, others)) == [[3.0, 3.0]] * 2
     assert values(to_mesh(to_mesh(again, others) * 4, mortals)) == [[4.0, 4.0]] * 2
@@ -275,6 +276,6 @@ def test_the_death_of_a_process_that_was_to_receive(mortals: ProcMesh, others: P
     with pytest.raises(DeviceMeshError, match="gpus=1"):
         fetch(moved)
     assert values(x + 1) == [[2.0, 2.0]] * 2
-    mortals.respawn().get(timeout=60)
+    mortals.respawn().get(timeout=150)
     assert values(to_mesh(x, mortals)) == [[1.0, 1.0]] * 2
     assert values(reduce(to_mesh(x, mortals))) == [[2.0, 2.0]] * 2

@@ -28,13 +28,13 @@ Rule = dict[str, str]
 
 
 def to_mesh(tensors: T, procs: ProcMesh) -> T:
-    """Move a tensor to the processes of another mesh, or a list, dict or tuple of tensors.
+    """Move a tensor to the processes of another mesh; also lists, dicts and tuples of tensors.
 
-    Meshes of the same shape: rank by rank. Otherwise each dimension that the tensor's mesh has must be in the other one with the same size; along
-    dimensions that are new every process gets a copy. A dimension of size 1 fits any, so that what one process has can be given to many.
+    Between meshes of the same shape each rank sends to its counterpart. Otherwise every dimension of the tensor's mesh must exist in the other mesh with the
+    same size, and along new dimensions each process gets a copy. Dimensions of size 1 fit anything, so one process can send to many.
 
-    The tensor that is returned has the values that the operators make which were issued before. Nothing waits for it, and the script's process does not
-    see the values. Gradients flow back; where copies were made, as their sum.
+    The processes send the values to each other; the script does not wait and does not see them. Gradients flow back. The gradient of a
+    tensor that was copied is the sum over its copies.
 
     >>> import torch
     >>> from mesh_core import this_host

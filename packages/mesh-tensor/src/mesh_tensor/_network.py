@@ -39,11 +39,11 @@ def here() -> Where:
 
 
 def allow_clear_text(addresses: Mapping[str, str] | None = None) -> None:
-    """Allow collectives between hosts, which are not encrypted: call it only where everybody on the network may see and change the data.
+    """Allow collectives between hosts, which are neither encrypted nor authenticated. Call it only on a network that you trust.
 
-    Processes listen on one address of their host: the one that is given here under the host's name, or that of the interface which
-    ``GLOO_SOCKET_IFNAME`` names in their environment, or else the one by which the other hosts reach it. Without this, a collective of a
-    mesh on several machines is refused. It concerns the meshes of this process that meet from now on.
+    Without it, the first collective of a mesh on several machines raises. Each process listens on one address of its host: the one given
+    here for the host's name, else that of the interface in ``GLOO_SOCKET_IFNAME``, else the address by which other hosts reach it. It
+    applies to meshes of this process that have not had a collective yet.
 
     >>> from mesh_tensor import allow_clear_text
     >>> allow_clear_text({"node-1": "10.0.0.1", "node-2": "10.0.0.2"})

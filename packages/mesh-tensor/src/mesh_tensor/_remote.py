@@ -46,9 +46,9 @@ def remote(
 
     Arguments that are no tensors are the same on all processes, and so are results that are none. No gradient flows through it.
 
-    Of an endpoint of actors, `remote(actors.step)`, it makes the same: the results stay on the actors' processes, as tensors of the
-    mesh. It is handled in order with other calls of the actors, and with the operators that were issued before. The forms of its results are
-    asked for, unless there is a function for `propagate`.
+    `remote(actors.step)` does the same for an endpoint of actors: tensors in its results stay on the actors' processes and become tensors of the mesh. The
+    call runs in order with other calls of the actors and with the operators around it. The script waits for the forms of the results
+    unless `propagate` is a function.
 
     >>> import torch
     >>> from mesh_core import this_host
