@@ -32,6 +32,8 @@ TESTED = {
     "supervision",
     "tool_agent",
     "sweep",
+    "tensor_grpo",
+    "tensor_pipeline",
     "tour",
     "weight_sync",
 }
@@ -320,6 +322,48 @@ def test_captured_training(run_example: Run):
         "  AdamW has made its state",
         "losses are the same",
     ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
+@pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
+@pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
+def test_tensor_pipeline(run_example: Run):
+    losses = [re.findall(r"\d\.\d+", line) for line in run_example("tensor_pipeline", within=150)]
+    assert len(losses) == 3
+    for alone, pipelined in losses:
+        assert abs(float(alone) - float(pipelined)) < 2e-4
+    assert float(losses[-1][0]) < float(losses[0][0])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
+@pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
+@pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
+def test_tensor_grpo(run_example: Run):
+    pytest.importorskip("mesh_rdma")
+    rewards = [
+        float(line.rsplit(" ", 1)[1])
+        for line in run_example("tensor_grpo", within=150)
+        if line[:5] == "round"
+    ]
+    assert len(rewards) == 4
+    assert rewards[0] < 0.3
+    assert rewards[-1] > 0.8
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
+@pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
+@pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
+def test_tensor_grpo_without_mesh_rdma(run_example: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    package = tmp_path / "without" / "mesh_rdma"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('not installed here')")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    rewards = [
+        float(line.rsplit(" ", 1)[1])
+        for line in run_example("tensor_grpo", within=150)
+        if line[:5] == "round"
+    ]
+    assert rewards[-1] > 0.8
 
 
 # What runs the notebook's cells, and prints their output. Not in the test's own process: it leaves threads behind.

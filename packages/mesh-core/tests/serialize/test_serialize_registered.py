@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
-from mesh_core import Actor, SerializationError, endpoint, this_host
+from mesh_core import Actor, Promise, SerializationError, endpoint, this_host
 from mesh_core.extensions import (
     Extension,
+    NotYet,
+    Proc,
     Registration,
     dumps,
+    find,
     install,
     loads,
     register_handler,
@@ -297,3 +300,81 @@ def test_registering_while_others_send() -> None:
     stop.set()
     thread.join()
     assert not raised
+
+
+class Parcel:
+    """Arrives after the message that it is in."""
+
+
+class Post(Extension):
+    """Delivers parcels when it is told to."""
+
+    name = "post"
+
+    def start(self) -> None:
+        self.parcel: Promise[str] = Promise("a parcel")
+
+    def receive(self, message: str, sender: Proc) -> None:
+        self.parcel.set_result(message)
+
+
+def unpack() -> str:
+    import asyncio
+
+    post = find(Post)
+    assert post is not None
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return post.parcel.future.get(timeout=30)
+    if not post.parcel.future.done():
+        raise NotYet("a parcel can be an argument of endpoints only", post.parcel.future)
+    return post.parcel.future.get()
+
+
+class OnLoop(Actor):
+    @endpoint
+    async def read(self, parcel: Any, large: bytearray) -> tuple[str, int]:
+        return parcel, len(large)
+
+
+class OnThread(Actor):
+    @endpoint
+    def read(self, parcel: Any, large: bytearray) -> tuple[str, int]:
+        return parcel, len(large)
+
+
+class Opened(Actor):
+    def __init__(self, parcel: Any) -> None: ...
+
+
+class Bystander(Actor):
+    @endpoint
+    async def look(self) -> str:
+        return "free"
+
+
+@pytest.fixture
+def post() -> Iterator[Post]:
+    registration = register_reducer(Parcel, lambda parcel: (unpack, ()))
+    yield install(Post)
+    uninstall("post")
+    registration.cancel()
+
+
+@pytest.mark.parametrize("cls", [OnLoop, OnThread])
+def test_what_is_not_there_yet_is_waited_for_without_blocking_the_loop(post: Post, cls: type[Any]) -> None:
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        reader, bystander = procs.spawn("reader", cls), procs.spawn("bystander", Bystander)
+        reading = reader.read.call(Parcel(), bytearray(LARGE))
+        assert bystander.look.call().get(timeout=30).values() == ["free"] * 2
+        assert not reading.done()
+        post.call(procs, "socks").get(timeout=30)
+        assert reading.get(timeout=30).values() == [("socks", LARGE)] * 2
+
+
+def test_what_a_constructor_cannot_wait_for_is_its_spawners_to_hear(post: Post) -> None:
+    with this_host().spawn_procs({"gpus": 1}) as procs:
+        opened = procs.spawn("opened", Opened, Parcel())
+        with pytest.raises(NotYet, match="endpoints only"):
+            opened.initialized.get(timeout=30)

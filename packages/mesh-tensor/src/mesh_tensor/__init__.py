@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mesh_tensor._global._modules import ColumnParallel, FullyShard, RowParallel, module_to_mesh
     from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._looking import Inspection, Part, inspect, show
+    from mesh_tensor._moving import to_mesh
+    from mesh_tensor._network import allow_clear_text
     from mesh_tensor._remote import RemoteFunction, remote
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._timeline import Span, Timeline, timeline
@@ -55,6 +57,7 @@ __all__ = [
     "activate",
     "all_gather",
     "all_to_all",
+    "allow_clear_text",
     "capture",
     "distribute",
     "export_safetensors",
@@ -73,6 +76,7 @@ __all__ = [
     "slice_mesh",
     "spmd",
     "timeline",
+    "to_mesh",
     "usage",
 ]
 
@@ -99,6 +103,7 @@ _LATER = {
     "activate": "mesh_tensor._view",
     "all_gather": "mesh_tensor._collectives",
     "all_to_all": "mesh_tensor._collectives",
+    "allow_clear_text": "mesh_tensor._network",
     "capture": "mesh_tensor._capture._step",
     "distribute": "mesh_tensor._global._mesh",
     "export_safetensors": "mesh_tensor._checkpoint._safetensors",
@@ -116,6 +121,7 @@ _LATER = {
     "show": "mesh_tensor._looking",
     "slice_mesh": "mesh_tensor._view",
     "timeline": "mesh_tensor._timeline",
+    "to_mesh": "mesh_tensor._moving",
     "usage": "mesh_tensor._view",
 }
 

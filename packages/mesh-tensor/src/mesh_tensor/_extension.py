@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import traceback
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,9 @@ from mesh_core import MeshError
 from mesh_core.extensions import Extension, Proc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from mesh_core import ProcMesh
+    from mesh_core import Future, ProcMesh, Sending, ValueMesh
     from mesh_tensor._capture._recorder import Recorder
     from mesh_tensor._groups import Group
     from mesh_tensor._propagate import Issuer
@@ -139,9 +140,10 @@ def _fill(what: Any, tensors: Any, numbers: Any) -> Any:
 class Bench:
     """The tensors of one controller, and what it has taught. Its public methods are what a controller may say."""
 
-    def __init__(self, address: Any) -> None:
+    def __init__(self, address: Any, controller: Any) -> None:
         self.address = address
         """This process's own."""
+        self.controller = controller
         self._birth = (os.getpid(), time.monotonic_ns())
         self.groups: dict[int, Group] = {}
         self._meshes: dict[int, Any] = {}
@@ -286,11 +288,17 @@ class Bench:
         """Return what tells this from what was there before the process was made again."""
         return self._birth
 
-    def group(self, number: int, meeting: Any, members: Any) -> Any:
+    def where(self) -> Any:
+        """Return on which host this process is, and how others reach it."""
+        from mesh_tensor._network import here
+
+        return "value", tuple(here())
+
+    def group(self, number: int, *what: Any) -> Any:
         """Join others."""
         from mesh_tensor._groups import join
 
-        self.groups[number] = join(self.address, number, meeting, members)
+        self.groups[number] = join(self.address, number, *what)
         return "value", None
 
     def checkpoint(self, what: str, *rest: Any) -> Any:
@@ -301,6 +309,12 @@ class Bench:
             return getattr(_worker, what)(self, *rest)
         except Exception as error:  # noqa: BLE001 - said
             return _sent(Failed(-1, "checkpoint", error))
+
+    def exchange(self, what: str, count: int, *rest: Any) -> None:
+        """Give tensors to others, or have theirs: an instruction that is sent by itself."""
+        from mesh_tensor import _exchange
+
+        getattr(_exchange, what)(self, count, *rest)
 
     def refresh(self, tensor: Any) -> None:
         """Have a tensor of the global view show what it is a view of, as that is now."""
@@ -387,6 +401,9 @@ class Tensors(Extension):
         self.numbers = itertools.count(1)
         self.templates = itertools.count(1)
         self.groups = itertools.count(1)
+        self.refuses = threading.local()
+        self.clear_text: dict[str, str] | None = None
+        """Whether collectives may go between hosts, and over which addresses."""
         self.recorders: dict[int, Recorder] = {}
         """By thread, what is being recorded there."""
 
@@ -395,6 +412,25 @@ class Tensors(Extension):
         recorder = self.recorders.get(threading.get_ident())
         if recorder is not None:
             tell(recorder)
+
+    def tell(self, to: Any, message: Any) -> Sending:
+        """Send a message, in which there are no tensors of a mesh."""
+        with self.without_tensors():
+            return super().tell(to, message)
+
+    def call(self, to: Any, message: Any, *, timeout: float | None = None) -> Future[ValueMesh[Any]]:
+        """Send a message that is answered, in which there are no tensors of a mesh."""
+        with self.without_tensors():
+            return super().call(to, message, timeout=timeout)
+
+    @contextmanager
+    def without_tensors(self) -> Iterator[None]:
+        """Have tensors of a mesh refused where this thread pickles them."""
+        before, self.refuses.here = getattr(self.refuses, "here", False), True
+        try:
+            yield
+        finally:
+            self.refuses.here = before
 
     def stop(self) -> None:
         """End what was begun."""
@@ -419,6 +455,9 @@ class Tensors(Extension):
         with self._lock:
             found = self._streams.get(procs)
             if found is None:
+                from mesh_tensor._actors import carry
+
+                carry(MeshTensor)
                 self.install_on(procs).get()
                 found = self._streams[procs] = Issuer(Stream(self, procs, MeshTensor), MeshTensor)
             return found
@@ -430,7 +469,7 @@ class Tensors(Extension):
         kind, *rest = message
         bench = self._benches.get(sender.address)
         if bench is None:
-            bench = self._benches[sender.address] = Bench(self.proc.address)
+            bench = self._benches[sender.address] = Bench(self.proc.address, sender.address)
         with torch.no_grad():
             if bench.timing is not None:
                 return bench.timing.do(kind, rest)

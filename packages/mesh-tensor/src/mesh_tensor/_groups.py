@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import MeshError
+from mesh_tensor._network import LOOPBACK, Where, interface, meeting_places
 from mesh_tensor._ranks import serve
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _CONNECT = timedelta(seconds=60)
 """So long may those that have all come take to connect: by then one of them must have died."""
 _LOOK_S, _LOOK_LEAST_S = 0.0002, 0.02
 """Who waits for the others to come looks at first, and at last, that often whether they have, or will not."""
-_HOST = "127.0.0.1"
 _LOST = "lost"
 """Under this name the store has which process has ended, once one has."""
 Address = tuple[int, int, int]
@@ -43,17 +43,14 @@ class Groups:
         self._addresses: list[Address] | None = None
         self._meeting: tuple[str, int] | None = None
         self._store: Any = None
-        self._lives: list[int] = []
-        """The incarnations of those that meet."""
+        self._places: dict[Address, str] = {}
+        """The address at which each process listens for the others."""
 
     def lost(self, end: ProcEnd) -> None:
         """A process has ended: nobody is to wait for it."""
         store = self._store
-        if store is None or end.point is None:
-            return
-        rank = [point for point, _ in self._stream.procs].index(end.point)
-        # Not of one that was made again since, of which this tells late.
-        if self._lives[rank] == end.incarnation:
+        # Each life of a process has its own address: this may tell late of one that was made again since.
+        if store is not None and end.address in (self._addresses or ()):
             store.set(_LOST, f"the process at {end.point} has ended")
 
     def clear(self) -> list[int]:
@@ -92,20 +89,28 @@ class Groups:
         made = self._made.get(dims)
         if made is None:
             if self._meeting is None:
-                self._lives = procs.incarnations
-                with socket.create_server((_HOST, 0)) as listening:
-                    self._store = serve(listening)
-                    self._meeting = _HOST, listening.getsockname()[1]
+                self._meeting = self._meet()
             members: dict[tuple[int, ...], list[Address]] = {}
             for address, (point, _) in zip(self._known(), procs, strict=True):
                 place = tuple(point[dim] for dim in procs.sizes if dim not in dims)
                 members.setdefault(place, []).append(address)
             number = next(self._stream.tensors.groups)
-            asked = self._stream.ask("group", number, self._meeting, list(members.values()))
+            asked = self._stream.ask("group", number, self._meeting, list(members.values()), self._places)
             for point, answer in self._stream.wait(asked):
                 self._stream.value(point, answer)
             made = self._made[dims] = number
         return made, size
+
+    def _meet(self) -> tuple[str, int]:
+        """Have a store where all can reach it; returns its address."""
+        stream = self._stream
+        wheres = [Where(*answer[1]) for _, answer in stream.wait(stream.ask("where"))]
+        host, places = meeting_places(stream.procs, wheres, stream.tensors.clear_text)
+        self._places = dict(zip(self._known(), places, strict=True))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as listening:
+            self._store = serve(listening)
+            return host, listening.getsockname()[1]
 
     def _known(self) -> list[Address]:
         if self._addresses is None:
@@ -120,13 +125,13 @@ class LeftAlone(MeshError):
 class Group:
     """This process's place in a group."""
 
-    def __init__(self, name: str, meeting: tuple[str, int], rank: int, size: int) -> None:
+    def __init__(self, name: str, meeting: tuple[str, int], rank: int, size: int, where: str) -> None:
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         host, port = meeting
         self.rank = rank
         self.size = size
-        self._where = host
+        self._where = where
         store = TCPStore(host, port, is_master=False, timeout=_CONNECT)
         self._whole = store
         self._store = PrefixStore(name, store)
@@ -212,7 +217,10 @@ class Group:
 
         # Names with an underscore, and the only way to say which network to use.
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
-        options._devices = [ProcessGroupGloo.create_device(hostname=self._where)]  # noqa: SLF001
+        named = interface() if self._where != LOOPBACK else None
+        # One of the environment's choice, where there is a choice.
+        chosen = {"interface": named} if named else {"hostname": self._where}
+        options._devices = [ProcessGroupGloo.create_device(**chosen)]  # noqa: SLF001
         options._timeout = _CONNECT  # noqa: SLF001
         made: Any = ProcessGroupGloo(PrefixStore(f"{self._turn}", self._store), self.rank, self.size, options)
         # That was for the connections: in a collective others may have to compute for long before they come.
@@ -220,10 +228,16 @@ class Group:
         return made
 
 
-def join(address: Address, number: int, meeting: tuple[str, int], members: list[list[Address]]) -> Group:
+def join(
+    address: Address,
+    number: int,
+    meeting: tuple[str, int],
+    members: list[list[Address]],
+    places: dict[Address, str],
+) -> Group:
     """Make this process's group."""
     index, mine = next((index, each) for index, each in enumerate(members) if address in each)
-    return Group(f"{number}.{index}", meeting, mine.index(address), len(mine))
+    return Group(f"{number}.{index}", meeting, mine.index(address), len(mine), places[address])
 
 
 def _short(error: object) -> str:

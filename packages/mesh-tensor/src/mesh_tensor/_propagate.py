@@ -199,7 +199,9 @@ class Issuer:
             value = value.contiguous()
         shape, strides, _, dtype, device = form_of(value)
         descriptor = self.stream.descriptor((shape, strides, 0, dtype, device))
-        return self._made(descriptor, self.stream.put(value))
+        ref, frame = self.stream.put(value), caller()
+        ref.at = frame.f_code, frame.f_lasti
+        return self._made(descriptor, ref)
 
     def special(
         self,
@@ -227,14 +229,14 @@ class Issuer:
         return self._send(hit, Asked(None, OURS, tensors, {}, list(tensors), []))
 
     def function(
-        self, key: tuple[Any, ...], learn: Callable[[], Hit], tensors: list[Any]
+        self, key: tuple[Any, ...], learn: Callable[[], Hit], tensors: list[Any], *scalars: Any
     ) -> tuple[Hit, list[Any]]:
         """Have the workers do something that `learn` teaches them when its signature is new; returns that and the results."""
         self.stream.check()
         hit = self._cache.get(key)
         if hit is None:
             hit = self._remember(key, learn())
-        made: list[Any] = self._send(hit, Asked(None, OURS, tuple(tensors), {}, tensors, []))
+        made: list[Any] = self._send(hit, Asked(None, OURS, tuple(tensors), {}, tensors, list(scalars)))
         return hit, made
 
     def alias(self, tensor: MeshTensor) -> Any:
@@ -248,6 +250,10 @@ class Issuer:
         _, (made,) = self.function(("alias", tensor.descriptor), learn, [tensor])
         self.stream.flush()  # before the tensor can be let go of
         return made
+
+    def named(self, descriptor: Descriptor, ref: Ref) -> Any:
+        """Return what stands for a tensor that the processes have, or will have."""
+        return self._made(descriptor, ref)
 
     def _made(self, descriptor: Descriptor, ref: Ref) -> Any:
         result = descriptor.make()

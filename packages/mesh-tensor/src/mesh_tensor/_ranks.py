@@ -99,10 +99,11 @@ def serve(listening: socket.socket) -> Any:
     """Have a store at a socket, which stays the caller's."""
     from torch._C._distributed_c10d import TCPStore
 
-    port = listening.getsockname()[1]
+    host, port, *_ = listening.getsockname()
     # Told no socket it would listen on all addresses. It closes its own copy of this one.
     listens = os.dup(listening.fileno())
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listens)
+    reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    return TCPStore(reached, port, is_master=True, wait_for_workers=False, master_listen_fd=listens)
 
 
 @dataclass(frozen=True)

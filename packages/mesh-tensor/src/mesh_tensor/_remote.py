@@ -12,7 +12,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from mesh_core import Endpoint
 from mesh_core.extensions import dumps
+from mesh_tensor._actors import RemoteEndpoint
 from mesh_tensor._descriptors import form_of
 from mesh_tensor._extension import HOLE, LIST, SPECIAL
 from mesh_tensor._propagate import Hit, Issuer, fake, fakes
@@ -29,7 +31,9 @@ R = TypeVar("R")
 
 
 def remote(
-    function: Callable[P, R] | None = None, *, propagate: Callable[..., Any] | Literal["ask"] | None = None
+    function: Callable[P, R] | Endpoint[P, R] | None = None,
+    *,
+    propagate: Callable[..., Any] | Literal["ask"] | None = None,
 ) -> Any:
     """Have a function run on every process of a mesh, where the mesh's tensors among its arguments are the process's own.
 
@@ -41,6 +45,10 @@ def remote(
     processes say, for functions whose results have other shapes for other values.
 
     Arguments that are no tensors are the same on all processes, and so are results that are none. No gradient flows through it.
+
+    `remote(actors.step)` does the same for an endpoint of actors: tensors in its results stay on the actors' processes and become tensors of the mesh. The
+    call runs in order with other calls of the actors and with the operators around it. The script waits for the forms of the results
+    unless `propagate` is a function.
 
     >>> import torch
     >>> from mesh_core import this_host
@@ -55,6 +63,10 @@ def remote(
     """
     if function is None:
         return functools.partial(remote, propagate=propagate)
+    if isinstance(function, Endpoint):
+        if propagate is not None and propagate != "ask" and not callable(propagate):
+            raise TypeError(f"propagate= must be a function or 'ask', got {propagate!r}")
+        return RemoteEndpoint(function, None if propagate == "ask" else propagate)
     if not callable(function):
         raise TypeError(f"remote() takes a function, got {function!r}")
     if propagate is not None and propagate != "ask" and not callable(propagate):

@@ -13,6 +13,8 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import AllreduceOptions, AllToAllOptions, ReduceOp
 from torch.utils import _pytree as pytree
 
+from mesh_tensor._exchange import collect, collected
+
 if TYPE_CHECKING:
     from mesh_tensor._extension import Bench
 
@@ -150,5 +152,7 @@ SPECIAL = {
         ask,
         result,
         alias,
+        collect,
+        collected,
     )
 }

@@ -28,6 +28,7 @@ from mesh_core.extensions import ProcEnd, watch
 from mesh_tensor._descriptors import Descriptor, Form
 from mesh_tensor._errors import RanksDisagree, RemoteException, line_of
 from mesh_tensor._groups import Groups
+from mesh_tensor._meeting import Exchange
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -52,11 +53,13 @@ _PAUSE = 0.0005
 class Ref:
     """Names a tensor of the workers; the last to let go of it has it freed there."""
 
-    __slots__ = ("__weakref__", "number", "stream")
+    __slots__ = ("__weakref__", "at", "number", "stream")
 
     def __init__(self, stream: Stream, number: int) -> None:
         self.stream = stream
         self.number = number
+        self.at: int | tuple[Any, int] = stream.issued + stream.waiting
+        """Which instruction makes it, or which line has given it to the mesh."""
 
     def __del__(self) -> None:
         self.stream.freed.append(self.number)
@@ -81,6 +84,7 @@ class Stream:
         self._descriptors: dict[Form, Descriptor] = {}
         self.issuer: Issuer
         self.groups = Groups(self)
+        self.exchange = Exchange(self)
         self.timeline: Timeline | None = None
         """Who notes down what is sent and waited for, if anybody does."""
         self._born: list[Any] | None = None
@@ -96,6 +100,7 @@ class Stream:
     def _ended(self, end: ProcEnd) -> None:
         self.broken = True
         self.groups.lost(end)
+        self.exchange.lost(end)
 
     def check(self) -> None:
         """Raise what the mesh has lost, if it has; after its processes were made again begin anew with them (STM-2)."""
@@ -205,6 +210,21 @@ class Stream:
             if self.timeline is not None:
                 self.timeline.sent(first, self.issued - first)
             self._tell("run", first, code, scalars, freed)
+
+    def alone(self, frame: FrameType, what: str, *rest: Any) -> None:
+        """Have the workers do something that is an instruction by itself, issued by that frame."""
+        with self.lock, _disable_current_modes():
+            self.check()
+            self._before()
+            self.flush()
+            count = self.issued
+            self.issued += 1
+            self.places.append((frame.f_code, frame.f_lasti))
+            self._tell("exchange", what, count, *rest)
+
+    def made_at(self, ref: Ref) -> str:
+        """Say which line a tensor comes from."""
+        return line_of(self.source(ref.at) if isinstance(ref.at, int) else ref.at)
 
     def define(self, program: Program, what: Definition) -> None:
         """Have the workers know a program."""

@@ -57,7 +57,8 @@ class MeshTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse: the values are elsewhere."""
         raise TypeError(
-            f"{self!r} cannot be pickled, as its values are on the mesh's processes: fetch() it, and pickle or send that"
+            f"{self!r}, made at {self.descriptor.stream.made_at(self.ref)}, cannot be pickled, as its values are on the mesh's "
+            "processes: fetch() it, and pickle or send that. In a message to actors on these processes it can be an argument as it is"
         )
 
     def tolist(self) -> Any:

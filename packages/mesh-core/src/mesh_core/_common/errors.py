@@ -35,11 +35,16 @@ class MeshError(Exception):
     """Where a call to many failed: the ``ValueMesh`` of all ranks' outcomes, values and exceptions alike."""
     _deaths: tuple[tuple[int, int, int], ...] = ()
     """The processes that it tells of, as failures have them for their key."""
+    _loaded_from: tuple[Any, Any] | None = None
+    """Of a message that is to be read again: its pickle and its buffers."""
 
     def __reduce__(self) -> Any:
         # The outcomes of all ranks stay with the caller: they are values of their own, and may be large.
-        state = {name: value for name, value in self.__dict__.items() if name != "results"}
+        state = {name: value for name, value in self.__dict__.items() if name not in _HERE_ONLY}
         return _rebuild, (type(self), self.args), state
+
+
+_HERE_ONLY = frozenset({"results", "_loaded_from"})
 
 
 def _rebuild(kind: type[MeshError], args: tuple[Any, ...]) -> MeshError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mesh_core._common import context
 from mesh_core._common.codes import MessageKind
 from mesh_core._common.context import Context
+from mesh_core._common.errors import MeshError
 from mesh_core._hosting import ending
 
 if TYPE_CHECKING:
@@ -159,7 +160,10 @@ class OnLoop:
         cell = self._cell
         args = None
         try:
-            args, kwargs = message.load()
+            try:
+                args, kwargs = message.load()
+            except MeshError as error:
+                args, kwargs = await _later(message, error)
             if type(args) is not tuple:
                 args, kwargs = await args  # there are references in it to what another host has
             function = cell.function(message, spec)
@@ -210,3 +214,23 @@ class OnLoop:
     def _look_quiet(self) -> None:
         if self._quiet is not None and not self._quiet.done() and not self.busy:
             self._quiet.set_result(None)
+
+
+async def _later(message: Message, error: MeshError) -> tuple[Any, Any]:
+    """Read a message again once what is in it has come; raises what it has raised if it does not wait for anything."""
+    from mesh_core._meshes.refs import arrive
+    from mesh_core._serialize import loads
+    from mesh_core._serialize.late import arrival_of
+
+    while True:
+        arrival = arrival_of(error)
+        if arrival is None:
+            raise error
+        data, buffers = error._loaded_from or (message.raw()[0], [])
+        await arrival
+        try:
+            arguments = loads(data, buffers)
+        except MeshError as again:
+            error = again
+            continue
+        return arrive(arguments) if message.has_refs else arguments

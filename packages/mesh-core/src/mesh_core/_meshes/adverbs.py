@@ -250,6 +250,16 @@ class Endpoint(Generic[P, R]):
         name = mark + self._keeps + self._arity.mark + self._name
         return mesh._process.runtime.sender(target, mesh._actor_id, name, request, self._block, self._who)
 
+    @property
+    def actors(self) -> ActorMesh[Any]:
+        """The actors that it is an endpoint of."""
+        return self._mesh
+
+    @property
+    def name(self) -> str:
+        """What it is called in their class."""
+        return self._name
+
     def _what(self) -> str:
         return f"{self._who.name}.{self._name}"
 

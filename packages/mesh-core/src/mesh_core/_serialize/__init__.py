@@ -25,6 +25,7 @@ from _pickle import loads as _c_loads
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._common.errors import MeshError
 from mesh_core._serialize.culprit import explain_load_failure, serialization_error
 from mesh_core._serialize.handlers import OUT_OF_BAND_BYTES
 from mesh_core._serialize.pickle import dump_by_value, dump_stream
@@ -61,7 +62,8 @@ def dumps(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryvi
     try:
         found = dump_stream(obj)
         return dump_by_value(obj) if found is None else found
-    except MemoryError:
+    except (MemoryError, MeshError):
+        # What a reducer refuses it explains itself.
         raise
     except Exception as error:
         raise serialization_error(obj, error, root) from error
@@ -81,6 +83,12 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
     try:
         return _c_loads(data, buffers=buffers) if buffers else _c_loads(data)
     except MemoryError:
+        raise
+    except MeshError as error:
+        # What rebuilds an object says itself what is wrong.
+        if getattr(error, "arrival", None) is not None:
+            # It is to be read again, and buffers can be taken out of a message only once.
+            error._loaded_from = data, buffers
         raise
     except Exception as error:
         raise explain_load_failure(error) from error

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         settled,
     )
     from mesh_core._serialize import dumps, loads
+    from mesh_core._serialize.late import NotYet
     from mesh_core._serialize.registered import Registration, register_handler, register_reducer
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Extension",
     "LocalActor",
     "Membership",
+    "NotYet",
     "Proc",
     "ProcEnd",
     "Raised",
@@ -73,6 +75,7 @@ _LATER = {
     "ActorEnd": "mesh_core._extensions.events",
     "LocalActor": "mesh_core._hosting.local_actor",
     "Membership": "mesh_core._common.membership",
+    "NotYet": "mesh_core._serialize.late",
     "Proc": "mesh_core._common.proc",
     "ProcEnd": "mesh_core._extensions.events",
     "Raised": "mesh_core._extensions.events",

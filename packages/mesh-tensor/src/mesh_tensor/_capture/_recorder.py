@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mesh_tensor._extension import Tensors
     from mesh_tensor._stream import Ref, Stream
 
-_SETTING_UP = frozenset({"who", "group"})
+_SETTING_UP = frozenset({"who", "where", "group"})
 """Questions that are asked once for a mesh, before its first collective."""
 Place = tuple[Any, int]
 
@@ -169,6 +169,12 @@ class Recorder:
         self._refuse(
             f"a captured step would give the mesh the same tensor in each replay: {line_of(_here())}\n  share() or distribute() it outside, "
             "and pass it as an argument."
+        )
+
+    def exchanges(self, what: str) -> None:
+        """Something else than operators of the mesh is to be done at this place of the step."""
+        self._refuse(
+            f"a captured step cannot {what}, as its replays would not: {line_of(_here())}\n  Do that outside."
         )
 
     def asked(self, question: tuple[Any, ...]) -> None:

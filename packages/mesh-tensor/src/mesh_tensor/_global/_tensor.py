@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import DeviceMeshError, MeshError
+from mesh_tensor._actors import carry
 from mesh_tensor._descriptors import form_of
 from mesh_tensor._errors import RemoteException
 from mesh_tensor._extension import NUMBER, SPECIAL
@@ -293,7 +294,9 @@ class GlobalIssuer(Issuer):
         value = value.detach().contiguous()
         shape, strides, _, dtype, device = form_of(value)
         descriptor = self.stream.descriptor((shape, strides, 0, dtype, device))
-        result: GlobalTensor = self._made(descriptor, self.stream.place(value, placements))
+        ref, frame = self.stream.place(value, placements), caller()
+        ref.at = frame.f_code, frame.f_lasti
+        result: GlobalTensor = self._made(descriptor, ref)
         return result
 
     def made(self, form: Form, ref: Ref) -> GlobalTensor:
@@ -336,5 +339,6 @@ def stream_of(tensors: Tensors, mesh: Mesh, procs: ProcMesh) -> GlobalStream:
     """Return a stream to the processes, which know of tensors from now on."""
     if not procs.alive():
         raise MeshError(f"{procs} has no processes")
+    carry(GlobalTensor)
     tensors.install_on(procs).get()
     return GlobalStream(tensors, mesh)

@@ -1,0 +1,172 @@
+"""What a process does to give its tensors to others and to actors, and to have theirs.
+
+A function here takes the bench, the instruction's number for errors, and what the controller says. They run in the order of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from mesh_core import MeshError, context
+from mesh_core.extensions import NotYet, current_proc, find
+from mesh_tensor._arrivals import LENT, MOVED, RETURNED, Arrivals
+from mesh_tensor._errors import RemoteException
+from mesh_tensor._extension import GONE, LOST, Failed
+
+if TYPE_CHECKING:
+    from mesh_core import ProcMesh
+    from mesh_tensor._arrivals import Address
+    from mesh_tensor._extension import Bench
+
+
+def arrivals() -> Arrivals:
+    """Return this process's own."""
+    found = find(Arrivals)
+    if found is None:
+        raise MeshError("nothing can arrive in this process: its controller has not said so")
+    return found
+
+
+def lend(bench: Bench, count: int, number: int, ref: int) -> None:
+    """Have a copy of a tensor for an actor of this process, as it is now."""
+    arrivals().lend((bench.controller, LENT, number), _copied(bench, count, ref, "giving it to an actor"))
+
+
+def unlend(bench: Bench, _: int, number: int) -> None:
+    """No actor of this process wants it."""
+    arrivals().drop((bench.controller, LENT, number))
+
+
+def move(  # noqa: PLR0917 - a message
+    bench: Bench,
+    count: int,
+    mesh: int,
+    number: int,
+    refs: list[int],
+    to: ProcMesh,
+    sizes: dict[str, int],
+    rule: dict[str, str],
+) -> None:
+    """Send tensors to those processes of another mesh that have this one's place in the dimensions that both have."""
+    here = arrivals()
+    rank = here.rank(bench.controller, mesh)
+    assert rank is not None, "the controller has said so before"
+    place: dict[str, int] = {}
+    for dim, size in reversed(sizes.items()):
+        rank, place[dim] = divmod(rank, size)
+    values = [_there(bench, count, ref, "to_mesh") for ref in refs]
+    sent = [each if isinstance(each, Failed) else each.contiguous() for each in values]
+    # Those that have ended are missed by their own mesh.
+    with suppress(MeshError):
+        here.tell(
+            to.slice(**{dim: place[of] for dim, of in rule.items()}),
+            ("value", (bench.controller, MOVED, number), sent),
+        )
+
+
+def land(  # noqa: PLR0917 - a message
+    bench: Bench, count: int, number: int, refs: list[int], source: Any, name: str
+) -> None:
+    """Have tensors that come from another mesh; wait until they are here."""
+    try:
+        values = arrivals().take((bench.controller, MOVED, number), source)
+    except MeshError as error:
+        failed = Failed(count, "to_mesh", error)
+        values = [failed] * len(refs)
+    for ref, value in zip(refs, values, strict=True):
+        bench.env[ref] = value
+        if isinstance(value, Failed):
+            if value.operator != "to_mesh":
+                value.error = f"{value.operator} failed on {name}, where it comes from: {value.error}"
+                value.operator = "to_mesh"
+            value.instruction = count
+
+
+def collect(bench: Bench, number: int) -> list[Any]:
+    """Wait for what an actor of this process has returned."""
+    from mesh_tensor._special import Results
+
+    kind, value = arrivals().take((bench.controller, RETURNED, number))
+    if kind == "failed":
+        raise MeshError(value)
+    leaves, shape = pytree.tree_flatten(value.get())
+    # The memory that the reference stands for is wanted for the next result.
+    own = [each.clone() if isinstance(each, torch.Tensor) else each for each in leaves]
+    return [Results(own, shape)]
+
+
+def collected(bench: Bench, count: int, number: int) -> list[torch.Tensor]:
+    """Wait for what an actor of this process has returned, which is so many tensors."""
+    (found,) = collect(bench, number)
+    tensors = [each for each in found.leaves if isinstance(each, torch.Tensor)]
+    if len(tensors) != count:
+        raise ValueError(
+            f"it has returned {len(tensors)} tensors here, and {count} where the forms of its results were found"
+        )
+    return tensors
+
+
+def arrive(controller: Address, mesh: int, size: int, number: int, what: str) -> torch.Tensor:
+    """Return a tensor that was given to an actor of this process; called where the message is read."""
+    here = find(Arrivals)
+    if here is None or here.rank(controller, mesh) is None:
+        raise MeshError(
+            f"{what}, is an argument in {current_proc()}, which is none of its processes: move it there with to_mesh(), or fetch() it "
+            "and pass its values"
+        )
+    key = controller, LENT, number
+    only = (
+        f"{what}, can be an argument of endpoints only: pass it in a call, or fetch() it and pass its values"
+    )
+    try:
+        messaged = context().message_rank.extent
+    except MeshError:
+        raise MeshError(only) from None
+    if _is_on_loop():
+        coming = here.later(key)
+        if coming is not None:
+            raise NotYet(only, coming)
+    value = here.take(key)
+    count = math.prod(messaged.sizes)
+    if count < size:
+        here.tell_taken(controller, mesh, number, count)
+    if isinstance(value, Failed):
+        raise RemoteException(
+            f"{what}, has failed on {current_proc()}, in {value.operator}: {value.error}\nThe traceback there:\n{value.trace}",
+            operator=value.operator,
+            point=None,
+            trace=value.trace,
+        )
+    found: torch.Tensor = value
+    return found
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _there(bench: Bench, count: int, ref: int, operator: str) -> Any:
+    """Return this process's part of a tensor, or why it is not there."""
+    value = bench.env.get(ref, LOST)
+    if hasattr(value, "placements"):
+        try:
+            bench.refresh(value)
+        except Exception as error:  # noqa: BLE001 - told to who asks
+            return Failed(count, operator, error)
+        value = getattr(value, "_mesh_failed", None) or value.to_local()
+    return Failed(count, operator, MeshError(GONE)) if value is LOST else value
+
+
+def _copied(bench: Bench, count: int, ref: int, operator: str) -> Any:
+    value = _there(bench, count, ref, operator)
+    return value if isinstance(value, Failed) else value.detach().clone()

@@ -1,0 +1,97 @@
+"""A mesh whose tensors are given away: to other meshes, and to actors."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from mesh_core import MeshError
+from mesh_core.extensions import find, install
+from mesh_tensor._arrivals import RETURNED, Arrivals
+
+if TYPE_CHECKING:
+    from mesh_core import ProcMesh
+    from mesh_core.extensions import ProcEnd
+    from mesh_tensor._arrivals import Address
+    from mesh_tensor._stream import Stream
+
+
+class Exchange:
+    """What a controller knows of it: one for each stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._lives = -1
+        self.number = 0
+        """A number that the processes know the mesh by, until some of them are made again."""
+        self._addresses: list[Address] = []
+        self._receivers: dict[int, tuple[Stream, dict[str, str]]] = {}
+        """Other meshes to which tensors were moved, by their numbers, and which dimension of theirs is which one here."""
+        self._takers: dict[int, int] = {}
+        """By the number of a tensor that was given to actors: how many of them have still to take it."""
+
+    @property
+    def procs(self) -> ProcMesh:
+        """The processes."""
+        return self._stream.procs
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """What this process sends by."""
+        return find(Arrivals) or install(Arrivals)
+
+    def join(self) -> None:
+        """Have all processes know their places. That waits for nothing that was issued, and only the first time."""
+        stream = self._stream
+        stream.check()
+        if self._lives == stream.lives:
+            return
+        arrivals = self.arrivals
+        stream.wait(arrivals.install_on(stream.procs))
+        self._addresses = stream.wait(arrivals.call(stream.procs, ("join",))).values()
+        ranks = {address: rank for rank, address in enumerate(self._addresses)}
+        arrivals.exchanges.pop(self.number, None)
+        self.number = next(stream.tensors.groups)
+        stream.wait(arrivals.call(stream.procs, ("places", self.number, ranks)))
+        arrivals.exchanges[self.number] = self
+        self._receivers.clear()
+        self._takers.clear()
+        self._lives = stream.lives
+
+    def source(self, to: Stream, rule: dict[str, str]) -> tuple[int, int]:
+        """Return what stands for this mesh where its tensors are waited for in another one."""
+        self._receivers[to.exchange.number] = to, rule
+        return self.number, to.exchange.number
+
+    def lost(self, end: ProcEnd) -> None:
+        """A process has ended: nobody is to wait for what it would have sent."""
+        if end.address not in self._addresses:
+            return
+        procs = self._stream.procs
+        rank = self._addresses.index(end.address)
+        place = next(point for point, _ in procs if point.rank == rank)
+        why = f"the process at {place} of {procs} has ended before it could send its part"
+        for number, (to, rule) in list(self._receivers.items()):
+            with suppress(MeshError):
+                receivers = to.procs.slice(**{dim: place[of] for dim, of in rule.items()})
+                self.arrivals.tell(receivers, ("lost", (self.number, number), why))
+
+    def taken(self, number: int, of: int) -> None:
+        """An actor has taken a tensor, as so many do: once all of them have, the other processes need keep it no longer."""
+        left = self._takers.pop(number, of) - 1
+        if left:
+            self._takers[number] = left
+            return
+        stream = self._stream
+        with suppress(MeshError), stream.lock:
+            stream.tensors.tell(stream.procs, ("exchange", "unlend", -1, number))
+
+    def returned(self, number: int, outcomes: list[Any]) -> None:
+        """Give each process what its actor has returned, or why it has not."""
+        for (_, one), outcome in zip(self._stream.procs, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                said: tuple[str, Any] = "failed", f"{type(outcome).__name__}: {outcome}"
+            else:
+                said = "value", outcome
+            with suppress(MeshError):
+                self.arrivals.tell(one, ("value", (self.arrivals.proc.address, RETURNED, number), said))

@@ -1,0 +1,152 @@
+"""Moving tensors between meshes.
+
+The processes send them to each other: nothing passes through the controller. It tells those of one mesh to send, and those of the other to wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mesh_core import ProcMesh
+from mesh_tensor._actors import described
+from mesh_tensor._descriptors import strides_of
+from mesh_tensor._stream import caller
+from mesh_tensor._tensor import MeshTensor, issuer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mesh_tensor._stream import Stream
+
+T = TypeVar("T")
+Rule = dict[str, str]
+"""By dimensions of the mesh that tensors are moved to: those of the mesh where they are that they stand for."""
+
+
+def to_mesh(tensors: T, procs: ProcMesh) -> T:
+    """Move a tensor to the processes of another mesh; also lists, dicts and tuples of tensors.
+
+    Between meshes of the same shape each rank sends to its counterpart. Otherwise every dimension of the tensor's mesh must exist in the other mesh with the
+    same size, and along new dimensions each process gets a copy. Dimensions of size 1 fit anything, so one process can send to many.
+
+    The processes send the values to each other; the script does not wait and does not see them. Gradients flow back. The gradient of a
+    tensor that was copied is the sum over its copies.
+
+    >>> import torch
+    >>> from mesh_core import this_host
+    >>> from mesh_tensor import activate, fetch, rank_tensor, slice_mesh, to_mesh
+    >>> with this_host().spawn_procs({"stage": 2, "gpus": 2}) as procs:
+    ...     first, second = procs.slice(stage=0), procs.slice(stage=1)
+    ...     moved = to_mesh(rank_tensor(first, "gpus") + 10, second)
+    ...     print(fetch(moved).values())
+    ...     copied = to_mesh(slice_mesh(moved, gpus=1), first)
+    ...     print(fetch(copied).values())
+    [tensor(10), tensor(11)]
+    [tensor(11), tensor(11)]
+    """
+    if not isinstance(procs, ProcMesh):
+        raise TypeError(f"to_mesh() moves tensors to a mesh of processes, got {procs!r}")
+    leaves, shape = pytree.tree_flatten(tensors)
+    places: dict[tuple[Stream, bool], list[int]] = {}
+    for place, each in enumerate(leaves):
+        if isinstance(each, torch.Tensor):
+            source = _checked(each).descriptor.stream
+            if source.procs != procs:
+                recorded = each.requires_grad and torch.is_grad_enabled()
+                places.setdefault((source, recorded), []).append(place)
+    for (source, recorded), chosen in places.items():
+        given = [leaves[place] for place in chosen]
+        rule = _rule(given[0], source.procs, procs)
+        moved = _Move.apply(procs, rule, *given) if recorded else _moved(given, procs, rule)
+        for place, each in zip(chosen, moved, strict=True):
+            leaves[place] = each
+    result: T = pytree.tree_unflatten(leaves, shape)
+    return result
+
+
+def _checked(tensor: torch.Tensor) -> MeshTensor:
+    if getattr(type(tensor), "is_global", False):
+        raise TypeError(
+            f"to_mesh() moves tensors of the per-rank view, got {described(tensor)}: fetch() it, and distribute() it over the other mesh"
+        )
+    if not isinstance(tensor, MeshTensor):
+        raise TypeError(
+            f"to_mesh() moves tensors of a mesh, got one of this process, {tuple(tensor.shape)} of {tensor.dtype}: share() it with the "
+            "mesh that is to have it"
+        )
+    return tensor
+
+
+def _rule(tensor: torch.Tensor, source: ProcMesh, to: ProcMesh) -> Rule:
+    """Return which dimension is which."""
+    here, there = dict(source.sizes), dict(to.sizes)
+    if set(here) != set(there) and list(here.values()) == list(there.values()):
+        return dict(zip(there, here, strict=True))
+    for dim, size in here.items():
+        if size != 1 and there.get(dim) != size:
+            found = f"has {there[dim]} in {to}" if dim in there else f"is not a dimension of {to}"
+            raise ValueError(
+                f"{described(tensor)}, cannot be moved: {dim!r}, with {size} processes, {found}. Both meshes must have the same shape, or the "
+                "other one all dimensions of the tensor's with the same sizes: take a part first, with slice_mesh() of the tensor or "
+                "slice() of the processes"
+            )
+    return {dim: dim for dim, size in here.items() if there.get(dim) == size}
+
+
+def _moved(tensors: Sequence[torch.Tensor], to: ProcMesh, rule: Rule) -> tuple[MeshTensor, ...]:
+    """Have one mesh send tensors, and another one wait for them."""
+    given = cast("Sequence[MeshTensor]", tensors)
+    source = given[0].descriptor.stream
+    source.tensors.recorded(lambda recorder: recorder.exchanges("move tensors to another mesh"))
+    with _disable_current_modes():
+        issuer = issuer_of(to)
+        target = issuer.stream
+        frame = caller()
+        with source.lock:
+            target.exchange.join()
+            source.exchange.join()
+            route = source.exchange.source(target, rule)
+            number = next(source.tensors.numbers)
+            refs = [each.ref.number for each in given]
+            sizes = dict(source.procs.sizes)
+            # Both are sent at once: nobody may wait behind what is not under way.
+            source.alone(frame, "move", source.exchange.number, number, refs, to, sizes, rule)
+            made = [target.ref() for _ in given]
+            target.alone(frame, "land", number, [each.number for each in made], route, f"{source.procs}")
+        forms = [((*each.shape,), strides_of((*each.shape,)), 0, each.dtype, each.device) for each in given]
+        return tuple(
+            issuer.named(target.descriptor(form), ref) for form, ref in zip(forms, made, strict=True)
+        )
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, to: ProcMesh, rule: Rule, *tensors: Any) -> Any:
+        ctx.source, ctx.to, ctx.rule = tensors[0].procs, to, rule
+        ctx.set_materialize_grads(False)
+        return _moved(tensors, to, rule)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        given = [each for each in grads if each is not None]
+        if not given:
+            return (None, None, *grads)
+        copied = tuple(dim for dim in ctx.to.sizes if dim not in ctx.rule)
+        if copied:
+            given = [_of_all_copies(each, copied) for each in given]
+        back = {of: dim for dim, of in ctx.rule.items()}
+        supply = iter(_moved(given, ctx.source, back))
+        return (None, None, *[None if each is None else next(supply) for each in grads])
+
+
+def _of_all_copies(gradient: Any, dims: tuple[str, ...]) -> Any:
+    """Return the sum over copies, where the first of them was."""
+    from mesh_tensor._collectives import reduce
+    from mesh_tensor._view import slice_mesh
+
+    total = reduce(gradient, [dim for dim in dims if gradient.procs.sizes[dim] > 1])
+    return slice_mesh(total, **dict.fromkeys(dims, 0))
