@@ -218,12 +218,8 @@ impl Control {
         let pool = offered.pooled.map_or(0, |pooled| u64::from(pooled.fd) << 32 | u64::from(pooled.id));
         entry.pool.store(pool, Ordering::Relaxed);
         let is_pooled = offered.pooled.is_some();
-        let flags = [
-            (offered.writable, WRITABLE),
-            (offered.one_piece, ONE_PIECE),
-            (is_pooled, POOLED),
-            (offered.cuda, CUDA),
-        ];
+        let flags =
+            [(offered.writable, WRITABLE), (offered.one_piece, ONE_PIECE), (is_pooled, POOLED), (offered.cuda, CUDA)];
         let flags = flags.into_iter().filter_map(|(is_so, flag)| is_so.then_some(flag)).sum();
         entry.flags.store(flags, Ordering::Relaxed);
         entry.word.store(pack(generation, LIVE), Ordering::SeqCst);

@@ -197,7 +197,7 @@ impl Engine {
     ) -> Result<(Arc<Export>, Handle), TransferError> {
         self.realm.check_fork()?;
         let on_device = self.cuda.offer(&segments)?;
-        // What has no byte is memory of no kind.
+        // The stream was waited for, once and for all.
         let space = if on_device.is_some() { Space::Cuda { stream: None } } else { Space::Host };
         // SAFETY: as the caller vouches.
         let export = unsafe { self.exports.open_on(segments.within(space), on_device, writable, keep)? };
@@ -208,9 +208,7 @@ impl Engine {
             let offered = match &standing.broken {
                 Some(why) => Err(TransferError::transport(why.clone())),
                 // CUD-1
-                None if export.on_device.is_some() && !transport.takes_cuda() => {
-                    Err(TransferError::transport(NO_CUDA))
-                }
+                None if export.on_device.is_some() && !transport.takes_cuda() => Err(TransferError::transport(NO_CUDA)),
                 None => transport.offer(&self.exports, &export),
             };
             match offered {
@@ -407,9 +405,7 @@ impl Engine {
             last = Some(of);
             let is_quick = |(name, route): (&String, &Route)| match route {
                 Route::Open(peer) => {
-                    peer.is_quick()
-                        && forced.is_none_or(|forced| forced == name)
-                        && op.handle.section(name).is_some()
+                    peer.is_quick() && forced.is_none_or(|forced| forced == name) && op.handle.section(name).is_some()
                 }
                 Route::Failed(..) => false,
             };

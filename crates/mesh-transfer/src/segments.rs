@@ -108,7 +108,9 @@ impl Segments {
     /// An error for memory that the processor cannot reach.
     pub fn check_host(&self) -> Result<(), TransferError> {
         if self.is_cuda() {
-            return Err(TransferError::invalid("the memory must be the processor's, got memory of a GPU; copy it first"));
+            return Err(TransferError::invalid(
+                "the memory must be the processor's, got memory of a GPU; copy it first",
+            ));
         }
         Ok(())
     }

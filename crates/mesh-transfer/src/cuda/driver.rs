@@ -98,6 +98,9 @@ pub(crate) trait Driver: Debug + Send + Sync {
 
     fn end_stream(&self, device: Device, stream: u64);
 
+    /// Waits for all of its work.
+    fn await_stream(&self, device: Device, stream: u64) -> Result<(), Failure>;
+
     fn make_event(&self, device: Device) -> Result<u64, Failure>;
 
     fn end_event(&self, device: Device, event: u64);

@@ -94,10 +94,13 @@ impl Lane {
 
     /// CUD-5: waits for everything that was begun.
     pub(crate) fn finish(&mut self) -> Result<(), TransferError> {
-        if self.is_open {
-            self.mark(0)?;
+        let marked = if self.is_open { self.mark(0) } else { Ok(()) };
+        let done = (0..MARKS).fold(marked, |all, at| all.and(self.wait(at)));
+        if self.is_broken {
+            // Marks may be missing. A device that is lost says so at once.
+            let _ = self.driver.await_stream(self.device, self.stream);
         }
-        (0..MARKS).fold(Ok(()), |all, at| all.and(self.wait(at)))
+        done
     }
 
     /// Carries out copies, with some of them under way at once. When this returns none is.

@@ -90,6 +90,7 @@ functions! {
     ipc_close: "cuIpcCloseMemHandle" fn(u64);
     stream_create: "cuStreamCreate" fn(*mut Pointer, c_uint);
     stream_destroy: "cuStreamDestroy_v2" fn(Pointer);
+    stream_synchronize: "cuStreamSynchronize" fn(Pointer);
     event_create: "cuEventCreate" fn(*mut Pointer, c_uint);
     event_destroy: "cuEventDestroy_v2" fn(Pointer);
     event_record: "cuEventRecord" fn(Pointer, Pointer);
@@ -340,6 +341,12 @@ impl Driver for Library {
             // SAFETY: made by `make_stream`, and ended once.
             let _ = unsafe { (self.call.stream_destroy)(stream as Pointer) };
         }
+    }
+
+    fn await_stream(&self, device: Device, stream: u64) -> Result<(), Failure> {
+        let _entered = self.enter(device)?;
+        // SAFETY: a stream of ours.
+        self.check("finish the work of a stream", unsafe { (self.call.stream_synchronize)(stream as Pointer) })
     }
 
     fn make_event(&self, device: Device) -> Result<u64, Failure> {

@@ -122,10 +122,14 @@ impl OnDevice {
 }
 
 impl Cuda {
-    /// Looks at memory that is to be offered; waits for what its stream has to do. None if it has not a byte.
+    /// Looks at memory that is to be offered; waits for what its stream has to do. None if it is not a GPU's.
     pub(crate) fn offer(self: &Arc<Self>, segments: &Segments) -> Result<Option<OnDevice>, TransferError> {
         let Space::Cuda { .. } = segments.space() else { return Ok(None) };
-        let Some(about) = self.about(segments)? else { return Ok(None) };
+        let Some(about) = self.about(segments)? else {
+            // It has not a byte, so that nothing is asked of the driver for it, here or elsewhere.
+            let (cuda, record) = (Arc::clone(self), Box::new(Record::empty()));
+            return Ok(Some(OnDevice { cuda, device: 0, uuid: [0; 16], why: None, record, _pieces: Box::default() }));
+        };
         self.settle(segments)?;
         let driver = self.driver()?;
         let uuid = driver.uuids().get(about.device).copied().unwrap_or_default();

@@ -133,7 +133,7 @@ impl Transport for CudaIpc {
             Ok(place) => place,
             Err(error) => return Some(error.message),
         };
-        if handle.realm == self.realm.id {
+        if handle.realm == self.realm.id || handle.length == 0 {
             return None;
         }
         if place.namespace != self.namespace {
@@ -334,7 +334,13 @@ impl CudaPeer {
             return Err(TransferError::new(ErrorKind::Refused, "the owner offers this memory for reading only"));
         }
         if !offered.cuda {
-            return Err(TransferError::new(ErrorKind::Refused, "the owner's memory is not of a GPU, as the handle says"));
+            return Err(TransferError::new(
+                ErrorKind::Refused,
+                "the owner's memory is not of a GPU, as the handle says",
+            ));
+        }
+        if len == 0 {
+            return Ok(Found { device: 0, there: Segments::default(), map: None });
         }
         let known = self.known(slot, generation, offered)?;
         let place = start + offset;
@@ -360,7 +366,8 @@ impl CudaPeer {
     /// # Safety
     /// As for [`Peer::run`].
     unsafe fn copy(&self, ops: &[(&Op, Found)], watch: &Watch) -> Result<(), TransferError> {
-        let mut devices: Vec<Device> = ops.iter().map(|(_, found)| found.device).collect();
+        let some = ops.iter().filter(|(_, found)| !found.there.is_empty());
+        let mut devices: Vec<Device> = some.map(|(_, found)| found.device).collect();
         devices.sort_unstable();
         devices.dedup();
         for device in devices {
@@ -394,7 +401,9 @@ impl CudaPeer {
             let mut table = lock(&self.maps);
             let maps = ops.iter().filter_map(|(_, found)| found.map.as_ref());
             let names: Vec<_> = maps
-                .filter_map(|map| table.by_name.iter().find(|(_, other)| Arc::ptr_eq(other, map)).map(|(name, _)| *name))
+                .filter_map(|map| {
+                    table.by_name.iter().find(|(_, other)| Arc::ptr_eq(other, map)).map(|(name, _)| *name)
+                })
                 .collect();
             names.iter().filter_map(|name| table.by_name.remove(name)).collect()
         };
@@ -466,5 +475,38 @@ impl Peer for CudaPeer {
 
     fn is_quick(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_read_and_nothing_else_is() {
+        for why in Why::ALL.into_iter().map(Some).chain([None]) {
+            let place = Place { why, fd: 7, namespace: 1 << 40, uuid: [9; 16] };
+            let bytes = place.encode();
+            assert_eq!(Place::decode(&bytes).unwrap(), place);
+            for cut in 0..bytes.len() {
+                assert!(Place::decode(&bytes[..cut]).is_err(), "{cut} of {} bytes", bytes.len());
+            }
+            assert!(Place::decode(&[&bytes[..], &[0]].concat()).is_err());
+            let word = |at: usize, word: u8| {
+                let mut changed = bytes.clone();
+                changed[at] = word;
+                Place::decode(&changed).unwrap_err()
+            };
+            assert_eq!(word(0, 0).kind, ErrorKind::Invalid);
+            assert_eq!(word(1, 99).kind, ErrorKind::Invalid);
+            // Of a version to come: others may carry it.
+            assert_eq!(word(0, 2).kind, ErrorKind::Transport);
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_named_as_the_driver_names_it() {
+        let uuid = std::array::from_fn(|at| at as u8);
+        assert_eq!(uuid_text(&uuid), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
     }
 }

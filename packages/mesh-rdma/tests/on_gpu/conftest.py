@@ -12,7 +12,7 @@ import pytest
 
 from mesh_rdma._cuda import VARIABLE
 from mesh_rdma.testing._ends import Process
-from mesh_rdma.testing._gpu import missing
+from mesh_rdma._gpu import missing
 
 ON_STAND_IN = VARIABLE in os.environ
 

@@ -344,7 +344,8 @@ impl Session<'_> {
         match begun {
             Ok(staged) => {
                 if is_read {
-                    answer.payload = self.stages.memory(staged, request.len).list().iter().copied().map(iovec).collect();
+                    answer.payload =
+                        self.stages.memory(staged, request.len).list().iter().copied().map(iovec).collect();
                 }
                 answer.staged = Some(staged);
             }

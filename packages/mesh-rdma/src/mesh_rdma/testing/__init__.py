@@ -9,8 +9,8 @@
 >>> TestShm().test_installed_under_its_name()
 """
 
-from mesh_rdma.testing._gpu import GpuMemory
-from mesh_rdma.testing._gpu import missing as missing_gpu
+from mesh_rdma._gpu import GpuMemory
+from mesh_rdma._gpu import missing as missing_gpu
 from mesh_rdma.testing._stress import TransportStress
 from mesh_rdma.testing._suite import TransportConformance
 

@@ -10,7 +10,7 @@ HOST, GPU = "host", "gpu"
 def make(kind: str, data: bytes | int) -> Any:
     """Return writable memory of so many bytes, or these; ``memory[:]`` is what transfers take."""
     if kind == GPU:
-        from mesh_rdma.testing._gpu import GpuMemory
+        from mesh_rdma._gpu import GpuMemory
 
         return GpuMemory(data)
     return HostMemory(data)

@@ -1,4 +1,4 @@
-"""Memory of a GPU without PyTorch, for tests: by CUDA's driver, or by what stands in for it."""
+"""Memory of a GPU without PyTorch, for tests and `mesh doctor`: by CUDA's driver, or by what stands in for it."""
 
 from __future__ import annotations
 
