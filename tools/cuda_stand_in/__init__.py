@@ -13,7 +13,11 @@ SOURCE = Path(__file__).with_name("stand_in.c")
 
 def missing() -> str | None:
     """Return why it cannot be built here; none if it can."""
-    return None if shutil.which("cc") else "the stand-in for CUDA's driver needs a C compiler: apt-get install gcc"
+    return (
+        None
+        if shutil.which("cc")
+        else "the stand-in for CUDA's driver needs a C compiler: apt-get install gcc"
+    )
 
 
 def build(folder: Path) -> Path:

@@ -27,9 +27,21 @@ def library(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT)
-@pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER.glob("test_*.py") if path.stem != "test_torch"))
+@pytest.mark.parametrize(
+    "file", sorted(path.stem for path in FOLDER.glob("test_*.py") if path.stem != "test_torch")
+)
 def test_passes_on_the_stand_in(library, file):
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--timeout={LIMIT // 3}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        f"--timeout={LIMIT // 3}",
+    ]
     done = subprocess.run(
         [*command, str(FOLDER / f"{file}.py")],
         env={**os.environ, "MESH_RDMA_CUDA_LIBRARY": str(library)},

@@ -247,14 +247,24 @@ struct Found {
     map: Option<Arc<Map>>,
 }
 
-impl CudaPeer {
-    fn damaged() -> TransferError {
-        TransferError::gone("the owner's table of buffers is damaged")
-    }
+fn damaged() -> TransferError {
+    TransferError::gone("the owner's table of buffers is damaged")
+}
 
+/// Where a piece of the owner's allocation is, which begins at `base` there and is mapped here.
+fn moved_to(piece: Segment, base: u64, (here, len): (u64, u64)) -> Result<Segment, TransferError> {
+    // CUD-4
+    let at = piece.addr.checked_sub(base).ok_or_else(damaged)?;
+    if at.checked_add(piece.len).is_none_or(|end| end > len) {
+        return Err(damaged());
+    }
+    Ok(Segment { addr: here + at, len: piece.len })
+}
+
+impl CudaPeer {
     /// Copies from the owner's memory.
     fn read(&self, at: u64, into: u64, len: u64) -> Result<(), TransferError> {
-        let there = Segments::new([Segment { addr: at, len }]).map_err(|_| Self::damaged())?;
+        let there = Segments::new([Segment { addr: at, len }]).map_err(|_| damaged())?;
         self.other.step(Way::Read, Segments::one(into, len).window(0, len), there.window(0, len))
     }
 
@@ -269,12 +279,12 @@ impl CudaPeer {
         self.read(offered.pieces_at, (&raw mut record) as u64, size_of::<Record>() as u64)?;
         let record = std::hint::black_box(record);
         let count = usize::try_from(record.pieces).ok().filter(|n| (1..=MAX_SEGMENTS).contains(n));
-        let Some(count) = count.filter(|_| record.is_one()) else { return Err(Self::damaged()) };
+        let Some(count) = count.filter(|_| record.is_one()) else { return Err(damaged()) };
         let mut list = vec![Segment { addr: 0, len: 0 }; count];
         self.read(record.pieces_at, list.as_mut_ptr() as u64, (count * size_of::<Segment>()) as u64)?;
-        let segments = Segments::new(std::hint::black_box(list)).map_err(|_| Self::damaged())?;
+        let segments = Segments::new(std::hint::black_box(list)).map_err(|_| damaged())?;
         if segments.len() != offered.length {
-            return Err(Self::damaged());
+            return Err(damaged());
         }
         let known = Arc::new(Known { offered, record, segments });
         let mut all = lock(&self.known);
@@ -345,18 +355,12 @@ impl CudaPeer {
         let known = self.known(slot, generation, offered)?;
         let place = start + offset;
         if self.is_own {
-            let device = self.cuda.find(&known.record.uuid())?.ok_or_else(Self::damaged)?;
+            let device = self.cuda.find(&known.record.uuid())?.ok_or_else(damaged)?;
             return Ok(Found { device, there: known.segments.cut(place, len), map: None });
         }
         let map = self.map(op, &known.record)?;
-        let moved = known.segments.window(place, len).map(|piece| {
-            // CUD-4
-            let at = piece.addr.checked_sub(known.record.base).ok_or_else(Self::damaged)?;
-            if at.checked_add(piece.len).is_none_or(|end| end > map.len) {
-                return Err(Self::damaged());
-            }
-            Ok(Segment { addr: map.base + at, len: piece.len })
-        });
+        let moved = known.segments.window(place, len);
+        let moved = moved.map(|piece| moved_to(piece, known.record.base, (map.base, map.len)));
         let there = Segments::new(moved.collect::<Result<Vec<_>, _>>()?)?;
         Ok(Found { device: map.device, there, map: Some(map) })
     }
@@ -501,6 +505,18 @@ mod tests {
             assert_eq!(word(1, 99).kind, ErrorKind::Invalid);
             // Of a version to come: others may carry it.
             assert_eq!(word(0, 2).kind, ErrorKind::Transport);
+        }
+    }
+
+    /// CUD-4
+    #[test]
+    fn nothing_outside_of_the_mapping_is_named() {
+        let (base, map) = (1 << 40, (1 << 30, 4096));
+        let moved = |addr, len| moved_to(Segment { addr, len }, base, map);
+        assert_eq!(moved(base + 96, 4000).unwrap(), Segment { addr: (1 << 30) + 96, len: 4000 });
+        for (addr, len) in [(base - 1, 2), (base, 4097), (base + 4096, 1), (0, 8), (base + 1, u64::MAX), (u64::MAX, 1)]
+        {
+            assert_eq!(moved(addr, len).unwrap_err().kind, ErrorKind::Gone, "{len} bytes at {addr:#x}");
         }
     }
 

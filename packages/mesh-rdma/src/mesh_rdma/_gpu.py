@@ -40,7 +40,7 @@ def call(function: Any, *arguments: Any) -> None:
         raise CudaError(f"{function.__name__} has failed with error {code}")
 
 
-class _Current:
+class current:  # noqa: N801 - used as a function is
     """The primary context of a GPU, current on this thread meanwhile."""
 
     def __init__(self, gpu: int) -> None:
@@ -75,7 +75,7 @@ class GpuMemory:
         self._size = data if isinstance(data, int) else len(data)
         self._at = ctypes.c_uint64()
         self._views: weakref.WeakSet[GpuArray] = weakref.WeakSet()
-        with _Current(gpu):
+        with current(gpu):
             room = ctypes.c_size_t(max(self._size, 1))
             if pooled:
                 call(driver().cuMemAllocAsync, ctypes.byref(self._at), room, None)
@@ -104,7 +104,7 @@ class GpuMemory:
         if step != 1 or stop - start != len(data):
             raise ValueError(f"{stop - start} bytes in steps of 1 are overwritten, got {len(data)} bytes")
         if data:
-            with _Current(self._gpu):
+            with current(self._gpu):
                 size = ctypes.c_size_t(len(data))
                 call(driver().cuMemcpyHtoD_v2, ctypes.c_uint64(self.address + start), bytes(data), size)
 
@@ -112,7 +112,7 @@ class GpuMemory:
         """Return the bytes as they are."""
         copy = ctypes.create_string_buffer(self._size)
         if self._size:
-            with _Current(self._gpu):
+            with current(self._gpu):
                 size = ctypes.c_size_t(self._size)
                 call(driver().cuMemcpyDtoH_v2, copy, ctypes.c_uint64(self.address), size)
         return copy.raw
@@ -124,7 +124,7 @@ class GpuMemory:
     def __del__(self) -> None:
         # Nothing of CUDA may be called in a forked copy.
         if self._at.value and os.getpid() == self._pid and not _is_ending():
-            with _Current(self._gpu):
+            with current(self._gpu):
                 call(driver().cuMemFree_v2, self._at)
 
 
@@ -150,7 +150,7 @@ class GpuArray:
         return self
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:  # noqa: PLW3201 - the name is the protocol's
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
             "shape": (len(self._places),),
             "typestr": "|u1",

@@ -72,7 +72,9 @@ def _of_array(data: Any, told: dict[str, Any]) -> Memory:
 
 def _of_cuda_array(data: Any, told: dict[str, Any]) -> Memory:
     if told.get("mask") is not None:
-        raise InvalidTransfer("an array with a mask cannot be transferred; transfer its data and its mask instead")
+        raise InvalidTransfer(
+            "an array with a mask cannot be transferred; transfer its data and its mask instead"
+        )
     # 1 and 2 are default streams; none says that no work on the array is queued.
     return Memory.of_cuda(*_layout(told), told.get("stream"), data)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from mesh_rdma._cuda import VARIABLE
-from mesh_rdma.testing._ends import Process
 from mesh_rdma._gpu import missing
+from mesh_rdma.testing._ends import Process
 
 ON_STAND_IN = VARIABLE in os.environ
 

@@ -22,9 +22,9 @@ from mesh_rdma import (
     gather,
     transports,
 )
+from mesh_rdma._gpu import GpuMemory
 from mesh_rdma._native_transports import CUDA
 from mesh_rdma.testing._ends import Process, forged
-from mesh_rdma._gpu import GpuMemory
 from mesh_rdma.testing._hostile import _section
 from mesh_rdma.testing._owner import pattern
 
@@ -182,7 +182,9 @@ def test_what_is_no_memory_of_a_gpu_is_refused(told, said):
     memory = GpuMemory(64)
 
     class Array:
-        __cuda_array_interface__ = {**memory[:].__cuda_array_interface__, "strides": None, **told}
+        @property
+        def __cuda_array_interface__(self):
+            return {**memory[:].__cuda_array_interface__, "strides": None, **told}
 
     with pytest.raises(InvalidTransfer, match=said):
         RDMABuffer(Array())
@@ -297,5 +299,11 @@ def test_the_transport_is_listed_with_what_it_can_do():
     (found,) = (each for each in transports() if each.name == "cuda")
     assert found.available
     can = found.capabilities
-    assert (can.copies, can.atomics, can.remote, can.one_sided, can.pieces) == (True, False, False, True, True)
+    assert (can.copies, can.atomics, can.remote, can.one_sided, can.pieces) == (
+        True,
+        False,
+        False,
+        True,
+        True,
+    )
     assert CUDA.probe().capabilities == can

@@ -16,7 +16,6 @@ import pytest
 
 from mesh_rdma import RDMABuffer, RDMAError, RDMATimeout, TransportUnavailable, explain
 from mesh_rdma._cuda import VARIABLE
-from mesh_rdma.testing._ends import Process
 from mesh_rdma._gpu import GpuMemory, driver
 from mesh_rdma.testing._owner import pattern
 

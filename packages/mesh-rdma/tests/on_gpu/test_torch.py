@@ -32,9 +32,7 @@ def there(request):
     """A process with tensors, and their buffers."""
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": request.param}
     command = [sys.executable, "-c", OFFERS]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    ) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         process.buffers = pickle.load(process.stdout)
         yield process
         process.stdin.close()
@@ -44,7 +42,7 @@ def there(request):
 def test_tensors_of_another_process_are_read_and_written(there):
     whole, columns = there.buffers
     expandable = "cuda" not in explain(whole).candidates
-    for transport in (["tcp"] if expandable else ["cuda", "tcp"]):
+    for transport in ["tcp"] if expandable else ["cuda", "tcp"]:
         here = torch.zeros(1 << 20, device="cuda")
         whole.read_into(here, transport=transport).get(timeout=60)
         wanted = torch.arange(1 << 20, device="cuda", dtype=torch.float32)

@@ -163,7 +163,7 @@ class Lifetimes(Ends):
             assert (owner.look("a"), owner.look("b")) == (b"other!", b"other!")
 
     def test_a_fork(self) -> None:
-        """A forked child uses nothing of its parent's, is told so, and hurts nobody."""
+        """A forked child uses nothing of its parent's, is told so, and hurts nobody. CUD-3: it calls nothing of CUDA."""
         mine, (theirs, _) = self.owner.offer("mine", b"mine"), self._own(b"theirs")
         assert self.owner.read(theirs, self.plugin.name) == b"theirs"
         status, said = self.owner.fork("mine", theirs, self.plugin.name)
