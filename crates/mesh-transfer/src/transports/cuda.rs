@@ -442,8 +442,10 @@ impl CudaPeer {
     }
 }
 
-impl Peer for CudaPeer {
-    unsafe fn run(&self, ops: &[Op], _found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+impl CudaPeer {
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_all(&self, ops: &[Op], watch: &Watch) -> Result<(), TransferError> {
         if ops.iter().any(|op| op.work.is_atomic()) {
             return Err(TransferError::transport("memory of a GPU has no atomic operations"));
         }
@@ -467,6 +469,20 @@ impl Peer for CudaPeer {
             rest = after;
         }
         Ok(())
+    }
+}
+
+impl Peer for CudaPeer {
+    unsafe fn run(&self, ops: &[Op], _found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+        // SAFETY: as the caller vouches.
+        match unsafe { self.run_all(ops, watch) } {
+            // The driver cannot tell memory of a process that has ended from what was never there.
+            Err(error) if error.kind == ErrorKind::Transport && !self.is_own => Err(match self.other.check() {
+                Err(gone) if gone.kind == ErrorKind::Gone => gone,
+                _ => error,
+            }),
+            done => done,
+        }
     }
 
     fn takes_cuda(&self) -> bool {

@@ -1,7 +1,7 @@
 """The conformance suite over kinds of memory: of a GPU there, here, and at both ends, by each transport that carries it."""
 
 from mesh_rdma._native_transports import CUDA, SHM, TCP
-from mesh_rdma.testing import TransportConformance
+from mesh_rdma.testing import TransportConformance, TransportStress
 
 
 class TestMapped(TransportConformance):
@@ -42,3 +42,11 @@ class TestStagedByItsReader(TransportConformance):
     plugin = SHM
     distribution = "mesh-rdma"
     memory_here = "gpu"
+
+
+class TestMappedStress(TransportStress):
+    """Long, much, and ends at any moment; on the stand-in in whole runs only."""
+
+    plugin = CUDA
+    distribution = "mesh-rdma"
+    memory_there = "gpu"
