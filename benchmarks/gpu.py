@@ -13,8 +13,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
-from mesh_rdma import explain
+from mesh_rdma import RDMABuffer, explain
 from mesh_rdma._gpu import CudaError, GpuMemory, call, current, driver, missing
 from mesh_rdma.testing._ends import Process
 from mesh_rdma.testing._owner import pattern
@@ -63,6 +64,15 @@ def plain(to: int, source: int, size: int) -> Callable[[], None]:
     return copy
 
 
+def read(buffer: RDMABuffer, target: Any, transport: str) -> Callable[[], None]:
+    """Read all of a buffer, and wait."""
+
+    def copy() -> None:
+        buffer.read_into(target, transport=transport).get(timeout=60)
+
+    return copy
+
+
 def main() -> None:
     """Print the table."""
     if reason := missing():
@@ -82,9 +92,7 @@ def main() -> None:
                 ("tcp, GPU to GPU", "tcp", on_gpu[:], on_gpu.address),
             )
             for what, transport, target, address in rows:
-                mesh = median(
-                    lambda b=buffer, t=target, n=transport: b.read_into(t, transport=n).get(timeout=60), size
-                )  # type: ignore[misc]
+                mesh = median(read(buffer, target, transport), size)
                 alone = median(plain(address, source.address, size), size)
                 if on_gpu.look() not in (bytes(size), pattern(1, size)):
                     raise CudaError(f"{what} has copied other bytes")
