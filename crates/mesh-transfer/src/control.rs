@@ -20,6 +20,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::futex;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ const WRITABLE: u64 = 1;
 const ONE_PIECE: u64 = 2;
 /// It is in shared memory, and `pool` and `pieces` say where.
 const POOLED: u64 = 4;
+/// It is memory of a GPU, and `pieces_at` is where the owner says more of it.
+const CUDA: u64 = 8;
 /// What a lease of all exports names: no export has generation 0.
 const EVERY: u64 = 1;
 /// How often an owner that waits for leases looks whether their holders are alive.
@@ -93,6 +96,8 @@ pub(crate) struct Offered {
     pub(crate) one_piece: bool,
     /// Where it can be mapped.
     pub(crate) pooled: Option<Pooled>,
+    /// It is memory of a GPU, of which there is a record at `pieces_at`.
+    pub(crate) cuda: bool,
 }
 
 /// A mapping of the page, the owner's own or a reader's.
@@ -213,7 +218,8 @@ impl Control {
         let pool = offered.pooled.map_or(0, |pooled| u64::from(pooled.fd) << 32 | u64::from(pooled.id));
         entry.pool.store(pool, Ordering::Relaxed);
         let is_pooled = offered.pooled.is_some();
-        let flags = [(offered.writable, WRITABLE), (offered.one_piece, ONE_PIECE), (is_pooled, POOLED)];
+        let flags =
+            [(offered.writable, WRITABLE), (offered.one_piece, ONE_PIECE), (is_pooled, POOLED), (offered.cuda, CUDA)];
         let flags = flags.into_iter().filter_map(|(is_so, flag)| is_so.then_some(flag)).sum();
         entry.flags.store(flags, Ordering::Relaxed);
         entry.word.store(pack(generation, LIVE), Ordering::SeqCst);
@@ -263,7 +269,13 @@ impl Control {
 
     /// Waits until another is given back, or until it is time to look for the dead.
     pub(crate) fn await_drain(&self, seen: u32) {
-        let limit = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) };
+        self.await_change(seen, LOOK);
+    }
+
+    /// Waits until an export that is leased is closed, a lease of such a one is given back, or the time is over.
+    pub(crate) fn await_change(&self, seen: u32, limit: Duration) {
+        let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
+        let limit = futex::Timespec { tv_sec: seconds, tv_nsec: i64::from(limit.subsec_nanos()) };
         // Woken, changed before, or late: all end the wait.
         let _ = futex::wait(&self.head().drained, futex::Flags::empty(), seen, Some(&limit));
     }
@@ -295,6 +307,19 @@ impl Control {
         let leased = self.take(me, name(slot, generation))?;
         let offered = leased.offered(slot, generation)?;
         Ok((leased, offered))
+    }
+
+    /// The same until the lease is dropped, whatever this process does meanwhile.
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        me: u64,
+        slot: u32,
+        generation: u32,
+    ) -> Result<(Held, Offered), TransferError> {
+        let (leased, offered) = self.lease(me, slot, generation)?;
+        let index = self.leases().iter().position(|lease| std::ptr::eq(lease, leased.lease)).unwrap_or(LEASES);
+        std::mem::forget(leased);
+        Ok((Held { control: Arc::clone(self), index, what: (slot, generation), pid: pid() }, offered))
     }
 
     /// Leases all exports (LSE-4).
@@ -363,6 +388,7 @@ impl Leased<'_> {
             writable: flags & WRITABLE != 0,
             one_piece: flags & ONE_PIECE != 0,
             pooled: is_pooled.then_some(Pooled { fd: (pool >> 32) as u32, id: pool as u32, offset: pieces }),
+            cuda: flags & CUDA != 0,
         })
     }
 }
@@ -374,6 +400,36 @@ impl Drop for Leased<'_> {
         fence(Ordering::SeqCst);
         if self.control.head().draining.load(Ordering::SeqCst) != 0 {
             self.control.look_again();
+        }
+    }
+}
+
+/// A lease that outlasts calls, for what is kept open in between. It keeps the page mapped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    control: Arc<Control>,
+    index: usize,
+    /// Of an export that was live.
+    what: (u32, u32),
+    pid: u32,
+}
+
+impl Held {
+    /// Whether its export is still offered. If not, its owner is waiting for this lease.
+    pub(crate) fn is_offered(&self) -> bool {
+        let (slot, generation) = self.what;
+        let live = |entry: &Entry| entry.word.load(Ordering::SeqCst) == pack(generation, LIVE);
+        self.control.entry(slot).is_ok_and(live)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // In a forked copy it is the parent's.
+        if pid() == self.pid
+            && let Some(lease) = self.control.leases().get(self.index)
+        {
+            drop(Leased { control: &self.control, lease });
         }
     }
 }

@@ -2,12 +2,14 @@
 
 use crate::choice::{Choice, Distance, Need, Ours, choose};
 use crate::completion::{Operation, Outcome};
+use crate::cuda::{Cuda, Ready, run_staged};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports, Keep};
 use crate::handle::{Handle, MAX_SECTIONS, RealmId, Section};
 use crate::membership::Membership;
 use crate::realm::Realm;
-use crate::segments::Segments;
+use crate::segments::{Segments, Space};
+use crate::transports::cuda::{self, CudaIpc};
 use crate::transports::ibverbs::Ibverbs;
 use crate::transports::shm::Shm;
 use crate::transports::tcp::Tcp;
@@ -25,6 +27,8 @@ pub const QUICK: u64 = 256 * 1024;
 const QUICK_OPS: usize = 64;
 /// What all transports together may say in a handle.
 const SAID: usize = 3072;
+/// Why a transport does not offer memory of a GPU.
+const NO_CUDA: &str = "it does not carry memory of GPUs";
 /// How long a transport that has failed for an owner is passed over, if there is another.
 const DISTRUST: Duration = Duration::from_secs(5);
 /// Owners that are remembered; beyond that the unused ones are forgotten.
@@ -41,11 +45,21 @@ pub struct Standing {
     pub broken: Option<String>,
 }
 
+/// Libraries that are opened at run time, where they are not the system's.
+#[derive(Clone, Debug, Default)]
+pub struct Libraries {
+    /// Where libucp may be: paths, or a name for the system to find. The first that can be opened is. None to do without UCX.
+    pub ucp: Option<Vec<String>>,
+    /// CUDA's driver; none for the system's `libcuda.so.1`.
+    pub cuda: Option<String>,
+}
+
 /// Offers memory, and transfers.
 #[derive(Debug)]
 pub struct Engine {
     realm: Realm,
     exports: Arc<Exports>,
+    cuda: Arc<Cuda>,
     transports: Vec<Arc<dyn Transport>>,
     /// Why a transport does not work in this process; asked once.
     standing: Vec<Standing>,
@@ -80,25 +94,36 @@ enum Route {
 impl Engine {
     /// The engine of this process, with these transports besides its own; one of the same name stands in the place of its own.
     pub fn new(others: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
-        Self::new_with_ucx(others, None)
+        Self::new_with(others, Libraries::default())
     }
 
-    /// The same with UCX, if there are places where libucp may be: paths, or a name for the system to find. The first that can
-    /// be opened is.
-    pub fn new_with_ucx(
-        others: Vec<Arc<dyn Transport>>,
-        libraries: Option<Vec<String>>,
-    ) -> Result<Arc<Self>, TransferError> {
+    /// The same with these libraries.
+    pub fn new_with(others: Vec<Arc<dyn Transport>>, libraries: Libraries) -> Result<Arc<Self>, TransferError> {
         let realm = Realm::draw()?;
-        let mut transports: Vec<Arc<dyn Transport>> =
-            vec![Arc::new(Shm::new(&realm)), Arc::new(Ucx::new(&realm, libraries)), Arc::new(Tcp::new(&realm))];
-        transports.push(Arc::new(Ibverbs::new(&realm)));
+        let cuda = Cuda::new(&realm, libraries.cuda);
+        let mut transports: Vec<Arc<dyn Transport>> = vec![
+            Arc::new(Shm::new(&realm)),
+            Arc::new(CudaIpc::new(&realm, &cuda)),
+            Arc::new(Ucx::new(&realm, libraries.ucp)),
+            Arc::new(Tcp::new(&realm)),
+            Arc::new(Ibverbs::new(&realm)),
+        ];
         transports.retain(|own| others.iter().all(|other| other.name() != own.name()));
         transports.extend(others);
-        Self::with(realm, transports)
+        Self::made_of(realm, cuda, transports)
     }
 
+    #[cfg(test)]
     pub(crate) fn with(realm: Realm, transports: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
+        let cuda = Cuda::new(&realm, None);
+        Self::made_of(realm, cuda, transports)
+    }
+
+    pub(crate) fn made_of(
+        realm: Realm,
+        cuda: Arc<Cuda>,
+        transports: Vec<Arc<dyn Transport>>,
+    ) -> Result<Arc<Self>, TransferError> {
         let standing = transports
             .iter()
             .map(|each| Standing {
@@ -109,7 +134,7 @@ impl Engine {
             .collect();
         let exports = Arc::new(Exports::new(&realm)?);
         let (routes, workers, told) = (Mutex::default(), Workers::default(), Told::default());
-        Ok(Arc::new(Self { realm, exports, transports, standing, routes, workers, told }))
+        Ok(Arc::new(Self { realm, exports, cuda, transports, standing, routes, workers, told }))
     }
 
     /// Calls `listener` with the transports for an owner's reads and writes, once the first was used, and whenever another one is;
@@ -171,14 +196,19 @@ impl Engine {
         keep: Keep,
     ) -> Result<(Arc<Export>, Handle), TransferError> {
         self.realm.check_fork()?;
+        let on_device = self.cuda.offer(&segments)?;
+        // The stream was waited for, once and for all.
+        let space = if on_device.is_some() { Space::Cuda { stream: None } } else { Space::Host };
         // SAFETY: as the caller vouches.
-        let export = unsafe { self.exports.open(segments, writable, keep)? };
+        let export = unsafe { self.exports.open_on(segments.within(space), on_device, writable, keep)? };
         let mut sections = Vec::new();
         let mut reasons = Vec::new();
         let mut room = SAID;
         for (transport, standing) in self.transports.iter().zip(&self.standing) {
             let offered = match &standing.broken {
                 Some(why) => Err(TransferError::transport(why.clone())),
+                // CUD-1
+                None if export.on_device.is_some() && !transport.takes_cuda() => Err(TransferError::transport(NO_CUDA)),
                 None => transport.offer(&self.exports, &export),
             };
             match offered {
@@ -262,25 +292,36 @@ impl Engine {
         } else {
             Distance::Elsewhere
         };
-        let routes = self.routes();
-        let routes = routes.get(&handle.realm);
+        let is_cuda = handle.section(cuda::NAME).is_some();
+        let routes = self.routes().get(&handle.realm).cloned();
         let ours: Vec<Ours> = self
             .transports()
             .into_iter()
             .zip(&self.transports)
             .map(|(Standing { name, mut capabilities, broken }, transport)| {
-                let lately = || match routes.and_then(|routes| routes.get(&name)) {
+                let lately = || match routes.as_ref().and_then(|routes| routes.get(&name)) {
                     Some(Route::Failed(since, why)) if since.elapsed() < DISTRUST => Some(why.clone()),
                     _ => None,
                 };
                 let never = || handle.section(&name).and_then(|section| transport.why_not(handle, section));
-                let broken = broken.or_else(lately).or_else(never);
+                // Processors cannot change it in one step, and their GPU's instructions are not ours to give.
+                let steps = (is_cuda && need.atomics).then(|| "memory of a GPU has no atomic operations".to_owned());
+                let broken = broken.or(steps).or_else(lately).or_else(never);
                 capabilities.atomics |= need.atomics && forced == Some(name.as_str()) && transport.atomics_by_name();
                 Ours { name, capabilities, broken }
             })
             .collect();
         let theirs: Vec<&str> = handle.sections.iter().map(|section| section.name.as_str()).collect();
-        choose(&ours, &theirs, distance, need, forced)
+        let mut choice = choose(&ours, &theirs, distance, need, forced);
+        if is_cuda {
+            let without = |(name, why): &mut (String, String)| {
+                if handle.section(name).is_none() && forced.is_none_or(|forced| forced == name) {
+                    NO_CUDA.clone_into(why);
+                }
+            };
+            choice.passed.iter_mut().for_each(without);
+        }
+        choice
     }
 
     /// Starts operations. What is short and waits for nobody is done when this returns.
@@ -295,6 +336,14 @@ impl Engine {
         forced: Option<&str>,
     ) -> Arc<Operation> {
         let operation = Operation::new(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
+        let noted = match self.note_streams(asked.ops()) {
+            Ok(noted) => noted,
+            Err(error) => {
+                drop(asked);
+                operation.finish(Err(error));
+                return operation;
+            }
+        };
         if self.is_quick(asked.ops(), forced) {
             // SAFETY: as the caller vouches.
             let outcome = unsafe { self.run(asked.ops(), &operation.watch, forced) };
@@ -311,8 +360,11 @@ impl Engine {
         let (engine, at_work) = (Arc::clone(self), Unfinished(Arc::clone(&operation)));
         let forced = forced.map(str::to_owned);
         let started = self.workers.run(move || {
+            let watch = &at_work.0.watch;
+            let ready = noted.iter().try_for_each(|each| each.wait(watch));
+            drop(noted);
             // SAFETY: as the caller vouches.
-            let outcome = unsafe { engine.run(asked.ops(), &at_work.0.watch, forced.as_deref()) };
+            let outcome = ready.and_then(|()| unsafe { engine.run(asked.ops(), watch, forced.as_deref()) });
             // OPR-1: whoever is told may do with the memory as they like.
             drop(asked);
             at_work.0.finish(outcome);
@@ -323,12 +375,21 @@ impl Engine {
         operation
     }
 
+    /// What has to be done on the user's streams before local memory of GPUs is used.
+    fn note_streams(&self, ops: &[Op]) -> Result<Vec<Ready>, TransferError> {
+        if ops.iter().any(|op| op.work.local().is_some_and(Segments::is_cuda)) {
+            self.cuda.note(ops)
+        } else {
+            Ok(Vec::new())
+        }
+    }
+
     fn is_quick(&self, ops: &[Op], forced: Option<&str>) -> bool {
         let mut bytes = 0;
         let is_short = ops.len() <= QUICK_OPS
             && ops.iter().all(|op| {
                 bytes += op.work.span().1;
-                bytes <= QUICK && !op.work.is_atomic()
+                bytes <= QUICK && !op.work.is_atomic() && !op.work.local().is_some_and(Segments::is_cuda)
             });
         if !is_short {
             return false;
@@ -336,12 +397,16 @@ impl Engine {
         let routes = self.routes();
         let mut last = None;
         ops.iter().all(|op| {
-            if last == Some(op.handle.realm) {
+            // Of one owner's buffers some may be a GPU's.
+            let of = (op.handle.realm, op.handle.section(cuda::NAME).is_some());
+            if last == Some(of) {
                 return true;
             }
-            last = Some(op.handle.realm);
+            last = Some(of);
             let is_quick = |(name, route): (&String, &Route)| match route {
-                Route::Open(peer) => peer.is_quick() && forced.is_none_or(|forced| forced == name),
+                Route::Open(peer) => {
+                    peer.is_quick() && forced.is_none_or(|forced| forced == name) && op.handle.section(name).is_some()
+                }
                 Route::Failed(..) => false,
             };
             // An owner that was never reached by it is reached by another thread: that may take a while.
@@ -356,7 +421,8 @@ impl Engine {
         watch.check()?;
         let mut found = vec![0; ops.len()];
         let Some(first) = ops.first() else { return Ok(found) };
-        let same = |a: &Op, b: &Op| a.handle.realm == b.handle.realm && a.work.is_atomic() == b.work.is_atomic();
+        let kind = |op: &Op| (op.handle.realm, op.work.is_atomic(), op.handle.section(cuda::NAME).is_some());
+        let same = |a: &Op, b: &Op| kind(a) == kind(b);
         // One owner and one kind, as nearly always; else by owner, and what needs atomics by itself.
         if ops.iter().all(|op| same(first, op)) {
             // SAFETY: as the caller vouches.
@@ -364,7 +430,7 @@ impl Engine {
             return Ok(found);
         }
         let mut order: Vec<usize> = (0..ops.len()).collect();
-        order.sort_by_key(|&at| (ops[at].handle.realm, ops[at].work.is_atomic()));
+        order.sort_by_key(|&at| kind(&ops[at]));
         let sorted: Vec<Op> = order.iter().map(|&at| ops[at].clone()).collect();
         let mut order = order.into_iter();
         for group in sorted.chunk_by(same) {
@@ -397,7 +463,7 @@ impl Engine {
         let mut has_failed = false;
         if let Some((name, peer)) = quick {
             // SAFETY: as the caller vouches.
-            match unsafe { peer.run(ops, found, watch) } {
+            match unsafe { self.run_on(peer.as_ref(), ops, found, watch) } {
                 Err(error) if error.kind == ErrorKind::Transport => {
                     self.distrust(&handle, &name, &error);
                     has_failed = true;
@@ -426,7 +492,7 @@ impl Engine {
             let peer = self.reach(&handle, name, watch);
             let done = match &peer {
                 // SAFETY: as the caller vouches.
-                Ok(peer) => unsafe { peer.run(ops, found, watch) },
+                Ok(peer) => unsafe { self.run_on(peer.as_ref(), ops, found, watch) },
                 Err(error) => Err(error.clone()),
             };
             match (done, peer) {
@@ -444,6 +510,25 @@ impl Engine {
                 (done, Err(_)) => return done,
             }
         }
+    }
+
+    /// Operations by one transport, with memory of GPUs staged if it does not take that.
+    ///
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_on(
+        &self,
+        peer: &dyn Peer,
+        ops: &[Op],
+        found: &mut [u64],
+        watch: &Watch,
+    ) -> Result<(), TransferError> {
+        if peer.takes_cuda() || !ops.iter().any(|op| op.work.local().is_some_and(Segments::is_cuda)) {
+            // SAFETY: as the caller vouches.
+            return unsafe { peer.run(ops, found, watch) };
+        }
+        // SAFETY: as the caller vouches.
+        unsafe { run_staged(&self.cuda, peer, ops, found, watch) }
     }
 
     /// A transport that was chosen before and leaves the owner's processor alone: none is better.

@@ -4,6 +4,7 @@
 //! process's own threads, which hold the `Export`, nor others, which hold leases (LSE-1).
 
 use crate::control::{Control, Offered, SLOTS};
+use crate::cuda::OnDevice;
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::{RealmId, Token, is_same};
 use crate::pool::{Block, Pool, Pooled};
@@ -30,6 +31,8 @@ pub struct Export {
     pub segments: Segments,
     /// Whether others may write to it.
     pub writable: bool,
+    /// More of it, if it is memory of a GPU.
+    pub(crate) on_device: Option<OnDevice>,
     _keep: Keep,
 }
 
@@ -121,6 +124,22 @@ impl Exports {
     /// The segments must be this process's memory, readable (and writable, if so said) for as long as `keep` lives. That
     /// others write to it meanwhile must be no surprise to whoever uses it here.
     pub unsafe fn open(&self, segments: Segments, writable: bool, keep: Keep) -> Result<Arc<Export>, TransferError> {
+        segments.check_host()?;
+        // SAFETY: as the caller vouches.
+        unsafe { self.open_on(segments, None, writable, keep) }
+    }
+
+    /// The same for memory of a GPU, of which more is known.
+    ///
+    /// # Safety
+    /// As for [`Self::open`], but for who may read and write it: only CUDA's driver.
+    pub(crate) unsafe fn open_on(
+        &self,
+        segments: Segments,
+        on_device: Option<OnDevice>,
+        writable: bool,
+        keep: Keep,
+    ) -> Result<Arc<Export>, TransferError> {
         self.realm.check_fork()?;
         let token = random()?;
         let mut table = self.table();
@@ -136,17 +155,25 @@ impl Exports {
                 )));
             }
         };
-        let export = Arc::new(Export { slot, generation, token, segments, writable, _keep: keep });
+        let export = Arc::new(Export { slot, generation, token, segments, writable, on_device, _keep: keep });
         let list = export.segments.list();
-        let offered = Offered {
+        let mut offered = Offered {
             token,
             length: export.segments.len(),
             pieces_at: if let [one] = list { one.addr } else { list.as_ptr() as u64 },
             pieces: list.len() as u64,
             writable,
             one_piece: list.len() == 1,
-            pooled: if let [one] = list { self.pool.find(one.addr, one.len) } else { None },
+            pooled: None,
+            cuda: false,
         };
+        if let Some(on) = &export.on_device {
+            // Who does not know of such memory finds more pieces than there can be.
+            offered = Offered { pieces_at: on.record(), pieces: u64::MAX, cuda: true, ..offered };
+            offered.one_piece = false;
+        } else if let [one] = list {
+            offered.pooled = self.pool.find(one.addr, one.len);
+        }
         self.control.open(slot, generation, &offered)?;
         table.live.insert(slot, Arc::clone(&export));
         Ok(export)

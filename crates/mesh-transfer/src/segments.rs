@@ -15,9 +15,25 @@ pub struct Segment {
     pub len: u64,
 }
 
+/// What kind of memory an address leads to. CUDA gives each address of a process to one of them only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Space {
+    /// Memory that the processor reads and writes.
+    #[default]
+    Host,
+    /// Memory of a GPU, which only the CUDA driver copies.
+    Cuda {
+        /// The stream whose queued work has to be done before the memory is used; none if there is no such work.
+        stream: Option<u64>,
+    },
+}
+
 /// Pieces of memory in the order of their bytes. None is empty, and none continues the one before. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Segments(Repr);
+pub struct Segments {
+    repr: Repr,
+    space: Space,
+}
 
 /// One piece, as nearly always, needs no memory of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,17 +79,46 @@ impl From<Many> for Segments {
     fn from(many: Many) -> Self {
         match many.list[..] {
             [] => Self::default(),
-            [one] => Self(Repr::Few(Some(one))),
-            _ => Self(Repr::Many(Arc::new(many))),
+            [one] => Self::of(Repr::Few(Some(one))),
+            _ => Self::of(Repr::Many(Arc::new(many))),
         }
     }
 }
 
 impl Segments {
+    fn of(repr: Repr) -> Self {
+        Self { repr, space: Space::Host }
+    }
+
+    /// The same addresses, as memory of this kind.
+    pub fn within(self, space: Space) -> Self {
+        Self { space, ..self }
+    }
+
+    /// What kind of memory it is.
+    pub fn space(&self) -> Space {
+        self.space
+    }
+
+    /// Whether only the CUDA driver may read or write it.
+    pub fn is_cuda(&self) -> bool {
+        matches!(self.space, Space::Cuda { .. })
+    }
+
+    /// An error for memory that the processor cannot reach.
+    pub fn check_host(&self) -> Result<(), TransferError> {
+        if self.is_cuda() {
+            return Err(TransferError::invalid(
+                "the memory must be the processor's, got memory of a GPU; copy it first",
+            ));
+        }
+        Ok(())
+    }
+
     /// One contiguous piece.
     pub fn one(addr: u64, len: u64) -> Self {
         let fits = len > 0 && addr.checked_add(len).is_some();
-        Self(Repr::Few(fits.then_some(Segment { addr, len })))
+        Self::of(Repr::Few(fits.then_some(Segment { addr, len })))
     }
 
     /// These pieces, of which neighbours become one.
@@ -126,7 +171,7 @@ impl Segments {
 
     /// All bytes together.
     pub fn len(&self) -> u64 {
-        match &self.0 {
+        match &self.repr {
             Repr::Few(piece) => piece.map_or(0, |piece| piece.len),
             Repr::Many(many) => many.ends.last().copied().unwrap_or(0),
         }
@@ -139,7 +184,7 @@ impl Segments {
 
     /// The pieces.
     pub fn list(&self) -> &[Segment] {
-        match &self.0 {
+        match &self.repr {
             Repr::Few(piece) => piece.as_slice(),
             Repr::Many(many) => &many.list,
         }
@@ -148,7 +193,7 @@ impl Segments {
     /// The pieces that hold the bytes from `start` on, `len` of them. Must lie inside.
     pub fn window(&self, start: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
         debug_assert!(start.checked_add(len).is_some_and(|end| end <= self.len()), "a window lies inside");
-        let (list, before) = match &self.0 {
+        let (list, before) = match &self.repr {
             Repr::Few(piece) => (piece.as_slice(), 0),
             Repr::Many(many) => {
                 let first = many.ends.partition_point(|end| *end <= start);
@@ -206,7 +251,7 @@ impl Segments {
             // Part of a list that was added up before.
             let _ = made.push(segment);
         }
-        made.into()
+        Self::from(made).within(self.space)
     }
 }
 

@@ -15,8 +15,16 @@ use crate::witness::Witness;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
-const OFFERED: Offered =
-    Offered { token: [7; 16], length: 10, pieces_at: 0, pieces: 0, writable: true, one_piece: false, pooled: None };
+const OFFERED: Offered = Offered {
+    token: [7; 16],
+    length: 10,
+    pieces_at: 0,
+    pieces: 0,
+    writable: true,
+    one_piece: false,
+    pooled: None,
+    cuda: false,
+};
 
 fn control() -> Control {
     Control::create(&Realm::draw().unwrap(), 0).unwrap()

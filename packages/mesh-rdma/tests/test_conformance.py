@@ -249,7 +249,7 @@ def test_what_is_installed_is_listed_with_what_it_can_do(site):
     done = run(site, "good", "-m", "mesh_core", "plugins", "--json")
     assert done.returncode == 0, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)["plugins"] if each["kind"] == "transport"}
-    assert set(found) == {"shm", "tcp", "ibverbs", "ucx", "unix"}
+    assert set(found) == {"shm", "cuda", "tcp", "ibverbs", "ucx", "unix"}
 
 
 @pytest.mark.python
@@ -266,7 +266,7 @@ def test_another_takes_over_in_the_middle_of_a_transfer_when_a_device_goes_away(
     done = run(site, "vanishing", "-c", VANISHES)
     assert done.returncode == 0, done.stderr
     before, found, after, lines = json.loads(done.stdout)
-    shm = "; ".join(f"not {name}: the owner does not offer it" for name in ("shm", "ucx", "ibverbs"))
+    shm = "; ".join(f"not {name}: the owner does not offer it" for name in ("shm", "cuda", "ucx", "ibverbs"))
     gone = "not unix: OSError: [Errno 19] the device is gone"
     assert (before, found, after) == (f"unix, then tcp; {shm}", [True] * 5, f"tcp; {shm}; {gone}")
     assert lines == [f"memory of it is reached by {said}" for said in (before, after)]

@@ -9,6 +9,7 @@ from mesh_core.testing import DoctorCheckConformance, installed_plugins
 from mesh_rdma import TransportCapabilities, TransportPlugin, _doctor
 from mesh_rdma._doctor import RDMA
 from mesh_rdma._transports import TransportStatus
+from mesh_rdma.testing import missing_gpu
 
 
 @pytest.mark.slow
@@ -70,3 +71,14 @@ def test_a_machine_without_rdma_devices_is_well():
     (said,) = (each for each in RDMA.create()() if each.detail.startswith("ibverbs"))
     assert said.status == "ok"
     assert "no RDMA device" in said.detail
+
+
+@pytest.mark.slow
+def test_memory_of_gpus_is_tried_on_another_process_or_told_to_be_missing():
+    found = rows()["cuda"]
+    if missing_gpu() is None:
+        assert "to memory of a GPU of another process" in found.detail
+    elif not Path("/dev/nvidiactl").exists():
+        # Nothing is amiss where there is no driver.
+        assert found.status == "ok"
+        assert "not used: this machine has no NVIDIA GPU" in found.detail

@@ -1,5 +1,6 @@
 //! Ways to reach another process's memory, behind one trait.
 
+pub(crate) mod cuda;
 pub(crate) mod ibverbs;
 pub(crate) mod shm;
 pub(crate) mod tcp;
@@ -68,6 +69,14 @@ impl Work {
         match self {
             Self::Read { local, offset } | Self::Write { local, offset } => (*offset, local.len()),
             Self::FetchAdd { offset, .. } | Self::CompareAndSwap { offset, .. } => (*offset, 8),
+        }
+    }
+
+    /// The memory of this process, if there is any.
+    pub fn local(&self) -> Option<&Segments> {
+        match self {
+            Self::Read { local, .. } | Self::Write { local, .. } => Some(local),
+            _ => None,
         }
     }
 
@@ -141,6 +150,11 @@ pub trait Transport: Send + Sync + Debug {
         false
     }
 
+    /// Whether it offers memory of GPUs too; else that is offered by others only.
+    fn takes_cuda(&self) -> bool {
+        false
+    }
+
     /// Whether it can work in this process: tried, not guessed.
     fn probe(&self) -> Result<(), TransferError>;
 
@@ -182,6 +196,11 @@ pub trait Peer: Send + Sync + Debug {
     /// # Safety
     /// The local memory of all operations must be this process's, and writable where it is written to, throughout.
     unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError>;
+
+    /// Whether the local memory may be a GPU's. If not, it is staged in memory of the processor.
+    fn takes_cuda(&self) -> bool {
+        false
+    }
 
     /// Whether the owner is there, as far as can be told without waiting.
     fn is_alive(&self) -> bool;

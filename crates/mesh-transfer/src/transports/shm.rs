@@ -143,6 +143,10 @@ impl ShmPeer {
         if op.work.writes() && !offered.writable {
             return Err(TransferError::new(ErrorKind::Refused, "the owner offers this memory for reading only"));
         }
+        // CUD-1
+        if offered.cuda {
+            return Err(TransferError::transport("it is memory of a GPU, which the kernel does not copy"));
+        }
         if let Some(pooled) = offered.pooled
             && let Some(map) = self.mapping_after(pooled, last)
         {

@@ -22,6 +22,7 @@ impl PyBoxes {
         let (mut boxes, mut keep) = (Boxes::default(), Vec::with_capacity(parts.len()));
         for (offset, counts, steps, run, target) in parts {
             let grid = Grid { offset, counts, steps, run };
+            target.segments.check_host().map_err(|error| raise(py, &error))?;
             boxes.add(grid, target.segments.clone()).map_err(|error| raise(py, &error))?;
             keep.push(target.keep.clone_ref(py));
         }
@@ -30,6 +31,7 @@ impl PyBoxes {
 
     /// Fill all targets from contiguous memory.
     fn copy(&self, py: Python<'_>, source: &PyMemory) -> PyResult<()> {
+        source.segments.check_host().map_err(|error| raise(py, &error))?;
         let (addr, len) = match source.segments.list() {
             [] => (1, 0),
             [one] => (one.addr as usize, one.len),

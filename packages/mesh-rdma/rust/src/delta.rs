@@ -64,6 +64,7 @@ impl Piece {
 }
 
 fn piece(py: Python<'_>, memory: &PyMemory) -> PyResult<Piece> {
+    memory.segments.check_host().map_err(|error| raise(py, &error))?;
     match memory.segments.list() {
         [] => Ok(Piece { addr: 0, len: 0 }),
         [one] => Ok(Piece { addr: one.addr as usize, len: one.len as usize }),

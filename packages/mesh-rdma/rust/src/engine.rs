@@ -6,7 +6,7 @@ use crate::handle::PyHandle;
 use crate::memory::{PyBlock, PyMemory};
 use crate::operation::PyOperation;
 use crate::transport::PyTransport;
-use mesh_transfer::{Engine, Export, Membership, Need, Op, Work};
+use mesh_transfer::{Engine, Export, Libraries, Membership, Need, Op, Work};
 use pyo3::prelude::*;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -48,13 +48,19 @@ type Candidates = (Vec<String>, Vec<(String, String)>);
 
 #[pymethods]
 impl PyEngine {
-    /// With these transports besides the native ones, and with UCX if there are places to look for it. `told` is called with an owner, the transports for its memory, and those
+    /// With these transports besides the native ones, with UCX if there are places to look for it, and with that driver of CUDA instead of the system's. `told` is called with an owner, the transports for its memory, and those
     /// that were passed over, with the reason.
     #[new]
-    #[pyo3(signature = (others, told, libucp=None))]
-    fn new(py: Python<'_>, others: Vec<Py<PyAny>>, told: Py<PyAny>, libucp: Option<Vec<String>>) -> PyResult<Self> {
+    #[pyo3(signature = (others, told, libucp=None, libcuda=None))]
+    fn new(
+        py: Python<'_>,
+        others: Vec<Py<PyAny>>,
+        told: Py<PyAny>,
+        libucp: Option<Vec<String>>,
+        libcuda: Option<String>,
+    ) -> PyResult<Self> {
         let others = others.into_iter().map(|each| PyTransport::of(py, each)).collect::<PyResult<_>>()?;
-        let engine = leave(py, || Engine::new_with_ucx(others, libucp))?;
+        let engine = leave(py, || Engine::new_with(others, Libraries { ucp: libucp, cuda: libcuda }))?;
         engine.on_choice(move |handle, choice| {
             // Where the interpreter is ending nobody listens; what a listener raises is shown, and no concern of the transfer.
             Python::try_attach(|py| {
@@ -112,6 +118,9 @@ impl PyEngine {
     /// In which descriptor, and where in it, memory of `empty` is; none for other memory.
     fn pooled(&self, memory: &PyMemory) -> Option<(u32, u64)> {
         let [one] = memory.segments.list() else { return None };
+        if memory.segments.is_cuda() {
+            return None;
+        }
         self.0.exports().pooled(one.addr, one.len).map(|pooled| (pooled.fd, pooled.offset))
     }
 

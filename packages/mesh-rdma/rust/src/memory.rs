@@ -1,7 +1,7 @@
 //! Memory of this process, as Python objects have it.
 
 use crate::door::raise;
-use mesh_transfer::{Block, Segments};
+use mesh_transfer::{Block, Segments, Space};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -45,6 +45,30 @@ impl PyMemory {
         keep: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         Self::make(py, keep, (address, &shape, &strides, itemsize), writable)
+    }
+
+    /// The same of an array in memory of a GPU. `stream` is the one whose queued work comes before a transfer; none if there is no such work.
+    #[staticmethod]
+    #[pyo3(signature = (address, shape, strides, itemsize, writable, stream, keep))]
+    #[expect(clippy::too_many_arguments, reason = "what an array says of itself")]
+    fn of_cuda(
+        py: Python<'_>,
+        address: u64,
+        shape: Vec<u64>,
+        strides: Vec<i64>,
+        itemsize: u64,
+        writable: bool,
+        stream: Option<u64>,
+        keep: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let made = Self::make(py, keep, (address, &shape, &strides, itemsize), writable)?;
+        Ok(Self { segments: made.segments.within(Space::Cuda { stream }), ..made })
+    }
+
+    /// Whether it is memory of a GPU.
+    #[getter]
+    fn on_cuda(&self) -> bool {
+        self.segments.is_cuda()
     }
 
     #[getter]

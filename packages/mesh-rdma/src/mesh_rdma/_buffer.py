@@ -35,8 +35,10 @@ class RDMABuffer:
     buffers elsewhere raise :class:`BufferGone`. The memory itself is kept until nobody is reading or writing it.
 
     Args:
-        data: a bytes-like object, an array of numpy or of another library with ``__array_interface__``, or a torch tensor on
-            a CPU; contiguous or strided. Read-only memory can only be read. A tensor must not be resized meanwhile.
+        data: a bytes-like object, an array of numpy or of another library with ``__array_interface__``, a torch tensor on a CPU or
+            an NVIDIA GPU, or another array with ``__cuda_array_interface__``; contiguous or strided. Read-only memory can
+            only be read. A tensor must not be resized meanwhile. Work that is queued on the stream of GPU memory is waited
+            for; synchronise work of later before others read its results.
     """
 
     __slots__ = ("__weakref__", "_export", "_handle")
@@ -89,7 +91,8 @@ class RDMABuffer:
     ) -> Future[None]:
         """Fill ``dst`` with the bytes from ``offset`` on.
 
-        Until the future is done ``dst`` must be left alone. A wrong argument is raised here, everything else by the future.
+        Until the future is done ``dst`` must be left alone. For GPU memory, the transfer starts after the work that is
+        queued on its current stream. A wrong argument is raised here, everything else by the future.
 
         Args:
             dst: writable memory of this process, of any kind that :class:`RDMABuffer` takes. Its length says how much is read.

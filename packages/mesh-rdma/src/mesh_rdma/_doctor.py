@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mesh_core.plugins import Check, DoctorCheck, Finding, hookimpl
+from mesh_rdma import _cuda, _ucx
 
 if TYPE_CHECKING:
     from mesh_rdma._buffer import RDMABuffer
@@ -18,10 +19,14 @@ if TYPE_CHECKING:
 
 _SIZE = 64 * 1024
 _LIMIT = 10.0
-_OFFERS = f"""
+_MEMORY = {
+    "host": f"memory = bytearray({_SIZE})",
+    "gpu": f"from mesh_rdma._gpu import GpuMemory; memory = GpuMemory({_SIZE})[:]",
+}
+_OFFERS = """
 import pickle, sys
 from mesh_rdma import RDMABuffer
-memory = bytearray({_SIZE})
+{memory}
 buffer = RDMABuffer(memory)
 sys.stdout.buffer.write(pickle.dumps(buffer))
 sys.stdout.buffer.flush()
@@ -30,14 +35,17 @@ sys.stdin.read()
 
 
 @contextmanager
-def _neighbour() -> Iterator[RDMABuffer]:
+def _neighbour(kind: str) -> Iterator[RDMABuffer]:
     """Memory of another process, which ends with this block."""
-    command = [sys.executable, "-c", _OFFERS]
+    command = [sys.executable, "-c", _OFFERS.format(memory=_MEMORY[kind])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            buffer: RDMABuffer = pickle.load(process.stdout)
+            try:
+                buffer: RDMABuffer = pickle.load(process.stdout)
+            except EOFError:
+                raise ConnectionError("another process that was to offer memory has failed") from None
             yield buffer
         finally:
             process.kill()
@@ -72,27 +80,34 @@ def _try(name: str, can: TransportCapabilities, buffer: RDMABuffer) -> str:
     return done
 
 
-def _has_rdma_devices() -> bool:
-    folder = Path("/sys/class/infiniband")
-    return folder.is_dir() and any(folder.iterdir())
+def _try_gpu(name: str, can: TransportCapabilities) -> str:
+    """The same with memory of a GPU there, into memory of the processor here."""
+    with _neighbour("gpu") as buffer:
+        return _try(name, can, buffer).replace("to another process", "to memory of a GPU of another process")
+
+
+def _is_not_wanted(name: str) -> bool:
+    """Whether nothing is amiss where a transport cannot be used, as on most machines."""
+    if name == "ibverbs":
+        folder = Path("/sys/class/infiniband")
+        return not (folder.is_dir() and any(folder.iterdir()))
+    if name == "cuda":
+        return not Path("/dev/nvidiactl").exists() and _cuda.library() is None
+    return name == "ucx" and _ucx.places() is None
 
 
 def _check() -> Iterable[Finding]:
     from mesh_core import MeshError
     from mesh_core.plugins import PluginManager
-    from mesh_rdma import _ucx
     from mesh_rdma._contract import TRANSPORTS
     from mesh_rdma._transports import transports
 
     manager = PluginManager()
-    with _neighbour() as buffer:
+    with _neighbour("host") as buffer:
         for each in transports():
             row = _row(each.name, each.capabilities)
             if each.reason is not None:
-                if (each.name == "ibverbs" and not _has_rdma_devices()) or (
-                    each.name == "ucx" and _ucx.places() is None
-                ):
-                    # As on most machines: nothing is amiss.
+                if _is_not_wanted(each.name):
                     yield Finding(status="ok", detail=f"{each.name:<8} not used: {each.reason}")
                     continue
                 plugins = [plugin for plugin in manager.all(TRANSPORTS) if plugin.name == each.name]
@@ -103,7 +118,8 @@ def _check() -> Iterable[Finding]:
                 yield Finding(status="warn", detail=detail, remedy=remedy)
                 continue
             try:
-                done = _try(each.name, each.capabilities, buffer)
+                can = each.capabilities
+                done = _try_gpu(each.name, can) if each.name == "cuda" else _try(each.name, can, buffer)
             except (MeshError, ConnectionError) as error:
                 remedy = "transfers take the next transport by themselves; see explain(buffer) between two of your processes"
                 yield Finding(status="warn", detail=f"{row} tried: {error}", remedy=remedy)

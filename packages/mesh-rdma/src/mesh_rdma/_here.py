@@ -10,6 +10,7 @@ import weakref
 from typing import Protocol
 
 from mesh_core.extensions import Membership, membership
+from mesh_rdma._cuda import library
 from mesh_rdma._native import Engine
 from mesh_rdma._outside import installed
 from mesh_rdma._ucx import places
@@ -64,7 +65,7 @@ class _Here:
     def _make(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(installed(), _tell, places())
+                self._engine = Engine(installed(), _tell, places(), library())
                 self._pid = os.getpid()
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)

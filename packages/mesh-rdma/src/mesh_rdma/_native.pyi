@@ -37,6 +37,18 @@ class Memory:
     def of_array(
         address: int, shape: list[int], strides: list[int], itemsize: int, writable: bool, keep: Any
     ) -> Memory: ...
+    @staticmethod
+    def of_cuda(
+        address: int,
+        shape: list[int],
+        strides: list[int],
+        itemsize: int,
+        writable: bool,
+        stream: int | None,
+        keep: Any,
+    ) -> Memory: ...
+    @property
+    def on_cuda(self) -> bool: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -111,6 +123,7 @@ class Engine:
         others: list[Outside],
         told: Callable[[str, list[str], list[tuple[str, str]]], None],
         libucp: list[str] | None = None,
+        libcuda: str | None = None,
     ) -> Self: ...
     def transports(self) -> list[tuple[str, bool, bool, bool, bool, str | None]]: ...
     def forked(self) -> None: ...

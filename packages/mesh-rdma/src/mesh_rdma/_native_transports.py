@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from mesh_core.plugins import ProbeResult, hookimpl
-from mesh_rdma import _ucx
+from mesh_rdma import _cuda, _ucx
 from mesh_rdma._contract import NativeTransport, TransportCapabilities, TransportPlugin
 from mesh_rdma._verbs import stand_in
 
@@ -19,6 +19,7 @@ REMEDIES = {
         "install the driver of the adapter (in Debian and Ubuntu the packages rdma-core, ibverbs-providers and libibverbs1), give its "
         "port a cable and an address, and let this user, or container, use /dev/infiniband and lock memory (ulimit -l)"
     ),
+    "cuda": _cuda.REMEDY,
     "ucx": _ucx.REMEDY,
 }
 """Of those for which it is another one."""
@@ -39,6 +40,7 @@ def _plugin(name: str, summary: str) -> TransportPlugin:
 
 
 SHM = _plugin("shm", "memory of processes of one host, by the kernel's calls or mapped")
+CUDA = _plugin("cuda", "memory of GPUs of one host, mapped by CUDA IPC")
 TCP = _plugin("tcp", "a native thread of the owner; encrypted between hosts")
 IBVERBS = _plugin("ibverbs", "RDMA devices of both ends, over InfiniBand or RoCE")
 UCX = _plugin("ucx", "one-sided operations of libucp, where it is switched on")
@@ -48,6 +50,7 @@ UCX = _plugin("ucx", "one-sided operations of libucp, where it is switched on")
 def mesh_register_transports() -> Iterable[TransportPlugin]:
     """All of them."""
     yield SHM
+    yield CUDA
     yield TCP
     yield stand_in() or IBVERBS
     yield UCX

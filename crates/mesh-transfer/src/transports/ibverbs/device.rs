@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -174,6 +174,27 @@ impl Device {
         let bytes = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space has"))?;
         // SAFETY: open; the kernel checks that the memory is there, and what may be done to it.
         let mr = unsafe { (self.library.ibv_reg_mr)(self.pd.as_ptr(), start as *mut c_void, bytes, access) };
+        self.known(mr, len)
+    }
+
+    /// Has the device know memory of a GPU, of which a descriptor names the pages that it is on: `len` bytes, `skip` after their
+    /// beginning, by the address `start`.
+    pub(super) fn register_dma_buf(
+        self: &Arc<Self>,
+        buffer: BorrowedFd<'_>,
+        (start, skip, len): (u64, u64, u64),
+        access: c_int,
+    ) -> Result<Region, TransferError> {
+        let Some(register) = self.library.ibv_reg_dmabuf_mr else {
+            return Err(TransferError::transport("libibverbs is older than version 34, which memory of GPUs needs"));
+        };
+        let bytes = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space has"))?;
+        // SAFETY: open; the kernel checks that the buffer has so much, and keeps it as long as it is registered.
+        let mr = unsafe { register(self.pd.as_ptr(), skip, bytes, start, buffer.as_raw_fd(), access) };
+        self.known(mr, len)
+    }
+
+    fn known(self: &Arc<Self>, mr: *mut Mr, len: u64) -> Result<Region, TransferError> {
         let Some(mr) = NonNull::new(mr) else {
             let errno = io::Error::last_os_error();
             let more = match errno.raw_os_error() {

@@ -1,6 +1,8 @@
 //! Memory reached by the RDMA devices of both ends, over InfiniBand or RoCE: one-sided reads and writes, of which the owner's
 //! processor knows nothing.
 //!
+//! Memory of a GPU is offered by dma-buf: the devices copy from and to the GPU itself.
+//!
 //! VRB-2: each export is known to the owner's devices by itself, with exactly its bytes, so that its keys open nothing else.
 //! ATM-1 holds: atomic operations go to the owner's processor by another transport, unless this one is asked for by name. Those that a device
 //! carries out are atomic towards each other, and not towards those of processors.
@@ -25,6 +27,7 @@ use crate::watch::Watch;
 use device::{Rail, Region};
 use offers::Offers;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use wire::Section;
@@ -91,6 +94,17 @@ fn rail_address(rail: &Rail) -> Option<IpAddr> {
     if rail.port.link == scan::Link::Ethernet { scan::address(&rail.port.gid) } else { None }
 }
 
+/// Has a device know an export, which may be memory of a GPU.
+fn known_to(rail: &Rail, export: &Export, address: u64, length: u64) -> Result<Region, TransferError> {
+    let rights = rail.device.rights(export.writable);
+    let Some(on) = &export.on_device else { return rail.device.register(address, length, rights) };
+    // CUDA names whole pages; the device is told of the export's own bytes only.
+    let page = rustix::param::page_size() as u64;
+    let (first, end) = (address / page * page, (address + length).next_multiple_of(page));
+    let buffer = on.cuda.driver()?.dma_buf(on.device, first, end - first)?;
+    rail.device.register_dma_buf(buffer.as_fd(), (address, address - first, length), rights)
+}
+
 /// This host's first address that others may reach.
 fn first_address() -> Option<IpAddr> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
@@ -143,6 +157,11 @@ impl Transport for Ibverbs {
         self.rails().is_ok_and(|rails| rails.iter().all(|rail| rail.device.limits.atomics))
     }
 
+    /// By dma-buf, where the devices, the kernel and CUDA's driver have it; where not, this does not offer it.
+    fn takes_cuda(&self) -> bool {
+        true
+    }
+
     fn probe(&self) -> Result<(), TransferError> {
         self.rails().map(|_| ())
     }
@@ -165,7 +184,7 @@ impl Transport for Ibverbs {
                     continue;
                 }
                 Some(region) => region,
-                None => Arc::new(rail.device.register(address, length, rail.device.rights(export.writable))?),
+                None => Arc::new(known_to(rail, export, address, length)?),
             };
             keys.push(region.rkey);
             regions.push(region);
@@ -177,7 +196,7 @@ impl Transport for Ibverbs {
         let places: Vec<_> = rails.iter().map(|rail| (rail.port.rate, rail.port.node)).collect();
         let section = Section {
             writable: export.writable,
-            nearest: scan::nearest(&places, scan::node_of(address)),
+            nearest: scan::nearest(&places, if export.on_device.is_some() { None } else { scan::node_of(address) }),
             door,
             key,
             address,

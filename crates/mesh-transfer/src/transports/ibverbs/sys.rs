@@ -313,11 +313,16 @@ pub(super) mod status {
     }
 }
 
+/// The protection domain, where in the buffer, how much, at which address for others, the buffer's descriptor, and what may be done.
+type RegisterDmaBuf = unsafe extern "C" fn(*mut Pd, u64, usize, u64, c_int, c_int) -> *mut Mr;
+
 macro_rules! library {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions that are symbols.
         pub(super) struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            /// Of version 34 and later.
+            pub(super) ibv_reg_dmabuf_mr: Option<RegisterDmaBuf>,
         }
 
         impl Library {
@@ -343,6 +348,12 @@ macro_rules! library {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(found)
                         }
                     },)*
+                    ibv_reg_dmabuf_mr: {
+                        // SAFETY: the handle is open, and the name ends with a zero.
+                        let found = unsafe { libc::dlsym(handle, c"ibv_reg_dmabuf_mr".as_ptr()) };
+                        // SAFETY: a function of this signature, by the library's headers.
+                        (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, RegisterDmaBuf>(found) })
+                    },
                 })
             }
         }

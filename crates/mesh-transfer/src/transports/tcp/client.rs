@@ -417,7 +417,11 @@ fn said(kind: ErrorKind) -> TransferError {
     let message = match kind {
         ErrorKind::Gone => "the buffer was dropped by its owner",
         ErrorKind::Refused => "the owner refuses: the handle is not its own, or names more than it offers",
-        _ => "the owner cannot do this there: the 8 bytes of an atomic operation must lie together at a multiple of 8",
+        ErrorKind::Transport => "the driver of the owner's GPU has refused to copy the memory",
+        _ => {
+            "the owner cannot do this there: the 8 bytes of an atomic operation must lie together at a multiple of 8, and in memory \
+             of the processor"
+        }
     };
     TransferError::new(kind, message)
 }

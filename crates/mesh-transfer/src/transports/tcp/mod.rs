@@ -133,6 +133,10 @@ impl Transport for Tcp {
         Capabilities { copies: true, atomics: true, remote: self.member().is_some(), one_sided: false }
     }
 
+    fn takes_cuda(&self) -> bool {
+        true
+    }
+
     fn probe(&self) -> Result<(), TransferError> {
         std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .map(drop)

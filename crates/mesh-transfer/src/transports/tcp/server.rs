@@ -4,7 +4,8 @@ use super::member::{Guard, Member};
 use super::section::{MOST, Why};
 use super::sockets::{Listed, Sockets};
 use super::stream::{Patience, Wire, bytes, iovec};
-use super::wire::{HELLO, MAGIC, PROOF, REQUEST, RESPONSE, Request, Response, Side, Verb, prove, proves};
+use super::wire::{HELLO, MAGIC, PROOF, REQUEST, Request, Response, Side, Verb, prove, proves};
+use crate::cuda::{Staged, Stages};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Token;
@@ -189,8 +190,11 @@ fn serve(
     let full = || io::Error::from(io::ErrorKind::ConnectionRefused);
     let _served = Place::take(&places.served, CONNECTIONS).ok_or_else(full)?;
     patience.set_write(STALLED)?;
-    Session { wire, patience, guard, exports, answers: Vec::new(), kept: Vec::new() }.run()
+    let (answers, kept, stages) = (Vec::new(), Vec::new(), Stages::default());
+    Session { wire, patience, guard, exports, answers, stages, kept }.run()
 }
+
+const _: () = assert!(super::wire::PIECE <= crate::cuda::PIECE, "each piece has room where it is staged");
 
 /// TCP-1. A dribble of single bytes buys no time: each message has to be there as a whole within the limit.
 fn greet(wire: &mut Wire, exports: &Exports, door: &Token) -> io::Result<Patience> {
@@ -237,10 +241,20 @@ struct Session<'a> {
     /// Of a member on another host.
     guard: Option<Guard>,
     exports: &'a Exports,
-    /// Not sent yet: the head of each, and what follows it.
-    answers: Vec<([u8; RESPONSE], Vec<libc::iovec>)>,
-    /// EXP-1: what they are read from.
+    /// Not sent yet.
+    answers: Vec<Answer>,
+    /// Where memory of GPUs is staged. Before what it is copied from and to.
+    stages: Stages,
+    /// EXP-1: what they are read from, and what GPUs are still writing to.
     kept: Vec<Arc<Export>>,
+}
+
+struct Answer {
+    response: Response,
+    /// What follows its head.
+    payload: Vec<libc::iovec>,
+    /// What the GPU has to copy before it is sent.
+    staged: Option<Staged>,
 }
 
 impl Session<'_> {
@@ -252,6 +266,7 @@ impl Session<'_> {
             let mut next = [0; REQUEST];
             if !self.wire.has(1) {
                 // Between requests it may be silent for as long as it likes.
+                self.stages.rest();
                 self.patience.set_read(None)?;
                 self.wire.exactly(&mut next[..1], &|flags| self.patience.wait(flags))?;
                 self.patience.set_read(Some(STALLED))?;
@@ -271,17 +286,19 @@ impl Session<'_> {
         // TCP-2
         let found = self.exports.find(request.slot, request.generation, &request.token);
         let found = found.and_then(|export| within(&export, &request).map(|()| export));
-        let mut response = Response { refused: None, found: 0 };
-        let mut payload = Vec::new();
+        let mut answer = Answer { response: Response { refused: None, found: 0 }, payload: Vec::new(), staged: None };
         match (found, request.verb) {
             (Err(error), verb) => {
                 if verb == Verb::Write {
                     self.wire.skip(request.len, &|flags| self.patience.wait(flags))?;
                 }
-                response.refused = Some(error.kind);
+                answer.response.refused = Some(error.kind);
+            }
+            (Ok(export), Verb::Read | Verb::Write) if export.on_device.is_some() => {
+                return self.answer_staged(export, &request, answer);
             }
             (Ok(export), Verb::Read) => {
-                payload = export.segments.window(request.offset, request.len).map(iovec).collect();
+                answer.payload = export.segments.window(request.offset, request.len).map(iovec).collect();
                 self.kept.push(export);
             }
             (Ok(export), Verb::Write) => {
@@ -292,28 +309,85 @@ impl Session<'_> {
                 };
             }
             (Ok(export), Verb::FetchAdd | Verb::CompareAndSwap) => match atomic(&export, &request) {
-                Some(found) => response.found = found,
-                None => response.refused = Some(ErrorKind::Invalid),
+                Some(found) => answer.response.found = found,
+                None => answer.response.refused = Some(ErrorKind::Invalid),
             },
         }
-        self.answers.push((response.encode(), payload));
+        self.answers.push(answer);
+        Ok(())
+    }
+
+    /// CUD-1: of memory of a GPU the driver makes a copy, which is sent, or has one that was received.
+    fn answer_staged(&mut self, export: Arc<Export>, request: &Request, mut answer: Answer) -> io::Result<()> {
+        let Some(on) = &export.on_device else { return Err(io::ErrorKind::InvalidInput.into()) };
+        if !self.stages.has_room(on) {
+            self.flush()?;
+        }
+        let (span, is_read) = ((request.offset, request.len), request.verb == Verb::Read);
+        let staged = self.stages.take(on);
+        if !is_read {
+            let wait = |flags| self.patience.wait(flags);
+            match &staged {
+                // SAFETY: a slot of ours, which nothing else uses.
+                Ok(staged) => unsafe {
+                    self.wire.pieces(self.stages.memory(*staged, request.len).window(0, request.len), &wait)?;
+                },
+                Err(_) => self.wire.skip(request.len, &wait)?,
+            }
+        }
+        let begun = staged.and_then(|staged| {
+            // SAFETY: the export is kept until the answer is sent, which waits for the GPU.
+            unsafe { self.stages.begin(staged, &export.segments, span, is_read)? };
+            Ok(staged)
+        });
+        self.kept.push(Arc::clone(&export));
+        match begun {
+            Ok(staged) => {
+                if is_read {
+                    answer.payload =
+                        self.stages.memory(staged, request.len).list().iter().copied().map(iovec).collect();
+                }
+                answer.staged = Some(staged);
+            }
+            Err(error) => answer.response.refused = Some(error.kind),
+        }
+        self.answers.push(answer);
         Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.answers.is_empty() {
+        let mut answers = std::mem::take(&mut self.answers);
+        // Up to one that the GPU is still at: it goes on with the next while what is ready is sent.
+        let mut ready = 0;
+        for at in 0..answers.len() {
+            let Some(staged) = answers[at].staged else { continue };
+            self.send(&answers[ready..at])?;
+            ready = at;
+            if let Err(error) = self.stages.wait(staged) {
+                answers[at].response.refused = Some(error.kind);
+                answers[at].payload.clear();
+            }
+        }
+        self.send(&answers[ready..])?;
+        self.stages.answered();
+        self.kept.clear();
+        answers.clear();
+        self.answers = answers;
+        Ok(())
+    }
+
+    fn send(&mut self, answers: &[Answer]) -> io::Result<()> {
+        if answers.is_empty() {
             return Ok(());
         }
-        let mut list: Vec<libc::iovec> = Vec::with_capacity(2 * self.answers.len());
-        for (head, payload) in &self.answers {
+        let heads: Vec<_> = answers.iter().map(|answer| answer.response.encode()).collect();
+        let mut list: Vec<libc::iovec> = Vec::with_capacity(2 * answers.len());
+        for (head, answer) in heads.iter().zip(answers) {
             list.push(bytes(head));
-            list.extend_from_slice(payload);
+            list.extend_from_slice(&answer.payload);
         }
-        // SAFETY: the heads are in `answers`, the rest is memory of the exports in `kept`.
-        let sent = unsafe { self.wire.send(&mut list, &|flags| self.patience.wait(flags)) };
-        self.answers.clear();
-        self.kept.clear();
-        sent
+        // SAFETY: the heads are of this frame, the rest is memory of the exports in `kept`, or of the stages.
+        unsafe { self.wire.send(&mut list, &|flags| self.patience.wait(flags)) }
     }
 }
 
@@ -331,6 +405,10 @@ fn within(export: &Export, request: &Request) -> Result<(), TransferError> {
 /// ATM-1: all atomic operations on an export, of whatever process and transport, are carried out here: by instructions of
 /// the owner's processor on the owner's memory. So they are atomic towards each other, and towards the owner's own.
 fn atomic(export: &Export, request: &Request) -> Option<u64> {
+    // CUD-1
+    if export.on_device.is_some() {
+        return None;
+    }
     let mut window = export.segments.window(request.offset, 8);
     let word = window.next().filter(|piece| piece.len == 8 && piece.addr.is_multiple_of(8))?;
     // SAFETY: aligned, inside the export's memory, which is kept by it, and writable, as was checked.

@@ -143,6 +143,7 @@ impl Response {
             None => 0,
             Some(ErrorKind::Gone) => 1,
             Some(ErrorKind::Refused) => 2,
+            Some(ErrorKind::Transport) => 4,
             Some(_) => 3,
         };
         out[8..].copy_from_slice(&self.found.to_le_bytes());
@@ -155,6 +156,7 @@ impl Response {
             1 => Some(ErrorKind::Gone),
             2 => Some(ErrorKind::Refused),
             3 => Some(ErrorKind::Invalid),
+            4 => Some(ErrorKind::Transport),
             _ => return Err(TransferError::transport("the owner answers in another protocol")),
         };
         Ok(Self { refused, found: u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])) })

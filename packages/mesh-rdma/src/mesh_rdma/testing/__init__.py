@@ -9,7 +9,9 @@
 >>> TestShm().test_installed_under_its_name()
 """
 
+from mesh_rdma._gpu import GpuMemory
+from mesh_rdma._gpu import missing as missing_gpu
 from mesh_rdma.testing._stress import TransportStress
 from mesh_rdma.testing._suite import TransportConformance
 
-__all__ = ["TransportConformance", "TransportStress"]
+__all__ = ["GpuMemory", "TransportConformance", "TransportStress", "missing_gpu"]

@@ -13,18 +13,20 @@ from typing import Any, ClassVar
 from mesh_core.testing import PluginConformance
 from mesh_rdma._buffer import RDMABuffer
 from mesh_rdma._contract import TRANSPORTS, TransportCapabilities
+from mesh_rdma.testing._memory import HOST, is_free, look, make
 from mesh_rdma.testing._owner import COMMAND, receive, send
 
 
 class Process:
     """A process that owns memory; its methods are those of `Owner`."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = HOST) -> None:
+        self.kind = kind
         self.process = self._start()
 
-    @staticmethod
-    def _start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [*COMMAND, self.kind]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(*arguments: Any, **options: Any) -> Any:
@@ -110,6 +112,12 @@ class Ends(PluginConformance):
     patience: ClassVar[float] = 30
     """Seconds after which what should have come is late."""
 
+    memory_there: ClassVar[str] = HOST
+    """The memory that is offered: ``"host"``, or ``"gpu"`` for memory of a GPU."""
+
+    memory_here: ClassVar[str] = HOST
+    """The memory that is read into and written from."""
+
     _kind_of_process: ClassVar[type[Process]] = Process
     _owner: ClassVar[Process | None] = None
     _spare: ClassVar[Process | None] = None
@@ -128,15 +136,24 @@ class Ends(PluginConformance):
         """The process that owns memory. No test ends it."""
         cls = type(self)
         if cls._owner is None:
-            cls._owner = cls._kind_of_process()
+            cls._owner = cls._begin()
         return cls._owner
+
+    @classmethod
+    def _begin(cls) -> Process:
+        return cls._kind_of_process(cls.memory_there)
+
+    def _own(self, data: bytes) -> tuple[RDMABuffer, Any]:
+        """Offer memory of this process, which other processes read and write by the transport."""
+        memory = make(self.memory_there, data)
+        return RDMABuffer(memory[:]), memory
 
     @contextmanager
     def another(self) -> Iterator[Process]:
         """A process of the test's own; the next one starts meanwhile."""
         cls = type(self)
         with cls._lock:
-            process, cls._spare = cls._spare or cls._kind_of_process(), cls._kind_of_process()
+            process, cls._spare = cls._spare or cls._begin(), cls._begin()
         try:
             yield process
         finally:
@@ -148,28 +165,24 @@ class Ends(PluginConformance):
         return able.capabilities
 
     def _read(self, buffer: RDMABuffer, length: int, offset: int = 0, timeout: float | None = None) -> bytes:
-        copy, timeout = bytearray(length), timeout or self.patience
-        buffer.read_into(copy, offset=offset, timeout=timeout, transport=self.plugin.name).get(timeout=60)
-        return bytes(copy)
+        copy, timeout = make(self.memory_here, length), timeout or self.patience
+        buffer.read_into(copy[:], offset=offset, timeout=timeout, transport=self.plugin.name).get(timeout=60)
+        return look(copy)
 
     def _write(self, buffer: RDMABuffer, data: Any, offset: int = 0) -> None:
-        buffer.write_from(data, offset=offset, timeout=self.patience, transport=self.plugin.name).get(
+        source = data if self.memory_here == HOST else make(self.memory_here, bytes(data))[:]
+        buffer.write_from(source, offset=offset, timeout=self.patience, transport=self.plugin.name).get(
             timeout=60
         )
 
-    def _let_go(self, memory: bytearray) -> bool:
-        """Wait until nobody refers to memory any longer: only then can it be resized."""
+    def _let_go(self, memory: Any) -> bool:
+        """Wait until nobody refers to memory any longer."""
         end = time.monotonic() + self.patience
         pause = threading.Event()
-        while True:
-            try:
-                memory.append(0)
-            except BufferError:
-                if time.monotonic() > end:
-                    return False
-                # What the engine's threads have let go is freed where Python next calls into it.
-                RDMABuffer(bytearray(1)).drop()
-                pause.wait(0.01)
-            else:
-                memory.pop()
-                return True
+        while not is_free(memory):
+            if time.monotonic() > end:
+                return False
+            # What the engine's threads have let go is freed where Python next calls into it.
+            RDMABuffer(bytearray(1)).drop()
+            pause.wait(0.01)
+        return True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mesh_rdma._buffer import RDMABuffer
 from mesh_rdma._errors import BufferGone, RDMAError, RDMATimeout
 from mesh_rdma.testing._ends import Ends, outcome
+from mesh_rdma.testing._memory import look
 from mesh_rdma.testing._owner import pattern
 
 _LARGE = 16 << 20
@@ -128,8 +128,9 @@ class Lifetimes(Ends):
     def test_a_reader_that_is_killed_under_transfers(self) -> None:
         """The owner drops the memory at once, has it back soon, and nobody writes to it from then on."""
         size = 4 << 20
-        read, written = bytearray(size), bytearray(size)
-        buffers = [RDMABuffer(read), RDMABuffer(written)]
+        (first, read), (second, written) = self._own(bytes(size)), self._own(bytes(size))
+        buffers = [first, second]
+        del first, second
         with self.another() as reader:
             reader.work(*buffers, self.plugin.name)
             # Somewhere in the middle of one.
@@ -141,9 +142,9 @@ class Lifetimes(Ends):
         for memory in (read, written):
             assert self._let_go(memory), "memory is still held for a reader that has ended"
         written[:] = b"\xaa" * size
-        fresh = RDMABuffer(bytearray(b"fresh"))
+        fresh, _ = self._own(b"fresh")
         assert self.owner.read(fresh, self.plugin.name) == b"fresh"
-        assert written == b"\xaa" * size, "memory was written to after it was dropped"
+        assert look(written) == b"\xaa" * size, "memory was written to after it was dropped"
 
     def test_another_program_of_the_same_number(self) -> None:
         """Handles of a process that has become another program reach nothing in that, though it is at the same place."""
@@ -162,8 +163,8 @@ class Lifetimes(Ends):
             assert (owner.look("a"), owner.look("b")) == (b"other!", b"other!")
 
     def test_a_fork(self) -> None:
-        """A forked child uses nothing of its parent's, is told so, and hurts nobody."""
-        mine, theirs = self.owner.offer("mine", b"mine"), RDMABuffer(bytearray(b"theirs"))
+        """A forked child uses nothing of its parent's, is told so, and hurts nobody. CUD-3: it calls nothing of CUDA."""
+        mine, (theirs, _) = self.owner.offer("mine", b"mine"), self._own(b"theirs")
         assert self.owner.read(theirs, self.plugin.name) == b"theirs"
         status, said = self.owner.fork("mine", theirs, self.plugin.name)
         assert status == 0, f"the forked child ended with {status}"

@@ -29,7 +29,7 @@ class Limits(Ends):
 
     def test_a_reader_without_descriptors(self) -> None:
         """It is told what is missing and what to do; once there are some it goes on."""
-        mine = RDMABuffer(bytearray(b"mine"))
+        mine, _ = self._own(b"mine")
         with self.another() as reader:
             # All is imported by that. This process was not reached yet.
             assert reader.read(reader.offer("own", b"own"), self.plugin.name) == b"own"

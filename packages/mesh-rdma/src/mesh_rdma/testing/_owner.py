@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mesh_rdma import RDMABuffer, RDMAError
+from mesh_rdma.testing._memory import GPU, HOST, look, make
 
 HEAD = struct.Struct("=Q")
 COMMAND = [sys.executable, "-c", f"from {__name__} import main; main()"]
@@ -47,16 +48,18 @@ def pattern(seed: int, size: int) -> bytes:
 class Owner:
     """What can be asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = HOST) -> None:
+        self.kind = kind
         self.memory: dict[str, Any] = {}
         self.buffers: dict[str, RDMABuffer] = {}
         self.taken: list[int] = []
 
     def offer(self, name: str, data: bytes, step: int = 1, readonly: bool = False) -> RDMABuffer:
         """Offer every ``step``-th byte of a copy of ``data``."""
-        memory = memoryview(bytearray(data))
+        memory = make(self.kind, data)
         self.memory[name] = memory
-        self.buffers[name] = RDMABuffer((memory.toreadonly() if readonly else memory)[::step])
+        part = memory[::step]
+        self.buffers[name] = RDMABuffer(part.toreadonly() if readonly else part)
         return self.buffers[name]
 
     def offer_pattern(self, name: str, seed: int, size: int) -> RDMABuffer:
@@ -65,11 +68,11 @@ class Owner:
 
     def look(self, name: str) -> bytes:
         """Return the memory as it is."""
-        return bytes(self.memory[name])
+        return look(self.memory[name])
 
     def has(self, name: str, seed: int, size: int) -> bool:
         """Say whether the memory has this pattern."""
-        return bool(self.memory[name] == pattern(seed, size))
+        return look(self.memory[name]) == pattern(seed, size)
 
     def fill(self, name: str, value: int) -> None:
         """Overwrite the memory."""
@@ -154,7 +157,7 @@ class Owner:
     def replace(self) -> None:
         """Become another program, with the same number and start time."""
         send(sys.stdout.buffer, (None, None))
-        os.execv(COMMAND[0], COMMAND)
+        os.execv(COMMAND[0], [*COMMAND, self.kind])
 
     def limit(self, what: str, value: int) -> int:
         """Set a soft limit of resources, such as ``"MEMLOCK"``; return what it was."""
@@ -183,7 +186,7 @@ class Owner:
 
 def main() -> None:
     """Serve until stdin ends."""
-    owner, output = Owner(), sys.stdout.buffer
+    owner, output = Owner(GPU if GPU in sys.argv[1:2] else HOST), sys.stdout.buffer
     while True:
         try:
             name, arguments, options = receive(sys.stdin.buffer)

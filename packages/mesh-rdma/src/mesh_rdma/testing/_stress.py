@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from mesh_rdma._buffer import RDMABuffer
 from mesh_rdma._errors import BufferGone
 from mesh_rdma.testing._ends import Ends, in_threads
+from mesh_rdma.testing._memory import look
 from mesh_rdma.testing._owner import pattern
 
 _GIB = 1 << 30
@@ -92,8 +92,9 @@ class TransportStress(Ends):
         """The owner has its memory back, each time, and what it makes of it stays."""
         size = 8 << 20
         for turn in range(6):
-            read, written = bytearray(size), bytearray(size)
-            buffers = [RDMABuffer(read), RDMABuffer(written)]
+            (first, read), (second, written) = self._own(bytes(size)), self._own(bytes(size))
+            buffers = [first, second]
+            del first, second
             with self.another() as reader:
                 reader.work(*buffers, self.plugin.name)
                 for _ in range(turn):
@@ -106,4 +107,4 @@ class TransportStress(Ends):
                 assert self._let_go(memory), f"memory is still held for a reader that has ended, turn {turn}"
             written[:] = bytes(size)
             assert self._read(self.owner.offer("b", b"b"), 1) == b"b"
-            assert not any(written[::4096]), "memory was written to after it was dropped"
+            assert not any(look(written)[::4096]), "memory was written to after it was dropped"

@@ -1,0 +1,233 @@
+//! Memory of GPUs, by CUDA's driver.
+//!
+//! CUD-1: only the driver touches memory of a GPU. [`Segments`](crate::Segments) say which memory is a GPU's; a transport is given
+//! such memory only if it says that it takes it, and otherwise copies of it in pinned memory of the processor.
+//! CUD-2: while a process has an allocation of another one mapped, it holds a lease (LSE-1) of an export that lies in it. So no owner
+//! frees memory that is mapped elsewhere, which CUDA does not allow.
+//! CUD-3: a forked copy calls nothing of CUDA, destructors included.
+//! CUD-4: addresses that another process tells are used only where they lie inside what the driver says is mapped.
+//! CUD-5: work that was given to a stream has ended before the memory that it is on is let go, also after an error.
+
+mod copies;
+mod driver;
+mod lanes;
+mod library;
+mod local;
+mod offered;
+mod serving;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use copies::rows_of;
+pub(crate) use driver::{Device, Driver};
+pub(crate) use lanes::{Lane, STEP};
+pub(crate) use local::run_staged;
+pub(crate) use offered::{OnDevice, Record, Why};
+pub(crate) use serving::{PIECE, Staged, Stages};
+pub(crate) use slots::Slot;
+
+use crate::error::TransferError;
+use crate::realm::Realm;
+use crate::segments::{Segments, Space};
+use crate::transports::{Op, Work};
+use crate::watch::Watch;
+use driver::{About, INVALID_VALUE};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Streams that are kept for later, of all devices together.
+const LANES: usize = 16;
+/// Pinned memory that is kept for later.
+const PINNED: u64 = 64 << 20;
+/// How long to look again and again whether a stream is done, before looking less often.
+const SOON: Duration = Duration::from_micros(50);
+/// Between looks at a stream whose work the user has queued.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// CUDA in this process: opened when memory of a GPU is first used.
+#[derive(Debug)]
+pub(crate) struct Cuda {
+    realm: Realm,
+    /// The library, if it is not the system's.
+    path: Option<String>,
+    driver: OnceLock<Result<Arc<dyn Driver>, TransferError>>,
+    lanes: Mutex<Vec<Lane>>,
+    slots: Mutex<Vec<Slot>>,
+}
+
+impl Cuda {
+    pub(crate) fn new(realm: &Realm, path: Option<String>) -> Arc<Self> {
+        let (lanes, slots) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { realm: realm.clone(), path, driver: OnceLock::new(), lanes, slots })
+    }
+
+    /// With that driver, whichever it is.
+    #[cfg(test)]
+    pub(crate) fn with(realm: &Realm, driver: Arc<dyn Driver>) -> Arc<Self> {
+        let made = Self::new(realm, None);
+        let _ = made.driver.set(Ok(driver));
+        made
+    }
+
+    /// Whether there is a driver. Begins nothing: a process that is to fork may ask.
+    pub(crate) fn probe(&self) -> Result<(), TransferError> {
+        match self.driver.get() {
+            Some(found) => found.as_ref().map(|_| ()).map_err(Clone::clone),
+            None => library::Found::open(self.path.as_deref()).map(|_| ()),
+        }
+    }
+
+    /// The driver, which this starts in this process if that was not done before.
+    pub(crate) fn driver(&self) -> Result<&Arc<dyn Driver>, TransferError> {
+        // CUD-3
+        self.realm.check_fork()?;
+        let start = || {
+            let started = library::Found::open(self.path.as_deref())?.start()?;
+            Ok(Arc::new(started) as Arc<dyn Driver>)
+        };
+        self.driver.get_or_init(start).as_ref().map_err(Clone::clone)
+    }
+
+    /// The number of the device with that name in this process, if it may use it.
+    pub(crate) fn find(&self, uuid: &[u8; 16]) -> Result<Option<Device>, TransferError> {
+        Ok(self.driver()?.uuids().iter().position(|each| each == uuid))
+    }
+
+    /// What is known of memory that the user says is a GPU's. All of it must be.
+    pub(crate) fn about(&self, segments: &Segments) -> Result<Option<About>, TransferError> {
+        let list = segments.list();
+        let Some(first) = list.first() else { return Ok(None) };
+        let (low, high) = list.iter().fold((first.addr, first.addr), |(low, high), piece| {
+            (low.min(piece.addr), high.max(piece.addr + piece.len - 1))
+        });
+        let driver = self.driver()?;
+        let look = |addr| {
+            driver.about(addr).map_err(|failure| match failure.code {
+                INVALID_VALUE => TransferError::invalid(format!(
+                    "the array says that it lies in memory of a GPU, but there is none of this process at {addr:#x}"
+                )),
+                _ => failure.into(),
+            })
+        };
+        let about = look(low)?;
+        let end = if high < about.base + about.len { about } else { look(high)? };
+        if end.device != about.device {
+            return Err(TransferError::invalid("memory on several GPUs cannot be transferred at once"));
+        }
+        Ok(Some(about))
+    }
+
+    /// Notes what the streams of the operations' local memory have to do, on the thread that asks for them.
+    pub(crate) fn note(&self, ops: &[Op]) -> Result<Vec<Ready>, TransferError> {
+        let mut noted: Vec<(Device, u64)> = Vec::new();
+        for op in ops {
+            if let Work::Read { local, .. } | Work::Write { local, .. } = &op.work
+                && let Space::Cuda { stream } = local.space()
+                && let Some(about) = self.about(local)?
+                && let Some(stream) = stream
+                && !noted.contains(&(about.device, stream))
+            {
+                noted.push((about.device, stream));
+            }
+        }
+        noted.into_iter().map(|(device, stream)| self.ready(device, stream)).collect()
+    }
+
+    fn ready(&self, device: Device, stream: u64) -> Result<Ready, TransferError> {
+        let driver = self.driver()?;
+        let event = driver.make_event(device)?;
+        let made = Ready { driver: Arc::clone(driver), device, event, pid: self.realm.pid };
+        driver.record(device, event, stream)?;
+        Ok(made)
+    }
+
+    /// Waits for what the stream of this memory has to do, if it has one.
+    pub(crate) fn settle(&self, segments: &Segments) -> Result<(), TransferError> {
+        let Space::Cuda { stream: Some(stream) } = segments.space() else { return Ok(()) };
+        match self.about(segments)? {
+            Some(about) => self.ready(about.device, stream)?.wait(&Watch::default()),
+            None => Ok(()),
+        }
+    }
+
+    /// A stream of that device, with a number of events, that nobody else uses.
+    pub(crate) fn lane(&self, device: Device) -> Result<Lane, TransferError> {
+        let driver = self.driver()?;
+        let found = {
+            let mut lanes = lock(&self.lanes);
+            let at = lanes.iter().position(|lane| lane.device() == device);
+            at.map(|at| lanes.swap_remove(at))
+        };
+        match found {
+            Some(lane) => Ok(lane),
+            None => Ok(Lane::make(driver, device, self.realm.pid)?),
+        }
+    }
+
+    /// Gives a lane back whose work has ended, and ended well.
+    pub(crate) fn give_lane(&self, lane: Lane) {
+        let mut lanes = lock(&self.lanes);
+        if lanes.len() < LANES && lane.is_sound() {
+            lanes.push(lane);
+        }
+    }
+
+    /// So much memory of the processor that the device reaches; if there is none of that kind, any.
+    pub(crate) fn slot(&self, device: Device, len: u64) -> Result<Slot, TransferError> {
+        let found = {
+            let mut slots = lock(&self.slots);
+            let at = slots.iter().position(|slot| slot.len() == len);
+            at.map(|at| slots.swap_remove(at))
+        };
+        match found {
+            Some(slot) => Ok(slot),
+            None => Ok(Slot::make(self.driver()?, device, len, self.realm.pid)),
+        }
+    }
+
+    /// Gives it back, when no stream has anything to do with it any more.
+    pub(crate) fn give_slot(&self, slot: Slot) {
+        let mut slots = lock(&self.slots);
+        let kept: u64 = slots.iter().map(Slot::len).sum();
+        if kept + slot.len() <= PINNED {
+            slots.push(slot);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Work of a stream of the user's, which has to be done before a transfer begins.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    driver: Arc<dyn Driver>,
+    device: Device,
+    event: u64,
+    pid: u32,
+}
+
+impl Ready {
+    /// Waits for it, as long as the transfer has time: what the user has queued may take any.
+    pub(crate) fn wait(&self, watch: &Watch) -> Result<(), TransferError> {
+        let begun = Instant::now();
+        while !self.driver.is_reached(self.device, self.event)? {
+            watch.check()?;
+            if begun.elapsed() > SOON {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        // CUD-3
+        if crate::realm::pid() == self.pid {
+            self.driver.end_event(self.device, self.event);
+        }
+    }
+}

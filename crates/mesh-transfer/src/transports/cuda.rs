@@ -1,0 +1,544 @@
+//! Memory of GPUs of other processes of this host, mapped by CUDA IPC: the reader's driver copies it, without its owner's doing.
+//!
+//! What the handle says of it is where the owner's control page is (see `shm.rs`) and on which GPU it lies. What is needed to map it is
+//! in the owner's memory, and is read from there under a lease, so that a forged handle opens nothing.
+
+use super::{Capabilities, Op, Peer, Transport, Work};
+use crate::cma::{Other, Way};
+use crate::control::{Control, Held, Offered, identity};
+use crate::cuda::{Cuda, Device, Driver, Record, STEP, Why, rows_of};
+use crate::error::{ErrorKind, TransferError};
+use crate::exports::{Export, Exports};
+use crate::handle::{Handle, is_same};
+use crate::realm::{Realm, namespace};
+use crate::segments::{MAX_SEGMENTS, Segment, Segments};
+use crate::watch::Watch;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+pub(crate) const NAME: &str = "cuda";
+const APART: &str = "its owner is in another pid namespace, such as another container";
+const VERSION: u8 = 1;
+/// Version, why it cannot be mapped, the owner's descriptor, its pid namespace, and the GPU.
+const SECTION: usize = 1 + 1 + 4 + 8 + 16;
+/// Allocations of a peer that are mapped at once.
+const MAPPED: usize = 64;
+/// Exports of a peer that are remembered.
+const KNOWN: usize = 1 << 14;
+/// Copies that go under one lease together, at most, and about how many bytes.
+const GROUP: usize = 1000;
+const TOGETHER: u64 = 256 << 20;
+/// From here on a copy has a lease of its own.
+const LARGE: u64 = 8 << 20;
+/// How often to look whether the owner of mapped memory is there.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The transport, in this process.
+#[derive(Debug)]
+pub(crate) struct CudaIpc {
+    realm: Realm,
+    namespace: u64,
+    cuda: Arc<Cuda>,
+}
+
+impl CudaIpc {
+    pub(crate) fn new(realm: &Realm, cuda: &Arc<Cuda>) -> Self {
+        Self { realm: realm.clone(), namespace: namespace("pid"), cuda: Arc::clone(cuda) }
+    }
+}
+
+/// What a handle says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    why: Option<Why>,
+    fd: u32,
+    namespace: u64,
+    uuid: [u8; 16],
+}
+
+impl Place {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = vec![VERSION, self.why.map_or(0, |why| why as u8)];
+        out.extend_from_slice(&self.fd.to_le_bytes());
+        out.extend_from_slice(&self.namespace.to_le_bytes());
+        out.extend_from_slice(&self.uuid);
+        out
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
+        let damaged = || TransferError::invalid("the handle's part for the transport cuda is damaged");
+        if bytes.first().is_some_and(|version| *version > VERSION) {
+            return Err(TransferError::transport("its owner has a later version of mesh-rdma; install that here too"));
+        }
+        let bytes: &[u8; SECTION] = bytes.try_into().map_err(|_| damaged())?;
+        let why = match bytes[1] {
+            0 => None,
+            word => Some(Why::ALL.into_iter().find(|why| *why as u8 == word).ok_or_else(damaged)?),
+        };
+        if bytes[0] != VERSION {
+            return Err(damaged());
+        }
+        Ok(Self {
+            why,
+            fd: u32::from_le_bytes(std::array::from_fn(|i| bytes[2 + i])),
+            namespace: u64::from_le_bytes(std::array::from_fn(|i| bytes[6 + i])),
+            uuid: std::array::from_fn(|i| bytes[14 + i]),
+        })
+    }
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
+}
+
+fn not_visible(uuid: &[u8; 16]) -> String {
+    format!(
+        "this process does not see the GPU that it lies on, {}. Add it to CUDA_VISIBLE_DEVICES, or have the owner copy it",
+        uuid_text(uuid)
+    )
+}
+
+impl Transport for CudaIpc {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { copies: true, atomics: false, remote: false, one_sided: true }
+    }
+
+    fn probe(&self) -> Result<(), TransferError> {
+        if self.namespace == 0 {
+            return Err(TransferError::transport("cannot read /proc/self/ns/pid. Mount /proc in the container."));
+        }
+        self.cuda.probe()
+    }
+
+    fn takes_cuda(&self) -> bool {
+        true
+    }
+
+    fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
+        let Some(on) = &export.on_device else {
+            return Err(TransferError::transport("it is for memory of GPUs"));
+        };
+        let fd = exports.descriptor();
+        Ok(Place { why: on.why, fd, namespace: self.namespace, uuid: on.uuid }.encode())
+    }
+
+    fn why_not(&self, handle: &Handle, section: &[u8]) -> Option<String> {
+        let place = match Place::decode(section) {
+            Ok(place) => place,
+            Err(error) => return Some(error.message),
+        };
+        if handle.realm == self.realm.id || handle.length == 0 {
+            return None;
+        }
+        if place.namespace != self.namespace {
+            return Some(APART.to_owned());
+        }
+        if let Some(why) = place.why {
+            return Some(why.words().to_owned());
+        }
+        match self.cuda.find(&place.uuid) {
+            Ok(Some(_)) => None,
+            Ok(None) => Some(not_visible(&place.uuid)),
+            Err(error) => Some(error.message),
+        }
+    }
+
+    fn connect(&self, handle: &Handle, section: &[u8], _watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
+        let place = Place::decode(section)?;
+        if place.namespace != self.namespace {
+            return Err(TransferError::transport(APART));
+        }
+        let control = Arc::new(Control::attach(handle.pid, place.fd, &handle.realm)?);
+        let other = Other { pid: handle.pid, witness: control.witness(), realm: handle.realm };
+        other.check()?;
+        let me = identity(self.realm.pid, self.realm.started);
+        let is_own = handle.realm == self.realm.id;
+        let (cuda, maps) = (Arc::clone(&self.cuda), Arc::default());
+        Ok(Arc::new(CudaPeer { cuda, control, other, me, is_own, known: Mutex::default(), maps }))
+    }
+}
+
+#[derive(Debug)]
+struct CudaPeer {
+    cuda: Arc<Cuda>,
+    control: Arc<Control>,
+    other: Other,
+    me: u64,
+    /// It is this process itself, which needs no mapping.
+    is_own: bool,
+    /// What the owner says of exports, by slot and generation.
+    known: Mutex<HashMap<(u32, u32), Arc<Known>>>,
+    maps: Arc<Mutex<Maps>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    offered: Offered,
+    record: Record,
+    segments: Segments,
+}
+
+/// Allocations of the owner that are mapped here.
+#[derive(Debug, Default)]
+struct Maps {
+    by_name: HashMap<(u64, u64), Arc<Map>>,
+    is_watched: bool,
+}
+
+#[derive(Debug)]
+struct Map {
+    driver: Arc<dyn Driver>,
+    device: Device,
+    base: u64,
+    len: u64,
+    /// CUD-2
+    held: Held,
+    pid: u32,
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // CUD-3
+        if crate::realm::pid() == self.pid {
+            self.driver.close(self.device, self.base);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Unmaps what its owner no longer offers, so that the owner can free it. Ends with the last mapping.
+fn watch_over(control: &Control, other: Other, maps: &Weak<Mutex<Maps>>) {
+    loop {
+        let seen = control.drained();
+        let Some(table) = maps.upgrade() else { return };
+        let is_gone = matches!(other.check(), Err(error) if error.kind == ErrorKind::Gone);
+        let (gone, is_last) = {
+            let mut table = lock(&table);
+            let names: Vec<_> = table.by_name.iter().filter(|(_, map)| is_gone || !map.held.is_offered()).collect();
+            let names: Vec<_> = names.into_iter().map(|(name, _)| *name).collect();
+            let gone: Vec<_> = names.iter().filter_map(|name| table.by_name.remove(name)).collect();
+            table.is_watched = !table.by_name.is_empty();
+            (gone, !table.is_watched)
+        };
+        // Not under the lock: to unmap waits for the GPU. What a transfer uses goes with that.
+        drop(gone);
+        drop(table);
+        if is_last {
+            return;
+        }
+        control.await_change(seen, LOOK);
+    }
+}
+
+/// Where the bytes of an operation are.
+struct Found {
+    device: Device,
+    /// Mapped here, or in this process anyway.
+    there: Segments,
+    map: Option<Arc<Map>>,
+}
+
+fn damaged() -> TransferError {
+    TransferError::gone("the owner's table of buffers is damaged")
+}
+
+/// Where a piece of the owner's allocation is, which begins at `base` there and is mapped here.
+fn moved_to(piece: Segment, base: u64, (here, len): (u64, u64)) -> Result<Segment, TransferError> {
+    // CUD-4
+    let at = piece.addr.checked_sub(base).ok_or_else(damaged)?;
+    if at.checked_add(piece.len).is_none_or(|end| end > len) {
+        return Err(damaged());
+    }
+    Ok(Segment { addr: here + at, len: piece.len })
+}
+
+impl CudaPeer {
+    /// Copies from the owner's memory.
+    fn read(&self, at: u64, into: u64, len: u64) -> Result<(), TransferError> {
+        let there = Segments::new([Segment { addr: at, len }]).map_err(|_| damaged())?;
+        self.other.step(Way::Read, Segments::one(into, len).window(0, len), there.window(0, len))
+    }
+
+    /// What the owner says of an export; read from its memory the first time. Under a lease.
+    fn known(&self, slot: u32, generation: u32, offered: Offered) -> Result<Arc<Known>, TransferError> {
+        if let Some(known) = lock(&self.known).get(&(slot, generation))
+            && known.offered == offered
+        {
+            return Ok(Arc::clone(known));
+        }
+        let mut record = Record::empty();
+        self.read(offered.pieces_at, (&raw mut record) as u64, size_of::<Record>() as u64)?;
+        let record = std::hint::black_box(record);
+        let count = usize::try_from(record.pieces).ok().filter(|n| (1..=MAX_SEGMENTS).contains(n));
+        let Some(count) = count.filter(|_| record.is_one()) else { return Err(damaged()) };
+        let mut list = vec![Segment { addr: 0, len: 0 }; count];
+        self.read(record.pieces_at, list.as_mut_ptr() as u64, (count * size_of::<Segment>()) as u64)?;
+        let segments = Segments::new(std::hint::black_box(list)).map_err(|_| damaged())?;
+        if segments.len() != offered.length {
+            return Err(damaged());
+        }
+        let known = Arc::new(Known { offered, record, segments });
+        let mut all = lock(&self.known);
+        if all.len() >= KNOWN {
+            all.clear();
+        }
+        all.insert((slot, generation), Arc::clone(&known));
+        Ok(known)
+    }
+
+    /// The allocation, mapped. Under a lease of the export.
+    fn map(&self, op: &Op, record: &Record) -> Result<Arc<Map>, TransferError> {
+        let name = (record.base, record.id);
+        let mut table = lock(&self.maps);
+        if let Some(map) = table.by_name.get(&name)
+            && map.held.is_offered()
+        {
+            return Ok(Arc::clone(map));
+        }
+        let device = self.cuda.find(&record.uuid())?;
+        let device = device.ok_or_else(|| TransferError::transport(not_visible(&record.uuid())))?;
+        // CUD-2: held before it is mapped.
+        let (held, _) = self.control.hold(self.me, op.handle.slot, op.handle.generation)?;
+        let driver = Arc::clone(self.cuda.driver()?);
+        let refused = || TransferError::new(ErrorKind::Refused, "the owner does not share this memory of its GPU");
+        let (base, len) = driver.open(device, &record.ipc().ok_or_else(refused)?)?;
+        let map = Arc::new(Map { driver, device, base, len, held, pid: crate::realm::pid() });
+        // Those that are in use are kept by who uses them.
+        let full = if table.by_name.len() >= MAPPED { std::mem::take(&mut table.by_name) } else { HashMap::new() };
+        let before = table.by_name.insert(name, Arc::clone(&map));
+        if !table.is_watched {
+            let (control, other, maps) = (Arc::clone(&self.control), self.other, Arc::downgrade(&self.maps));
+            let watcher = std::thread::Builder::new().name("mesh-cuda".to_owned()).stack_size(128 * 1024);
+            table.is_watched = watcher.spawn(move || watch_over(&control, other, &maps)).is_ok();
+            if !table.is_watched {
+                // Nobody would unmap it: it is used this once.
+                table.by_name.remove(&name);
+            }
+        }
+        drop(table);
+        drop((full, before));
+        Ok(map)
+    }
+
+    /// Where the memory of the operation's export is, after all that the owner would check. Under a lease of it.
+    fn find(&self, op: &Op, offered: Offered) -> Result<Found, TransferError> {
+        let Handle { slot, generation, token, start, .. } = *op.handle;
+        if !is_same(&offered.token, &token) {
+            return Err(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle"));
+        }
+        let (offset, len) = op.work.span();
+        let end = start.checked_add(offset).and_then(|at| at.checked_add(len));
+        if end.is_none_or(|end| end > offered.length) {
+            return Err(TransferError::new(ErrorKind::Refused, "the handle names more than the owner offers"));
+        }
+        if op.work.writes() && !offered.writable {
+            return Err(TransferError::new(ErrorKind::Refused, "the owner offers this memory for reading only"));
+        }
+        if !offered.cuda {
+            return Err(TransferError::new(
+                ErrorKind::Refused,
+                "the owner's memory is not of a GPU, as the handle says",
+            ));
+        }
+        if len == 0 {
+            return Ok(Found { device: 0, there: Segments::default(), map: None });
+        }
+        let known = self.known(slot, generation, offered)?;
+        let place = start + offset;
+        if self.is_own {
+            let device = self.cuda.find(&known.record.uuid())?.ok_or_else(damaged)?;
+            return Ok(Found { device, there: known.segments.cut(place, len), map: None });
+        }
+        let map = self.map(op, &known.record)?;
+        let moved = known.segments.window(place, len);
+        let moved = moved.map(|piece| moved_to(piece, known.record.base, (map.base, map.len)));
+        let there = Segments::new(moved.collect::<Result<Vec<_>, _>>()?)?;
+        Ok(Found { device: map.device, there, map: Some(map) })
+    }
+
+    /// Copies, whose leases the caller has.
+    ///
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn copy(&self, ops: &[(&Op, Found)], watch: &Watch) -> Result<(), TransferError> {
+        let some = ops.iter().filter(|(_, found)| !found.there.is_empty());
+        let mut devices: Vec<Device> = some.map(|(_, found)| found.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        for device in devices {
+            let mut lane = self.cuda.lane(device)?;
+            let copies = ops.iter().filter(|(_, found)| found.device == device).flat_map(|(op, found)| {
+                let (there, len) = (&found.there, found.there.len());
+                let rows: Box<dyn Iterator<Item = _>> = match &op.work {
+                    Work::Read { local, .. } => Box::new(rows_of(local.window(0, len), there.window(0, len), STEP)),
+                    Work::Write { local, .. } => Box::new(rows_of(there.window(0, len), local.window(0, len), STEP)),
+                    _ => Box::new(std::iter::empty()),
+                };
+                rows
+            });
+            // SAFETY: the local memory as the caller vouches; the other is mapped, or this process's own, and leased.
+            let done = unsafe { lane.run(copies, watch) };
+            if let Err(error) = done {
+                self.forget(ops, &error);
+                return Err(error);
+            }
+            self.cuda.give_lane(lane);
+        }
+        if self.is_own { Ok(()) } else { self.other.check() }
+    }
+
+    /// Unmaps what a copy has failed on: its context may be gone.
+    fn forget(&self, ops: &[(&Op, Found)], error: &TransferError) {
+        if error.kind != ErrorKind::Transport {
+            return;
+        }
+        let gone: Vec<_> = {
+            let mut table = lock(&self.maps);
+            let maps = ops.iter().filter_map(|(_, found)| found.map.as_ref());
+            let names: Vec<_> = maps
+                .filter_map(|map| {
+                    table.by_name.iter().find(|(_, other)| Arc::ptr_eq(other, map)).map(|(name, _)| *name)
+                })
+                .collect();
+            names.iter().filter_map(|name| table.by_name.remove(name)).collect()
+        };
+        drop(gone);
+    }
+
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_one(&self, op: &Op, watch: &Watch) -> Result<(), TransferError> {
+        let (lease, offered) = self.control.lease(self.me, op.handle.slot, op.handle.generation)?;
+        let found = self.find(op, offered)?;
+        // SAFETY: as the caller vouches, under the lease.
+        let done = unsafe { self.copy(&[(op, found)], watch) };
+        drop(lease);
+        done
+    }
+
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_many<'a>(&self, ops: &'a [Op], watch: &Watch) -> Result<(), TransferError> {
+        // LSE-4
+        let lease = self.control.lease_every(self.me)?;
+        let find = |op: &'a Op| {
+            let Handle { slot, generation, .. } = *op.handle;
+            Ok((op, self.find(op, lease.offered(slot, generation)?)?))
+        };
+        let found = ops.iter().map(find).collect::<Result<Vec<_>, TransferError>>()?;
+        // SAFETY: as the caller vouches, under the lease.
+        let done = unsafe { self.copy(&found, watch) };
+        drop(lease);
+        done
+    }
+}
+
+impl CudaPeer {
+    /// # Safety
+    /// As for [`Peer::run`].
+    unsafe fn run_all(&self, ops: &[Op], watch: &Watch) -> Result<(), TransferError> {
+        if ops.iter().any(|op| op.work.is_atomic()) {
+            return Err(TransferError::transport("memory of a GPU has no atomic operations"));
+        }
+        let mut rest = ops;
+        while let Some(first) = rest.first() {
+            watch.check()?;
+            let mut bytes = 0;
+            let joins = |op: &&Op| {
+                bytes += op.work.span().1;
+                op.work.span().1 < LARGE && bytes < TOGETHER
+            };
+            let count = rest.iter().take(GROUP).take_while(joins).count();
+            let (group, after) = rest.split_at(count.max(1));
+            // SAFETY: as the caller vouches.
+            unsafe {
+                match count {
+                    0 | 1 => self.run_one(first, watch)?,
+                    _ => self.run_many(group, watch)?,
+                }
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+impl Peer for CudaPeer {
+    unsafe fn run(&self, ops: &[Op], _found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
+        // SAFETY: as the caller vouches.
+        match unsafe { self.run_all(ops, watch) } {
+            // The driver cannot tell memory of a process that has ended from what was never there.
+            Err(error) if error.kind == ErrorKind::Transport && !self.is_own => Err(match self.other.check() {
+                Err(gone) if gone.kind == ErrorKind::Gone => gone,
+                _ => error,
+            }),
+            done => done,
+        }
+    }
+
+    fn takes_cuda(&self) -> bool {
+        true
+    }
+
+    fn is_alive(&self) -> bool {
+        self.other.check().is_ok()
+    }
+
+    fn is_quick(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_read_and_nothing_else_is() {
+        for why in Why::ALL.into_iter().map(Some).chain([None]) {
+            let place = Place { why, fd: 7, namespace: 1 << 40, uuid: [9; 16] };
+            let bytes = place.encode();
+            assert_eq!(Place::decode(&bytes).unwrap(), place);
+            for cut in 0..bytes.len() {
+                assert!(Place::decode(&bytes[..cut]).is_err(), "{cut} of {} bytes", bytes.len());
+            }
+            assert!(Place::decode(&[&bytes[..], &[0]].concat()).is_err());
+            let word = |at: usize, word: u8| {
+                let mut changed = bytes.clone();
+                changed[at] = word;
+                Place::decode(&changed).unwrap_err()
+            };
+            assert_eq!(word(0, 0).kind, ErrorKind::Invalid);
+            assert_eq!(word(1, 99).kind, ErrorKind::Invalid);
+            // Of a version to come: others may carry it.
+            assert_eq!(word(0, 2).kind, ErrorKind::Transport);
+        }
+    }
+
+    /// CUD-4
+    #[test]
+    fn nothing_outside_of_the_mapping_is_named() {
+        let (base, map) = (1 << 40, (1 << 30, 4096));
+        let moved = |addr, len| moved_to(Segment { addr, len }, base, map);
+        assert_eq!(moved(base + 96, 4000).unwrap(), Segment { addr: (1 << 30) + 96, len: 4000 });
+        for (addr, len) in [(base - 1, 2), (base, 4097), (base + 4096, 1), (0, 8), (base + 1, u64::MAX), (u64::MAX, 1)]
+        {
+            assert_eq!(moved(addr, len).unwrap_err().kind, ErrorKind::Gone, "{len} bytes at {addr:#x}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_named_as_the_driver_names_it() {
+        let uuid = std::array::from_fn(|at| at as u8);
+        assert_eq!(uuid_text(&uuid), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+}
