@@ -97,7 +97,8 @@ def test_what_was_shown_for_a_blink_is_left_out() -> None:
 @pytest.fixture(scope="module")
 def procs() -> Iterator[ProcMesh]:
     pytest.importorskip("torch", reason="torch is not installed: mesh-supervision does without")
-    env = {"OMP_NUM_THREADS": "1"}
+    # Processes that are made again come from the same fork server only in the same environment; PyTorch is imported once.
+    env = {"OMP_NUM_THREADS": "1", "PYTEST_CURRENT_TEST": None}
     with this_host().spawn_procs(
         {"gpus": RANKS}, name="hosts", env=env, preload=["torch", "torch._dynamo"], supervise=Ignore()
     ) as procs:

@@ -24,6 +24,7 @@ _MEET = frozenset(
     ("all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "reduce", "reduce_scatter", "gather", "scatter", "recv", "send",
      "allreduce", "allgather", "wait", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "monitored_barrier")
 )  # fmt: skip
+_POOLED = " in a pool, for "
 _BRIEF_S = 0.5
 """What has waited for less may be about to go on."""
 
@@ -120,6 +121,9 @@ class _Search:
         ]
         if not found and not circles:
             found = self._unasked()
+        if any(each.chain for each in found):
+            # Who has submitted a task waits for the pool, and the pool for the one that is named.
+            found = [each for each in found if not (_POOLED in each.text and not each.waiting)]
         for meeting in meetings(self.snap):
             found, more = self._of_meeting(meeting, found)
             circles += more
