@@ -30,7 +30,7 @@ from meshbench.machine import describe
 
 from mesh_core import Actor, ActorTimeout, Channel, Pool, Port, Promise, Queue, endpoint, inspect, this_host
 from mesh_supervision import Ignore, form_group
-from mesh_supervision._watching._why import Reason, why
+from mesh_supervision._watching._why import Reason, confirmed, why
 
 RANKS = 4
 WITHIN = 2.0
@@ -297,6 +297,10 @@ WITH_TORCH = {"a rank that does not come to a collective", "a rank in another co
 
 def ask() -> Reason:
     """As the command does."""
+    return confirmed(look)
+
+
+def look() -> Reason:
     return why(inspect.snapshot(pss=False), inspect.waits(), inspect.connect(os.getpid()).stacks())
 
 

@@ -27,6 +27,12 @@ class Meeting:
     at: dict[int, tuple[At, float]]
     """By rank, what those are in that wait, and for how long."""
 
+    @property
+    def about(self) -> str:
+        """Which group and collective it is."""
+        at = max((at for at, _ in self.at.values()), key=lambda at: at.number)
+        return f"{at.group} {at.members} {at.number}"
+
     def proc(self, rank: int) -> str:
         """The process of a rank."""
         return self.members[rank] if rank < len(self.members) else ""

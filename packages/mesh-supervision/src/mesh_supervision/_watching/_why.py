@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mesh_core.inspect import (
@@ -25,6 +26,10 @@ _MEET = frozenset(
      "allreduce", "allgather", "wait", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "monitored_barrier")
 )  # fmt: skip
 _POOLED = " in a pool, for "
+_AGAIN_S = 0.3
+"""How long after the first look the second is taken."""
+_MOVING_S = 5.0
+"""With all ranks in collectives, a handler that has run for less is taken to go on."""
 _BRIEF_S = 0.5
 """What has waited for less may be about to go on."""
 
@@ -45,6 +50,8 @@ class Culprit:
     chain: tuple[str, ...] = ()
     """How those who have waited longest come to wait for it: each waits for the next."""
     stack: str = ""
+    about: str = ""
+    """In which collective others wait for it, if they do in one; two looks that differ in that have seen two collectives."""
 
     def __str__(self) -> str:
         lines = [f"{self.who}: {self.text}"]
@@ -75,6 +82,18 @@ class Reason:
 def why(snap: Snapshot, waits: Waits, stacks: Iterable[ProcStacks]) -> Reason:
     """Say why a job does not go on, by what it tells of itself at one moment."""
     return _Search(snap, waits, stacks).run()
+
+
+def confirmed(ask: Callable[[], Reason], wait: Callable[[float], object] = time.sleep) -> Reason:
+    """Look, and where somebody is named look again: what goes on by itself in between is nobody's fault."""
+    first = ask()
+    if not first.culprits and not first.circles:
+        return first
+    wait(_AGAIN_S)
+    second = ask()
+    known = {(each.who, each.about) for each in first.culprits}
+    culprits = tuple(each for each in second.culprits if (each.who, each.about) in known)
+    return Reason(culprits, second.circles if first.circles else ())
 
 
 class _Search:
@@ -309,10 +328,21 @@ class _Search:
                         who, proc.name, text, _line(thread), len(there), (culprit.who, who), _stack(thread)
                     )
                 )
-        if added:
-            # Who waits in it is no culprit.
-            found[:] = [one for one in found if "waits in a collective" not in one.text]
+        if added or done:
+            # Who waits in it is no culprit; where all ranks do, one collective follows the other.
+            stays = self._long if not added else ()
+            found[:] = [one for one in found if "waits in a collective" not in one.text or one.who in stays]
         return added
+
+    @property
+    def _long(self) -> set[str]:
+        """The actors that handle a message for so long that it may not end."""
+        return {
+            f"{actor.name}[{actor.rank}]"
+            for proc in self.snap.procs
+            for actor in proc.actors
+            if any(each.seconds >= _MOVING_S for each in actor.running)
+        }
 
     def _unasked(self) -> list[Culprit]:
         """What runs for long though nobody waits for it."""
