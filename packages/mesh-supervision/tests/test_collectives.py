@@ -22,7 +22,7 @@ from mesh_supervision import Ignore, form_group, heal_mesh, watch_collectives
 from mesh_supervision._collectives import At
 from mesh_supervision._watching._why import Culprit, Reason, why
 
-STARTING = 90.0
+STARTING = 110.0
 RANKS = 3
 
 

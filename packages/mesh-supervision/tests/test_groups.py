@@ -27,7 +27,7 @@ from mesh_supervision import ElasticMesh, Ignore, form_group, heal_mesh, keep_sn
 pytest.importorskip("torch", reason="torch is not installed: mesh-supervision does without")
 
 RANKS = 4
-STARTING = 90.0
+STARTING = 110.0
 LONG = float(os.environ.get("MESH_HEALING_SECONDS") or (180 if os.environ.get("MESH_TEST_ALL") else 0))
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(120 + 4 * LONG)]
