@@ -1,11 +1,13 @@
 """Trainings in process groups that lose ranks: GRP-1, GRP-2. Needs PyTorch.
 
-MESH_HEALING_SECONDS=180 has the last test kill a process every three seconds for so long.
+The last test kills a process every second for three seconds. `./dev test --all`, or MESH_HEALING_SECONDS=180, has it kill one every
+three seconds for three minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -25,8 +27,8 @@ from mesh_supervision import ElasticMesh, Ignore, form_group, heal_mesh, keep_sn
 pytest.importorskip("torch", reason="torch is not installed: mesh-supervision does without")
 
 RANKS = 4
-STARTING = 90.0
-LONG = float(os.environ.get("MESH_HEALING_SECONDS", "0"))
+STARTING = 110.0
+LONG = float(os.environ.get("MESH_HEALING_SECONDS") or (180 if os.environ.get("MESH_TEST_ALL") else 0))
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(120 + 4 * LONG)]
 
@@ -36,7 +38,8 @@ Slay = Callable[[ProcMesh, int], int]
 @pytest.fixture(scope="module")
 def procs() -> Iterator[ProcMesh]:
     keep_snapshots()
-    env = {"OMP_NUM_THREADS": "1"}
+    # Processes that are made again come from the same fork server only in the same environment; PyTorch is imported once.
+    env = {"OMP_NUM_THREADS": "1", "PYTEST_CURRENT_TEST": None}
     with this_host().spawn_procs(
         {"gpus": RANKS}, env=env, preload=["torch", "torch._dynamo"], supervise=Ignore()
     ) as procs:
@@ -182,13 +185,18 @@ def test_those_killed_at_any_moment_are_healed(procs: ProcMesh, trainers: Any) -
     others.stop().get(timeout=WITHIN)
     assert trainers.result.call().get(timeout=WITHIN).values() == undisturbed
     assert killed
-    assert healed or killed, f"{steps} steps, {len(killed)} killed"
+    logging.getLogger(__name__).info(
+        "%g s: %d steps, %d processes killed, healed %d times", seconds, steps, len(killed), healed
+    )
 
 
 def test_a_training_of_more_and_fewer_members_has_the_losses_of_one(procs: ProcMesh) -> None:
     """ELA-2, with a group that is formed anew by each change."""
     shares, steps = 6, 12
-    spawn = {"env": {"OMP_NUM_THREADS": "1"}, "preload": ["torch", "torch._dynamo"]}
+    spawn = {
+        "env": {"OMP_NUM_THREADS": "1", "PYTEST_CURRENT_TEST": None},
+        "preload": ["torch", "torch._dynamo"],
+    }
 
     def trained(sizes: dict[int, int], kills: dict[int, int]) -> list[float]:
         with ElasticMesh(Trainer, minimum=1, maximum=3, members=sizes[0], group=True, spawn=spawn) as elastic:

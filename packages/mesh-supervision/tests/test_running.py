@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 from supervised import WITHIN, Boss, Heard, Worker
 
-from mesh_core import FailureKind, ProcMesh, SupervisionError, this_host
+from mesh_core import FailureKind, ProcMesh, SupervisionError, shutdown, this_host
 from mesh_core.policies import Failed, Policy
 from mesh_supervision import (
     Backoff,
@@ -110,6 +113,45 @@ def test_a_process_that_ends_in_order_is_restarted_if_it_is_permanent(told: Any)
         procs.slice(gpus=1).stop().get(timeout=WITHIN)
         heard.repaired()
         assert procs.incarnations == [0, 1]
+    assert told.empty()
+
+
+SCRIPT = """
+import os, signal
+from supervised import Worker
+from mesh_core import this_host
+from mesh_supervision import OneForOne
+
+procs = this_host().spawn_procs({"gpus": 4})
+workers = procs.spawn("workers", Worker, supervise=OneForOne(intensity=1, period=60.0))
+pid, _ = workers.who.call().get(timeout=30).values()[2]
+os.kill(pid, signal.SIGKILL)
+while procs.incarnations[2] == 0:
+    pass
+"""
+
+
+def test_the_end_of_the_script_is_no_attempt() -> None:
+    """A rank is just being restarted, or was, when the script ends and stops all of them."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["processes", "actors"])
+def test_a_mesh_that_is_stopped_while_a_rank_is_restarted_is_no_attempt(
+    whole: bool, slay: Slay, told: Any
+) -> None:
+    heard = Heard(OneForOne(intensity=1, period=60.0))
+    procs = this_host().spawn_procs({"gpus": 3}, supervise=Ignore())
+    workers: Any = procs.spawn("workers", Worker, supervise=heard)
+    lives(workers)
+    slay(procs, 1)
+    heard.wait(Failed)
+    (procs if whole else workers).stop().get(timeout=WITHIN)
+    procs.stop().get(timeout=WITHIN)
+    # A script is told of what is left when it ends.
+    shutdown()
     assert told.empty()
 
 

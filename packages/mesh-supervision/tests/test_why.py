@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from test_health import actor, snap
 
 from mesh_core import Actor, Channel, MeshError, Pool, Port, Promise, Queue, endpoint, inspect, this_host
 from mesh_core.inspect import ProcStacks, StackFrame, ThreadStack
-from mesh_supervision._watching._why import Reason, why
+from mesh_supervision._watching._why import Culprit, Reason, confirmed, why
 
 pytestmark = [pytest.mark.slow]
 
@@ -136,11 +137,15 @@ def waiting(future: Any) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def look() -> Reason:
+    return why(inspect.snapshot(pss=False), inspect.waits(), inspect.connect(os.getpid()).stacks())
+
+
 def reason(is_it: Callable[[Reason], bool]) -> Reason:
     """Ask until the hang is there."""
     end = time.monotonic() + WITHIN
     while True:
-        found = why(inspect.snapshot(pss=False), inspect.waits(), inspect.connect(os.getpid()).stacks())
+        found = confirmed(look)
         if is_it(found):
             return found
         assert time.monotonic() < end, found
@@ -282,10 +287,53 @@ def test_a_constructor_that_does_not_end_is_named() -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def test_what_goes_on_between_two_looks_is_not_named() -> None:
+    def culprit(who: str, about: str = "") -> Culprit:
+        return Culprit(who, "", "is late", about=about)
+
+    def looks(*reasons: Reason) -> Reason:
+        waited: list[float] = []
+        found = confirmed(iter(reasons).__next__, waited.append)
+        assert len(waited) == len(reasons) - 1
+        return found
+
+    nobody = Reason(())
+    assert looks(nobody) == nobody
+    assert looks(Reason((culprit("a"),)), nobody) == nobody
+    assert looks(Reason((culprit("a"),)), Reason((culprit("b"),))) == nobody
+    assert looks(Reason((culprit("a"),)), Reason((culprit("b"), culprit("a")))).culprits == (culprit("a"),)
+    assert looks(Reason((culprit("a", "7"),)), Reason((culprit("a", "8"),))) == nobody, "another collective"
+    assert looks(Reason((culprit("a", "7"),)), Reason((culprit("a", "7"),))).culprits == (culprit("a", "7"),)
+    circle = Reason((), ("a -> b -> a",))
+    assert looks(circle, circle) == circle
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_seeded_hang_is_named_while_others_work(workers: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    method = chance.choice(["lock", "spin", "read", "regex", "promise", "forget"])
+    rank, other = chance.sample(range(3), 2)
+    beside, over = workers.slice(gpus=other), threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            beside.task.call_one(1).get(timeout=WITHIN)
+
+    working = threading.Thread(target=work)
+    working.start()
+    try:
+        waiting(getattr(workers.slice(gpus=rank), method).call_one())
+        found = reason(lambda found: any(each.who == f"workers[{rank}]" for each in found.culprits))
+    finally:
+        over.set()
+        working.join()
+    assert [each.who for each in found.culprits] == [f"workers[{rank}]"]
+
+
 def test_calm_jobs_have_no_culprit(workers: Any) -> None:
     for _ in range(20):
         workers.keep.broadcast()
-        found = why(inspect.snapshot(pss=False), inspect.waits(), inspect.connect(os.getpid()).stacks())
+        found = confirmed(look)
         assert (found.culprits, found.circles) == ((), ())
     assert "nobody waits for long" in str(found)
 

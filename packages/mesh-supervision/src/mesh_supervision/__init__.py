@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mesh_supervision._backoff import Backoff
     from mesh_supervision._breaker import Circuit, CircuitBreaker
+    from mesh_supervision._collectives import watch_collectives
     from mesh_supervision._combine import ByKind, ByRank, Levels
     from mesh_supervision._elastic import ElasticMesh, Notice, leaving
     from mesh_supervision._elastic_turn import Change
@@ -71,6 +72,7 @@ __all__ = [
     "keep_snapshots",
     "leaving",
     "snapshot",
+    "watch_collectives",
     "watch_health",
     "whole",
 ]
@@ -80,6 +82,7 @@ _LATER = {
     "Backoff": "mesh_supervision._backoff",
     "Circuit": "mesh_supervision._breaker",
     "CircuitBreaker": "mesh_supervision._breaker",
+    "watch_collectives": "mesh_supervision._collectives",
     "ByKind": "mesh_supervision._combine",
     "ByRank": "mesh_supervision._combine",
     "Levels": "mesh_supervision._combine",

@@ -197,10 +197,17 @@ class Turn:
                 error = raised
             else:
                 return
-        for member in self._plan.lost:
-            kept = [found for owner in member.owners() if (found := members.store.newest(owner)) is not None]
-            if members.state is None and len(kept) == len(member.actors):
+        for member in self._plan.lost if members.state is None else ():
+            entries = [members.store.newest(owner) for owner in member.owners()]
+            try:
+                fetched = [snapshots.fetched(entry, str(member.actors)) for entry in entries]
+            except MeshError as raised:
+                error = raised
+                continue
+            kept = [each for each in fetched if each is not None]
+            if len(kept) == len(member.actors):
                 members.state = kept
+                break
         if error is not None and members.state is None:
             raise error
 

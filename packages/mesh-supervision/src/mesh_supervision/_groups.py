@@ -18,6 +18,7 @@ from typing import Any
 
 from mesh_core import MeshError, ProcMesh, wait
 from mesh_core.extensions import Extension, Proc, ProcEnd, Watch, current_proc, find, install, procs_of, watch
+from mesh_supervision._collectives import Collectives, has_hooks
 from mesh_supervision._snapshots import result_of
 from mesh_supervision._torch_group import TorchGroup, in_collective
 
@@ -39,6 +40,8 @@ class _Join:
 
     generation: int
     members: tuple[tuple[int, int, int], ...]
+    names: tuple[str, ...]
+    """What the members are called."""
     owner: Proc
     """Who forms it."""
     seconds: float
@@ -96,18 +99,22 @@ class Groups(Extension):
         match message:
             case _Who():
                 return self.proc
-            case _Join(generation, members, owner, seconds, is_local):
-                meeting = find(Meeting)
+            case _Join(generation, members, names, owner, seconds, is_local):
+                meeting, collectives = find(Meeting), find(Collectives)
                 assert meeting is not None  # it is brought along
+                rank = members.index(self.proc.address)
                 try:
-                    return self.group.join(
+                    made = self.group.join(
                         generation,
-                        members.index(self.proc.address),
+                        rank,
                         len(members),
                         partial(meeting.ask, owner, generation),
                         seconds=seconds,
                         is_local=is_local,
                     )
+                    if collectives is not None and has_hooks(made):
+                        collectives.watch(made, names, rank)
+                    return None
                 except BaseException:
                     # The others must not wait for what this one will never say.
                     meeting.tell(owner, _Abort(generation))
@@ -236,7 +243,8 @@ class Group:
         self._watch = watch(procs, lambda end: self._on_end(end, generation))
         is_local = len({proc.host for proc in members}) == 1
         addresses = tuple(proc.address for proc in members)
-        join = _Join(generation, addresses, here, self._seconds, is_local)
+        names = tuple(map(str, members))
+        join = _Join(generation, addresses, names, here, self._seconds, is_local)
         result_of(groups.call(procs, join, timeout=2 * _JOIN_S))
         if self.is_broken:
             raise MeshError("a process has died while its group was formed")
@@ -293,7 +301,8 @@ def form_group(mesh: Any, *, timeout: float = _TIMEOUT_S) -> Group:
     procs = mesh if isinstance(mesh, ProcMesh) else procs_of(mesh)
     groups = find(Groups) or install(Groups)
     aborts, meeting = find(Aborts) or install(Aborts), find(Meeting) or install(Meeting)
-    for each in (meeting, aborts, groups):
+    collectives = find(Collectives) or install(Collectives)
+    for each in (meeting, aborts, collectives, groups):
         result_of(each.install_on(procs))
     with groups.lock:
         before = groups.formed.get(procs)

@@ -229,7 +229,8 @@ class _Healer:
         if error is not None and self.carried is None:
             raise error
         if self._state is None:
-            self._state = self.carried or self._store.last(actor_id(subject.spawned))
+            last = self._store.last(actor_id(subject.spawned))
+            self._state = self.carried or self._snapshots.fetched(last, str(subject.spawned))
 
     def _settle(self, asked: dict[int, Future[None]]) -> None:
         """Wait until those that live have handled what they were sent; one that cannot leave a collective is ended."""

@@ -151,7 +151,7 @@ class Nothing:
 Action: TypeAlias = Begin | Wait | GiveUp | Nothing
 START = State()
 NOTHING = Nothing()
-_new = tuple.__new__
+new_tuple = tuple.__new__
 """Makes named tuples without the detour over their own ``__new__``, which costs half as much again."""
 
 
@@ -187,7 +187,7 @@ def started(state: State, ranks: Ranks) -> State:
     """Note that a restart of ``ranks`` has ended."""
     attempts, waiting, running, gone, over, count = state
     if running == (ranks,):
-        return _new(State, (attempts, waiting, (), gone, over, count))
+        return new_tuple(State, (attempts, waiting, (), gone, over, count))
     left = list(running)
     if ranks in left:
         left.remove(ranks)
@@ -236,9 +236,9 @@ def _attempt(plan: Plan, state: State, death: Death, now: float, least: float) -
         attempts = (*attempts, Attempt(count, now, rank, death.cause, math.inf))
         waiting = (*waiting, Waiting(death.token, ranks, count))
         return State(attempts, waiting, running, gone, False, count + 1), Wait(delay)
-    attempts = (*attempts, _new(Attempt, (count, now, rank, death.cause, now)))
+    attempts = (*attempts, new_tuple(Attempt, (count, now, rank, death.cause, now)))
     if ranks is None or len(ranks) == 1:
-        state = _new(State, (attempts, waiting, (*running, ranks), gone, False, count + 1))
+        state = new_tuple(State, (attempts, waiting, (*running, ranks), gone, False, count + 1))
         return state, _begin_single(ranks)
     return _begin(plan, State(attempts, waiting, running, gone, False, count + 1), ranks)
 

@@ -1,25 +1,29 @@
 """Actors whose state outlives their process: an extension takes snapshots of them, and gives the last to their next life.
 
 Each process has an instance, which makes the actors of that process. The instance of the process that has called
-:func:`keep_snapshots` keeps what all of them take: it lives as long as the job.
+:func:`keep_snapshots`, the keeper, lives as long as the job. It decides which snapshot is the newest, and has those of actors
+on its own host. Those of other hosts are kept by hosts' own instances (``_shelves.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from mesh_core import Future, MeshError, Promise, ValueMesh, context
+from mesh_core import Future, MeshError, Promise, ValueMesh, context, this_host
 from mesh_core.extensions import (
+    NOT_CARRIED,
     ActorEnd,
     Extension,
     LocalActor,
     Proc,
+    Spawning,
     actor_id,
     actor_ranks,
     current_proc,
@@ -29,7 +33,20 @@ from mesh_core.extensions import (
     loads,
     local_actor,
 )
-from mesh_supervision._store import Kept, Owner, Store, Version
+from mesh_supervision._shelves import (
+    COPY_S,
+    Commit,
+    Copy,
+    Drop,
+    Get,
+    Here,
+    Holder,
+    Keep,
+    Neighbour,
+    Remove,
+    Ring,
+)
+from mesh_supervision._store import Entry, Kept, Owner, Placed, Store, Version
 
 R = TypeVar("R")
 _ANSWER_S = 60.0
@@ -43,6 +60,8 @@ class _Settings:
 
     keeper: Proc
     every: float | None
+    on_hosts: bool
+    """Whether what is on other hosts than the keeper's is kept there."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +116,7 @@ class _Local:
         """Whether a snapshot that the interval asked for is under way."""
         self.complained = False
         self._lock = threading.Lock()
-        self._number = 0
+        self.number = 0
 
     def pack(self, state_of: Any) -> Kept:
         """Take a snapshot; where the actor's code may run."""
@@ -108,27 +127,40 @@ class _Local:
             )
         data, buffers = dumps(state)
         with self._lock:
-            self._number += 1
-            version = Version(self.life, self._number)
+            self.number += 1
+            version = Version(self.life, self.number)
         return Kept(version, data, tuple(bytes(each) for each in buffers))
 
     def adopt(self, state_of: Any, kept: Kept, life: int) -> None:
         """Put another state in the place of the actor's own."""
         restore(state_of, kept)
         with self._lock:
-            self.life, self._number = life, 0
+            self.life, self.number = life, 0
 
 
 class Snapshots(Extension):
     """Keeps the state of actors; get it from :func:`keep_snapshots`."""
 
     name = "supervision.snapshots"
+    on_hosts = True
     payload: _Settings
+
+    def for_spawn(self, spawning: Spawning) -> Any:
+        """Have an instance on hosts where those are to keep snapshots; the keeper's own host needs none."""
+        if spawning.is_host and (not self.payload.on_hosts or spawning.is_local):
+            return NOT_CARRIED
+        return self.payload
 
     def start(self) -> None:
         """Begin to keep, or to take."""
-        self.store = Store() if self.proc == self.payload.keeper else None
-        """What is kept, in the process that keeps it."""
+        keeper = self.payload.keeper
+        self.store = Store(dropped=self._dropped) if self.proc == keeper else None
+        """What is kept, in the keeper."""
+        self._ring = Ring(keeper)
+        self._holder = Holder(self.proc, keeper, self._asked)
+        self._sends_to_host = self.payload.on_hosts and self.proc.host != keeper.host
+        if self.proc.is_host:
+            self.tell(keeper, Here())
         self._locals: dict[int, _Local] = {}
         self._lock = threading.Lock()
         self._timer: threading.Thread | None = None
@@ -155,9 +187,57 @@ class Snapshots(Extension):
         kept = [store.newest(Owner(actor, rank)) for rank in actor_ranks(mesh)]
         return [None if each is None else each.version for each in kept]
 
+    def places(self, mesh: Any) -> list[tuple[str, ...]]:
+        """The hosts that have the newest snapshot of each actor, its own first; in the process that keeps snapshots."""
+        store, actor = self._keeping(), actor_id(mesh)
+        return [self._hosts_of(store.newest(Owner(actor, rank))) for rank in actor_ranks(mesh)]
+
+    def _hosts_of(self, entry: Entry | None) -> tuple[str, ...]:
+        if isinstance(entry, Placed):
+            return tuple(place.host for place in entry.places)
+        return () if entry is None else (self.proc.host,)
+
     def forget(self, mesh: Any) -> None:
         """Drop what is kept of a mesh of actors; in the process that keeps snapshots."""
         self._keeping().forget(actor_id(mesh))
+
+    def fetched(self, entry: Entry | None, whose: str) -> Kept | None:
+        """A snapshot itself, from one of the hosts that have it (SNP-5)."""
+        if not isinstance(entry, Placed):
+            return entry
+        errors = []
+        for place in sorted(entry.places, key=lambda place: place.host != self.proc.host):
+            try:
+                found: Kept | None = result_of(
+                    self.call(place, Get(entry.owner, entry.version), timeout=_ANSWER_S)
+                ).item()
+            except MeshError as error:
+                errors.append(f"{place}: {str(error).partition(chr(10))[0]}")
+                continue
+            if found is not None:
+                return found
+            errors.append(f"{place}: it was started again since, and has no copy")
+        raise MeshError(
+            f"the newest snapshot of {whose}, {entry.version}, cannot be read from any host that kept it "
+            f"({'; '.join(errors)}). It does not go on from an older one; forget() lets it begin with its constructor"
+        )
+
+    def _settle_in(self, local: _Local, kept: Kept) -> None:
+        """Have a snapshot that came from other hosts kept on this one: it is the first of this life."""
+        local.number = 1
+        promise = Promise[Version](f"a copy of the snapshot of {local.actor!r}")
+        # If that fails the copies that it came from are still there.
+        promise.future.add_done_callback(lambda done: done.exception())
+        self._send(local, Kept(Version(local.life, 1), kept.data, kept.buffers), promise)
+
+    async def _asked(self, proc: Proc, message: Any) -> Any:
+        return (await self.call(proc, message, timeout=COPY_S)).item()
+
+    def _dropped(self, owner: Owner, version: Version, places: tuple[Proc, ...]) -> None:
+        for place in places:
+            # One that has died has nothing to drop.
+            with contextlib.suppress(MeshError):
+                self.tell(place, Drop(owner, version))
 
     def _keeping(self) -> Store:
         if self.store is None:
@@ -180,13 +260,16 @@ class Snapshots(Extension):
             return actor.construct()
         owner = Owner(actor.id, actor.point.rank)
         local = _Local(actor, owner)
-        found: Kept | None
-        local.life, found = self._ask(_Begin(owner))
+        entry: Entry | None
+        local.life, entry = self._ask(_Begin(owner))
+        found = self.fetched(entry, str(actor))
         if found is None:
             made = actor.construct()
         else:
             made = object.__new__(actor.cls)
             restore(made, found)
+            if isinstance(entry, Placed) and self.proc.host not in (place.host for place in entry.places):
+                self._settle_in(local, found)
         with self._lock:
             self._locals[actor.id] = local
             if self.payload.every is not None and self._timer is None and not self._over.is_set():
@@ -209,27 +292,41 @@ class Snapshots(Extension):
     async def receive(self, message: Any, sender: Proc) -> Any:
         """Answer another instance."""
         match message:
-            case _Begin(owner):
-                return self._keeping().begin(owner)
-            case _Save(owner, kept):
-                return self._keeping().save(owner, kept)
-            case _End(owner, life):
-                return self._keeping().end(owner, life)
             case Take(actor):
                 return await self._take(self._living(actor))
             case Fetch(actor):
                 living = self._living(actor)
-                return (
-                    (await living.between_messages(partial(self._pack, living)))[1]
-                    if is_kept(living.cls)
-                    else None
-                )
+                packing = partial(self._pack, living)
+                return (await living.between_messages(packing))[1] if is_kept(living.cls) else None
             case Adopt(actor, kept, lives):
                 living = self._living(actor)
                 if living.point.rank in lives:
                     adopt = partial(self._adopt, living, kept, lives[living.point.rank])
                     await living.between_messages(adopt)
                 return None
+            case Keep(owner, kept):
+                return await self._holder.keep(owner, kept)
+            case Copy() | Get() | Drop() | Remove():
+                return self._holder.shelf.handle(message)
+        return self._decide(message, sender)
+
+    def _decide(self, message: Any, sender: Proc) -> Any:
+        """Answer as the keeper."""
+        match message:
+            case _Begin(owner):
+                return self._keeping().begin(owner)
+            case _Save(owner, kept):
+                return self._keeping().save(owner, kept)
+            case _End(owner, life):
+                return self._keeping().end(owner, life)
+            case Here():
+                return self._ring.add(sender)
+            case Neighbour(lost):
+                for each in lost:
+                    self._ring.lose(each)
+                return self._ring.neighbour(sender)
+            case Commit(placed):
+                return self._keeping().save(placed.owner, placed), self._ring.neighbour(sender)
         raise TypeError(f"not a message of snapshots: {message!r}")
 
     # Taking.
@@ -297,7 +394,11 @@ class Snapshots(Extension):
                 promise.set_exception(_stale(local))
             return
         try:
-            self.call(self.payload.keeper, _Save(local.owner, kept)).add_done_callback(saved)
+            if self._sends_to_host:
+                asked = self.call(this_host(), Keep(local.owner, kept))
+            else:
+                asked = self.call(self.payload.keeper, _Save(local.owner, kept))
+            asked.add_done_callback(saved)
         except Exception as error:  # noqa: BLE001 - the process is about to end, say
             promise.set_exception(error)
 
@@ -333,8 +434,8 @@ def _ticked(local: _Local) -> Callable[[Future[Version]], None]:
     return done
 
 
-def keep_snapshots(every: float | None = None) -> Snapshots:
-    """Keep the state of actors that have ``__snapshot__``, in the memory of this process. Call it before ``spawn_procs``.
+def keep_snapshots(every: float | None = None, *, on: Literal["hosts", "script"] = "hosts") -> Snapshots:
+    """Keep the state of actors that have ``__snapshot__``, in memory. Call it before ``spawn_procs``.
 
     Where such an actor is made again its class's ``__restore__(state)`` is called with what ``__snapshot__()`` returned last,
     instead of the constructor; without a snapshot the constructor is.
@@ -342,6 +443,8 @@ def keep_snapshots(every: float | None = None) -> Snapshots:
     Args:
         every: how many seconds lie between two snapshots; without it they are taken on request, by :func:`snapshot` and
             :meth:`Snapshots.take`.
+        on: where snapshots are kept of actors on other hosts than this process's: ``"hosts"`` has a copy on the actor's host and
+            one on the next host, ``"script"`` one in this process. On one machine they are in this process.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> from mesh_core.extensions import uninstall
@@ -372,7 +475,9 @@ def keep_snapshots(every: float | None = None) -> Snapshots:
         isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0
     ):
         raise ValueError(f"every must be a positive number of seconds or None, got {every!r}")
-    return install(Snapshots, _Settings(current_proc(), every))
+    if on not in ("hosts", "script"):
+        raise ValueError(f"on must be 'hosts' or 'script', got {on!r}")
+    return install(Snapshots, _Settings(current_proc(), every, on == "hosts"))
 
 
 def snapshot() -> Future[Version]:

@@ -8,8 +8,12 @@ SNP-3: a snapshot is there as a whole or not at all; until a newer one is, the o
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from mesh_core.extensions import Proc
 
 
 class Owner(NamedTuple):
@@ -47,8 +51,24 @@ class Kept:
         return len(self.data) + sum(map(len, self.buffers))
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A snapshot that other processes keep, each of them a whole copy."""
+
+    owner: Owner
+    version: Version
+    nbytes: int
+    places: tuple[Proc, ...]
+    """The processes that have it: those of the owner's host first."""
+
+
+Entry: TypeAlias = Kept | Placed
+Dropped: TypeAlias = "Callable[[Owner, Version, tuple[Proc, ...]], None]"
+"""Told of copies that nobody will ask for any more: whose, up to which version, and where they are."""
+
+
 class Store:
-    """The newest snapshot of each actor, in the memory of one process. Thread-safe.
+    """The newest snapshot of each actor, or where it is, in the memory of one process. Thread-safe.
 
     Of actors that were stopped, which may be made again, at most ``ended_bytes`` are kept: the oldest go first.
 
@@ -63,23 +83,24 @@ class Store:
     False
     """
 
-    def __init__(self, ended_bytes: int = 256 << 20) -> None:
+    def __init__(self, ended_bytes: int = 256 << 20, dropped: Dropped | None = None) -> None:
         self._lock = threading.Lock()
         self._lives: dict[Owner, int] = {}
-        self._kept: dict[Owner, Kept] = {}
+        self._kept: dict[Owner, Entry] = {}
         """What was kept last is the last."""
+        self._dropped = dropped
         self._ended: dict[Owner, None] = {}
         """Those that were stopped, the oldest first."""
         self._ended_bytes = ended_bytes
 
-    def begin(self, owner: Owner) -> tuple[int, Kept | None]:
+    def begin(self, owner: Owner) -> tuple[int, Entry | None]:
         """A new life of an actor begins: its number, and the newest snapshot (SNP-2)."""
         with self._lock:
             life = self._lives[owner] = self._lives.get(owner, 0) + 1
             self._ended.pop(owner, None)
             return life, self._kept.get(owner)
 
-    def save(self, owner: Owner, kept: Kept) -> bool:
+    def save(self, owner: Owner, kept: Entry) -> bool:
         """Keep a snapshot; false if it is older than what is there, or its life is over (SNP-1, SNP-2)."""
         with self._lock:
             known = self._kept.get(owner)
@@ -87,18 +108,22 @@ class Store:
                 return False
             self._kept.pop(owner, None)
             self._kept[owner] = kept
-            return True
+        self._drop(owner, known, kept)
+        return True
 
     def plant(self, owner: Owner, kept: Kept) -> Version:
         """Have the next life of an actor begin with this state, another's perhaps; what its present one sends is refused."""
         with self._lock:
             life = self._lives[owner] = self._lives.get(owner, 0) + 1
             planted = Version(life, 0)
+            known = self._kept.get(owner)
             self._kept[owner] = Kept(planted, kept.data, kept.buffers)
-            return planted
+        self._drop(owner, known)
+        return planted
 
     def end(self, owner: Owner, life: int) -> None:
         """An actor was stopped."""
+        gone = []
         with self._lock:
             if self._lives.get(owner) != life:
                 return
@@ -107,24 +132,37 @@ class Store:
             while size > self._ended_bytes:
                 oldest = next(iter(self._ended))
                 size -= self._kept[oldest].nbytes if oldest in self._kept else 0
-                self._forget(oldest)
+                gone.append((oldest, self._forget(oldest)))
+        for each, known in gone:
+            self._drop(each, known)
 
     def forget(self, actor: int) -> None:
         """Drop all that is kept of a mesh of actors."""
         with self._lock:
-            for owner in [each for each in self._lives if each.actor == actor]:
-                self._forget(owner)
+            owners = [each for each in self._lives if each.actor == actor]
+            gone = [(owner, self._forget(owner)) for owner in owners]
+        for owner, known in gone:
+            self._drop(owner, known)
 
-    def _forget(self, owner: Owner) -> None:
+    def _forget(self, owner: Owner) -> Entry | None:
         self._ended.pop(owner, None)
-        self._kept.pop(owner, None)
+        return self._kept.pop(owner, None)
 
-    def last(self, actor: int) -> Kept | None:
+    def _drop(self, owner: Owner, known: Entry | None, now: Entry | None = None) -> None:
+        """Tell of the copies of what was known that what is known now does not have."""
+        if self._dropped is None or not isinstance(known, Placed):
+            return
+        still = now.places if isinstance(now, Placed) else ()
+        places = tuple(place for place in known.places if place not in still)
+        if places:
+            self._dropped(owner, known.version, places)
+
+    def last(self, actor: int) -> Entry | None:
         """The snapshot of any rank of a mesh of actors that was kept last."""
         with self._lock:
             return next((kept for owner, kept in reversed(self._kept.items()) if owner.actor == actor), None)
 
-    def newest(self, owner: Owner) -> Kept | None:
+    def newest(self, owner: Owner) -> Entry | None:
         """What is kept of an actor."""
         with self._lock:
             return self._kept.get(owner)

@@ -29,7 +29,18 @@ from mesh_core.policies import (
 )
 from mesh_supervision import _machine as machine
 from mesh_supervision._backoff import Backoff
-from mesh_supervision._machine import Begin, Death, GiveUp, Plan, Ranks, RestartType, State, Strategy, Wait
+from mesh_supervision._machine import (
+    Begin,
+    Death,
+    GiveUp,
+    Plan,
+    Ranks,
+    RestartType,
+    State,
+    Strategy,
+    Wait,
+    new_tuple,
+)
 
 Type = RestartType | Literal["permanent", "transient", "temporary"]
 _LONGEST_CAUSE = 200
@@ -167,15 +178,12 @@ class _About(NamedTuple):
     """Whether that is known, and not only supposed: ends in order do not tell it."""
 
 
-class _Supervising:
+class _Supervising(NamedTuple):
     """A supervisor at work. It never changes."""
 
-    __slots__ = ("about", "plan", "state")
-
-    def __init__(self, plan: Plan, state: State, about: _About) -> None:
-        self.plan = plan
-        self.state = state
-        self.about = about
+    plan: Plan
+    state: State
+    about: _About
 
     def __repr__(self) -> str:
         state = self.state
@@ -186,7 +194,7 @@ class _Supervising:
         )
 
     def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
-        plan, state, about = self.plan, self.state, self.about
+        plan, state, about = self
         if isinstance(event, Failed):
             if state.waiting and (back := machine.due(plan, state, event, now)) is not None:
                 return _answer(plan, about, back, event)
@@ -197,14 +205,9 @@ class _Supervising:
                     about = _About(len(mesh), isinstance(mesh, ProcMesh), True)
             elif rank is not None and rank >= about.size:
                 about = about._replace(size=rank + 1)
-            death = Death(
-                rank,
-                _cause(failure, kind),
-                event,
-                failure.exitcode == 0 and kind is FailureKind.EXITED,
-                about.size,
-                0 if plan.backoff is None else _salt(event.mesh),
-            )
+            normal = kind is FailureKind.EXITED and failure.exitcode == 0
+            salt = 0 if plan.backoff is None else _salt(event.mesh)
+            death = new_tuple(Death, (rank, _cause(failure, kind), event, normal, about.size, salt))
             return _answer(plan, about, machine.died(plan, state, death, now), event)
         if isinstance(event, Ended):
             if plan.type_of(event.rank) is not RestartType.PERMANENT or state.over:
@@ -216,11 +219,13 @@ class _Supervising:
         return self, ()
 
     def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
-        plan, state, about = self.plan, self.state, self.about
+        plan, state, about = self
         if isinstance(event, Repaired):
             for each in event.actions:
                 state = machine.started(state, each.ranks)
-            return _Supervising(plan, state, about if about.sure else about._replace(sure=True)), ()
+            if not about.sure:
+                about = about._replace(sure=True)
+            return new_tuple(_Supervising, (plan, state, about)), ()
         if not about.sure:
             # The supposition may have been wrong.
             about = about._replace(procs=isinstance(event.action, Restart))
@@ -243,7 +248,7 @@ def _answer(
 ) -> tuple[Policy, Sequence[Action]]:
     """The next policy, and the actions of mesh-core that mean what the machine wants."""
     state, action = step
-    following = _Supervising(plan, state, about)
+    following = new_tuple(_Supervising, (plan, state, about))
     if isinstance(action, Begin):
         return following, _again(about.procs, action.start)
     if isinstance(action, Wait):

@@ -36,10 +36,8 @@ class TorchGroup:
         """Up to which generation groups are given up."""
         self._store: Any = None
 
-    def join(
-        self, generation: int, rank: int, size: int, ask: Ask, *, seconds: float, is_local: bool
-    ) -> None:
-        """Leave the group before, and be part of the next; waits for the other members."""
+    def join(self, generation: int, rank: int, size: int, ask: Ask, *, seconds: float, is_local: bool) -> Any:
+        """Leave the group before, and be part of the next, which is returned; waits for the other members."""
         dist = _distributed()
         self.leave()
         with self._lock:
@@ -59,6 +57,7 @@ class TorchGroup:
         if is_over:
             self.abort(generation)
             raise MeshError("the group was given up while it was joined: one of its processes has died")
+        return dist.group.WORLD
 
     def leave(self) -> None:
         """Be in no group; what waits in one raises."""

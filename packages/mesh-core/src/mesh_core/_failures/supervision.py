@@ -313,7 +313,8 @@ class FailureLedger:
     def ended(self, message: Message) -> list[tuple[int, Holding, Event]]:
         """What an orderly end of a process means for the policies in this process."""
         down = message.down()
-        if down is None or not down[2].orderly:
+        # At the end of the script everything ends in order, which no policy is to make again.
+        if down is None or not down[2].orderly or self._process.ending:
             return []
         procs_id, rank = down[:2]
         asked = [

@@ -94,6 +94,9 @@ class Identity:
 class Process:
     """The runtime, and what Python keeps beside it. One a process, made on first use."""
 
+    ending = False
+    """Whether all that it owns is being stopped: what ends in order then is no news."""
+
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
         from mesh_core._common.hooks import Hooks
@@ -418,6 +421,7 @@ class Process:
     def end(self, interrupts: Interrupts) -> None:
         """As :meth:`shutdown`. Ctrl-C hurries it and is raised when all has ended."""
         limit = self.settings.stop_timeout
+        self.ending = True
         try:
             with interrupts.raised():
                 if (actor_host := self._started_actor_host()) is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mesh_core.inspect import (
@@ -15,6 +16,8 @@ from mesh_core.inspect import (
     Wait,
     Waits,
 )
+from mesh_supervision._collectives import At
+from mesh_supervision._watching._meetings import Meeting, meetings
 
 _LIBRARIES = ("/lib/python3", "/site-packages/", "<frozen ")
 _COLLECTIVE = ("/torch/distributed/", "/mesh_tensor/_special.py")
@@ -22,6 +25,11 @@ _MEET = frozenset(
     ("all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "reduce", "reduce_scatter", "gather", "scatter", "recv", "send",
      "allreduce", "allgather", "wait", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "monitored_barrier")
 )  # fmt: skip
+_POOLED = " in a pool, for "
+_AGAIN_S = 0.3
+"""How long after the first look the second is taken."""
+_MOVING_S = 5.0
+"""With all ranks in collectives, a handler that has run for less is taken to go on."""
 _BRIEF_S = 0.5
 """What has waited for less may be about to go on."""
 
@@ -42,6 +50,8 @@ class Culprit:
     chain: tuple[str, ...] = ()
     """How those who have waited longest come to wait for it: each waits for the next."""
     stack: str = ""
+    about: str = ""
+    """In which collective others wait for it, if they do in one; two looks that differ in that have seen two collectives."""
 
     def __str__(self) -> str:
         lines = [f"{self.who}: {self.text}"]
@@ -74,11 +84,30 @@ def why(snap: Snapshot, waits: Waits, stacks: Iterable[ProcStacks]) -> Reason:
     return _Search(snap, waits, stacks).run()
 
 
+def confirmed(ask: Callable[[], Reason], wait: Callable[[float], object] = time.sleep) -> Reason:
+    """Look, and where somebody is named look again: what goes on by itself in between is nobody's fault."""
+    first = ask()
+    if not first.culprits and not first.circles:
+        return first
+    wait(_AGAIN_S)
+    second = ask()
+    known = {(each.who, each.about) for each in first.culprits}
+    culprits = tuple(each for each in second.culprits if (each.who, each.about) in known)
+    return Reason(culprits, second.circles if first.circles else ())
+
+
 class _Search:
     def __init__(self, snap: Snapshot, waits: Waits, stacks: Iterable[ProcStacks]) -> None:
         self.snap = snap
         self.circles = [circle for circle in waits.circles if circle.is_stuck]
-        self.waits = [wait for wait in waits.waits if wait.seconds >= _BRIEF_S and wait.kind != "runtime"]
+        self.waits = [
+            wait
+            for wait in waits.waits
+            # What a process says of its collectives is read from the snapshot.
+            if wait.seconds >= _BRIEF_S
+            and wait.kind != "runtime"
+            and not (wait.kind == "promise" and At.read(wait.text.removeprefix("for ")))
+        ]
         self.stacks = {each.proc: each for each in stacks}
         self.procs = {proc.name: proc for proc in snap.procs}
         self.actors: dict[str, tuple[ProcState, ActorState]] = {}
@@ -109,9 +138,15 @@ class _Search:
             for who, chains in ends.items()
             if who not in inside and (culprit := self._culprit(who, chains)) is not None
         ]
-        found += self._of_collectives(found)
         if not found and not circles:
             found = self._unasked()
+        if any(each.chain for each in found):
+            # Who has submitted a task waits for the pool, and the pool for the one that is named.
+            found = [each for each in found if not (_POOLED in each.text and not each.waiting)]
+        for meeting in meetings(self.snap):
+            found, more = self._of_meeting(meeting, found)
+            circles += more
+        found += self._of_collectives(found)
         found.sort(key=lambda each: (-each.waiting, each.who))
         return Reason(tuple(found), tuple(circles))
 
@@ -209,6 +244,57 @@ class _Search:
             return f"has {actor.queue:,} messages and takes none: something else keeps its thread"
         return "has nothing to do: it has handled what it was sent, and the answer is with somebody else, or lost"
 
+    def _of_meeting(self, meeting: Meeting, found: list[Culprit]) -> tuple[list[Culprit], list[str]]:
+        """Put who keeps a collective up in the place of those that wait in it, where processes have told what they are in."""
+        causes, circle = meeting.causes()
+        if not causes and not circle:
+            return found, []
+        waiting = {self._name_of(meeting.proc(rank)): rank for rank in meeting.at}
+        left = {each.who: each for each in found if each.who not in waiting}
+        for rank, reason in causes.items():
+            who, name = self._name_of(meeting.proc(rank)), meeting.proc(rank)
+            if rank not in meeting.at and (ends := self._ends(who)):
+                # It waits for somebody else in turn.
+                left.update((each.who, each) for each in ends if each.who not in left)
+                continue
+            actor, thread = self._actor_of(name)
+            proc, doing = self.procs.get(name), ""
+            if proc is None:
+                doing = ": its process is not there any more"
+            elif proc.state != "running":
+                doing = f": its process (pid {proc.pid}) is {proc.state}"
+            elif rank not in meeting.at:
+                doing = f": {self._doing(proc, actor, thread)}"
+            others = [each for each in waiting if each != who]
+            chain = (others[0], who) if others else ()
+            left[who] = Culprit(who, name, reason + doing, _line(thread), len(others), chain, _stack(thread))
+        return list(left.values()), [circle] if circle else []
+
+    def _ends(self, who: str) -> list[Culprit]:
+        """Those that one waits for in the end, if it waits for others."""
+        made = []
+        for wait in self.by.get(who, []):
+            for chain in self._chains(who, wait, set()) if wait.whom else ():
+                culprit = self._culprit(chain[-1], [chain])
+                if culprit is not None and culprit.who != who:
+                    made.append(culprit)
+        return made
+
+    def _actor_of(self, name: str) -> tuple[ActorState | None, ThreadStack | None]:
+        """The actor of a process that has been at work for longest, or any, and its thread."""
+        proc = self.procs.get(name)
+        if proc is None or not proc.actors:
+            return None, self._thread(proc, None)
+        actor = max(proc.actors, key=lambda each: max((one.seconds for one in each.running), default=-1.0))
+        return actor, self._thread(proc, actor)
+
+    def _name_of(self, name: str) -> str:
+        """What people call a process: the actor in it."""
+        actor, _ = self._actor_of(name)
+        if actor is None:
+            return name
+        return f"{actor.name}[{actor.rank}]" if actor.point else actor.name
+
     def _of_collectives(self, found: list[Culprit]) -> list[Culprit]:
         """Where ranks wait in a collective: those of their mesh that have not come."""
         added: list[Culprit] = []
@@ -242,10 +328,21 @@ class _Search:
                         who, proc.name, text, _line(thread), len(there), (culprit.who, who), _stack(thread)
                     )
                 )
-        if added:
-            # Who waits in it is no culprit.
-            found[:] = [one for one in found if "waits in a collective" not in one.text]
+        if added or done:
+            # Who waits in it is no culprit; where all ranks do, one collective follows the other.
+            stays = self._long if not added else ()
+            found[:] = [one for one in found if "waits in a collective" not in one.text or one.who in stays]
         return added
+
+    @property
+    def _long(self) -> set[str]:
+        """The actors that handle a message for so long that it may not end."""
+        return {
+            f"{actor.name}[{actor.rank}]"
+            for proc in self.snap.procs
+            for actor in proc.actors
+            if any(each.seconds >= _MOVING_S for each in actor.running)
+        }
 
     def _unasked(self) -> list[Culprit]:
         """What runs for long though nobody waits for it."""
@@ -272,7 +369,7 @@ class _Search:
                             _stack(thread),
                         )
                     )
-        return found + self._of_collectives(found)
+        return found
 
     def _thread(self, proc: ProcState | None, actor: ActorState | None) -> ThreadStack | None:
         stacks = self.stacks.get(proc.name) if proc is not None else None

@@ -57,13 +57,15 @@ class WhyCommand:
         )
 
     def run(self, args: Namespace) -> int:
-        """Ask once, and say it."""
-        from mesh_supervision._watching._why import why
+        """Ask, and say it."""
+        from mesh_supervision._watching._why import Reason, confirmed, why
 
-        job = _job_of(args)
-        reason = why(
-            job.snapshot(args.timeout, pss=False), job.waits(args.timeout), job.stacks(timeout=args.timeout)
-        )
+        job, limit = _job_of(args), args.timeout
+
+        def ask() -> Reason:
+            return why(job.snapshot(limit, pss=False), job.waits(limit), job.stacks(timeout=limit))
+
+        reason = confirmed(ask)
         print(reason)
         if args.stacks:
             for culprit in reason.culprits:
