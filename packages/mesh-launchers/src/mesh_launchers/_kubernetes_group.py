@@ -1,0 +1,565 @@
+"""The hosts of one Job of Kubernetes, from its creation to its end.
+
+K8S-3: hosts do not outlive the process that keeps their job: without its word Kubernetes ends the Job at its deadline, and each host ends itself
+when the file that it is told by has not changed for as long as hosts may hear nothing.
+K8S-4: a lost connection to the API server is no host's end: the pods are looked at again when it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from mesh_launchers import _kubernetes_objects as objects
+from mesh_launchers import _kubernetes_pods as pods
+from mesh_launchers._contract import HostSpec, Phase, Place, Report
+from mesh_launchers._durations import seconds
+from mesh_launchers._errors import LaunchError
+from mesh_launchers._host import told
+from mesh_launchers._kubernetes_api import ApiError, Cluster
+from mesh_launchers._kubernetes_options import KubernetesOptions
+from mesh_launchers._kubernetes_watch import PodWatch
+
+Json = dict[str, Any]
+
+_LOOK_S = 1.0
+_RUNNING_LOOK_S = 15.0
+_LISTEN_S = 0.1
+_LOG_BYTES = 1 << 18
+_LEAST_SILENCE_S = 300.0
+"""A change of a Secret takes up to two minutes until pods see it."""
+_DEADLINE = 2
+"""So many times the silence, until Kubernetes ends a Job of which it has heard nothing."""
+_SETTLED_S = 3.0
+"""What refuses pods in a Job's first moments may not be there yet, such as a new namespace's service account."""
+_END_S = 10.0
+
+
+class _Host:
+    """One host, with what is known of its pod."""
+
+    def __init__(self, spec: HostSpec) -> None:
+        self.spec = spec
+        self.pod: Json | None = None
+        self.environment: Mapping[str, Any] | None = None
+        self.waits_since: float | None = None
+        """Since when the scheduler has found no node."""
+        self.address: str | None = None
+        self.listening: asyncio.Task[None] | None = None
+        self.over = False
+        self.ending = False
+        self.words = ""
+        """Why it waits."""
+        self.last_log = ""
+
+    @property
+    def pod_name(self) -> str | None:
+        return None if self.pod is None else str(self.pod["metadata"]["name"])
+
+
+class Group:
+    """Hosts that were started together."""
+
+    def __init__(
+        self,
+        place: Place,
+        cluster: Cluster,
+        names: objects.Names,
+        options: KubernetesOptions,
+        specs: Sequence[HostSpec],
+    ) -> None:
+        self._place = dataclasses.replace(place, silence=max(place.silence, _LEAST_SILENCE_S))
+        self._cluster = cluster
+        self._options = options
+        self._names = names
+        self.name = names.name
+        self.hosts = {each.number: _Host(each) for each in specs}
+        self._by_index = list(self.hosts.values())
+        self._job: Json | None = None
+        self._may_be_there = False
+        """Whether a Job was asked for, and it is not known what has become of it."""
+        self._begun = time.monotonic()
+        self._beats = 0
+        self._has_credentials = False
+        self._trouble = ""
+        self._changed = asyncio.Event()
+        self._watch: PodWatch | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._gone: asyncio.Event = asyncio.Event()
+
+    def begin(self) -> None:
+        """Begin to start the hosts."""
+        self._report(self.hosts.values(), Phase.WAITING)
+        self._spawn(self._live())
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _report(self, hosts: Iterable[_Host], phase: Phase, why: str = "") -> None:
+        for each in hosts:
+            address = each.address if phase is Phase.RUNNING else None
+            self._place.report(Report(each.spec.number, phase, why, address, each.environment))
+
+    def _left(self) -> list[_Host]:
+        return [each for each in self.hosts.values() if not each.over and not each.ending]
+
+    def _fail(self, hosts: Iterable[_Host], why: str) -> None:
+        for each in hosts:
+            if not each.over and not each.ending:
+                each.over = True
+                self._report([each], Phase.FAILED, why)
+        self._changed.set()
+
+    # Beginning.
+
+    async def _live(self) -> None:
+        try:
+            await self._create()
+            loop = asyncio.get_running_loop()
+            self._watch = PodWatch(
+                self._cluster,
+                f"{objects.GROUP_LABEL}={self.name}",
+                loop.call_soon_threadsafe,
+                listed=self._listed,
+                changed=self._seen,
+                gone=self._pod_gone,
+                trouble=self._troubled,
+            )
+            self._watch.start()
+            self._spawn(self._beat())
+            await self._oversee()
+        except (ApiError, LaunchError) as error:
+            self._fail(self._left(), str(error))
+            # None of its hosts will be used.
+            with suppress(ApiError, LaunchError):
+                await self._remove()
+
+    async def _create(self) -> None:
+        """Make the Job and what it owns."""
+        options, count = self._options, len(self.hosts)
+        self._begun = time.monotonic()
+        manifest = objects.job(self._names, count, options, _DEADLINE * self._place.silence)
+        # What was submitted can be seen, as clusters have rules of their own.
+        (self._place.folder / f"{self.name}.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        self._may_be_there = True
+        try:
+            await self._cluster.ask("POST", self._cluster.path("jobs"), manifest)
+        except ApiError as error:
+            if error.reason == "AlreadyExists":
+                self._may_be_there = False
+                raise LaunchError(
+                    f"the namespace {self._cluster.namespace!r} has a Job {self.name!r} already, which somebody else has launched, or whose hosts are "
+                    f"ending: choose another name, or remove it with `kubectl delete job {self.name} --namespace {self._cluster.namespace}`"
+                ) from error
+            self._may_be_there = error.status == 0 and error.was_sent
+            raise
+        job = await self._find()
+        assert job is not None
+        if "backoffLimitPerIndex" not in job["spec"]:
+            raise LaunchError(
+                "this cluster is older than Kubernetes 1.29, whose Jobs cannot be used for hosts"
+            )
+        specs = [each.spec for each in self._by_index]
+        line = told(
+            self._place,
+            specs,
+            variable=objects.INDEX_VARIABLE,
+            beat=f"{objects.FOLDER}/{objects.BEAT}",
+            address=options.listen,
+            resources={"gpus": float(options.gpus)} if options.gpus else {},
+        )
+        made = [
+            self._cluster.ask("POST", self._cluster.path("secrets"), objects.secret(self._names, job, line))
+        ]
+        if options.service:
+            made.append(
+                self._cluster.ask("POST", self._cluster.path("services"), objects.service(self._names, job))
+            )
+        done = await asyncio.gather(*made, return_exceptions=True)
+        if failed := next((each for each in done if isinstance(each, BaseException)), None):
+            raise failed
+        self._has_credentials = True
+
+    async def _find(self) -> Json | None:
+        """Return the Job, if it is there and ours."""
+        try:
+            job = await self._cluster.ask("GET", self._cluster.path("jobs", self.name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        if (job["metadata"].get("annotations") or {}).get(objects.RUN) != self._names.run:
+            return None
+        self._job = job
+        return job
+
+    # While they run.
+
+    async def _oversee(self) -> None:
+        """Look after what no pod tells of: limits, refused pods, and the Job itself."""
+        looked = time.monotonic()
+        while self._left():
+            coming = [each for each in self._left() if each.address is None]
+            now = time.monotonic()
+            if coming and now - looked >= _LOOK_S:
+                looked = now
+                with suppress(ApiError):
+                    await self._look_for_reasons([each for each in coming if each.listening is None])
+            self._apply_limits([each for each in coming if each.listening is None])
+            if not coming and self._has_credentials:
+                # No pod is ever made again: what all have read is nobody's any more.
+                self._has_credentials = not await self._patched("secrets", objects.without_credentials())
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _LOOK_S if coming else _RUNNING_LOOK_S)
+        if self._has_credentials:
+            await self._patched("secrets", objects.without_credentials())
+
+    def _apply_limits(self, hosts: Sequence[_Host]) -> None:
+        now = time.monotonic()
+        queue, scheduler = self._options.queue_timeout, self._options.unschedulable_timeout
+        for each in hosts:
+            if queue is not None and now > self._begun + seconds(queue, "queue_timeout"):
+                self._give_up(each, f"it has waited {queue} for a node and its container: {each.words}")
+            elif scheduler is not None and each.waits_since is not None:
+                limit = seconds(scheduler, "unschedulable_timeout") if scheduler else 0.0
+                if now >= each.waits_since + limit:
+                    self._give_up(each, f"Kubernetes finds no node for it: {each.words}")
+
+    def _give_up(self, host: _Host, why: str) -> None:
+        """Have a host fail that may still come, and take care that it does not."""
+        self._fail([host], why)
+        if host.pod is not None:
+            self._spawn(self._delete_pod(host.pod, None))
+
+    async def _look_for_reasons(self, hosts: Sequence[_Host]) -> None:
+        """Find out why hosts do not come, where their pods do not say it, or there are none."""
+        if not hosts:
+            return
+        job = await self._find()
+        if job is None:
+            self._fail(self._left(), f"its Job {self.name} was deleted")
+            return
+        conditions = (job.get("status") or {}).get("conditions") or []
+        for each in conditions:
+            if each["type"] == "Failed" and each["status"] == "True":
+                self._fail(hosts, f"its Job has failed: {each.get('reason')}: {each.get('message')}")
+                return
+            if each["type"] == "Suspended" and each["status"] == "True":
+                self._wait(hosts, f"{each.get('reason')}: {each.get('message')}")
+        none = [each for each in hosts if each.pod is None]
+        if none and (events := await self._events(job)):
+            why, final = pods.refusal(events, len(self.hosts))
+            if why and final and time.monotonic() > self._begun + _SETTLED_S:
+                self._fail(none, f"Kubernetes will not start it: {why}")
+            elif why:
+                self._wait(none, why)
+        # One speaks for all that wait for the same volume, or the same registry.
+        quiet = next((each for each in hosts if each.pod is not None and pods.is_quiet(each.pod)), None)
+        if (
+            quiet is not None
+            and quiet.pod is not None
+            and (why := pods.newest(await self._events(quiet.pod)))
+        ):
+            self._wait([quiet], why)
+
+    async def _events(self, of: Json) -> list[Json]:
+        query = {"fieldSelector": f"involvedObject.uid={of['metadata']['uid']}"}
+        try:
+            found: list[Json] = (await self._cluster.ask("GET", self._cluster.path("events"), query=query))[
+                "items"
+            ]
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            # One who may not read events is told less.
+            return []
+        return found
+
+    def _wait(self, hosts: Iterable[_Host], why: str) -> None:
+        for each in hosts:
+            if why != each.words and not each.over:
+                each.words = why
+                self._report([each], Phase.WAITING, why)
+
+    async def _beat(self) -> None:
+        """Say that this end is there (K8S-3)."""
+        silence = self._place.silence
+        while self._left():
+            await asyncio.sleep(silence / 6)
+            self._beats += 1
+            after = time.monotonic() - self._begun + _DEADLINE * silence
+            await asyncio.gather(
+                self._patched("secrets", objects.beat(self._beats)),
+                self._patched("jobs", objects.deadline(after)),
+            )
+
+    async def _patched(self, kind: str, change: Json) -> bool:
+        """Change one of the objects; returns whether that was done, or never will be."""
+        try:
+            await self._cluster.ask("PATCH", self._cluster.path(kind, self.name), change)
+        except ApiError as error:
+            self._troubled(str(error))
+            return error.is_final
+        return True
+
+    def _troubled(self, why: str) -> None:
+        """Tell that the API server does not answer, or that it does again."""
+        if why != self._trouble:
+            self._trouble = why
+            # The keeper's log has it.
+            sys.stderr.write(f"{why or 'the API server answers'}\n")
+            running = [each for each in self._left() if each.address is not None]
+            self._report(running, Phase.RUNNING, why)
+
+    # What pods say.
+
+    def _listed(self, items: list[Json]) -> None:
+        for each in items:
+            self._seen(each)
+        there = {each["metadata"]["uid"] for each in items}
+        for host in self.hosts.values():
+            if host.pod is not None and host.pod["metadata"]["uid"] not in there:
+                # The list may be an old one.
+                self._spawn(self._look_for(host))
+
+    async def _look_for(self, host: _Host) -> None:
+        assert host.pod is not None
+        with suppress(ApiError):
+            if not await self._is_there(host.pod):
+                self._pod_gone(host.pod)
+
+    async def _is_there(self, pod: Json) -> bool:
+        try:
+            found = await self._cluster.ask("GET", self._cluster.path("pods", pod["metadata"]["name"]))
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return bool(found["metadata"]["uid"] == pod["metadata"]["uid"])
+
+    def _host_of(self, pod: Json) -> _Host | None:
+        index = pods.index_of(pod)
+        return None if index is None or index >= len(self._by_index) else self._by_index[index]
+
+    def _pod_gone(self, pod: Json) -> None:
+        host = self._host_of(pod)
+        if (
+            host is not None
+            and host.pod is not None
+            and host.pod["metadata"]["uid"] == pod["metadata"]["uid"]
+        ):
+            host.pod = None
+            if not host.over and not host.ending:
+                self._fail([host], pods.look(pod).why or "its pod was deleted")
+        self._changed.set()
+
+    def _seen(self, pod: Json) -> None:
+        host = self._host_of(pod)
+        if host is None:
+            return
+        if host.over or host.ending:
+            # One that was made for a host that nobody wants any more.
+            if host.pod is None and not pod["metadata"].get("deletionTimestamp"):
+                host.pod = pod
+                if host.ending or (pod.get("status") or {}).get("phase") not in {"Failed", "Succeeded"}:
+                    self._spawn(self._delete_pod(pod, None))
+            elif host.pod is not None:
+                host.pod = pod
+            return
+        host.pod = pod
+        seen = pods.look(pod)
+        if seen.phase is Phase.FAILED:
+            host.over = True
+            self._spawn(self._tell_failure(host, pod, seen))
+        elif seen.phase is Phase.WAITING:
+            if not seen.unschedulable:
+                host.waits_since = None
+            elif host.waits_since is None:
+                host.waits_since = time.monotonic()
+            if seen.why:
+                self._wait([host], seen.why)
+        elif host.listening is None:
+            host.listening = self._spawn(self._listen(host))
+        self._changed.set()
+
+    async def _listen(self, host: _Host) -> None:
+        """Wait until a host's agent listens: it says so in its log."""
+        self._report([host], Phase.STARTING)
+        limit, pause, words = time.monotonic() + self._options.start_timeout, _LISTEN_S, ""
+        while not host.over and not host.ending:
+            try:
+                said = pods.spoken(await self._log(host, {"limitBytes": _LOG_BYTES}))
+            except ApiError as error:
+                said, words = {}, str(error)
+                if error.status == 403:
+                    self._give_up(host, f"its log cannot be read, which says where it listens: {error}")
+                    return
+            if "environment" in said and host.environment is None:
+                host.environment = said["environment"]
+                self._report([host], Phase.STARTING)
+            address = (host.pod or {}).get("status", {}).get("podIP")
+            if "address" in said and address and not host.over and not host.ending:
+                port = str(said["address"]).rpartition(":")[2]
+                host.address = f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+                self._report([host], Phase.RUNNING)
+                self._changed.set()
+                return
+            if time.monotonic() > limit:
+                lines = words or pods.written(host.last_log, 12)
+                why = f"it has not listened after {self._options.start_timeout:g} s"
+                self._give_up(host, f"{why}\n{lines}" if lines else why)
+                return
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, _LOOK_S)
+
+    async def _tell_failure(self, host: _Host, pod: Json, seen: pods.Seen) -> None:
+        """Report a host's failure, with its own last words."""
+        if seen.has_log:
+            with suppress(ApiError):
+                await self._log(host, {"tailLines": 200})
+        why = str(pods.spoken(host.last_log).get("failed") or seen.why)
+        if seen.why not in why:
+            why = f"{why} ({seen.why})"
+        lines = pods.written(host.last_log, 12)
+        if not host.ending:
+            self._report([host], Phase.FAILED, f"{why}\n{lines}" if lines else why)
+        self._changed.set()
+
+    async def _log(self, host: _Host, query: Mapping[str, Any]) -> str:
+        """Read a host's log; what was read last stays, as it goes with the pod."""
+        if host.pod_name is None:
+            return host.last_log
+        path = self._cluster.path("pods", host.pod_name, "log")
+        host.last_log = await self._cluster.text(path, {"container": objects.CONTAINER, **query})
+        return host.last_log
+
+    async def log(self, number: int, lines: int) -> str:
+        """Return the last lines of a host."""
+        host = self.hosts[number]
+        try:
+            # The words of its program are at the beginning, and not counted.
+            text = await self._log(host, {"tailLines": lines + 200})
+        except ApiError as error:
+            if not host.last_log:
+                return str(error)
+            text = host.last_log
+        return pods.written(text, lines)
+
+    # Ending.
+
+    async def stop(self, numbers: Iterable[int]) -> None:
+        """End hosts, and the Job with the last of them."""
+        mine = [self.hosts[each] for each in numbers if each in self.hosts]
+        if not mine:
+            return
+        for each in mine:
+            each.ending = True
+        if all(each.ending or each.over for each in self.hosts.values()):
+            await self._remove()
+        else:
+            await asyncio.gather(
+                *[self._delete_pod(each.pod, self._options.grace) for each in mine if each.pod is not None]
+            )
+        for each in mine:
+            each.over = True
+        self._report(mine, Phase.ENDED)
+
+    async def _delete_pod(self, pod: Json, grace: float | None) -> None:
+        """Delete a pod. With a `grace`, wait until it is gone; the node that it is on may be dead, and then nobody else removes it."""
+        path = self._cluster.path("pods", pod["metadata"]["name"])
+        precondition = {"preconditions": {"uid": pod["metadata"]["uid"]}}
+        with suppress(ApiError):
+            await self._cluster.ask("DELETE", path, precondition)
+        if grace is None:
+            return
+        if not await self._until_gone(pod, grace + _END_S):
+            with suppress(ApiError):
+                await self._cluster.ask("DELETE", path, {"gracePeriodSeconds": 0, **precondition})
+            await self._until_gone(pod, _END_S)
+
+    async def _until_gone(self, pod: Json, limit: float) -> bool:
+        end, pause = time.monotonic() + limit, _LISTEN_S
+        while time.monotonic() < end:
+            with suppress(ApiError):
+                if not await self._is_there(pod):
+                    return True
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, _LOOK_S)
+        return False
+
+    async def _remove(self) -> None:
+        """Delete the Job with all that it owns; nothing of it is left when this returns."""
+        current = asyncio.current_task()
+        others = [each for each in self._tasks if each is not current]
+        for each in others:
+            each.cancel()
+        if others:
+            await asyncio.wait(others)
+        if self._watch is not None:
+            self._watch.close()
+        if not self._may_be_there:
+            return
+        end, error = time.monotonic() + self._options.grace + 2 * _END_S, None
+        forced = False
+        pause = _LISTEN_S
+        while time.monotonic() < end:
+            try:
+                if await self._is_removed():
+                    self._may_be_there = False
+                    return
+                if not forced and time.monotonic() > end - _END_S:
+                    forced = True
+                    await self._force()
+            except ApiError as failure:
+                error = failure
+                if failure.is_final:
+                    break
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, _LOOK_S)
+        raise LaunchError(
+            f"the Job {self.name} in the namespace {self._cluster.namespace!r} could not be removed: {error or 'its pods do not end'}. "
+            f"Kubernetes ends it {_DEADLINE * self._place.silence:g} s after the last word from here, and removes it then"
+        )
+
+    async def _is_removed(self) -> bool:
+        """Delete what is there, and return whether nothing was."""
+        job = await self._find()
+        if job is None:
+            return not (await self._pods())
+        if not job["metadata"].get("deletionTimestamp"):
+            # The credentials first; the garbage collector takes what it finds later.
+            kinds = ["secrets", "services"] if self._options.service else ["secrets"]
+            for kind in kinds:
+                with suppress(ApiError):
+                    await self._cluster.ask("DELETE", self._cluster.path(kind, self.name))
+            await self._cluster.ask(
+                "DELETE",
+                self._cluster.path("jobs", self.name),
+                {"propagationPolicy": "Foreground", "preconditions": {"uid": job["metadata"]["uid"]}},
+            )
+        return False
+
+    async def _pods(self) -> list[Json]:
+        query = {"labelSelector": f"{objects.GROUP_LABEL}={self.name}"}
+        found: list[Json] = (await self._cluster.ask("GET", self._cluster.path("pods"), query=query))["items"]
+        return found
+
+    async def _force(self) -> None:
+        """Remove pods that nobody ends: their nodes do not answer."""
+        for each in await self._pods():
+            with suppress(ApiError):
+                await self._cluster.ask(
+                    "DELETE",
+                    self._cluster.path("pods", each["metadata"]["name"]),
+                    {"gracePeriodSeconds": 0, "preconditions": {"uid": each["metadata"]["uid"]}},
+                )
