@@ -49,6 +49,7 @@ class ControlPlane:
         folder.mkdir(parents=True, exist_ok=True)
         for component in control_plane.COMPONENTS:
             (folder / component).symlink_to(control_plane.binary())
+        self.processes: list[Process] = []
         self._write_keys()
         self.kubeconfig = self.write_kubeconfig("admin")
         self.api = Api(f"{self.main.address}:{PORT}", ADMIN, folder / "tls.crt")
@@ -167,7 +168,9 @@ class ControlPlane:
     def _daemon(self, program: str | Path, options: dict[str, Any]) -> Process:
         words = [f"--{name}={value}" for name, value in options.items()]
         with (self.folder / f"{Path(program).name}.log").open("ab") as log:
-            return self.main.start([program, *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = self.main.start([program, *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.processes.append(process)
+        return process
 
     def _answers(self) -> bool:
         if self._server.poll() is not None:
@@ -181,7 +184,9 @@ class ControlPlane:
         """Have a machine be a node."""
         words = [self.folder, self.main.address, PORT, ADMIN, host.name, host.address]
         with (self.folder / f"kubelet-{host.name}.log").open("ab") as log:
-            return host.python(HERE / "programs" / "kubelet.py", *map(str, words), stdout=log, stderr=log)
+            process = host.python(HERE / "programs" / "kubelet.py", *map(str, words), stdout=log, stderr=log)
+        self.processes.append(process)
+        return process
 
     def _is_ready(self) -> bool:
         # Without its account, pods of a namespace are refused.

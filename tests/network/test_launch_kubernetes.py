@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import controlplane
 import pytest
 from cluster import Host, Network, Process, wait_until
+from conftest import children
 from controlplane import ControlPlane
 
 pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
@@ -37,9 +39,10 @@ from mesh_launchers import *
 class Where(Actor):
     @endpoint
     def where(self):
-        import os
+        import os, socket
         # The variables of a pod are those of its agent, and of what that starts.
-        return os.environ["HOSTNAME"].rsplit("-", 1)[0]
+        assert os.environ["HOSTNAME"] == socket.gethostname()
+        return socket.gethostname()
 
 def where(hosts):
     return sorted(hosts.spawn_procs(per_host={"gpus": 1}).spawn("where", Where).where.call().get(timeout=60).values())
@@ -78,6 +81,7 @@ class Site:
         self.namespace = f"test-{uuid.uuid4().hex[:8]}"
         self.path = f"/api/v1/namespaces/{self.namespace}"
         self.jobs = f"/apis/batch/v1/namespaces/{self.namespace}/jobs"
+        self.scripts: list[Process] = []
         self.options: dict[str, Any] = {
             "image": "mesh",
             "python": sys.executable,
@@ -119,16 +123,20 @@ class Site:
 
 
 def hosts_on(machine: Host) -> list[int]:
-    """The first processes of containers of hosts on a machine."""
+    """The first processes of hosts' containers on a machine."""
+    with machine.network():
+        network = Path("/proc/thread-self/ns/net").stat().st_ino
     found = []
-    for pid in machine.pids():
-        try:
-            status = Path(f"/proc/{pid}/status").read_text()
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"mesh-host" in words and re.search(r"^NSpid:.*\t1$", status, re.MULTILINE):
-            found.append(pid)
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                status = (process / "status").read_text()
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                is_here = (process / "ns/net").stat().st_ino == network
+            except OSError:
+                continue  # it has ended since
+            if is_here and b"mesh-host" in words and re.search(r"^NSpid:.*\t1$", status, re.MULTILINE):
+                found.append(int(process.name))
     return found
 
 
@@ -153,11 +161,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield ControlPlane(network, tmp_path_factory.mktemp("kubernetes"))
 
 
+@pytest.fixture(autouse=True)
+def tidy(cluster: ControlPlane) -> Iterator[None]:
+    """Nothing stays behind a test but the cluster, whose daemons some tests start anew."""
+    before = children(), {thread.name for thread in threading.enumerate()}
+
+    def left() -> set[str]:
+        return children() - before[0] - {str(each.pid) for each in cluster.processes}
+
+    yield
+    wait_until(lambda: not left(), "processes are left", 10)
+    assert {thread.name for thread in threading.enumerate()} <= before[1]
+
+
 @pytest.fixture
 def site(cluster: ControlPlane, tmp_path: Path) -> Iterator[Site]:
     """A namespace, in which nothing is left at the end."""
     site = Site(cluster, tmp_path)
     yield site
+    for each in site.scripts:
+        each.close()
     site.nothing_is_left()
     cluster.ask("DELETE", f"/api/v1/namespaces/{site.namespace}")
 
@@ -270,39 +293,61 @@ refused(kubeconfig={str(plain)!r})
 
 def test_what_cannot_come_fails_at_once(site: Site) -> None:
     """K8S-2, in the words of who says so."""
-    site.create("resourcequotas", {"metadata": {"name": "few"}, "spec": {"hard": {"requests.cpu": "2"}}})
-    expired = site.cluster.write_kubeconfig("admin", token="old")
+    site.create("resourcequotas", {"metadata": {"name": "few"}, "spec": {"hard": {"requests.cpu": "3"}}})
+    meshes: dict[str, dict[str, Any]] = {
+        "image": {"image": "missing/mesh"},
+        "python": {"python": "/nowhere/python"},
+        "namespace": {"namespace": "nowhere"},
+        "account": {"service_account": "nobody"},
+        "amount": {"cpu": "lots"},
+        "quota": {"hosts": 3, "cpu": 2},
+        "node": {"gpus": 9, "unschedulable_timeout": 0},
+        "queue": {"gpus": 9, "queue_timeout": 0.5},
+        "token": {"kubeconfig": str(site.cluster.write_kubeconfig("admin", token="old"))},
+        "context": {"context": "elsewhere"},
+        "config": {"kubeconfig": "/nowhere/config"},
+        "server": {"kubeconfig": str(nowhere(site))},
+    }
     script = site.run(
         f"""
-refused(image="missing/mesh")
-refused(python="/nowhere/python")
-refused(namespace="nowhere")
-refused(service_account="nobody")
-refused(cpu="lots")
-refused(hosts=3, cpu=1)
-refused(kubeconfig={str(expired)!r})
-refused(context="elsewhere")
-refused(kubeconfig="/nowhere/config")
+with launch("kubernetes", meshes={ {name: {"hosts": 1, **each} for name, each in meshes.items()}!r}, **OPTIONS) as job:
+    whys = {{}}
+    while len(whys) < {len(meshes)}:
+        whys |= {{each.mesh: each.why for each in job.state().hosts if each.phase is Phase.FAILED}}
+        time.sleep(0.01)
+    import json
+    say(json.dumps(whys))
 """,
         cpu="0.1",
     )
-    said = heard(script)
-    assert said.startswith("its container does not start: ErrImagePull: ")
-    assert "missing/mesh: not found" in said
-    assert "/nowhere/python" in heard(script)
-    assert 'namespaces "nowhere" not found' in heard(script)
-    assert 'serviceaccount "nobody" not found' in heard(script)
-    assert "quantities must match the regular expression" in heard(script)
-    said = heard(script)
-    assert said.startswith("Kubernetes will not start it: FailedCreate: ")
-    assert (
-        "exceeded quota: few, requested: requests.cpu=1, used: requests.cpu=2, limited: requests.cpu=2"
-        in said
-    )
-    assert "not valid or have expired; log in again" in heard(script)
-    assert "elsewhere" in heard(script)
-    assert "/nowhere/config" in heard(script)
+    whys = json.loads(heard(script))
+    assert whys["image"].startswith("its container does not start: ErrImagePull: ")
+    assert "missing/mesh: not found" in whys["image"]
+    assert whys["quota"].startswith("Kubernetes will not start it: FailedCreate: ")
+    assert "exceeded quota: few, requested: requests.cpu=2, used: " in whys["quota"]
+    assert whys["node"].startswith("Kubernetes finds no node for it: Unschedulable: 0/3 nodes")
+    assert whys["queue"].startswith("it has waited 0.5 for a node and its container: ")
+    for mesh, words in {
+        "python": "/nowhere/python",
+        "namespace": 'namespaces "nowhere" not found',
+        "account": 'serviceaccount "nobody" not found',
+        "amount": "quantities must match the regular expression",
+        "token": "not valid or have expired; log in again",
+        "context": "elsewhere",
+        "config": "there is no kubeconfig /nowhere/config",
+        "server": "cannot be reached",
+    }.items():
+        assert words in whys[mesh]
     ended(script)
+
+
+def nowhere(site: Site) -> Path:
+    """A kubeconfig of a server that is not there."""
+    config = json.loads(site.cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = f"https://{site.cluster.main.address}:1"
+    path = site.folder / "nowhere"
+    path.write_text(json.dumps(config))
+    return path
 
 
 def test_hosts_that_wait_say_why(site: Site) -> None:
@@ -319,8 +364,6 @@ with launch("kubernetes", hosts=1, name="huge", gpus=9, **OPTIONS) as huge:
             first.stop()
             second.wait(60)
             say("runs")
-refused(gpus=9, unschedulable_timeout=0)
-refused(gpus=9, queue_timeout=0.5)
 """
     )
     said = heard(script)
@@ -330,8 +373,6 @@ refused(gpus=9, queue_timeout=0.5)
     assert "3 Insufficient nvidia.com/gpu" in said
     assert "second-0 waiting: FailedCreate: " in heard(script)
     assert heard(script) == "runs"
-    assert heard(script).startswith("Kubernetes finds no node for it: Unschedulable: 0/3 nodes")
-    assert heard(script).startswith("it has waited 0.5 for a node and its container: ")
     ended(script)
 
 
@@ -410,7 +451,8 @@ with launch("kubernetes", hosts=1, name="lab", **OPTIONS) as job:
     )
     assert heard(script) == "runs"
     other = Site.__new__(Site)
-    other.cluster, other.options, other.folder = site.cluster, site.options, tmp_path_factory.mktemp("other")
+    other.cluster, other.options, other.scripts = site.cluster, site.options, site.scripts
+    other.folder = tmp_path_factory.mktemp("other")
     second = other.run('refused(name="lab")')
     assert f"the namespace '{site.namespace}' has a Job 'mesh-lab-0' already" in heard(second)
     ended(second)
@@ -546,18 +588,6 @@ with launch("kubernetes", hosts=2, name="lab", **OPTIONS) as job:
         site.cluster.start_server()
     assert heard(script) == "back"
     ended(script)
-    script = site.run("refused()", kubeconfig=str(nowhere(site)))
-    assert "cannot be reached" in heard(script)
-    ended(script)
-
-
-def nowhere(site: Site) -> Path:
-    """A kubeconfig of a server that is not there."""
-    config = json.loads(site.cluster.kubeconfig.read_text())
-    config["clusters"][0]["cluster"]["server"] = f"https://{site.cluster.main.address}:1"
-    path = site.folder / "nowhere"
-    path.write_text(json.dumps(config))
-    return path
 
 
 def test_credentials_are_in_the_secret_alone(site: Site) -> None:

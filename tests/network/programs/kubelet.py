@@ -194,6 +194,7 @@ class Pod:
         self.pod = pod
         self.namespace: str = pod["metadata"]["namespace"]
         self.name: str = pod["metadata"]["name"]
+        self.hostname: str = pod["spec"].get("hostname") or self.name
         self.container: Json = pod["spec"]["containers"][0]
         self.folder = kubelet.folder / "pods" / pod["metadata"]["uid"]
         self.process: subprocess.Popen[bytes] | None = None
@@ -316,7 +317,7 @@ class Pod:
             for each in self.container.get("volumeMounts") or []
         }
         hosts = self.folder / "hosts"
-        hosts.write_text(f"{Path('/etc/hosts').read_text()}{self.kubelet.address} {self.name}\n")
+        hosts.write_text(f"{Path('/etc/hosts').read_text()}{self.kubelet.address} {self.hostname}\n")
         mounts["/etc/hosts"] = str(hosts)
         with log.open("wb") as out:
             self.process = subprocess.Popen(
@@ -350,7 +351,7 @@ class Pod:
         env = {
             "PATH": os.environ["PATH"],
             "HOME": "/root",
-            "HOSTNAME": self.name,
+            "HOSTNAME": self.hostname,
             "KUBERNETES_SERVICE_HOST": server,
             "KUBERNETES_SERVICE_PORT": port,
         }

@@ -75,6 +75,8 @@ class Cluster:
             named = kubeconfig or context or os.environ.get("KUBECONFIG")
             if named or (Path.home() / ".kube" / "config").exists():
                 file = None if kubeconfig is None else str(Path(kubeconfig).expanduser())
+                if file is not None and not Path(file).exists():
+                    raise LaunchError(f"there is no kubeconfig {file}")
                 config.load_kube_config(file, context, configuration, persist_config=False)
                 found = _namespace_of(file, context)
             elif (_SERVICE_ACCOUNT / "token").exists():

@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 _LOOK_S = 1.0
 _RUNNING_LOOK_S = 15.0
-_LISTEN_S = 0.1
+_LISTEN_S = 0.05
 _LOG_BYTES = 1 << 18
 _LEAST_SILENCE_S = 300.0
 """A change of a Secret takes up to two minutes until pods see it."""
@@ -395,7 +395,7 @@ class Group:
     async def _listen(self, host: _Host) -> None:
         """Wait until a host's agent listens: it says so in its log."""
         self._report([host], Phase.STARTING)
-        limit, pause, words = time.monotonic() + self._options.start_timeout, _LISTEN_S, ""
+        begun, words = time.monotonic(), ""
         while not host.over and not host.ending:
             try:
                 said = pods.spoken(await self._log(host, {"limitBytes": _LOG_BYTES}))
@@ -414,13 +414,14 @@ class Group:
                 self._report([host], Phase.RUNNING)
                 self._changed.set()
                 return
-            if time.monotonic() > limit:
+            waited = time.monotonic() - begun
+            if waited > self._options.start_timeout:
                 lines = words or pods.written(host.last_log, 12)
                 why = f"it has not listened after {self._options.start_timeout:g} s"
                 self._give_up(host, f"{why}\n{lines}" if lines else why)
                 return
-            await asyncio.sleep(pause)
-            pause = min(1.5 * pause, _LOOK_S)
+            # Often at first, and then in proportion.
+            await asyncio.sleep(min(max(_LISTEN_S, waited / 8), _LOOK_S))
 
     async def _tell_failure(self, host: _Host, pod: Json, seen: pods.Seen) -> None:
         """Report a host's failure, with its own last words."""
@@ -475,14 +476,14 @@ class Group:
         self._report(mine, Phase.ENDED)
 
     async def _delete_pod(self, pod: Json, grace: float | None) -> None:
-        """Delete a pod. With a `grace`, wait until it is gone; the node that it is on may be dead, and then nobody else removes it."""
+        """Delete a pod. With a `grace`, wait until it is gone; its node may be dead, and then nobody else removes it."""
         path = self._cluster.path("pods", pod["metadata"]["name"])
         precondition = {"preconditions": {"uid": pod["metadata"]["uid"]}}
         with suppress(ApiError):
             await self._cluster.ask("DELETE", path, precondition)
         if grace is None:
             return
-        if not await self._until_gone(pod, grace + _END_S):
+        if pods.is_lost(pod) or not await self._until_gone(pod, grace + _END_S):
             with suppress(ApiError):
                 await self._cluster.ask("DELETE", path, {"gracePeriodSeconds": 0, **precondition})
             await self._until_gone(pod, _END_S)
@@ -511,6 +512,9 @@ class Group:
             return
         end, error = time.monotonic() + self._options.grace + 2 * _END_S, None
         forced = False
+        for host in self.hosts.values():
+            if host.pod is not None and pods.is_lost(host.pod):
+                await self._delete_pod(host.pod, 0.0)
         pause = _LISTEN_S
         while time.monotonic() < end:
             try:

@@ -66,8 +66,8 @@ def look(pod: Json) -> Seen:
     disruption = _condition(status, "DisruptionTarget")
     has_log = bool(container.get("started") or "running" in state or "terminated" in state)
     if disruption.get("status") == "True":
-        lost = disruption.get("reason") in _LOST
-        return Seen(Phase.FAILED, f"its pod was evicted: {_words(disruption)}", has_log=has_log and not lost)
+        why = f"its pod was evicted: {_words(disruption)}"
+        return Seen(Phase.FAILED, why, has_log=has_log and not is_lost(pod))
     if status.get("reason"):
         # The kubelet's own evictions, deadlines, and nodes that are shutting down.
         return Seen(Phase.FAILED, f"its pod has ended: {_words(status)}", has_log=has_log)
@@ -92,6 +92,12 @@ def _waiting(waiting: Json, status: Json) -> Seen:
     if reason in _FINAL or (reason in _PULLING and _NO_IMAGE.search(waiting.get("message") or "")):
         return Seen(Phase.FAILED, f"its container does not start: {_words(waiting)}")
     return Seen(Phase.WAITING, _words(waiting) or _unfinished(status))
+
+
+def is_lost(pod: Json) -> bool:
+    """Whether Kubernetes has given a pod's node up, so that nobody there ends the pod."""
+    status = pod.get("status") or {}
+    return _LOST & {status.get("reason"), _condition(status, "DisruptionTarget").get("reason")} != set()
 
 
 def is_quiet(pod: Json) -> bool:
