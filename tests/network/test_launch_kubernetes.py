@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -436,6 +437,53 @@ with launch("kubernetes", hosts=1, name="none", gpus=9, **OPTIONS) as none:
     site.cluster.ask("DELETE", f"{site.jobs}/mesh-none-0", {"propagationPolicy": "Foreground"})
     assert heard(script).startswith("none-0 | its ")
     ended(script)
+
+
+KEEPER = """
+import asyncio, sys, tempfile
+from pathlib import Path
+from mesh_core import Credentials
+from mesh_core.plugins import PluginManager
+from mesh_launchers import *
+from mesh_launchers import _kubernetes_group
+
+async def keep(options):
+    running = asyncio.Event()
+    folder = Path(tempfile.mkdtemp(dir="."))
+    hosts = Credentials.new(folder / "credentials").host_path
+    place = Place("kept", folder, hosts, 3.0, lambda report: report.phase is Phase.RUNNING and running.set())
+    plugin = PluginManager().get(LAUNCHERS, "kubernetes")
+    await plugin.create(place).start(plugin.options(**options), [HostSpec(0, "kept-0")])
+    await running.wait()
+    print("runs", flush=True)
+    await asyncio.sleep(600)
+
+# Such a short silence is for a kubelet that sees changes at once.
+_kubernetes_group._LEAST_SILENCE_S = 3.0
+asyncio.run(keep(OPTIONS))
+"""
+
+
+def test_hosts_end_with_the_process_that_keeps_them(site: Site) -> None:
+    """K8S-3: they go on for longer than their deadline and their silence, and not when it is killed."""
+    keeper = site.cluster.script(f"OPTIONS = {site.options!r}\n{KEEPER}", site.folder)
+    site.scripts.append(keeper)
+    assert heard(keeper) == "runs"
+
+    def job() -> dict[str, Any]:
+        return site.cluster.ask("GET", f"{site.jobs}/mesh-kept-0")
+
+    begun, first = time.monotonic(), job()["spec"]["activeDeadlineSeconds"]
+    assert first >= 6
+    wait_until(lambda: job()["spec"]["activeDeadlineSeconds"] >= 14, "its deadline is not put off", LIMIT)
+    assert time.monotonic() > begun + 3
+    assert sum(len(hosts_on(each)) for each in site.cluster.nodes) == 1
+    keeper.kill()
+    wait_until(lambda: not any(map(hosts_on, site.cluster.nodes)), "the host goes on", LIMIT)
+    wait_until(lambda: job()["status"].get("conditions"), "the Job has not ended", LIMIT)
+    assert {each["type"] for each in job()["status"]["conditions"]} >= {"Failed"}
+    # Kubernetes does this after five minutes.
+    site.cluster.ask("DELETE", f"{site.jobs}/mesh-kept-0", {"propagationPolicy": "Foreground"})
 
 
 def test_a_name_in_use(site: Site, tmp_path_factory: pytest.TempPathFactory) -> None:

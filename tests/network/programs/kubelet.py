@@ -325,7 +325,7 @@ class Pod:
                     sys.executable,
                     "-S",
                     str(HERE / "container.py"),
-                    self.name[:63],
+                    self.hostname,
                     json.dumps(mounts),
                     *words,
                 ],

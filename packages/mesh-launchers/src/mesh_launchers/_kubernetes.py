@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import secrets
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from mesh_core.plugins import ProbeResult, hookimpl
 from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Place
@@ -22,22 +24,22 @@ class KubernetesLauncher:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._groups: list[Group] = []
-        self._clusters: dict[tuple[str | None, ...], Cluster] = {}
+        self._clusters: dict[tuple[str | None, ...], asyncio.Future[Cluster]] = {}
         self._run = secrets.token_hex(8)
 
     async def start(self, options: KubernetesOptions, hosts: Sequence[HostSpec]) -> None:
         """Begin to start hosts."""
-        cluster = await self._cluster(options)
+        cluster = self._cluster(options)
         names = Names.of(self._place.job, len(self._groups), self._run)
         group = Group(self._place, cluster, names, options, hosts)
         self._groups.append(group)
         group.begin()
 
-    async def _cluster(self, options: KubernetesOptions) -> Cluster:
+    def _cluster(self, options: KubernetesOptions) -> asyncio.Future[Cluster]:
+        """Return the cluster that options name, once it is found."""
         key = (options.kubeconfig, options.context, options.namespace)
         if key not in self._clusters:
-            # The client takes long to import, and its plugins may ask others for a token.
-            self._clusters[key] = await asyncio.to_thread(Cluster.of, *key)
+            self._clusters[key] = _apart(lambda: Cluster.of(*key))
         return self._clusters[key]
 
     async def stop(self, numbers: Sequence[int]) -> None:
@@ -57,10 +59,38 @@ class KubernetesLauncher:
             *[each.stop(list(each.hosts)) for each in self._groups], return_exceptions=True
         )
         for each in self._clusters.values():
-            each.close()
+            if each.done() and not each.cancelled() and each.exception() is None:
+                each.result().close()
         failed = [each for each in done if isinstance(each, BaseException)]
         if failed:
             raise LaunchError("; ".join(str(each) for each in failed)) from failed[0]
+
+
+def _apart(work: Callable[[], Cluster]) -> asyncio.Future[Cluster]:
+    """Do something in a thread that nobody waits for: the client takes long to import, and a user's plugin for tokens may never end."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[Cluster] = loop.create_future()
+
+    def give(result: Cluster | None, error: BaseException | None) -> None:
+        if found.cancelled():
+            return
+        if error is not None:
+            found.set_exception(error)
+        elif result is not None:
+            found.set_result(result)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as failure:  # noqa: BLE001 - told to whoever waits for it
+            error = failure
+        # The loop may have ended.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(give, result, error)
+
+    threading.Thread(target=run, name="kubernetes configuration", daemon=True).start()
+    return found
 
 
 def _probe() -> ProbeResult[None]:

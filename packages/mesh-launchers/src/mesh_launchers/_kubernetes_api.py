@@ -21,7 +21,7 @@ from mesh_launchers._errors import LaunchError
 
 _T = TypeVar("_T")
 _CONNECT_S = 10.0
-_ANSWER_S = 30.0
+_ANSWER_S = 15.0
 _AT_ONCE = 8
 """So many requests at once."""
 _WATCH_S = 240
@@ -102,7 +102,13 @@ class Cluster:
         self, method: str, path: str, body: Json | None = None, query: Mapping[str, Any] | None = None
     ) -> Json:
         """Ask for something, and return the answer."""
-        answer: Json = json.loads(self._read(method, path, body, query))
+        data = self._read(method, path, body, query)
+        try:
+            answer: Json = json.loads(data)
+        except ValueError as error:
+            raise ApiError(
+                f"what has answered at {self._configuration.host} is no API server: {data[:200]!r}"
+            ) from error
         return answer
 
     def _read(self, method: str, path: str, body: Json | None, query: Mapping[str, Any] | None) -> bytes:
@@ -134,6 +140,9 @@ class Cluster:
             headers["Content-Type"] = _PATCH if method == "PATCH" else "application/json"
         try:
             headers |= self._authorization()
+        except Exception as error:  # a plugin of the user's
+            raise ApiError(f"there are no credentials for {server}: {error}", was_sent=False) from error
+        try:
             response = self._pool.request(
                 method,
                 url,
@@ -186,7 +195,7 @@ class Cluster:
                             reason=str(status.get("reason", "")),
                         )
                     yield event
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, KeyError, TypeError) as error:
             raise ApiError(f"the watch of the API server has ended: {error}") from error
         finally:
             response.close()

@@ -69,13 +69,14 @@ class Group:
     def __init__(
         self,
         place: Place,
-        cluster: Cluster,
+        cluster: asyncio.Future[Cluster],
         names: objects.Names,
         options: KubernetesOptions,
         specs: Sequence[HostSpec],
     ) -> None:
         self._place = dataclasses.replace(place, silence=max(place.silence, _LEAST_SILENCE_S))
-        self._cluster = cluster
+        self._found = cluster
+        self._cluster: Cluster
         self._options = options
         self._names = names
         self.name = names.name
@@ -123,6 +124,8 @@ class Group:
 
     async def _live(self) -> None:
         try:
+            # It is that of other hosts too.
+            self._cluster = await asyncio.shield(self._found)
             await self._create()
             loop = asyncio.get_running_loop()
             self._watch = PodWatch(
@@ -137,8 +140,9 @@ class Group:
             self._watch.start()
             self._spawn(self._beat())
             await self._oversee()
-        except (ApiError, LaunchError) as error:
-            self._fail(self._left(), str(error))
+        except Exception as error:  # noqa: BLE001 - the reason of these hosts' failure
+            known = isinstance(error, ApiError | LaunchError)
+            self._fail(self._left(), str(error) if known else f"{type(error).__name__}: {error}")
             # None of its hosts will be used.
             with suppress(ApiError, LaunchError):
                 await self._remove()
@@ -333,10 +337,10 @@ class Group:
                 self._spawn(self._look_for(host))
 
     async def _look_for(self, host: _Host) -> None:
-        assert host.pod is not None
+        pod = host.pod
         with suppress(ApiError):
-            if not await self._is_there(host.pod):
-                self._pod_gone(host.pod)
+            if pod is not None and not await self._is_there(pod):
+                self._pod_gone(pod)
 
     async def _is_there(self, pod: Json) -> bool:
         try:
@@ -381,6 +385,8 @@ class Group:
         if seen.phase is Phase.FAILED:
             host.over = True
             self._spawn(self._tell_failure(host, pod, seen))
+        elif host.listening is not None:
+            pass  # it runs; a list may be older than what was heard before
         elif seen.phase is Phase.WAITING:
             if not seen.unschedulable:
                 host.waits_since = None
@@ -388,7 +394,7 @@ class Group:
                 host.waits_since = time.monotonic()
             if seen.why:
                 self._wait([host], seen.why)
-        elif host.listening is None:
+        else:
             host.listening = self._spawn(self._listen(host))
         self._changed.set()
 
@@ -447,6 +453,8 @@ class Group:
     async def log(self, number: int, lines: int) -> str:
         """Return the last lines of a host."""
         host = self.hosts[number]
+        if not self._may_be_there:
+            return pods.written(host.last_log, lines)
         try:
             # The words of its program are at the beginning, and not counted.
             text = await self._log(host, {"tailLines": lines + 200})
