@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -451,7 +450,7 @@ async def keep(options):
     running = asyncio.Event()
     folder = Path(tempfile.mkdtemp(dir="."))
     hosts = Credentials.new(folder / "credentials").host_path
-    place = Place("kept", folder, hosts, 3.0, lambda report: report.phase is Phase.RUNNING and running.set())
+    place = Place("kept", folder, hosts, 12.0, lambda report: report.phase is Phase.RUNNING and running.set())
     plugin = PluginManager().get(LAUNCHERS, "kubernetes")
     await plugin.create(place).start(plugin.options(**options), [HostSpec(0, "kept-0")])
     await running.wait()
@@ -459,13 +458,13 @@ async def keep(options):
     await asyncio.sleep(600)
 
 # Such a short silence is for a kubelet that sees changes at once.
-_kubernetes_group._LEAST_SILENCE_S = 3.0
+_kubernetes_group._LEAST_SILENCE_S = 12.0
 asyncio.run(keep(OPTIONS))
 """
 
 
 def test_hosts_end_with_the_process_that_keeps_them(site: Site) -> None:
-    """K8S-3: they go on for longer than their deadline and their silence, and not when it is killed."""
+    """K8S-3: it puts their end off for as long as it lives; they end by themselves when it was killed."""
     keeper = site.cluster.script(f"OPTIONS = {site.options!r}\n{KEEPER}", site.folder)
     site.scripts.append(keeper)
     assert heard(keeper) == "runs"
@@ -473,15 +472,13 @@ def test_hosts_end_with_the_process_that_keeps_them(site: Site) -> None:
     def job() -> dict[str, Any]:
         return site.cluster.ask("GET", f"{site.jobs}/mesh-kept-0")
 
-    begun, first = time.monotonic(), job()["spec"]["activeDeadlineSeconds"]
-    assert first >= 6
-    wait_until(lambda: job()["spec"]["activeDeadlineSeconds"] >= 14, "its deadline is not put off", LIMIT)
-    assert time.monotonic() > begun + 3
+    first = job()["spec"]["activeDeadlineSeconds"]
+    wait_until(lambda: job()["spec"]["activeDeadlineSeconds"] >= first + 4, "its end is not put off", LIMIT)
     assert sum(len(hosts_on(each)) for each in site.cluster.nodes) == 1
     keeper.kill()
+    # The host sees that its file does not change, before Kubernetes ends the Job.
     wait_until(lambda: not any(map(hosts_on, site.cluster.nodes)), "the host goes on", LIMIT)
     wait_until(lambda: job()["status"].get("conditions"), "the Job has not ended", LIMIT)
-    assert {each["type"] for each in job()["status"]["conditions"]} >= {"Failed"}
     # Kubernetes does this after five minutes.
     site.cluster.ask("DELETE", f"{site.jobs}/mesh-kept-0", {"propagationPolicy": "Foreground"})
 
