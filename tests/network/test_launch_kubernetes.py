@@ -307,6 +307,7 @@ def test_what_cannot_come_fails_at_once(site: Site) -> None:
         "context": {"context": "elsewhere"},
         "config": {"kubeconfig": "/nowhere/config"},
         "server": {"kubeconfig": str(nowhere(site))},
+        "port": {"listen": "127.0.0.1:0"},
     }
     script = site.run(
         f"""
@@ -336,6 +337,7 @@ with launch("kubernetes", meshes={ {name: {"hosts": 1, **each} for name, each in
         "context": "elsewhere",
         "config": "there is no kubeconfig /nowhere/config",
         "server": "cannot be reached",
+        "port": "Connection refused. Run the script in the cluster",
     }.items():
         assert words in whys[mesh]
     ended(script)
@@ -608,6 +610,28 @@ def test_a_script_in_a_pod(site: Site) -> None:
     assert phase() == "Succeeded", said
     assert "mesh-inner-0-0 | mesh-inner-0-1" in said
     site.cluster.ask("DELETE", path)
+
+
+def test_hosts_that_dial_out(site: Site) -> None:
+    """Where the script cannot connect to pods: in their order, later ones too, and with a reason where they cannot connect to it."""
+    script = site.run(
+        f"""
+with launch("kubernetes", hosts=2, name="lab", **OPTIONS) as job:
+    say(*job.hosts.names, *job.hosts.spawn_procs(per_host={{"gpus": 1}}).spawn("w", Where).where.call().get(timeout=60).values())
+    say([each.address for each in job.state().hosts])
+    say(*where(job.scale(3)))
+# Not the script's machine.
+OPTIONS["dial"] = "{site.cluster.nodes[0].address}:9"
+refused(start_timeout=2)
+""",
+        dial=f"{site.cluster.main.address}:26700",
+    )
+    assert heard(script) == "lab-0 | lab-1 | mesh-lab-0-0 | mesh-lab-0-1"
+    assert heard(script) == "[None, None]"
+    assert heard(script) == "mesh-lab-0-0 | mesh-lab-0-1 | mesh-lab-1-0"
+    said = f"cannot connect to the script at {site.cluster.nodes[0].address}:9: Connection refused"
+    assert said in heard(script)
+    ended(script)
 
 
 def test_a_lost_api_server_is_no_lost_host(site: Site) -> None:

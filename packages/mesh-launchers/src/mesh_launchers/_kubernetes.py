@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from mesh_core.plugins import ProbeResult, hookimpl
+from mesh_launchers import _kubernetes_objects as objects
 from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Place
 from mesh_launchers._errors import LaunchError
 from mesh_launchers._kubernetes_api import Cluster
@@ -101,12 +103,22 @@ def _probe() -> ProbeResult[None]:
     return ProbeResult.yes()
 
 
+def _shown(options: KubernetesOptions, job: str, count: int, number: int) -> str:
+    """Return the Job of a mesh of hosts, without the program of its container."""
+    manifest = objects.job(Names.of(job, number, ""), count, options, 0)
+    for each in manifest["spec"]["template"]["spec"]["containers"]:
+        if each["name"] == objects.CONTAINER:
+            each["command"] = [options.python, "..."]
+    return json.dumps(manifest, indent=2)
+
+
 KUBERNETES = LauncherPlugin(
     name="kubernetes",
     api_version=API_VERSION,
     create=KubernetesLauncher,
     options=KubernetesOptions,
     probe=_probe,
+    show=_shown,
     summary="pods of a Kubernetes cluster",
 )
 

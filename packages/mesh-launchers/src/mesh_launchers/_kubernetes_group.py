@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ _DEADLINE = 2
 _SETTLED_S = 3.0
 """What refuses pods in a Job's first moments may not be there yet, such as a new namespace's service account."""
 _END_S = 10.0
+_REACH_S = 10.0
 
 
 class _Host:
@@ -50,7 +52,9 @@ class _Host:
         self.environment: Mapping[str, Any] | None = None
         self.waits_since: float | None = None
         """Since when the scheduler has found no node."""
+        self.runs = False
         self.address: str | None = None
+        """Where its agent listens, once it runs; none if it connects to the script."""
         self.listening: asyncio.Task[None] | None = None
         self.over = False
         self.ending = False
@@ -173,12 +177,15 @@ class Group:
                 "this cluster is older than Kubernetes 1.29, whose Jobs cannot be used for hosts"
             )
         specs = [each.spec for each in self._by_index]
+        where: dict[str, Any] = (
+            {"address": options.listen} if options.dial is None else {"dial": options.dial}
+        )
         line = told(
             self._place,
             specs,
             variable=objects.INDEX_VARIABLE,
             beat=f"{objects.FOLDER}/{objects.BEAT}",
-            address=options.listen,
+            **where,
             resources={"gpus": float(options.gpus)} if options.gpus else {},
         )
         made = [
@@ -212,7 +219,7 @@ class Group:
         """Look after what no pod tells of: limits, refused pods, and the Job itself."""
         looked = time.monotonic()
         while self._left():
-            coming = [each for each in self._left() if each.address is None]
+            coming = [each for each in self._left() if not each.runs]
             now = time.monotonic()
             if coming and now - looked >= _LOOK_S:
                 looked = now
@@ -322,7 +329,7 @@ class Group:
             self._trouble = why
             # The keeper's log has it.
             sys.stderr.write(f"{why or 'the API server answers'}\n")
-            running = [each for each in self._left() if each.address is not None]
+            running = [each for each in self._left() if each.runs]
             self._report(running, Phase.RUNNING, why)
 
     # What pods say.
@@ -413,13 +420,11 @@ class Group:
             if "environment" in said and host.environment is None:
                 host.environment = said["environment"]
                 self._report([host], Phase.STARTING)
-            address = (host.pod or {}).get("status", {}).get("podIP")
-            if "address" in said and address and not host.over and not host.ending:
-                port = str(said["address"]).rpartition(":")[2]
-                host.address = f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
-                self._report([host], Phase.RUNNING)
-                self._changed.set()
+            if host.over or host.ending or await self._has_come(host, said):
                 return
+            if "unreached" in said:
+                words = f"{host.spec.name} cannot connect to the script at {self._options.dial}: {said['unreached']}"
+                self._report([host], Phase.STARTING, words)
             waited = time.monotonic() - begun
             if waited > self._options.start_timeout:
                 lines = words or pods.written(host.last_log, 12)
@@ -428,6 +433,28 @@ class Group:
                 return
             # Often at first, and then in proportion.
             await asyncio.sleep(min(max(_LISTEN_S, waited / 8), _LOOK_S))
+
+    async def _has_come(self, host: _Host, said: Mapping[str, Any]) -> bool:
+        """Whether a host's agent is where the script finds it; reports that, and what keeps it from being there."""
+        ip = (host.pod or {}).get("status", {}).get("podIP")
+        if "address" in said and ip:
+            port = str(said["address"]).rpartition(":")[2]
+            address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+            if why := await _unreachable(ip, int(port)):
+                self._give_up(
+                    host,
+                    f"the script's machine cannot connect to {host.spec.name} at {address}: {why}. Run the script in the cluster, or where pods "
+                    "can be reached, or have the hosts connect to it (dial=)",
+                )
+                return True
+            host.address = f"tcp://{address}"
+        elif "dials" not in said:
+            return False
+        host.runs = True
+        if not host.over and not host.ending:
+            self._report([host], Phase.RUNNING)
+        self._changed.set()
+        return True
 
     async def _tell_failure(self, host: _Host, pod: Json, seen: pods.Seen) -> None:
         """Report a host's failure, with its own last words."""
@@ -575,3 +602,13 @@ class Group:
                     self._cluster.path("pods", each["metadata"]["name"]),
                     {"gracePeriodSeconds": 0, "preconditions": {"uid": each["metadata"]["uid"]}},
                 )
+
+
+async def _unreachable(ip: str, port: int) -> str:
+    """Return why this machine, which is the script's, cannot connect to an agent; an empty text if it can."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(ip, port), _REACH_S)
+        writer.close()
+    except (OSError, TimeoutError) as error:
+        return "timed out" if isinstance(error, TimeoutError) else os.strerror(error.errno or 0)
+    return ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mesh_launchers._dialing import check_dial
 from mesh_launchers._durations import seconds
 
 
@@ -61,9 +62,13 @@ class KubernetesOptions:
     """Seconds that a host has to end in order."""
     listen: str = "0.0.0.0:0"
     """Where agents listen in their pods; ``"[::]:0"`` where pods have IPv6 addresses."""
+    dial: str | None = None
+    """HOST:PORT at which the script waits for hosts that it cannot connect to: an address of its machine, as pods reach it."""
 
     def __post_init__(self) -> None:
         """Check what Kubernetes would not, or would say badly."""
+        if self.dial is not None:
+            check_dial(self.dial)
         for name in ("queue_timeout", "unschedulable_timeout"):
             given = getattr(self, name)
             if given is not None and (given != 0 or name == "queue_timeout"):
