@@ -213,6 +213,14 @@ def test_options_are_checked_at_once() -> None:
             job(Names.of("lab", 0, "run"), 1, KubernetesOptions(image="mesh", template=template), 60)
 
 
+def test_a_job_is_shown_before_it_is_submitted() -> None:
+    plugin: Any = PluginManager().get(LAUNCHERS, "kubernetes")
+    shown = json.loads(plugin.show(KubernetesOptions(image="mesh", cpu=2), "Train_1", 3, 1))
+    assert (shown["metadata"]["name"], shown["spec"]["completions"]) == ("mesh-train-1-c2ff-1", 3)
+    [container] = shown["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"] == {"cpu": "2"}
+
+
 def test_the_probe_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = PluginManager().get(LAUNCHERS, "kubernetes")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

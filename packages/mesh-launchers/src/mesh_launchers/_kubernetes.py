@@ -19,6 +19,9 @@ from mesh_launchers._kubernetes_group import Group
 from mesh_launchers._kubernetes_objects import Names
 from mesh_launchers._kubernetes_options import KubernetesOptions
 
+_DEADLINE_S = 1200.0
+"""That of a Job whose hosts are not kept."""
+
 
 class KubernetesLauncher:
     """Starts agents as pods: a Job for each mesh, and for the hosts that come later."""
@@ -105,7 +108,7 @@ def _probe() -> ProbeResult[None]:
 
 def _shown(options: KubernetesOptions, job: str, count: int, number: int) -> str:
     """Return the Job of a mesh of hosts, without the program of its container."""
-    manifest = objects.job(Names.of(job, number, ""), count, options, 0)
+    manifest = objects.job(Names.of(job, number, ""), count, options, _DEADLINE_S)
     for each in manifest["spec"]["template"]["spec"]["containers"]:
         if each["name"] == objects.CONTAINER:
             each["command"] = [options.python, "..."]
