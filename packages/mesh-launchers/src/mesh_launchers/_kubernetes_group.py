@@ -1,8 +1,8 @@
 """The hosts of one Job of Kubernetes, from its creation to its end.
 
-K8S-3: hosts do not outlive the process that keeps their job: without its word Kubernetes ends the Job at its deadline, and each host ends itself
-when the file that it is told by has not changed for as long as hosts may hear nothing.
-K8S-4: a lost connection to the API server is no host's end: the pods are looked at again when it answers.
+K8S-3: hosts do not outlive the process that keeps their job. That process extends the Job's deadline and changes a file in each pod; when it stops,
+Kubernetes ends the Job at the deadline, and each host ends itself once the file has not changed for too long.
+K8S-4: losing the connection to the API server is not a failure of any host. The pods are listed again when the server answers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _RUNNING_LOOK_S = 15.0
 _LISTEN_S = 0.05
 _LOG_BYTES = 1 << 18
 _LEAST_SILENCE_S = 300.0
-"""A change of a Secret takes up to two minutes until pods see it."""
+"""It takes up to two minutes until pods see a change of a Secret."""
 _DEADLINE = 2
-"""So many times the silence, until Kubernetes ends a Job of which it has heard nothing."""
+"""The Job's deadline, in multiples of the silence after which hosts end themselves."""
 _SETTLED_S = 3.0
-"""What refuses pods in a Job's first moments may not be there yet, such as a new namespace's service account."""
+"""In its first moments a Job's pods may be refused for a passing reason, such as the missing service account of a new namespace."""
 _END_S = 10.0
 _REACH_S = 10.0
 
@@ -86,17 +86,17 @@ class Group:
         self.name = names.name
         self.hosts = {each.number: _Host(each) for each in specs}
         self._by_index = list(self.hosts.values())
-        self._job: Json | None = None
         self._may_be_there = False
         """Whether a Job was asked for, and it is not known what has become of it."""
         self._begun = time.monotonic()
+        self._made = 0.0
+        """When the Job was, by a clock that goes on while this machine sleeps: that of Kubernetes does."""
         self._beats = 0
         self._has_credentials = False
         self._trouble = ""
         self._changed = asyncio.Event()
         self._watch: PodWatch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gone: asyncio.Event = asyncio.Event()
 
     def begin(self) -> None:
         """Begin to start the hosts."""
@@ -154,13 +154,13 @@ class Group:
     async def _create(self) -> None:
         """Make the Job and what it owns."""
         options, count = self._options, len(self.hosts)
-        self._begun = time.monotonic()
+        self._begun, self._made = time.monotonic(), _awake_or_asleep()
         manifest = objects.job(self._names, count, options, _DEADLINE * self._place.silence)
         # What was submitted can be seen, as clusters have rules of their own.
         (self._place.folder / f"{self.name}.json").write_text(json.dumps(manifest, indent=2) + "\n")
         self._may_be_there = True
         try:
-            await self._cluster.ask("POST", self._cluster.path("jobs"), manifest)
+            job = await self._cluster.ask("POST", self._cluster.path("jobs"), manifest)
         except ApiError as error:
             if error.reason == "AlreadyExists":
                 self._may_be_there = False
@@ -170,8 +170,6 @@ class Group:
                 ) from error
             self._may_be_there = error.status == 0 and error.was_sent
             raise
-        job = await self._find()
-        assert job is not None
         if "backoffLimitPerIndex" not in job["spec"]:
             raise LaunchError(
                 "this cluster is older than Kubernetes 1.29, whose Jobs cannot be used for hosts"
@@ -210,24 +208,24 @@ class Group:
             raise
         if (job["metadata"].get("annotations") or {}).get(objects.RUN) != self._names.run:
             return None
-        self._job = job
         return job
 
     # While they run.
 
     async def _oversee(self) -> None:
-        """Look after what no pod tells of: limits, refused pods, and the Job itself."""
-        looked = time.monotonic()
+        """Check what no pod's status says: time limits, pods that were refused, and the Job itself."""
+        begun = looked = time.monotonic()
         while self._left():
             coming = [each for each in self._left() if not each.runs]
             now = time.monotonic()
-            if coming and now - looked >= _LOOK_S:
+            # A queue of hours need not be looked at each second.
+            if coming and now - looked >= min(max(_LOOK_S, (now - begun) / 20), _RUNNING_LOOK_S):
                 looked = now
                 with suppress(ApiError):
                     await self._look_for_reasons([each for each in coming if each.listening is None])
             self._apply_limits([each for each in coming if each.listening is None])
             if not coming and self._has_credentials:
-                # No pod is ever made again: what all have read is nobody's any more.
+                # All hosts have read the credentials, and no pod is ever created again.
                 self._has_credentials = not await self._patched("secrets", objects.without_credentials())
             self._changed.clear()
             with suppress(TimeoutError):
@@ -247,13 +245,13 @@ class Group:
                     self._give_up(each, f"Kubernetes finds no node for it: {each.words}")
 
     def _give_up(self, host: _Host, why: str) -> None:
-        """Have a host fail that may still come, and take care that it does not."""
+        """Report a host as failed that may still start, and delete its pod so that it does not."""
         self._fail([host], why)
         if host.pod is not None:
             self._spawn(self._delete_pod(host.pod, None))
 
     async def _look_for_reasons(self, hosts: Sequence[_Host]) -> None:
-        """Find out why hosts do not come, where their pods do not say it, or there are none."""
+        """Find out why hosts do not start, where their pods do not say why or do not exist."""
         if not hosts:
             return
         job = await self._find()
@@ -274,7 +272,7 @@ class Group:
                 self._fail(none, f"Kubernetes will not start it: {why}")
             elif why:
                 self._wait(none, why)
-        # One speaks for all that wait for the same volume, or the same registry.
+        # Pods usually wait for the same volume or registry: ask for the events of one.
         quiet = next((each for each in hosts if each.pod is not None and pods.is_quiet(each.pod)), None)
         if (
             quiet is not None
@@ -292,7 +290,7 @@ class Group:
         except ApiError as error:
             if error.status != 403:
                 raise
-            # One who may not read events is told less.
+            # Without the right to list events, the reason stays unknown.
             return []
         return found
 
@@ -303,19 +301,19 @@ class Group:
                 self._report([each], Phase.WAITING, why)
 
     async def _beat(self) -> None:
-        """Say that this end is there (K8S-3)."""
+        """Tell Kubernetes and the hosts that this process is alive (K8S-3)."""
         silence = self._place.silence
         while self._left():
             await asyncio.sleep(silence / 6)
             self._beats += 1
-            after = time.monotonic() - self._begun + _DEADLINE * silence
+            after = _awake_or_asleep() - self._made + _DEADLINE * silence
             await asyncio.gather(
                 self._patched("secrets", objects.beat(self._beats)),
                 self._patched("jobs", objects.deadline(after)),
             )
 
     async def _patched(self, kind: str, change: Json) -> bool:
-        """Change one of the objects; returns whether that was done, or never will be."""
+        """Change one of the objects; return whether there is nothing left to retry."""
         try:
             await self._cluster.ask("PATCH", self._cluster.path(kind, self.name), change)
         except ApiError as error:
@@ -324,7 +322,7 @@ class Group:
         return True
 
     def _troubled(self, why: str) -> None:
-        """Tell that the API server does not answer, or that it does again."""
+        """Report that the API server does not answer, or that it answers again."""
         if why != self._trouble:
             self._trouble = why
             # The keeper's log has it.
@@ -340,7 +338,7 @@ class Group:
         there = {each["metadata"]["uid"] for each in items}
         for host in self.hosts.values():
             if host.pod is not None and host.pod["metadata"]["uid"] not in there:
-                # The list may be an old one.
+                # The list may be older than what was seen before.
                 self._spawn(self._look_for(host))
 
     async def _look_for(self, host: _Host) -> None:
@@ -379,7 +377,7 @@ class Group:
         if host is None:
             return
         if host.over or host.ending:
-            # One that was made for a host that nobody wants any more.
+            # A pod that was created for a host that is no longer wanted.
             if host.pod is None and not pod["metadata"].get("deletionTimestamp"):
                 host.pod = pod
                 if host.ending or (pod.get("status") or {}).get("phase") not in {"Failed", "Succeeded"}:
@@ -393,7 +391,7 @@ class Group:
             host.over = True
             self._spawn(self._tell_failure(host, pod, seen))
         elif host.listening is not None:
-            pass  # it runs; a list may be older than what was heard before
+            pass  # its container has started already: this list is older than what was seen before
         elif seen.phase is Phase.WAITING:
             if not seen.unschedulable:
                 host.waits_since = None
@@ -435,7 +433,7 @@ class Group:
             await asyncio.sleep(min(max(_LISTEN_S, waited / 8), _LOOK_S))
 
     async def _has_come(self, host: _Host, said: Mapping[str, Any]) -> bool:
-        """Whether a host's agent is where the script finds it; reports that, and what keeps it from being there."""
+        """Return whether waiting for a host is over, and report how: it runs, or the script's machine cannot reach it."""
         ip = (host.pod or {}).get("status", {}).get("podIP")
         if "address" in said and ip:
             port = str(said["address"]).rpartition(":")[2]
@@ -483,7 +481,7 @@ class Group:
         if not self._may_be_there:
             return pods.written(host.last_log, lines)
         try:
-            # The words of its program are at the beginning, and not counted.
+            # The program's own messages are not counted.
             text = await self._log(host, {"tailLines": lines + 200})
         except ApiError as error:
             if not host.last_log:
@@ -534,7 +532,7 @@ class Group:
         return False
 
     async def _remove(self) -> None:
-        """Delete the Job with all that it owns; nothing of it is left when this returns."""
+        """Delete the Job and everything it owns; nothing is left when this returns."""
         current = asyncio.current_task()
         others = [each for each in self._tasks if each is not current]
         for each in others:
@@ -571,12 +569,12 @@ class Group:
         )
 
     async def _is_removed(self) -> bool:
-        """Delete what is there, and return whether nothing was."""
+        """Delete what exists, and return whether nothing did."""
         job = await self._find()
         if job is None:
             return not (await self._pods())
         if not job["metadata"].get("deletionTimestamp"):
-            # The credentials first; the garbage collector takes what it finds later.
+            # The credentials first: the garbage collector would remove them only after the pods.
             kinds = ["secrets", "services"] if self._options.service else ["secrets"]
             for kind in kinds:
                 with suppress(ApiError):
@@ -594,7 +592,7 @@ class Group:
         return found
 
     async def _force(self) -> None:
-        """Remove pods that nobody ends: their nodes do not answer."""
+        """Remove pods whose nodes do not answer."""
         for each in await self._pods():
             with suppress(ApiError):
                 await self._cluster.ask(
@@ -602,6 +600,11 @@ class Group:
                     self._cluster.path("pods", each["metadata"]["name"]),
                     {"gracePeriodSeconds": 0, "preconditions": {"uid": each["metadata"]["uid"]}},
                 )
+
+
+def _awake_or_asleep() -> float:
+    """Return seconds of a clock that also counts those in which this machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def _unreachable(ip: str, port: int) -> str:

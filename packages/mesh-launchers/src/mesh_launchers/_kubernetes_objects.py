@@ -1,11 +1,10 @@
 """The objects that hosts are made of in Kubernetes: a Job, and a Secret and a Service that it owns.
 
-K8S-1: the Job owns all that was made for its hosts, so that deleting it leaves nothing; it is removed by Kubernetes itself when its hosts have
-ended, and ended by Kubernetes when nobody has put off its deadline for too long.
+K8S-1: the Job owns everything that was created for its hosts, so that deleting it leaves nothing. Kubernetes removes it some time after its hosts
+have ended, and ends it at its deadline, which the launcher keeps extending. Credentials are in the Secret only, until all hosts run.
 
-Why a Job, and no StatefulSet: a host that has ended is lost to its job, and is not to come back under its name with none of its processes. An
-indexed Job gives each pod a number, leaves a failed one failed (``backoffLimitPerIndex``) without ending the others, has a deadline, and is
-removed after its end.
+Why a Job rather than a StatefulSet: a StatefulSet would restart a host that has failed, under the same name but without its processes. An indexed
+Job numbers its pods, leaves a failed one failed without ending the others (``backoffLimitPerIndex``), has a deadline, and is removed after its end.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Names:
 
 
 def job(names: Names, count: int, options: KubernetesOptions, after: float) -> Json:
-    """Return the Job of some hosts, which ends after so many seconds unless that is put off."""
+    """Return the Job of some hosts, with a deadline in seconds from its start."""
     pods: Json = {
         "metadata": {"labels": dict(options.labels), "annotations": dict(options.annotations)},
         "spec": _pod(names, options),
@@ -98,7 +97,7 @@ def job(names: Names, count: int, options: KubernetesOptions, after: float) -> J
             "completions": count,
             "parallelism": count,
             "completionMode": "Indexed",
-            # A host that has ended does not come back, and the others go on.
+            # A host that has ended is not restarted, and the others go on.
             "backoffLimitPerIndex": 0,
             "maxFailedIndexes": count,
             "activeDeadlineSeconds": int(after),
@@ -110,7 +109,7 @@ def job(names: Names, count: int, options: KubernetesOptions, after: float) -> J
 
 def _pod(names: Names, options: KubernetesOptions) -> Json:
     volumes: list[Json] = [
-        # The image's user reads it, whoever that is. What is in it is removed when all hosts run.
+        # Readable by whichever user the image runs as. The credentials are removed from it when all hosts run.
         {"name": _VOLUME, "secret": {"secretName": names.name, "defaultMode": 0o444}}
     ]
     mounts: list[Json] = [{"name": _VOLUME, "mountPath": FOLDER, "readOnly": True}]
@@ -186,7 +185,7 @@ def service(names: Names, owner: Json) -> Json:
         "spec": {
             "clusterIP": "None",
             "selector": {GROUP_LABEL: names.name},
-            # A host that nobody has reached yet is looked for as well.
+            # Hosts look for each other before their pods are ready.
             "publishNotReadyAddresses": True,
         },
     }
@@ -212,17 +211,17 @@ def _owned(kind: str, names: Names, owner: Json) -> Json:
 
 
 def deadline(after: float) -> Json:
-    """Return the change to the Job that puts off its end, in seconds since it was made."""
+    """Return the change to the Job that sets its deadline, in seconds from its start."""
     return {"spec": {"activeDeadlineSeconds": int(after)}}
 
 
 def beat(number: int) -> Json:
-    """Return the change to the Secret that tells the hosts that the script is there."""
+    """Return the change to the Secret that tells the hosts that the launcher is alive."""
     return {"data": {BEAT: base64.b64encode(str(number).encode()).decode()}}
 
 
 def without_credentials() -> Json:
-    """Return the change to the Secret that takes away what hosts have read."""
+    """Return the change to the Secret that removes the credentials."""
     return {"data": {TOLD: None}}
 
 
@@ -279,7 +278,7 @@ def _template(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
 
 
 def _check(pods: Json) -> None:
-    """Look at what a template may have taken away."""
+    """Check what a template may have removed."""
     container: Json = next(
         (each for each in pods["spec"].get("containers") or [] if each["name"] == CONTAINER), {}
     )

@@ -1,7 +1,7 @@
-"""What Kubernetes says of a host's pod, in its own words: functions of what the API has returned, and nothing else.
+"""What the API says about a host's pod, interpreted: pure functions of what it has returned.
 
-K8S-2: why a host waits, and why it has failed, is told in the words of the scheduler, the kubelet or the controller that says so; what cannot
-come has failed at once.
+K8S-2: why a host waits, and why it has failed, is reported in the words of the scheduler, kubelet or controller that decided it. Hosts that cannot
+start fail at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PULLING = {"ErrImagePull", "ImagePullBackOff"}
 _NO_IMAGE = re.compile(
     r"not ?found|does not exist|denied|unauthorized|forbidden|invalid reference", re.IGNORECASE
 )
-"""What of an image's pull fails again; a registry that is busy or away may answer later."""
+"""Reasons for which pulling an image will fail again; a registry that is busy or down may answer later."""
 _LOST = {"DeletionByTaintManager", "NodeLost"}
 _SPOKEN = re.compile(r"^\d+:([+=])(.*)$")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-zA-Z]*)")
@@ -46,7 +46,7 @@ class Seen:
     unschedulable: bool = False
     """Whether the scheduler has found no node."""
     has_log: bool = False
-    """Whether something was written that may say more, and can be had."""
+    """Whether the container has a log that can be read."""
 
 
 def index_of(pod: Json) -> int | None:
@@ -59,7 +59,7 @@ def index_of(pod: Json) -> int | None:
 
 
 def look(pod: Json) -> Seen:
-    """Say what has become of a pod's host."""
+    """Return what a pod's status means for its host."""
     status = pod.get("status") or {}
     container = _container(status)
     state = container.get("state") or {}
@@ -101,7 +101,7 @@ def is_lost(pod: Json) -> bool:
 
 
 def is_quiet(pod: Json) -> bool:
-    """Whether a pod waits and does not say why: events may."""
+    """Whether a pod waits without saying why; its events may say it."""
     waiting = (_container(pod.get("status") or {}).get("state") or {}).get("waiting") or {}
     return waiting.get("reason") in {None, "ContainerCreating", "PodInitializing"} and not waiting.get(
         "message"
@@ -175,11 +175,11 @@ def written(text: str, lines: int) -> str:
 
 
 def refusal(events: Iterable[Json], hosts: int) -> tuple[str, bool]:
-    """Return why a Job's pods are not created, in the newest words, and whether that will not change."""
+    """Return why a Job's pods are not created, by the newest event, and whether that is final."""
     words = newest(events, {"FailedCreate"})
     quota = re.search(r"exceeded quota: [^,]+, requested: (.+), used: .+, limited: (.+)$", words)
     if quota:
-        # As long as there is too little for all of them, not even the end of others helps.
+        # If the limit is below what all hosts need, waiting for other pods to end does not help.
         wanted, limits = _amounts(quota[1]), _amounts(quota[2])
         return words, any(wanted[name] * hosts > limits[name] for name in wanted.keys() & limits.keys())
     return words, "is forbidden" in words or "is invalid" in words
