@@ -144,6 +144,8 @@ def integration(session: nox.Session) -> None:
     """All packages together, with numpy and PyTorch: what crosses packages, and what each does beside the others."""
     wanted = [need for package in PACKAGES for need in package.test_requirements]
     install(session, *PACKAGES, *PLUGINS, groups=["integration"], requirements=wanted)
+    # Once per version, for longer than a test may take; where there is no Go, the tests that need it are skipped.
+    session.run("python", "tools/control_plane", success_codes=[0, 1])
     pytest(session, *SIDE_BY_SIDE, "--doctest-modules", "tests", "tools", "benchmarks/tests")
     folders = [str(package.tests) for package in PACKAGES]
     pytest(session, *SIDE_BY_SIDE, *repeated("beside"), *folders)

@@ -3,6 +3,7 @@
     python benchmarks/launching.py --hosts 16
 
 With mesh-launchers installed; the figures of ssh want Debian's openssh-server and root. Its hosts are servers on addresses of this machine, each with keys of its own.
+Those of Kubernetes want what its tests want: a control plane (`python tools/control_plane`), etcd, the Python package kubernetes, and root.
 Those of Slurm want Debian's slurmctld, slurmd and slurm-client, and root: three nodes, each with a network of its own, and the script on a fourth.
 Those of Ray want Ray and root: its cluster is a head and three nodes on network namespaces of this machine, and beside it stands what Ray's own actors take there.
 Each round is a script of its own, as a user's is; it imports before the clock starts.
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -78,18 +80,20 @@ ENDED = """
 """
 
 
-def seconds(text: str, launcher: str, options: dict[str, object], count: int) -> float:
+def seconds(
+    text: str,
+    launcher: str,
+    options: dict[str, object],
+    count: int,
+    start: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+) -> float:
     """Run a script; how long it says that it took."""
-    done = subprocess.run(
-        [sys.executable, "-c", GREET + filled(text, launcher, options, count)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return float(done.stdout.split()[-1]) if done.stdout else 0.0
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    script = start([sys.executable, "-c", GREET + filled(text, launcher, options, count)], **pipes)
+    out, error = script.communicate(timeout=300)
+    if script.returncode:
+        raise SystemExit(error)
+    return float(out.split()[-1]) if out else 0.0
 
 
 def slurm_seconds(rounds: int) -> list[float]:
@@ -184,6 +188,31 @@ def main() -> None:
         took = slurm_seconds(args.rounds)
         if took:
             shown("slurm, 3 hosts", took)
+        with tempfile.TemporaryDirectory() as folder:
+            kubernetes(Path(folder), args.rounds)
+
+
+def kubernetes(folder: Path, rounds: int) -> None:
+    """Measure pods, on a control plane and kubelets of the tests."""
+    sys.path[:0] = [str(ROOT / "tests" / "network"), str(ROOT / "tools")]
+    import cluster  # type: ignore[import-not-found, unused-ignore]
+    import controlplane  # type: ignore[import-not-found, unused-ignore]
+
+    if lacking := cluster.missing() or controlplane.missing():
+        print(f"kubernetes was not measured: {lacking}", file=sys.stderr)
+        return
+    with cluster.Network(4) as network:
+        plane = controlplane.ControlPlane(network, folder / "kubernetes")
+        options = {
+            "hosts": 3,
+            "image": "mesh",
+            "python": sys.executable,
+            "one_per_node": True,
+            "kubeconfig": str(plane.kubeconfig),
+        }
+        shown("local, 3 hosts", [seconds(FIRST, "local", {"hosts": 3}, 3) for _ in range(rounds)])
+        took = [seconds(FIRST, "kubernetes", options, 3, plane.main.start) for _ in range(rounds)]
+        shown("kubernetes, 3 pods", took)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def told(
     *,
     variable: str | None = None,
     logs: Mapping[int, Path] | None = None,
+    beat: str | None = None,
     **options: Any,
 ) -> bytes:
     """Return the line that the program reads first.
@@ -48,6 +49,7 @@ def told(
         hosts: those that read this line.
         variable: where several programs read this line, what in the environment of each says which host it is; else one program has all.
         logs: what the agent of each host writes to, where it is not the output of the program.
+        beat: a file that changes as long as the launcher is there, for hosts without a standard input.
         options: of ``run_worker_loop_forever``.
     """
     files = {
@@ -60,6 +62,7 @@ def told(
         "silence": place.silence,
         "code": dict(place.code) or {"modules": [], "path": []},
         "place": variable,
+        "beat": beat,
         "hosts": [
             {
                 "number": each.number,

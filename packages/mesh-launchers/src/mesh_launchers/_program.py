@@ -2,7 +2,7 @@
 
 HST-1: the credentials come on its standard input, or in a private file, and go into memory; they are in no argument, no environment and no log.
 HST-2: it ends when its standard input does, or is silent for too long, and with it all that runs on the host: nothing outlives whoever has
-started it, also where the network between them has gone without a word.
+started it, also where the network between them has gone without a word. In a container, which has no standard input, a file changes instead.
 HST-3: an agent, and the process that has started it, each remove the credentials where the other was killed.
 HST-4: what it has to say is JSON on its standard output, in short lines that begin with the host's number, and nothing else is written there.
 """
@@ -33,6 +33,7 @@ SHORT = 800
 """Where the lines of many hosts come together, longer ones are torn apart."""
 MOST_FILES = 2000
 GRACE_S = 8.0
+LOOK_S = 5.0
 AGAIN_S = 0.5
 REACH_S = 10.0
 DEATH = 1
@@ -173,6 +174,11 @@ class Host:
             shutil.rmtree(self._credentials, ignore_errors=True)
 
     @property
+    def agent(self) -> int:
+        """The agent's process, while it runs."""
+        return self._agent if self.runs else 0
+
+    @property
     def runs(self) -> bool:
         """Whether its agent runs."""
         return self.ends >= 0
@@ -216,6 +222,8 @@ class Hosts:
         self._silence: float = told["silence"]
         self._dial: str | None = told["options"].get("dial")
         self._asked: dict[str, Any] = told["code"]
+        self._beat: str | None = told.get("beat")
+        self._inputs = [] if self._beat else [0]
         self._heard = b""
         self._last = time.monotonic()
 
@@ -246,6 +254,11 @@ class Hosts:
                     each.serve(starter)
                     return 0
             return self._watch()
+        except SystemExit:
+            # All processes of a container are killed when the first one has ended: the agents are to end in order before.
+            if os.getpid() == 1:
+                self._end()
+            raise
         except Exception as error:  # noqa: BLE001 - told to whoever waits for these hosts
             return self._fail(f"{type(error).__name__}: {error}")
         finally:
@@ -272,21 +285,24 @@ class Hosts:
                 for each in self._hosts.values():
                     each.say(unreached=why)
                 said = why
-            if select.select([0], [], [], AGAIN_S)[0]:
+            heard = select.select(self._inputs, [], [], AGAIN_S)[0]
+            if self._beat:
+                self._look(self._beat)
+            if heard:
                 if self._is_over():
                     return False
             elif time.monotonic() > self._last + self._silence:
                 return False
 
-    def _watch(self) -> int:
+    def _watch(self, *, is_over: bool = False) -> int:
         """Wait for the agents' ends, or end them."""
-        worst, is_over = 0, False
+        worst = 0
         while running := {each.ends: each for each in self._hosts.values() if each.runs}:
             now = time.monotonic()
             waits = [left for each in running.values() if (left := each.left(now)) is not None]
             if not is_over:
                 waits.append(max(0.0, self._last + self._silence - now))
-            ready = select.select([*running, *([] if is_over else [0])], [], [], min(waits, default=None))[0]
+            ready = self._wait([*running, *([] if is_over else self._inputs)], waits)
             for end in ready:
                 if end in running:
                     worst = max(worst, running[end].has_ended())
@@ -303,6 +319,40 @@ class Hosts:
                 for each in self._hosts.values():
                     each.end()
         return worst
+
+    def _wait(self, inputs: Sequence[int], limits: Sequence[float]) -> list[int]:
+        """Wait until something happens, or may have; returns what has."""
+        pauses = [*limits, min(LOOK_S, self._silence / 4)] if self._beat else limits
+        ready = select.select(inputs, [], [], min(pauses, default=None))[0]
+        if self._beat:
+            self._look(self._beat)
+        if os.getpid() == 1:
+            self._reap()
+        return ready
+
+    def _end(self) -> None:
+        """End all agents, and wait until they have."""
+        for each in self._hosts.values():
+            each.end()
+        self._watch(is_over=True)
+
+    def _look(self, beat: str) -> None:
+        """Look whether the file has changed that does so as long as the launcher is there."""
+        try:
+            said = Path(beat).read_bytes()
+        except OSError:
+            # It may be in the middle of a change.
+            said = self._heard
+        if said != self._heard:
+            self._heard, self._last = said, time.monotonic()
+
+    def _reap(self) -> None:
+        """Forget processes that have ended, and whose parents had before: they are the first process's."""
+        agents = {each.agent for each in self._hosts.values()}
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if found.si_pid in agents:
+                break
+            os.waitpid(found.si_pid, 0)
 
     def _is_over(self) -> bool:
         """Take what was said; whether all hosts are to end. Something is said now and then, and the end is that of the input."""
