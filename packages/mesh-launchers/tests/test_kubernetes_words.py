@@ -1,4 +1,4 @@
-"""What the launcher kubernetes makes of what Kubernetes says, from recorded answers: K8S-2. And how hosts in containers end: K8S-3."""
+"""What the launcher kubernetes makes of what Kubernetes says, from status objects in Kubernetes' own formats: K8S-2. And how hosts in containers end: K8S-3."""
 
 from __future__ import annotations
 
