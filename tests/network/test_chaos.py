@@ -107,6 +107,7 @@ class FailureLedger:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("fan_out", [16, 2])
 def test_every_message_is_accounted_for_through_random_faults(network, tmp_path, fan_out):
+    """GTW-1: messages arrive in the order of their strand, whichever way they came."""
     site = Site(network(6), tmp_path, window=WINDOW, fan_out=fan_out)
     site.start(1, 2, 3, 4, 5)
     ledger = FAULTS if fan_out == 16 else FAULTS // 2

@@ -155,6 +155,7 @@ def test_processor_time_of_what_was_killed_counts() -> None:
 
 def test_a_cancelled_coroutine_kills(tree: Pipe) -> None:
     """TOOL-1, when the caller gives up."""
+
     async def main() -> None:
         task = asyncio.ensure_future(run_tool_async(planting("session", tree)))
         await asyncio.to_thread(tree.wait_for, 2)

@@ -239,7 +239,7 @@ struct Session<'a> {
     exports: &'a Exports,
     /// Not sent yet: the head of each, and what follows it.
     answers: Vec<([u8; RESPONSE], Vec<libc::iovec>)>,
-    /// EXP-1: what they are read from.
+    /// What they are read from (EXP-1).
     kept: Vec<Arc<Export>>,
 }
 
