@@ -98,7 +98,6 @@ def test_a_failure_from_before_is_raised_by_the_next_call_that_has_to_wait(own: 
 
 
 def test_what_a_call_has_raised_is_not_raised_again(own: ProcMesh) -> None:
-    """SUP-1: a failure that a call has raised needs no other answer."""
     actors: Any = own.spawn("actors", Leaf)
     actors.pid.call().get(WITHIN)
     doomed = actors.slice(gpus=1).exit.call_one(4)
@@ -343,7 +342,7 @@ def hear(call: Any) -> None:
     ],
 )
 def test_how_a_script_ends(script: Callable[..., Script], body: str, status: int, said: str | None) -> None:
-    """SUP-2: what nobody has heard of is reported, and the exit status is 1."""
+    """SUP-1, SUP-2: what a call has raised needs no other answer; all else is reported, with status 1."""
     run = script(HEADER + body)
     _, errors = run.finish()
     assert run.process.returncode == status, errors
