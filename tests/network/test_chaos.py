@@ -20,7 +20,7 @@ LONGEST = 1.0
 """A fault's length. TCP looks again at twice the time that it has lost: silence is half of the window, at most."""
 
 
-class FailureLedger:
+class Faults:
     """What can go wrong between five hosts and their controller, for less than the window."""
 
     def __init__(self, site, relay, dice):
@@ -107,14 +107,15 @@ class FailureLedger:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("fan_out", [16, 2])
 def test_every_message_is_accounted_for_through_random_faults(network, tmp_path, fan_out):
+    """GTW-1: messages arrive in the order of their strand, whichever way they came."""
     site = Site(network(6), tmp_path, window=WINDOW, fan_out=fan_out)
     site.start(1, 2, 3, 4, 5)
-    ledger = FAULTS if fan_out == 16 else FAULTS // 2
+    faults = FAULTS if fan_out == 16 else FAULTS // 2
     with Relay((site.hosts[1].address, PORT), host=site.hosts[0], seed=SEED) as relay:
         job = site.job(0, at={1: "{}:{}".format(*relay.address)})
         job.ask("load", seed=SEED)
-        what = FailureLedger(site, relay, random.Random(SEED + fan_out))
-        happened = [what.one() for _ in range(ledger)]
+        what = Faults(site, relay, random.Random(SEED + fan_out))
+        happened = [what.one() for _ in range(faults)]
         settled = job.ask("settle")
         assert settled["wrong"] == [], (happened, settled, site.report())
         assert job.ask("failures") == [], happened

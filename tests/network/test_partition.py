@@ -40,6 +40,7 @@ def test_nothing_is_lost_or_repeated_in_partitions_shorter_than_the_window(netwo
 
 
 def test_beyond_the_window_a_host_is_dead_for_all_and_stops_its_own_work(network, tmp_path):
+    """GTW-3, GTW-2."""
     site = Site(network(4), tmp_path, window=1.5)
     site.start(1, 2, 3)
     job = site.job(0)
@@ -79,6 +80,7 @@ def test_a_host_that_only_hears_or_only_speaks_is_dead_on_both_sides_beyond_the_
 
 
 def test_a_host_declared_dead_that_comes_back_is_refused_and_stops_its_work(network, tmp_path):
+    """GTW-2."""
     # Paused with its cable out: for its own clocks nothing has happened.
     site = Site(network(3), tmp_path, window=1.5)
     site.start(1, 2)

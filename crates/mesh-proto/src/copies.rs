@@ -181,6 +181,7 @@ mod tests {
         Asker { proc: proc(rank, 1), call: u64::from(rank) + 100 }
     }
 
+    /// CPY-1, CPY-3.
     #[test]
     fn it_is_fetched_once_and_dropped_with_its_last_holder() {
         let mut copies = Copies::default();
@@ -202,6 +203,7 @@ mod tests {
         assert_eq!(copies.ask(VALUE, asker(1)), Wanted::Fetch);
     }
 
+    /// CPY-2: whoever waits is answered, though the one that it was fetched for dies.
     #[test]
     fn the_next_one_fetches_where_the_first_has_died() {
         let mut copies = Copies::<()>::default();
@@ -235,6 +237,7 @@ mod tests {
         assert!(copies.is_empty());
     }
 
+    /// CPY-3: a copy is dropped as its owner ends.
     #[test]
     fn copies_end_with_their_owner() {
         let mut copies = Copies::default();

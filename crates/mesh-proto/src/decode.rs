@@ -1,4 +1,6 @@
 //! Bytes of a link becoming frames.
+//!
+//! LNK-1: the frames of a link are numbered, and one that was lost or repeated ends the link.
 
 use crate::{Frame, FrameError, HEADER_LEN, Header};
 use bytes::Bytes;

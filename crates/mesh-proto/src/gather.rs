@@ -1,4 +1,6 @@
 //! Many replies becoming one.
+//!
+//! GTH-1: a rank's first outcome counts; what comes later is dropped.
 
 use crate::{ProcAddr, Target};
 use std::sync::Arc;

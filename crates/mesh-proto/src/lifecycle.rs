@@ -1,7 +1,9 @@
 //! A proc from its spawn to the one notice of its end.
 //!
 //! Two things tell of a proc's end, in either order: its link closes, and its parent reaps it. The machine waits for
-//! the second one a short while, so that the notice can name the exit status, and gives it exactly once (LIF-1).
+//! the second one a short while, so that the notice can name the exit status.
+//!
+//! LIF-1: the end of a proc is told exactly once, however it comes about.
 
 use crate::hosts::Fate;
 use crate::{EndKind, EndReason};

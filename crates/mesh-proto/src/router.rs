@@ -1,9 +1,12 @@
 //! Where a frame goes next.
 //!
 //! Within a host: a star. The agent knows a link for every proc; a proc knows only the way up. What is for another host
-//! the agent hands to its gateway. Because everything passes the agent in the order it was sent, one sender's messages to
-//! one receiver keep their order, casts and single ones alike (ORD-1), and a message can never overtake the spawn that it
-//! depends on. What a proc sends to itself never leaves it, be it a single message or its own share of a cast.
+//! the agent hands to its gateway. Because everything passes the agent in the order it was sent, a message can never overtake
+//! the spawn that it depends on.
+//!
+//! ORD-1: one sender's messages to one receiver keep their order, casts and single ones alike.
+//!
+//! What a proc sends to itself never leaves it, be it a single message or its own share of a cast.
 
 use crate::{Ended, HostNo, MeshId, ProcAddr};
 use std::collections::{HashMap, VecDeque};

@@ -11,6 +11,7 @@ const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
+/// ERL-1: what waits for one thing keeps its order.
 #[test]
 fn what_waits_is_handed_over_in_order_once() {
     let mut early = Early::new(ms(100), 4000);
@@ -25,6 +26,7 @@ fn what_waits_is_handed_over_in_order_once() {
     assert_eq!(early.next_deadline(), None);
 }
 
+/// ERL-3.
 #[test]
 fn nothing_waits_for_what_was_there() {
     let mut early = Early::new(ms(100), 4000);

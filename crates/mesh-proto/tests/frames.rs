@@ -119,6 +119,7 @@ proptest! {
         prop_assert_eq!(out.iter().map(unnumbered).collect::<Vec<_>>(), frames.iter().map(unnumbered).collect::<Vec<_>>());
     }
 
+    /// LNK-1.
     #[test]
     fn a_lost_or_repeated_frame_is_noticed(frames in prop::collection::vec(frame(), 2..5), at in any::<prop::sample::Index>(), lose in any::<bool>()) {
         let numbered: Vec<Frame> = (0..).zip(&frames).map(|(seq, frame)| numbered(frame, seq)).collect();

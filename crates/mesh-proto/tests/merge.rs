@@ -218,6 +218,7 @@ fn nothing_overtakes_what_the_same_proc_sent_before() {
     assert!(merge.before(addr(0), caller).is_empty());
 }
 
+/// MRG-4.
 #[test]
 fn calls_that_are_never_answered_do_not_pile_up() {
     let mut merge = HostMerge::new(4, agent(4));

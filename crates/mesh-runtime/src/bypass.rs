@@ -167,6 +167,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    /// BYP-1.
     #[test]
     fn what_keeps_memory_goes_once_whichever_word_comes_first() {
         for freed_first in [true, false] {

@@ -5,7 +5,7 @@
 //! file in memory, which the walk is written to. In the copy no thread runs; should it have been made in the middle of a
 //! change and crash, another one is made. The process itself is not interrupted, not even by a signal.
 //!
-//! DMP-1: between the copy's birth and its end it calls nothing that may not be called in a signal handler: another thread
+//! Between the copy's birth and its end it calls nothing that may not be called in a signal handler: another thread
 //! may have held any lock when it was made.
 
 use crate::error::RuntimeError;
@@ -71,10 +71,10 @@ impl Dumper {
     /// Makes a copy that walks. False if it has crashed; what it had written by then is in the file.
     fn walk(&self) -> Result<bool, RuntimeError> {
         // SAFETY: a plain fork, without the C library's handlers, which may wait for other threads; and without a signal
-        // to this process at the child's end, which is not the program's to hear of. The child keeps to DMP-1.
+        // to this process at the child's end, which is not the program's to hear of. The child calls nothing else.
         let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
         if child == 0 {
-            // SAFETY: DMP-1: system calls, and a function that is written to be a signal handler.
+            // SAFETY: system calls, and a function that is written to be a signal handler.
             unsafe {
                 for signal in CRASHES {
                     libc::signal(signal, libc::SIG_DFL);

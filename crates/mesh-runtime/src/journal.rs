@@ -130,6 +130,7 @@ fn wake(mut ring: MutexGuard<'_, Ring>, reactor: &Reactor) {
 mod tests {
     use super::*;
 
+    /// JRN-1.
     #[test]
     fn a_slow_reader_misses_the_oldest_and_is_told_how_many() {
         let reactor = Reactor::new().unwrap();

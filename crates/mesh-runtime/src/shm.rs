@@ -13,6 +13,7 @@
 //!
 //! SHM-1: a chunk that anybody alive holds is never written by its owner.
 //! SHM-2: where a part goes to many, each maps it privately, so that none sees what another writes into it.
+//! SHM-3: a message gives its memory back when the last of it is dropped, read or not; a forked copy of a process gives back nothing.
 //! SHM-4: the pages of a chunk are given back by who holds it alone, or, where nobody does, by its owner.
 
 mod kept;

@@ -4,8 +4,8 @@
 //! for a message of a member would wait for the scheduler to end the turn of whoever is at it. What comes of the
 //! handshakes is told on another thread, with the priority of the process, which those that begin there inherit.
 //!
-//! TLS-3: whoever has not proved who it is has one of a bounded number of places, for a bounded time, and may send a bounded
-//! number of bytes; all of them together use a bounded share of one core. When places run out, the one to make room is one
+//! Whoever has not proved who it is has one of a bounded number of places, for a bounded time, and may send a bounded number of
+//! bytes (TLS-3); all of them together use a bounded share of one core. When places run out, the one to make room is one
 //! that has said nothing yet, then one of the address that holds most places, then the oldest: real members are through
 //! within milliseconds, and those of other addresses are not held up by a flood from one.
 

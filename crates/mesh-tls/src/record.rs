@@ -3,8 +3,8 @@
 //! rustls makes the handshake, holds the secrets of both directions (for key updates) and does the cryptography of a record. What
 //! is done here is framing and counting. Its own connections take both directions under one lock and copy every byte twice more.
 //!
-//! TLS-2: a record's number is never used twice with one key: it is counted up before anything else happens, whether or
-//! not the record was sent.
+//! A record's number is never used twice with one key (TLS-2): it is counted up before anything else happens, whether or not the
+//! record was sent.
 
 use super::error::alert_text;
 use rustls::client::ClientConnectionData;

@@ -1,6 +1,6 @@
 //! Parts of arrays that lie in many short pieces in one memory, copied side by side into others.
 //!
-//! BOX-1: nothing outside of the memory that is given, and of the targets, is read or written: both were checked as the part was added.
+//! GRD-1: nothing outside of the memory that is given, and of the targets, is read or written: both were checked as the part was added.
 
 use crate::cma::in_lanes;
 use crate::copy::copy;
@@ -104,7 +104,7 @@ impl Boxes {
             if at >= all {
                 return Ok(false);
             }
-            // SAFETY: as the caller vouches; BOX-1.
+            // SAFETY: as the caller vouches; GRD-1.
             unsafe { self.turn(source, at, (at + TURN).min(all)) };
             Ok(true)
         })
@@ -162,7 +162,7 @@ impl Part {
         let (mut at, mut flushed) = (from, from);
         while at < to {
             let len = (run - skip).min(to - at);
-            // SAFETY: inside, as `add` and `copy` have checked (BOX-1).
+            // SAFETY: inside, as `add` and `copy` have checked (GRD-1).
             let piece = unsafe { source.0.add((place + skip) as usize) };
             if *run >= LONG {
                 // SAFETY: as the caller vouches.
@@ -238,6 +238,7 @@ mod tests {
         starts.iter().flat_map(|at| &source[*at as usize..(*at + grid.run) as usize]).copied().collect()
     }
 
+    /// GRD-1.
     #[test]
     fn every_grid_is_copied_byte_by_byte_and_nothing_else_is_written() {
         let source: Vec<u8> = (0..9 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 23) as u8).collect();
@@ -285,6 +286,7 @@ mod tests {
         }
     }
 
+    /// GRD-1: it is checked as the part is added.
     #[test]
     fn what_does_not_fit_is_refused() {
         let mut target = vec![0_u8; 100];

@@ -6,7 +6,8 @@
 //! LSE-4: a lease may name every export at once: who has it looks at each export that it moves bytes of. It is held
 //! for short copies only, as nothing that is closed meanwhile is let go.
 //! LSE-2: a lease names its holder by pid and start time in one word, so that those of the dead are found and taken back.
-//! LSE-3: the owner reads nothing here that it acts on but whether leases are there; it never follows what others write.
+//!
+//! The owner reads nothing here that it acts on but whether leases are there; it never follows what others write.
 
 use crate::error::TransferError;
 use crate::handle::{RealmId, Token};

@@ -171,6 +171,7 @@ mod tests {
         assert!(changes.len() * 25 <= new.len(), "{} of {}", changes.len(), new.len());
     }
 
+    /// DLT-2.
     #[test]
     fn what_does_not_belong_to_the_memory_is_refused() {
         let (old, new) = ([0_u8; 4096], [1_u8; 4096]);

@@ -108,7 +108,7 @@ impl Exports {
         self.pool.find(addr, len)
     }
 
-    /// Give no memory of arenas back: the process ends (POL-2).
+    /// Give no memory of arenas back: the process ends (ARN-1).
     pub(crate) fn end(&self) {
         self.pool.end();
     }

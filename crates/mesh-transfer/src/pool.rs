@@ -1,8 +1,9 @@
 //! Memory that this process shares from the beginning, so that others map it instead of having the kernel copy it.
 //!
-//! POL-1: an arena never becomes shorter below a mapping: it is sealed. What is freed is given back to the system at once, also
+//! An arena never becomes shorter below a mapping: it is sealed. What is freed is given back to the system at once, also
 //! where another process still has the arena mapped; whoever reads there has no lease, and no business there.
-//! POL-2: as the process ends nothing is given back: the kernel does it when the last mapping is gone. So that who was lent a
+//!
+//! ARN-1: as the process ends nothing is given back: the kernel does it when the last mapping is gone. So that who was lent a
 //! version of published weights has it whole, though its owner ends.
 
 use crate::error::TransferError;
@@ -176,7 +177,7 @@ impl Arena {
         if let Some(len) = free.remove(&end) {
             end += len;
         }
-        // POL-1: the pages of the block that nothing else is on.
+        // The pages of the block that nothing else is on.
         let from = start.next_multiple_of(self.page).max(at / self.page * self.page);
         let to = (end / self.page * self.page).min((at + room).next_multiple_of(self.page));
         if from < to {
@@ -220,7 +221,7 @@ impl Pool {
         })
     }
 
-    /// The process ends (POL-2).
+    /// The process ends (ARN-1).
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }

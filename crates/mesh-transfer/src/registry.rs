@@ -77,7 +77,7 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Entry<T> {
-    /// REG-1: whether each byte is held by somebody.
+    /// Whether each byte is held by somebody (REG-1).
     fn covers(&self, start: u64, end: u64) -> bool {
         let mut at = start;
         while at < end {

@@ -80,6 +80,7 @@ def test_a_dropped_one_is_gone_and_what_comes_in_its_place_is_another(shared):
 
 
 def test_a_mapping_is_of_no_use_when_its_owner_has_ended(other):
+    """MAP-1."""
     buffer = other.offer_empty("data", bytes(16))
     buffer.write_from(b"x", transport="shm").get(timeout=30)
     other.kill()
@@ -91,6 +92,7 @@ def test_a_mapping_is_of_no_use_when_its_owner_has_ended(other):
 
 @pytest.mark.slow
 def test_a_mapping_is_of_no_use_when_its_owner_is_another_program(other):
+    """MAP-1, where another program has its pid."""
     buffer = other.offer_empty("data", bytes(16))
     buffer.write_from(b"x", transport="shm").get(timeout=30)
     other.replace()

@@ -334,6 +334,7 @@ def test_a_fork_of_the_owner_does_not_hide_its_death(other, third):
 
 @pytest.mark.parametrize("end", [Other.kill, Other.end])
 def test_a_version_in_use_outlives_its_owner(end):
+    """ARN-1."""
     owner = Other(program=PEER)
     reader = owner.publication("it", sizes=(200_000,), start=1)
     owner.publish("it", 1)

@@ -137,7 +137,7 @@ class Model:
             assert ask.version in {None, number} and (ask.floor is None or number >= ask.floor)
             if ask.version is None:
                 assert number == self.finished[-1]
-            assert self.memory[outcome.slot] == number
+            assert self.memory[outcome.slot] == number, "VER-1"
             self.leases[reader] = outcome
             return
         # VER-5: not there, and never to come, or not worth waiting for.

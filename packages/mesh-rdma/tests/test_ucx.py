@@ -64,6 +64,7 @@ def conforms(folder, environment, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("tls", ONE_BY_ONE)
 def test_passes_the_suite_with_the_wheel(tls, tmp_path):
+    """UCX-2: forged handles reach nothing but what the owner shows."""
     conforms(tmp_path, WITH_WHEEL | {"UCX_TLS": tls}, *(("-k", SHORT) if "sysv" in tls else ()))
 
 
@@ -196,6 +197,7 @@ print(json.dumps(said))
 @pytest.mark.slow
 @pytest.mark.parametrize("tls", ONE_BY_ONE)
 def test_what_is_given_up_dropped_forked_or_killed(tls, tmp_path):
+    """UCX-3, UCX-4: nothing comes late, and no other operation is hurt."""
     done = run(tmp_path, WITH_WHEEL | {"UCX_TLS": tls}, "-c", CARE)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -253,6 +255,7 @@ finally:
 @wheel
 @pytest.mark.slow
 def test_a_writer_that_is_killed_does_not_take_the_owner_with_it(tmp_path):
+    """UCX-3: its worker ends with it."""
     done = run(tmp_path, WITH_WHEEL | {"UCX_TLS": "posix,sysv"}, "-c", KILLS)
     assert done.returncode == 0, done.stderr
 

@@ -122,6 +122,7 @@ def test_the_page_is_told_where_everybody_is_and_what_they_do() -> None:
 
 
 def test_nothing_of_the_job_is_told_without_the_token(board: Dashboard, job: PaperJob) -> None:
+    """DSH-1."""
     for token in ("", "guess", urlsplit(board.url).fragment[:-1], urlsplit(board.url).fragment + "x", "ü"):
         for what in ("look", "logs", "stacks?proc=workers[0]", "else"):
             status, _, body = ask(board, f"/api/{what}", token=token.encode().decode("latin-1"))
@@ -140,6 +141,7 @@ def test_nothing_of_the_job_is_told_without_the_token(board: Dashboard, job: Pap
 
 
 def test_names_of_the_net_that_lead_here_are_refused(board: Dashboard, job: PaperJob) -> None:
+    """DSH-2."""
     port = urlsplit(board.url).port
     assert ask(board, "/api/look", Host=f"localhost:{port}")[0] == 200
     for name in (f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil.example:{port}"):

@@ -217,6 +217,7 @@ def test_deaths_that_come_together_are_one_restart_of_all() -> None:
 
 
 def test_a_death_during_a_restart_of_all_leads_to_another_one() -> None:
+    """RST-5."""
     world = World(Plan(strategy=Strategy.ONE_FOR_ALL, intensity=2, period=60.0, settle=0.0), 3)
     world.die(0)
     world.die(1)

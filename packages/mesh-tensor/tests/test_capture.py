@@ -119,6 +119,7 @@ def train(
 def test_training_gives_what_it_gives_without_capture(
     procs: ProcMesh, kind: str, schedule: bool, within: bool, last: bool
 ) -> None:
+    """REC-1: also in the calls that are recorded."""
     want, _ = train(procs, kind, plain, schedule=schedule, within=within, last=last)
     got, step = train(procs, kind, capture, schedule=schedule, within=within, last=last)
     assert step.replays >= 16, step.reasons
@@ -551,6 +552,7 @@ def test_state_that_is_made_in_the_first_call(procs: ProcMesh) -> None:
 
 
 def test_a_failure_in_a_replay(procs: ProcMesh) -> None:
+    """PRG-1: it fails as the instructions do one by one."""
     total = share(torch.zeros(2), procs)
 
     @capture
@@ -734,6 +736,8 @@ def random_step(seed: int, kept: list[Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_steps(procs: ProcMesh, seed: int) -> None:
+    """PRG-1."""
+
     def run(wrap: Any) -> list[Any]:
         manual_seed(seed, procs)
         kept = [share(values(3, 3, seed=n), procs) for n in range(2)]

@@ -214,6 +214,7 @@ def _die_at(word: str, moment: int) -> None:
 
 
 def test_a_worker_that_dies_while_it_writes_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    """CKP-1, where a worker dies."""
     with this_host().spawn_procs({"gpus": 2}, preload=["torch.distributed.checkpoint"]) as procs:
         with activate(procs):
             x = torch.full((1000,), 1.0)
@@ -265,6 +266,7 @@ if __name__ == "__main__":
 def test_a_controller_that_dies_at_some_moment_leaves_a_whole_checkpoint(
     moment: int, procs: ProcMesh, tmp_path: Path
 ) -> None:
+    """CKP-1."""
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
     ended = subprocess.run([sys.executable, script, tmp_path / "a", str(moment)], timeout=200, check=False)

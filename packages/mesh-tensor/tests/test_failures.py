@@ -133,6 +133,7 @@ def test_a_tensor_of_this_process_is_not_changed_by_those_of_a_mesh(procs: ProcM
 
 
 def test_a_process_that_dies_and_is_made_again() -> None:
+    """STM-2."""
     with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="mortal") as procs:
         x = rank_tensor(procs, "gpus") + share(torch.ones(2), procs)
         assert [each.tolist() for each in fetch(reduce(x)).values()] == [[3.0, 3.0]] * 2

@@ -42,6 +42,7 @@ def test_a_failure_poisons_what_depends_on_it_and_nothing_else(mesh: Mesh) -> No
 
 
 def test_a_failure_on_one_process_leaves_no_other_waiting(mesh: Mesh) -> None:
+    """STM-3."""
     table = distribute(torch.arange(6.0).view(3, 2), mesh)
     rows = distribute(torch.tensor([0, 1, 2, 9]), mesh, ["data"])
     found = torch.nn.functional.embedding(rows, table)

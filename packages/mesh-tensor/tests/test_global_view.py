@@ -266,6 +266,8 @@ def test_meshes_that_are_wrong(grid: ProcMesh) -> None:
 def test_views_and_what_they_are_views_of_stay_one(
     mesh: Mesh, sharding: Any, take: Callable[[Any], Any]
 ) -> None:
+    """VWS-1."""
+
     def work(x: Any) -> list[Any]:
         early = take(x)
         late = take(x)

@@ -194,6 +194,7 @@ def random_program(seed: int, pool: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_programs(procs: ProcMesh, seed: int) -> None:
+    """STM-1: changes in place and what is asked come in the order of the program."""
     here = [values(3, 3, seed=n) for n in range(3)]
     there = [share(each, procs) for each in here]
     want = random_program(seed, [each.clone() for each in here])

@@ -59,6 +59,7 @@ def test_each_process_has_its_own(procs: ProcMesh) -> None:
 
 
 def test_arguments_that_are_no_tensors_may_change(procs: ProcMesh) -> None:
+    """SIG-1: other arguments are another signature."""
     x = share(torch.ones(2), procs)
     assert [lists(scaled(x, factor))[0] for factor in (1.0, 2.0, 1, True, 2.0)] == [
         [1.0, 1.0], [2.0, 2.0], [1.0, 1.0], [1.0, 1.0], [2.0, 2.0],
@@ -206,6 +207,7 @@ def test_results_are_freed(procs: ProcMesh) -> None:
 
 
 def test_parts_of_a_mesh(grid: ProcMesh) -> None:
+    """STM-4, STM-1: both streams are one for their order."""
     x = rank_tensor(grid, "model") + 2 * rank_tensor(grid, "data") + share(torch.zeros(2, 3), grid)
     lower = slice_mesh(x, data=1)
     assert dict(lower.procs.sizes) == {"model": 2}

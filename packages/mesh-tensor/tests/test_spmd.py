@@ -201,6 +201,7 @@ def test_a_module_by_its_name(job: spmd.SPMD) -> None:
 
 
 def test_a_failing_rank_is_named_and_waited_for_by_none(job: spmd.SPMD) -> None:
+    """SPD-1."""
     future = job.run(fail_on_one)
     with pytest.raises(ActorError) as caught:
         future.get(timeout=LIMIT)

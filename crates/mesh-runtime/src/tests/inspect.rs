@@ -39,6 +39,7 @@ fn close(runtime: &Runtime) {
     runtime.close_inbox(&inbox);
 }
 
+/// GAU-1: whoever asks is answered in the middle of a message.
 #[test]
 fn what_waits_and_what_runs_is_told() {
     let (runtime, inbox) = with_actor();

@@ -189,6 +189,20 @@ fn a_message_waits_for_its_parts_and_what_is_behind_for_it() {
     runtime.close(Duration::ZERO);
 }
 
+/// BYP-2: whoever keeps the memory is kept until the other side is done.
+#[test]
+fn what_is_being_filled_is_kept_until_the_other_side_is_done() {
+    let (road, kept) = (road(), Arc::new(()));
+    // SAFETY: never freed, and of this version.
+    let bypass = unsafe { Bypass::new(NonNull::from(road).cast()) };
+    let (mut room, keeps) = (vec![0_u8; LEN], Arc::clone(&kept));
+    // SAFETY: the memory is there until the end of the test.
+    unsafe { bypass.fetch(&[1], room.as_mut_ptr(), LEN as u64, Box::new(move |_| drop(keeps))) };
+    assert_eq!(Arc::strong_count(&kept), 2);
+    road.take(0).come();
+    assert_eq!((Arc::strong_count(&kept), room), (1, vec![1; LEN]));
+}
+
 #[test]
 fn what_does_not_come_is_asked_for_and_its_senders_end_is_the_answer() {
     let (runtime, inbox, road) = receiver();
@@ -249,6 +263,7 @@ fn whatever_comes_first_each_sender_is_heard_in_order() {
     runtime.close(Duration::ZERO);
 }
 
+/// BYP-1.
 #[test]
 fn what_is_offered_is_kept_until_nobody_reads_it() {
     // A process of a host: whom it offers to is asked for by way of its agent, which says nothing here.

@@ -16,6 +16,7 @@ mod nonsense;
 mod order;
 mod pair;
 mod ports;
+mod refs;
 mod shm;
 mod tasks;
 

@@ -185,6 +185,7 @@ fn one_reply_or_one_failure_speaks_for_all_of_a_combined_call() {
     assert_eq!(calls.len(), 0);
 }
 
+/// PRT-3: the caller hears that it was let go of, unless it was handed on.
 #[test]
 fn a_port_that_an_endpoint_lets_go_of_ends_its_call() {
     let runtime = Runtime::controller(options()).unwrap();

@@ -58,6 +58,7 @@ fn letting_go_keeps_memory_bounded() {
     assert!(owner.bytes() <= 16 << 20, "{} bytes for one message at a time", owner.bytes());
 }
 
+/// SHM-2.
 #[test]
 fn receivers_of_a_cast_do_not_see_each_others_writes() {
     let (owner, receiver) = memories();
@@ -81,6 +82,7 @@ fn receivers_of_a_cast_do_not_see_each_others_writes() {
     assert_eq!(read(&held), data);
 }
 
+/// SHM-3.
 #[test]
 fn a_message_that_is_never_opened_gives_its_memory_back() {
     let (owner, receiver) = memories();

@@ -34,6 +34,7 @@ fn refused_us(reason: &Reason) -> &str {
     }
 }
 
+/// TLS-1.
 #[test]
 fn an_expired_client_is_refused_and_both_sides_say_so() {
     let job = Job::new();
@@ -64,6 +65,7 @@ fn an_expired_server_is_not_talked_to() {
     assert!(refused_us(&ours).contains("expired"), "{ours}");
 }
 
+/// TLS-1.
 #[test]
 fn a_revoked_client_is_refused_by_whoever_has_the_list() {
     let job = Job::new();
@@ -128,6 +130,7 @@ fn a_hello_that_comes_byte_by_byte_is_one_and_names_nobody() {
     assert_eq!(door.joined().1, job.controller.own());
 }
 
+/// TLS-1.
 #[test]
 fn another_jobs_members_are_strangers_in_both_directions() {
     let (job, other) = (Job::new(), Job::new());
@@ -160,6 +163,7 @@ fn a_client_that_does_not_mind_is_refused_by_the_server() {
     assert_eq!(raw_client(&door, config), Reason::OtherJob);
 }
 
+/// TLS-1.
 #[test]
 fn a_client_without_a_certificate_is_refused() {
     let job = Job::new();
@@ -249,6 +253,7 @@ fn old_hello() -> Vec<u8> {
     record
 }
 
+/// TLS-3: a stranger is told nothing but an alert.
 #[test]
 fn other_protocols_are_refused_with_an_alert_at_most() {
     let job = Job::new();
@@ -274,6 +279,7 @@ fn other_protocols_are_refused_with_an_alert_at_most() {
     }
 }
 
+/// TLS-3: a stranger costs a bounded time.
 #[test]
 fn whoever_says_nothing_or_leaves_is_let_go() {
     let job = Job::new();
@@ -291,6 +297,7 @@ fn whoever_says_nothing_or_leaves_is_let_go() {
     assert_eq!(patient.refused(), Reason::Left);
 }
 
+/// TLS-3: and a bounded number of bytes.
 #[test]
 fn nobody_sends_more_than_a_handshake_before_proving_who_they_are() {
     let job = Job::new();

@@ -154,6 +154,7 @@ fn what_arrived_before_the_end_is_read_before_it_is_told() {
     assert!(matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset), "{error}");
 }
 
+/// TLS-2: numbers begin again with a new key only.
 #[test]
 fn keys_are_changed_before_they_are_worn_out() {
     let job = Job::new();
@@ -251,6 +252,7 @@ fn tampering_is_noticed() {
     }
 }
 
+/// TLS-2: the number of a record that was not sent is used up.
 #[test]
 fn a_record_that_is_sent_again_or_left_out_is_noticed() {
     for again in [true, false] {

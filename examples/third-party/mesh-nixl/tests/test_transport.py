@@ -18,6 +18,8 @@ needs_nixl = pytest.mark.skipif(
 @needs_nixl
 @pytest.mark.slow
 class TestNixl(TransportConformance):
+    """The suite's forged handles hold NXL-1, its transfers that are given up NXL-2, and its memory that is dropped NXL-3."""
+
     plugin = NIXL
     distribution = "mesh-nixl"
 

@@ -1,4 +1,8 @@
 //! The ways in and out of the interpreter, and how errors cross it.
+//!
+//! EXIT-1: a thread that is under way here when the interpreter ends does not come back into it. The interpreter ends
+//! such threads by unwinding their stacks, which aborts the whole process where there are frames of Rust. Threads of
+//! the script that call or wait while it ends are held until the process is gone instead, as any blocked daemon thread.
 
 use crate::codes;
 use mesh_runtime::{Runtime, RuntimeError, Waited};
@@ -54,10 +58,6 @@ pub(crate) fn outside<T: Send>(py: Python<'_>, body: impl FnOnce() -> T + Send) 
 pub(crate) fn leave<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T, RuntimeError> + Send) -> PyResult<T> {
     outside(py, body).map_err(|error| raise(py, &error))
 }
-
-// EXIT-1: a thread that is under way here when the interpreter ends does not come back into it. The interpreter ends
-// such threads by unwinding their stacks, which aborts the whole process where there are frames of Rust. Threads of
-// the script that call or wait while it ends are held until the process is gone instead, as any blocked daemon thread.
 
 const RUNNING: u8 = 0;
 const ENDING: u8 = 1;

@@ -177,6 +177,7 @@ def test_one_senders_messages_arrive_in_the_order_sent(procs: ProcMesh) -> None:
 
 
 def test_coroutines_are_not_overtaken_either(procs: ProcMesh) -> None:
+    """STG-1: a message that awaits something is not overtaken by the next."""
     mesh = procs.spawn("coroutines", Coroutines)
     one = mesh.slice(hosts=0, gpus=0)
     for n in range(200):
@@ -197,6 +198,7 @@ def test_large_and_small_messages_keep_their_order(procs: ProcMesh) -> None:
 
 
 def test_sync_and_async_endpoints_mix_and_exclude_each_other(procs: ProcMesh) -> None:
+    """STG-1: one at a time, in the order of arrival, whichever executor runs it."""
     mesh = procs.slice(hosts=0, gpus=0).spawn("mixed", Mixed)
     futures = [(mesh.note_async if n % 2 else mesh.note).call_one(n) for n in range(100)]
     threads = [future.get() for future in futures]

@@ -32,6 +32,7 @@ def plain(procs: ProcMesh) -> Iterator[Any]:
 
 
 def test_awaiting_oneself_is_refused_at_once(pair: tuple[Any, Any]) -> None:
+    """WAIT-1."""
     first, _ = pair
     for name in ("ping", "ping_concurrently"):
         with pytest.raises(MeshError, match="actor 'first' waits for its own endpoint"):
@@ -40,6 +41,7 @@ def test_awaiting_oneself_is_refused_at_once(pair: tuple[Any, Any]) -> None:
 
 
 def test_a_sync_actor_that_waits_for_itself_is_refused_at_once(plain: Any) -> None:
+    """WAIT-1, of a sync actor."""
     with pytest.raises(MeshError, match="actor 'plain' waits for its own endpoint"):
         plain.get.call_one(plain, "ping").get(timeout=20)
     assert plain.ping.call_one().get(timeout=20) == "pong"
@@ -79,6 +81,7 @@ def test_a_sync_endpoint_may_block_on_the_loop_of_its_process(pair: tuple[Any, A
 def test_get_on_the_loop_for_an_answer_of_this_loop_is_refused(
     pair: tuple[Any, Any], procs: ProcMesh
 ) -> None:
+    """WAIT-2."""
     first, second = pair
     neighbour = procs.slice(hosts=0, gpus=0).spawn("neighbour", Caller)
     neighbour.initialized.get(timeout=30)

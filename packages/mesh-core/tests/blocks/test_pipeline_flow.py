@@ -113,13 +113,13 @@ class Schedule:
             if not (self.ordered and self.retries):
                 assert self.flow.held <= self.max_bytes + (sum(self.replicas) + 1) * max(SIZES)
             assert self.flow.held == sum(self.flow.bytes)
-        # PIP-3: it ends only when nothing is left.
+        # PIP-3, PIP-5: it ends only when nothing is left.
         assert not self.left
         assert self.flow.is_empty
         assert self.flow.held == 0
         assert sorted(self.taken) == sorted(self.expected)
         if self.ordered:
-            assert self.taken == sorted(self.taken)
+            assert self.taken == sorted(self.taken), "PIP-4"
 
 
 @pytest.mark.slow
@@ -146,6 +146,7 @@ def test_nobody_takes_results_and_the_source_is_left_alone() -> None:
 
 
 def test_generator_is_read_no_further_than_there_is_room() -> None:
+    """PIP-2: up to the limit of its own stage, which is lower than that of the next."""
     flow: Flow[str] = Flow(2, 90, ordered=False)
     flow.add(Item((0,), 1, ""))
     item = flow.begin(0)
@@ -162,3 +163,36 @@ def test_generator_is_read_no_further_than_there_is_room() -> None:
     assert not flow.may_read(0, item, n)
     flow.take()
     assert flow.may_read(0, item, n)
+
+
+def flow_with_a_younger_item_ahead() -> tuple[Flow[str], Item[str]]:
+    """A plain stage before one of generators; item 1 has left the first, which still works on item 0."""
+    flow: Flow[str] = Flow(2, 30, ordered=True)
+    for number in range(2):
+        flow.add(Item((number,), 1, ""))
+    older, younger = flow.begin(0), flow.begin(0)
+    assert older is not None
+    assert younger is not None
+    flow.passed(0, younger, 1, "")
+    return flow, older
+
+
+def test_last_turn_of_generators_is_kept_for_the_oldest_item() -> None:
+    """PIP-5: no turn while something older may come."""
+    flow, older = flow_with_a_younger_item_ahead()
+    assert flow.begin(1, last=True) is None
+    flow.passed(0, older, 1, "")
+    item = flow.begin(1, last=True)
+    assert item is not None
+    assert item.key == (0,)
+
+
+def test_generator_that_is_in_the_way_of_the_oldest_item_is_read_on() -> None:
+    """PIP-5: whatever is held, where all turns are taken."""
+    flow, older = flow_with_a_younger_item_ahead()
+    item = flow.begin(1)
+    assert item is not None
+    flow.opened(1, item)
+    flow.passed(0, older, 100, "")
+    assert not flow.may_read(1, item, 0)
+    assert flow.may_read(1, item, 0, full=True)

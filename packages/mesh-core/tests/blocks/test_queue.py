@@ -243,6 +243,7 @@ def test_nothing_there_is_an_error_of_its_own() -> None:
 
 
 def test_a_take_that_is_cancelled_or_dropped_loses_nothing() -> None:
+    """QCL-2: what nobody has looked at goes back."""
     with Queue[int]() as queue:
         waiting = queue.take()
         assert waiting.cancel()
@@ -556,6 +557,7 @@ def test_a_leased_item_that_cannot_be_unpickled_can_be_acknowledged() -> None:
 
 
 def test_an_item_that_nobody_acknowledges_is_dropped_in_the_end() -> None:
+    """QUE-5."""
     with Queue[int](most_deliveries=3) as queue:
         queue.put_many([1, 2]).get(timeout=SOON)
         for _ in range(20):
@@ -610,6 +612,7 @@ def test_a_taker_that_goes_while_items_are_on_their_way_disturbs_nobody() -> Non
 
 
 def test_a_coroutine_that_does_not_await_what_it_puts_is_told_when_too_much_waits() -> None:
+    """QCL-1: the next batch waits here until the queue has taken the last one."""
     put: list[int] = []
 
     async def flood(queue: Queue[bytes]) -> None:

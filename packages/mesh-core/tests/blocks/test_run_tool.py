@@ -16,6 +16,7 @@ from core_processes import Watch, descriptors, family
 from core_trees import TREES, Pipe, pipe
 
 from mesh_core import Actor, ProcMesh, ToolLimit, detach, endpoint, run_tool, run_tool_async
+from mesh_core._system import process_marks
 
 
 @pytest.fixture
@@ -106,6 +107,7 @@ def test_long_input_and_output() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["session", "daemon", "deaf", "stopped", "crowd"])
 def test_a_timeout_ends_the_whole_tree(tree: Pipe, kind: str) -> None:
+    """TOOL-1, when the time is over."""
     result = run_tool(planting(kind, tree) if kind != "daemon" else waits(tree), timeout=1.0)
     assert result.limit is ToolLimit.TIMEOUT
     assert not result.ok
@@ -119,6 +121,7 @@ def waits(tree: Pipe) -> list[str]:
 
 @pytest.mark.slow
 def test_what_is_left_ends_with_the_tool(tree: Pipe) -> None:
+    """TOOL-1, when the tool itself has ended."""
     result = run_tool(["sh", "-c", '"$@"; read line < /dev/null; sleep 0.5', "sh", *planting("daemon", tree)])
     assert result.limit is None
     tree.wait_for(1)
@@ -151,6 +154,8 @@ def test_processor_time_of_what_was_killed_counts() -> None:
 
 
 def test_a_cancelled_coroutine_kills(tree: Pipe) -> None:
+    """TOOL-1, when the caller gives up."""
+
     async def main() -> None:
         task = asyncio.ensure_future(run_tool_async(planting("session", tree)))
         await asyncio.to_thread(tree.wait_for, 2)
@@ -160,6 +165,35 @@ def test_a_cancelled_coroutine_kills(tree: Pipe) -> None:
 
     asyncio.run(main())
     assert tree.ended()
+
+
+def test_the_first_process_is_waited_for_last(tree: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TOOL-2: until then its pid, which is in the mark of all that it has started, is nobody else's."""
+    wait, others = os.wait4, list[int]()
+
+    def look_and_wait(pid: int, options: int) -> Any:
+        others.extend(each for each in process_marks.all_pids() if each != pid and has_opened(tree, each))
+        return wait(pid, options)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(run_tool_async(planting("session", tree)))
+        await asyncio.to_thread(tree.wait_for, 2)
+        monkeypatch.setattr(os, "wait4", look_and_wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert tree.ended()
+    assert others == []
+
+
+def has_opened(tree: Pipe, pid: int) -> bool:
+    """Whether a process is one of the tree, and lives: those that have ended have no command line."""
+    try:
+        return tree.path in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
 
 
 def test_the_loop_goes_on_meanwhile() -> None:
@@ -253,7 +287,7 @@ def test_tools_end_with_a_killed_worker(fault_tolerant: None, tree: Pipe, runtim
 
 
 def test_a_detached_process_outlives_the_tool(tree: Pipe) -> None:
-    """But the first one, for which the caller waits."""
+    """MRK-1: what is detached is not signalled. But the first one, for which the caller waits."""
     found: list[int] = []
 
     def find() -> None:

@@ -88,6 +88,7 @@ def test_results_and_exceptions(box: Sandbox) -> None:
 
 
 def test_only_plain_data_comes_back(box: Sandbox) -> None:
+    """BOX-1."""
     for function in (object, lambda: [{"x": Path()}], lambda: sys):
         with pytest.raises(SerializationError, match="plain data"):
             box.call(function)
@@ -118,6 +119,7 @@ def test_preloaded_modules_are_there(box: Sandbox) -> None:
 
 
 def test_a_box_is_taken_once(boxes: Sandboxes) -> None:
+    """BOX-2: nothing of the one before is in the next."""
     seen = set()
     for _ in range(10):
         with boxes.take(SOON) as box:

@@ -43,6 +43,7 @@ def test_a_crash_is_an_error(boxes: Sandboxes, how: str, exitcode: int) -> None:
 
 @pytest.mark.parametrize("how", ["close", "noise", "huge", "lies", "two", "kind", "pickle"])
 def test_misuse_of_the_connection_is_an_error(boxes: Sandboxes, how: str) -> None:
+    """BOX-1: what a box sends is not unpickled either."""
     with boxes.take(SOON) as box:
         with pytest.raises(SandboxDied, match=r"closed its connection|ended with exit status|not an answer"):
             box.call(inside.misuse, how, timeout=SOON)
@@ -229,6 +230,7 @@ def test_without_privileges(script: Callable[..., Script], boxes: Sandboxes) -> 
 
 @pytest.mark.slow
 def test_where_namespaces_are_forbidden(script: Callable[..., Script]) -> None:
+    """ISO-1: that they cannot be made shows only when somebody tries."""
     out, errors = script(FORBIDDEN, "forbidden").finish()
     assert errors == ""
     first, second, third = out.splitlines()

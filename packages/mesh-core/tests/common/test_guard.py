@@ -1,4 +1,4 @@
-"""Whatever a message does, it is answered, and so is everything behind it (STG-3)."""
+"""Whatever a message does, it is answered (STG-2), and so is everything behind it (STG-3)."""
 
 from __future__ import annotations
 

@@ -80,6 +80,7 @@ def test_shm_budget_of_zero_is_a_quarter_of_memory():
     ],
 )
 def test_wrong_type_or_range_names_setting_value_and_source(name, value):
+    """SET-1."""
     for source, act in {
         "Settings()": lambda: Settings(**{name: value}),
         "configure()": lambda: configure(**{name: value}),
@@ -101,6 +102,7 @@ def test_numbers_and_words_are_made_uniform():
 
 
 def test_unknown_name_names_the_nearest():
+    """SET-2, of an argument."""
     with pytest.raises(
         SettingsError, match=r"^configure\(\): no setting is called 'spin'; did you mean 'spin_us'\?$"
     ):
@@ -171,6 +173,7 @@ def test_bad_variable_is_named(variable, text, said):
 
 @pytest.mark.parametrize("variable", ["MESH_SPIN_USS", "MESH_SPIN_MS", "MESH_LOG_LEVLE", "MESH_SHM_BUGDET"])
 def test_misspelt_variable_is_an_error(variable):
+    """SET-2, of a variable of the environment."""
     with pytest.raises(SettingsError, match=rf"^environment variable {variable}: .*did you mean MESH_"):
         Settings.from_env({variable: "1"})
 

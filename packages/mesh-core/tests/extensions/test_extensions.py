@@ -78,6 +78,10 @@ class Notes(Extension):
                 return self.second_was_here
             case "fail":
                 raise ValueError("as told")
+            case "exit":
+                raise SystemExit(7)
+            case "lock":
+                return threading.Lock()
         self.said.append(message)
         return len(self.said)
 
@@ -146,6 +150,7 @@ def test_a_worker_sends_to_the_script() -> None:
 
 
 def test_messages_come_in_order_on_one_thread() -> None:
+    """EXT-2, of a plain ``receive``."""
     notes = install(Notes)
     with this_host().spawn_procs() as procs:
         for number in range(500):
@@ -176,6 +181,16 @@ def test_what_receive_raises_is_raised_to_the_caller_and_the_next_message_is_han
         with pytest.raises(ActorError, match="as told") as caught:
             notes.call(procs, "fail").get(timeout=30)
         assert isinstance(caught.value, ValueError)
+        assert notes.call(procs, "said").get(timeout=30).values() == [[]]
+
+
+def test_whatever_receive_does_its_caller_gets_an_answer() -> None:
+    """EXT-3."""
+    notes = install(Notes)
+    with this_host().spawn_procs() as procs:
+        for message, said in (("exit", "SystemExit: 7"), ("lock", "cannot pickle")):
+            with pytest.raises((ActorError, MeshError), match=said):
+                notes.call(procs, message).get(timeout=30)
         assert notes.call(procs, "said").get(timeout=30).values() == [[]]
 
 
@@ -297,6 +312,7 @@ class Slow(Extension):
 
 
 def test_coroutines_overlap_and_are_cancelled_with_their_call() -> None:
+    """EXT-2, of an ``async receive``: messages begin in the order sent."""
     slow = install(Slow)
     with this_host().spawn_procs() as procs:
         first = slow.call(procs, "wait")
@@ -382,6 +398,8 @@ class TracedSecond(Traced):
 class Cleans(Actor):
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        left = order_of(folder)
+        Path(folder, f"{len(left)}-made").touch()
 
     @endpoint
     def ready(self) -> None:
@@ -393,6 +411,7 @@ class Cleans(Actor):
 
 
 def test_they_start_in_order_and_stop_in_reverse_after_the_actors(tmp_path: Path) -> None:
+    """EXT-1: they start before the actors are made, and stop after these have ended."""
     install(Traced, str(tmp_path))
     install(TracedSecond, str(tmp_path))
     with this_host().spawn_procs() as procs:
@@ -400,9 +419,10 @@ def test_they_start_in_order_and_stop_in_reverse_after_the_actors(tmp_path: Path
     assert order_of(str(tmp_path)) == [
         "0-second-start",
         "1-a-notes-start",
-        "2-cleanup",
-        "3-c-notes-stop",
-        "4-second-stop",
+        "2-made",
+        "3-cleanup",
+        "4-c-notes-stop",
+        "5-second-stop",
     ]
 
 

@@ -39,6 +39,7 @@ def restart(returns: Returns, *places: int) -> None:
 
 
 def test_a_later_life_is_the_answer_at_once_or_when_it_is_there() -> None:
+    """RTN-1: the answer comes once, however many lives follow."""
     returns = Returns(1)
     first = asked(returns)
     returns.struck(0)
@@ -52,6 +53,7 @@ def test_a_later_life_is_the_answer_at_once_or_when_it_is_there() -> None:
     returns.struck(0)
     restart(returns, 0)
     assert third == [2]
+    assert first == second == [1]
 
 
 def test_a_death_during_the_restart_is_not_forgotten() -> None:
@@ -78,6 +80,7 @@ def test_what_is_passed_on_is_gone_until_somebody_makes_it_again() -> None:
 
 
 def test_what_was_ignored_is_gone_once_nothing_is_to_come() -> None:
+    """RTN-2: there is no verdict while something is put off, due, or under repair."""
     for still in ({"put_off": True}, {"timers": ("later",)}, {"repairs": True}):
         returns = Returns(1)
         returns.struck(0)
@@ -130,6 +133,7 @@ def test_where_nothing_has_failed_and_nobody_is_there_nobody_comes() -> None:
 
 
 def test_the_end_answers_all() -> None:
+    """RTN-3, RTN-1."""
     returns = Returns(1)
     returns.struck(0)
     told = [asked(returns), asked(returns, 1), asked(returns, 1, 5)]

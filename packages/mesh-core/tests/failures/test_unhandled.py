@@ -342,6 +342,7 @@ def hear(call: Any) -> None:
     ],
 )
 def test_how_a_script_ends(script: Callable[..., Script], body: str, status: int, said: str | None) -> None:
+    """SUP-1, SUP-2: what a call has raised needs no other answer; all else is reported, with status 1."""
     run = script(HEADER + body)
     _, errors = run.finish()
     assert run.process.returncode == status, errors

@@ -180,6 +180,7 @@ def test_list_attach_step_print_cast_continue(trainers: Script, terminal: Any, f
 
 
 def test_others_go_on_meanwhile(trainers: Script, folder: Path) -> None:
+    """DBG-1."""
     trainers.say("ping")
     assert trainers.line() == "['pong', 'pong', 'pong', 'pong']"
     assert len([name for name in sockets(folder) if name.endswith(".sock")]) == 4
@@ -206,6 +207,7 @@ def test_commands_without_a_terminal(trainers: Script) -> None:
 
 @pytest.mark.slow
 def test_a_lost_terminal_leaves_it_stopped(trainers: Script, terminal: Any) -> None:
+    """DBG-4."""
     desk = terminal(trainers, "attach", "2")
     desk.expect(PDB)
     assert "somebody else is attached" in mesh_debug(trainers, "cast", "gpus=2", "p loss")
@@ -684,6 +686,7 @@ def test_the_job_takes_its_sockets_along(trainers: Script, folder: Path) -> None
 
 
 def test_what_a_killed_job_has_left_is_removed_by_a_listing(trainers: Script, folder: Path) -> None:
+    """DBG-3."""
     watch = trainers.watch()
     trainers.process.kill()
     trainers.process.wait()
@@ -715,6 +718,7 @@ def test_garbage_at_the_socket_harms_nothing(trainers: Script, folder: Path) -> 
 def test_another_users_processes_are_refused_at_both_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """DBG-2."""
     listener, path = places.listen(1)
     try:
         assert Path(path).parent.stat().st_mode & 0o777 == 0o700

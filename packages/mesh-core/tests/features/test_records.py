@@ -223,7 +223,7 @@ def test_a_handler_that_raises_loses_its_records_and_nothing_else(
 def test_garbage_is_text_or_a_harmless_record(
     kept: Kept, procs: ProcMesh, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """REC-2."""
+    """RCD-2."""
     one = procs.spawn("one", Echo).slice(gpus=0)
     one.call.call_one(garbage).get(timeout=30)
     one.call.call_one(log, 30, "after it").get(timeout=30)
@@ -238,7 +238,7 @@ def test_garbage_is_text_or_a_harmless_record(
 
 
 def test_a_record_is_bounded(kept: Kept, procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
-    """REC-1."""
+    """RCD-1."""
     one = procs.spawn("one", Echo).slice(gpus=0)
     one.call.call_one(large, 20_000).get(timeout=30)
     one.call.call_one(large, 200_000).get(timeout=30)

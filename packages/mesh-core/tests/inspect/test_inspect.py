@@ -304,6 +304,7 @@ def test_a_table_stays_short(procs: ProcMesh) -> None:
 
 
 def test_what_is_stuck_is_reported_while_others_answer(own: ProcMesh, tmp_path: Any) -> None:
+    """GAU-1, WTS-2: a process answers though its interpreter is held up."""
     stuck = own.spawn("stuck", Stuck)
     loops = own.spawn("loops", StuckLoop)
     echo = own.spawn("echo", Echo)
@@ -339,6 +340,7 @@ def test_what_is_stuck_is_reported_while_others_answer(own: ProcMesh, tmp_path: 
     for name, rank in (("stuck", 0), ("loops", 1), ("stuck", 2)):
         assert actor(snap, name, rank).handled <= 1
         assert actor(snap, name, rank).running
+    assert inspect.waits(timeout=20).silent == ()
     assert echo.slice(gpus=3).echo.call_one("again").get(timeout=20) == "again"
 
 
@@ -644,6 +646,7 @@ def test_promises_of_a_worker_are_shown() -> None:
 
 
 def test_many_promises_that_are_over_leave_those_that_are_not() -> None:
+    """WTS-1: what nobody waits for any more is no edge."""
     first = Promise[int]("first")
     gathered = gather(first.future)
     for n in range(500):

@@ -74,6 +74,7 @@ def test_nobody_waits(procs: ProcMesh) -> None:
 
 
 def test_calls_of_the_script_and_of_actors(waiters: list[Any], freers: Any) -> None:
+    """WTS-1: whoever blocks has noted for whom."""
     port, receiver = Channel[str].open()
     busy = waiters[2].block.call_one(port)
     assert receiver.recv().get(WITHIN) == "began"
@@ -226,6 +227,7 @@ def test_stopped_process_is_named_and_holds_up_nothing(waiters: list[Any]) -> No
 
 
 def test_many_waits_are_told_up_to_a_number(waiters: list[Any], freers: Any) -> None:
+    """WTS-2."""
     port, receiver = Channel[str].open()
     busy = waiters[0].block.call_one(port)
     receiver.recv().get(WITHIN)

@@ -152,6 +152,7 @@ def slay(procs: ProcMesh) -> int:
 
 @pytest.mark.slow
 def test_whoever_was_handed_the_port_dies(each: list[ProcMesh], clerks: list[Any]) -> None:
+    """PRT-3: the caller knows who holds its port."""
     future = clerks[0].pass_to.call_one(clerks[1])
     clerks[0].nothing.call_one().get()
     pid = slay(each[1])
@@ -307,6 +308,7 @@ def test_an_answer_that_is_late_is_refused(each: list[ProcMesh], clerks: list[An
 
 
 def test_all_that_had_it_let_go_of_it(each: list[ProcMesh], clerks: list[Any]) -> None:
+    """PRT-3: the caller hears that nobody holds its port any more."""
     future = clerks[0].pass_to.call_one(clerks[1], clerks[2])
     clerks[0].nothing.call_one().get()
     clerks[1].drop_kept.call_one().get()

@@ -65,6 +65,7 @@ def kill(pid: int) -> None:
 
 
 def test_calls_wait_for_the_next_process_and_keep_their_order() -> None:
+    """LST-2: those that waited arrive in order, and ahead of what is called later."""
     policy = Held()
     with supervised(policy) as (_, teller, pids):
         assert teller.hear.call_one(0).get(timeout=WITHIN) == (pids[0], [0])
@@ -177,6 +178,7 @@ def test_a_stranger_among_the_calls_is_an_answer() -> None:
 
 
 def test_a_call_under_way_fails_where_it_would_have_to_be_repeated(tmp_path: Path) -> None:
+    """LST-1: it may have run, and is not declared to be idempotent."""
     policy = Held()
     policy.go.set()
     with supervised(policy, folder=tmp_path) as (_, teller, pids):
@@ -443,6 +445,7 @@ def test_wrong_arguments_are_refused_at_once() -> None:
 
 
 def test_nothing_is_lost_and_nothing_done_twice_while_lives_end(tmp_path: Path) -> None:
+    """LST-1, with lives that end at any moment."""
     policy = Held()
     policy.go.set()
     path = tmp_path / "words"

@@ -165,8 +165,16 @@ def test_a_preload_that_cannot_be_imported(tmp_path: Path, monkeypatch: Any) -> 
                 procs.spawn("echo", Echo).echo.call_one(1).get()
 
 
+def test_the_process_that_forks_workers_has_one_thread() -> None:
+    """NUR-1."""
+    with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
+        for server in set(ask(procs, os.getppid)):
+            assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+
+
 @pytest.mark.slow
 def test_a_preload_that_starts_threads_falls_back_to_exec(script: Any, tmp_path: Path) -> None:
+    """NUR-2."""
     (tmp_path / "threaded.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )

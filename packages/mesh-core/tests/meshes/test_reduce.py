@@ -144,6 +144,7 @@ def test_sum_and_mean(summands: Any, name: str) -> None:
 
 
 def test_the_order_of_ranks_is_kept(summands: Any) -> None:
+    """RED-1: shares are combined in the order of ranks, though concatenation does not commute."""
     expected = [rank for rank in range(COUNT) for _ in range(1 + rank % 3)]
     assert summands.listed.with_options(reduce="concat").call().get(timeout=SOON) == expected
     text = "".join(f"<{rank}>" for rank in range(COUNT))
@@ -277,6 +278,7 @@ def test_coroutines_are_cancelled_by_a_deadline(summands: Any) -> None:
 
 
 def test_an_actor_that_was_stopped(wide: ProcMesh, openers: Any) -> None:
+    """RED-2: one failure is the outcome, and nothing that was gathered stays."""
     mesh: Any = wide.spawn("partly", Summand)
     mesh.flatten("all").slice(all=17).stop().get()
     with pytest.raises(Undeliverable, match="rank 17"):
@@ -286,6 +288,7 @@ def test_an_actor_that_was_stopped(wide: ProcMesh, openers: Any) -> None:
 
 
 def test_a_death_fails_the_call(runtime: None) -> None:
+    """RED-2, of a death."""
     with this_host().spawn_procs(per_host={"gpus": 20}) as procs:
         mesh: Any = procs.spawn("summands", Summand)
         openers: Any = procs.spawn("openers", Opener)

@@ -112,6 +112,7 @@ def test_a_copy_is_kept_and_each_get_makes_the_value_anew() -> None:
 
 
 def test_a_view_keeps_the_value_after_the_reference_is_gone() -> None:
+    """REF-1, of a view."""
     numpy = pytest.importorskip("numpy")
     ref = put(numpy.full(100_000, 5, dtype="uint8"))
     array = ref.get()
@@ -239,6 +240,7 @@ def test_pools_and_sends_give_values(parties: Any) -> None:
 
 
 def test_the_last_holder_frees_it_whatever_the_order(parties: Any) -> None:
+    """REF-1, of objects: the value is kept while anybody holds a reference, and no longer."""
     first, second, third = (at(parties, n) for n in range(3))
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         ref = first.put.call_one().get()
@@ -289,6 +291,7 @@ def test_a_view_elsewhere_keeps_the_value(parties: Any) -> None:
 
 
 def test_a_killed_holder_holds_nothing(parties: Any, mortal: Any) -> None:
+    """REF-1, of a holder that dies."""
     first = at(parties, 0)
     mortal.hold.call_one("r", [first.put.call_one().get()]).get()
     gc.collect()
@@ -312,6 +315,7 @@ def test_what_a_dead_actor_was_sent_is_given_back(parties: Any) -> None:
 
 
 def test_what_waits_for_an_actor_that_dies_is_given_back(parties: Any, mortal: Any) -> None:
+    """REF-1, of a message on its way."""
     first = at(parties, 0)
     told, gates = Channel[Any].open()
     pid = mortal.pid.call_one().get()
@@ -337,6 +341,7 @@ def test_what_a_dead_process_was_sent_is_given_back(parties: Any, mortal: Any) -
 
 
 def test_values_in_values_are_held_with_them(parties: Any) -> None:
+    """REF-1, of a kept value."""
     first, second, third = (at(parties, n) for n in range(3))
     inner = first.put.call_one(SIZE, 6).get()
     outer = second.put_nested.call_one([inner]).get()
@@ -358,6 +363,7 @@ def test_values_in_values_are_held_with_them(parties: Any) -> None:
 
 
 def test_the_end_of_its_owner_is_told_at_once(parties: Any, mortal: Any) -> None:
+    """REF-4: every holder knows, and what was mapped stays readable."""
     ref = mortal.put.call_one().get()
     view = ref.get()
     at(parties, 0).hold.call_one("r", [ref]).get()
@@ -406,6 +412,7 @@ def test_a_value_larger_than_all_room_is_refused_at_once(parties: Any) -> None:
 
 
 def test_a_put_waits_for_room_and_goes_on(parties: Any) -> None:
+    """REF-3: whoever finds no room waits, in the order of arrival."""
     first = at(parties, 0)
     held = first.put.call_one(BUDGET // 2).get()
     told, begun = Channel[None].open()

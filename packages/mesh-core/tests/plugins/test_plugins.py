@@ -253,6 +253,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("source", "cause"), BROKEN.values(), ids=BROKEN.keys())
 def test_broken_plugin_is_an_error_for_who_selects_it(site, source, cause):
+    """MAN-3: it is warned of once, and no error for anybody else."""
     site.command("bad", distribution="bad", version="3.2", source=source)
     site.command("talk", distribution="talker")
     told = Told()
@@ -396,6 +397,7 @@ def test_one_distribution_seen_twice_on_the_path_is_one(site, tmp_path, monkeypa
 
 
 def test_probe_that_breaks_its_promise_is_a_no(site):
+    """PLUG-2: whatever a probe does, the answer is a yes or a no with a reason and a remedy."""
     site.module(
         "made_up_probing",
         "from mesh_core.plugins import *\n"

@@ -1,8 +1,9 @@
 //! Large parts of messages between hosts, by the engine: `mesh_core/bypass.h`. Two wheels share no Rust types.
 //!
-//! BPS-1: no message waits for a road that nobody has tried: the first part from a process comes through the agents, while a byte
+//! No message waits for a road that nobody has tried: the first part from a process comes through the agents, while a byte
 //! of it is read to see whether its memory can be reached.
-//! BPS-2: unless the user allows others, parts take transports that keep what is read from strangers, as the agents do.
+//!
+//! Unless the user allows others, parts take transports that keep what is read from strangers, as the agents do.
 
 use crate::engine::PyEngine;
 use mesh_transfer::{Engine, ErrorKind, Export, Handle, Need, Op, Operation, Segments, Work};
@@ -139,7 +140,7 @@ impl Raw {
         PRIVATE.into_iter().find(|name| choice.candidates.iter().any(|each| each == name)).map(Some)
     }
 
-    /// Whether an owner's memory is known to be reached. If nobody knows that is found out, by its first byte (BPS-1).
+    /// Whether an owner's memory is known to be reached. If nobody knows that is found out, by its first byte.
     fn is_open(&self, handle: &Arc<Handle>, forced: Option<&str>) -> bool {
         {
             let mut roads = locked(&self.roads);

@@ -165,6 +165,7 @@ def test_a_wrong_key_is_refused_and_the_next_transfer_is_well(shared):
 
 
 def test_the_device_keeps_to_what_is_offered(shared):
+    """VRB-2."""
     buffer = shared.offer("data", bytes(4096))
     far = wide(buffer, 1 << 20)
     for offset, length in ((4095, 2), (8192, 100), (0, 1 << 20)):
@@ -483,6 +484,7 @@ def test_many_threads_and_processes(shared, in_threads):
 
 
 def test_a_fork_of_an_owner_takes_nothing_with_it_and_does_not_stand_in_for_it(other):
+    """FRK-1."""
     buffer = other.offer("data", b"parent")
     assert read(buffer) == b"parent"
     status, said = other.fork()

@@ -142,6 +142,7 @@ def test_the_device_writes_no_read_only_memory(shared):
 
 
 def test_who_does_not_know_the_key_gets_no_queue_pair(shared):
+    """PYV-2: strangers take no place from others."""
     buffer = shared.offer("data", b"secret")
     with pytest.raises(BufferGone):
         read(forged(buffer, setting(20, "<Q", 7)))
@@ -192,6 +193,7 @@ def test_a_thousand_registrations(shared):
 
 
 def test_a_transfer_ends_by_its_deadline_and_the_next_is_well(shared):
+    """PYV-3: the device has nothing of a transfer that is over."""
     buffer = shared.offer("data", b"\1" * MIB)
     copy, future = many_reads(buffer, timeout=0.05)
     with pytest.raises(RDMATimeout):
@@ -244,6 +246,7 @@ def test_a_fork_of_an_owner_takes_nothing_with_it(second):
 
 
 def test_a_transfer_ends_with_its_owner_though_a_fork_of_that_lives(second):
+    """PYV-1: the connection tells of the end."""
     buffer = second.offer("data", b"\1" * MIB)
     fork = second.leave_a_fork()
     try:

@@ -1,7 +1,7 @@
 //! A queue pair of this process, with the connection to the owner that made it: this is also how the owner's end is learnt of.
 //!
-//! OPR-1: where requests are left when it is given up, the queue pair is stopped and ended first, so that the device touches
-//! the caller's memory no more.
+//! Where requests are left when it is given up, the queue pair is stopped and ended first, so that the device touches the
+//! caller's memory no more (OPR-1).
 
 use super::device::{Queue, Rail, Region, There};
 use super::sys::{Completion, SendRequest, access, status};
@@ -296,7 +296,7 @@ impl Link {
         Ok(ready[1])
     }
 
-    /// OPR-1: has nothing more happen, and waits until nothing does. What follows is the end of the link.
+    /// Has nothing more happen, and waits until nothing does (OPR-1). What follows is the end of the link.
     pub(super) fn stop(&mut self) {
         if self.is_idle() || self.queue.fail().is_err() {
             return;

@@ -32,7 +32,7 @@ struct Offer<L: Registrar, T> {
 
 #[derive(Debug)]
 struct Known<L: Registrar, T> {
-    /// VRB-2: what others reach it by.
+    /// What others reach it by (VRB-2).
     _regions: Vec<Arc<T>>,
     /// What this process's own transfers reach it by, of each device that had any.
     local: Vec<Held<L>>,

@@ -122,7 +122,7 @@ impl Server {
         Ok(Self { addr, key, sockets })
     }
 
-    /// FRK-1: closes what this forked copy of the process would keep open for its parent. To be called by the fork's only thread.
+    /// Closes what this forked copy of the process would keep open for its parent (FRK-1). To be called by the fork's only thread.
     pub(super) fn forked(&self) {
         // Whoever had the lock is not there any more; then they stay open.
         if let Ok(mut sockets) = self.sockets.0.try_lock() {

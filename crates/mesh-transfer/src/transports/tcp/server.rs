@@ -245,7 +245,7 @@ struct Session<'a> {
     answers: Vec<Answer>,
     /// Where memory of GPUs is staged. Before what it is copied from and to.
     stages: Stages,
-    /// EXP-1: what they are read from, and what GPUs are still writing to.
+    /// What they are read from, and what GPUs are still writing to (EXP-1).
     kept: Vec<Arc<Export>>,
 }
 

@@ -251,7 +251,7 @@ impl Driving<'_> {
         self.close(end)
     }
 
-    /// UCX-4: ends all that is under way.
+    /// Ends all that is under way (UCX-4).
     fn close(&mut self, end: End) -> Vec<(Arc<Job>, Done)> {
         // Nothing more is to be read from here.
         self.wire.close();

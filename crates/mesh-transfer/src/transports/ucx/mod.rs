@@ -3,8 +3,9 @@
 //! UCX itself asks nobody who they are, and looks at no address: whoever reaches a worker may have it read and write any
 //! memory of its process. So this transport is used only where the user has said so, and these hold among those who use it:
 //!
-//! UCX-1: before anything else both ends of the control connection prove that they know the owner's door key, which only its
+//! Before anything else both ends of the control connection prove that they know the owner's door key, which only its
 //! handles carry. The address of the owner's worker is told only then, so that it is the owner that is reached.
+//!
 //! UCX-2: a reader uses an export only after the owner has shown it on that connection, to who has shown its token; it checks
 //! bounds and rights by what the owner says there. An owner that closes an export has every reader leave it first.
 //! UCX-3: each reader has a worker of its own at the owner. If the reader ends, or does not leave in time, that worker is ended

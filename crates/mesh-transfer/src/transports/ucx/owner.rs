@@ -78,7 +78,7 @@ struct State {
     has_ended: bool,
 }
 
-/// UCX-2: kept until the reader has left it, or its worker has ended.
+/// Kept until the reader has left it, or its worker has ended (UCX-2).
 #[derive(Debug)]
 struct Opened {
     _mapped: Option<Arc<Mapped>>,
@@ -231,7 +231,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// UCX-1. A dribble of single bytes buys no time.
+/// Has a reader prove that it knows the door key. A dribble of single bytes buys no time.
 fn greet(stream: TcpStream, shared: &Shared) -> Result<Wire, TransferError> {
     let refused = || TransferError::new(ErrorKind::Refused, "it has not proved who it is");
     let mut wire = Wire::new(stream).map_err(lost)?;

@@ -156,7 +156,7 @@ impl UcxPeer {
         let welcome = self.wait_for(&mut wire, WELCOME, end, watch)?;
         let owner = std::array::from_fn(|i| welcome[i]);
         let proof = std::array::from_fn(|i| welcome[16 + i]);
-        // UCX-1
+        // Somebody else is there now.
         if !proves(&self.door, Side::Owner, &self.realm, &reader, &owner, &proof) {
             return Err(self.ended());
         }

@@ -2,10 +2,10 @@
 
 LST-1: what is sent again had surely not run, or is declared to be idempotent.
 LST-2: those that wait for one actor go in the order in which they were made, ahead of what is called later.
-LST-3: a call has one outcome; what an earlier life answers to a message that was sent again reaches nobody.
 
-Each message is a call of its own (an attempt); the future that the caller has is a promise of its outcome. An attempt that was
-lost waits in the line of its actor, whose owner is asked once for all of them (``_failures.returns``).
+Each message is a call of its own (an attempt); the future that the caller has is a promise of its outcome. So what an earlier
+life answers to a message that was sent again reaches nobody. An attempt that was lost waits in the line of its actor, whose owner
+is asked once for all of them (``_failures.returns``).
 """
 
 from __future__ import annotations

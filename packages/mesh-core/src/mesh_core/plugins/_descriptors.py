@@ -1,6 +1,7 @@
 """What a plugin's hook returns: small frozen descriptions, which do no work until :attr:`create` is called.
 
-PLUG-1: making a descriptor is cheap and has no effect; whatever is heavy is imported inside ``create``.
+Making a descriptor is cheap and has no effect; whatever is heavy is imported inside ``create``.
+
 PLUG-2: ``probe`` is cheap, never raises, and says yes with what there is, or no with the reason and the remedy.
 """
 

@@ -1,6 +1,6 @@
 """What has changed between two versions, element by element: one byte for the way to each, and its new bits.
 
-DLT-1: a version that was made from another one and a delta is the same, bit for bit, as one that was fetched whole. The engine
+A version that was made from another one and a delta is the same, bit for bit, as one that was fetched whole (DLT-1). The engine
 finds and applies the changes of elements of one width; here is where these lie.
 """
 

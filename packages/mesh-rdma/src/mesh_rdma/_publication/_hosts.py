@@ -47,7 +47,7 @@ class Place(NamedTuple):
 class Mirror(Actor):
     """Has a host's copy of a publication.
 
-    CPS-4: nothing here waits for readers while it has a lease elsewhere, or keeps others from giving theirs back.
+    Nothing here waits for readers while it has a lease elsewhere, or keeps others from giving theirs back.
     """
 
     def __init__(self, name: str, layout: bytes, incarnation: str, versions: int) -> None:
@@ -246,7 +246,7 @@ class Copies:
         self._when_room(copy, change)
 
     def _when_room(self, copy: _Copy, then: Callable[[], None]) -> None:
-        """Go on when a host has a place for another version (CPS-4)."""
+        """Go on when a host has a place for another version."""
 
         def asked(future: Future[None]) -> None:
             error = future.exception()

@@ -2,8 +2,8 @@
 
 All integers are little-endian. Everything is of fixed length, so that a stranger can make nobody wait for more.
 
-VRB-1: both ends prove that they know the owner's door key, which only its handles carry, before anything else is said; what
-they then say of their queue pairs is signed with it.
+Both ends prove that they know the owner's door key, which only its handles carry, before anything else is said; what they then
+say of their queue pairs is signed with it (VRB-1).
 """
 
 from __future__ import annotations

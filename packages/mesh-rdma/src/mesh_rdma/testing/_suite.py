@@ -123,7 +123,7 @@ class TransportConformance(Lifetimes, Hostile, Limits):
         assert self.owner.look("a") == there
 
     def test_what_is_done_comes_before_what_is_asked_for_then(self) -> None:
-        """ORD-1: who has seen a write done sees it in all that they read from then on, by any transport, as does the owner."""
+        """Who has seen a write done sees it in all that they read from then on, by any transport, as does the owner."""
         size = 200_000
         buffer = self.owner.offer("a", bytes(size))
         for turn in range(1, 30):

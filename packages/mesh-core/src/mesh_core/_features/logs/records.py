@@ -3,8 +3,8 @@
 They travel as JSON, beside the text that is shown where the script has set up no handlers. Nothing of it is trusted: a
 worker may have written anything, and on another host too.
 
-REC-1: a record is no more than :data:`LONGEST`, whatever was logged; what does not fit is cut, and says so.
-REC-2: reading one raises nothing and makes no loggers; what is not a record is text.
+RCD-1: a record is no more than :data:`LONGEST`, whatever was logged; what does not fit is cut, and says so.
+RCD-2: reading one raises nothing and makes no loggers; what is not a record is text.
 """
 
 from __future__ import annotations
