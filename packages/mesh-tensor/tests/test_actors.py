@@ -147,7 +147,7 @@ def test_tensors_within_other_arguments_arrive_too(procs: ProcMesh, models: Any)
 def test_an_actor_sees_what_was_issued_before_and_nothing_of_what_came_after(
     procs: ProcMesh, models: Any
 ) -> None:
-    """LND-1."""
+    """TAR-1."""
     x = share(torch.zeros(3), procs)
     before = models.total.call(x)
     x += 1

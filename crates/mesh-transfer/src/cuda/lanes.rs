@@ -92,7 +92,7 @@ impl Lane {
         self.told(waited)
     }
 
-    /// CUD-5: waits for everything that was begun.
+    /// Waits for everything that was begun (CUD-5).
     pub(crate) fn finish(&mut self) -> Result<(), TransferError> {
         let marked = if self.is_open { self.mark(0) } else { Ok(()) };
         let done = (0..MARKS).fold(marked, |all, at| all.and(self.wait(at)));

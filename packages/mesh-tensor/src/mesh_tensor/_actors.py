@@ -1,6 +1,6 @@
 """Tensors of a mesh and actors: tensors as arguments of endpoints, and results of endpoints as tensors.
 
-LND-1: an actor that is given a tensor of a mesh has a copy of its process's part, as the operators make it that were issued before the call,
+TAR-1: an actor that is given a tensor of a mesh has a copy of its process's part, as the operators make it that were issued before the call,
 whatever is issued after it.
 """
 

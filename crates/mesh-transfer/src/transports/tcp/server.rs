@@ -317,7 +317,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// CUD-1: of memory of a GPU the driver makes a copy, which is sent, or has one that was received.
+    /// Of memory of a GPU the driver makes a copy, which is sent, or has one that was received (CUD-1).
     fn answer_staged(&mut self, export: Arc<Export>, request: &Request, mut answer: Answer) -> io::Result<()> {
         let Some(on) = &export.on_device else { return Err(io::ErrorKind::InvalidInput.into()) };
         if !self.stages.has_room(on) {
