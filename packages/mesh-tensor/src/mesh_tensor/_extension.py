@@ -491,9 +491,16 @@ def _told(values: list[Any]) -> Any:
 
 
 def _sent(value: Any) -> Any:
-    """As it travels: not with all of the memory that it is a view of."""
+    """As it travels, without a copy: a reply's bytes are copied before the next instruction can change the tensor."""
     if value is LOST:
         return ("failed", -1, "keeping it", GONE, "")
     if type(value) is Failed:
         return ("failed", value.instruction, value.operator, value.error, value.trace)
-    return ("value", value.detach().clone() if hasattr(value, "detach") else value)
+    if not hasattr(value, "detach"):
+        return ("value", value)
+    import torch
+
+    value = value.detach()
+    # Other layouts, and subclasses, pickle in PyTorch's way: with all of the memory that they are a view of.
+    is_plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized
+    return ("value", value if is_plain else value.clone())
