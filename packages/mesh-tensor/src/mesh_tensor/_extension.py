@@ -471,9 +471,25 @@ class Tensors(Extension):
         if bench is None:
             bench = self._benches[sender.address] = Bench(self.proc.address, sender.address)
         with torch.no_grad():
+            if kind == "several":
+                return self._several(bench, *rest)
             if bench.timing is not None:
                 return bench.timing.do(kind, rest)
             return getattr(bench, kind)(*rest)
+
+    def _several(self, bench: Bench, messages: list[tuple[Any, ...]]) -> None:
+        """Do what several messages say, each as if it had come alone: what one of them raises is none of the next one's concern."""
+        raised = []
+        for kind, *rest in messages:
+            try:
+                if bench.timing is not None:
+                    bench.timing.do(kind, rest)
+                else:
+                    getattr(bench, kind)(*rest)
+            except Exception as error:  # noqa: BLE001 - raised below
+                raised.append(error)
+        if raised:
+            raise raised[0] if len(raised) == 1 else ExceptionGroup("several instructions raised", raised)
 
 
 def _told(values: list[Any]) -> Any:
