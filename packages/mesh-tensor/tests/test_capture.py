@@ -151,12 +151,12 @@ def test_a_call_is_one_message(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch)
         stream = x.descriptor.stream
         said: list[Any] = []
         stream.flush()
-        monkeypatch.setattr(stream, "_send", lambda messages: said.append([kind for kind, *_ in messages]))
-        stream._told = 0.0  # as if nothing had been sent for long
+        monkeypatch.setattr(stream, "send", lambda messages: said.append([kind for kind, *_ in messages]))
+        stream.told = 0.0  # as if nothing had been sent for long
         step(x)
         assert said == [["replay"]]
         monkeypatch.setattr(stream.tensors.flusher, "wake", lambda _: None)
-        stream._told = math.inf
+        stream.told = math.inf
         for _ in range(3):
             step(x)
     share(torch.ones(1), procs)

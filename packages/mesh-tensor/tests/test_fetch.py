@@ -8,7 +8,9 @@ from mesh_core import ProcMesh
 
 torch = pytest.importorskip("torch")
 
-from mesh_tensor import Mesh, distribute, fetch, fetch_shard, share
+from mesh_tensor import Mesh, distribute, fetch, fetch_shard, share  # noqa: E402
+
+pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
 # Both ways that values travel: in the message, and in shared memory beside it.
 SIZES = [3, 1 << 20]

@@ -35,15 +35,15 @@ class Held:
         before = fetch(self.count).item(gpus=0).item()
         self.messages: list[int] = []
         self.sent = threading.Event()
-        send = self.stream._send
+        send = self.stream.send
 
         def told(messages: list[Any]) -> None:
             self.messages.append(len(messages))
             send(messages)
             self.sent.set()
 
-        monkeypatch.setattr(self.stream, "_send", told)
-        self.stream._told = math.inf  # as if something had been sent just now
+        monkeypatch.setattr(self.stream, "send", told)
+        self.stream.told = math.inf  # as if something had been sent just now
         for _ in range(replays):
             step(self.one)
         self.want = before + replays
@@ -74,7 +74,7 @@ def test_a_part_of_the_mesh_comes_behind_them(procs: ProcMesh, monkeypatch: pyte
     quiet(monkeypatch, procs)
     held = Held(procs, monkeypatch, 0)
     part = slice_mesh(held.count, gpus=slice(1, 2))
-    held.stream._told = math.inf
+    held.stream.told = math.inf
     for _ in range(5):
         held.step(held.one)
     assert fetch(part * 2).values()[0].item() == (held.want + 5) * 2
@@ -84,7 +84,7 @@ def test_no_more_than_so_many_wait(procs: ProcMesh, monkeypatch: pytest.MonkeyPa
     quiet(monkeypatch, procs)
     held = Held(procs, monkeypatch, 0)
     for _ in range(70):
-        held.stream._told = math.inf
+        held.stream.told = math.inf
         held.step(held.one)
     assert held.messages == [32, 32]
     assert [each.item() for each in fetch(held.count).values()] == [held.want + 70] * 2
@@ -100,5 +100,5 @@ def test_one_that_raises_does_not_keep_those_behind_it(procs: ProcMesh) -> None:
     x = share(torch.zeros(1), procs)
     stream = x.descriptor.stream
     before = [each.tensors for each in usage(procs).values()]
-    stream._send([("unknown",), ("free", [x.ref.number])])
+    stream.send([("unknown",), ("free", [x.ref.number])])
     assert [each.tensors for each in usage(procs).values()] == [each - 1 for each in before]

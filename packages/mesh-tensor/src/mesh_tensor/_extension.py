@@ -197,6 +197,11 @@ class Bench:
 
         self.programs[number] = Replayed(self, number, what)
 
+    def compilations(self, numbers: list[int]) -> Any:
+        """Return what has been compiled of programs."""
+        told = [self.programs[number].compilation() for number in numbers if number in self.programs]
+        return "value", [each for each in told if each is not None]
+
     def replay(self, number: int, freed: list[int], *what: Any) -> None:
         """Carry a program out."""
         self.programs[number].replay(*what)

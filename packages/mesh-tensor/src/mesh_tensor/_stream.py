@@ -89,7 +89,7 @@ class Stream:
         self._scalars: list[Any] = []
         self._replays: list[tuple[Any, ...]] = []
         """Those that wait (STM-5), each a message. They wait only while no single instruction does."""
-        self._told = 0.0
+        self.told = 0.0
         """When something was sent last."""
         self.tensors = tensors
         self._cls = cls
@@ -223,7 +223,7 @@ class Stream:
             if not self._code and not freed:
                 if self._replays:
                     replays, self._replays = self._replays, []
-                    self._send(replays)
+                    self.send(replays)
                 return
             code, scalars, first = self._code, self._scalars, self.issued
             self._code, self._scalars = array("q"), []
@@ -277,7 +277,7 @@ class Stream:
                 self.timeline.issuing()
                 self.timeline.sent(count, 1)
             self._replays.append(("replay", program.number, freed, count, inputs, made, numbers))
-            if len(self._replays) >= _REPLAYS or time.monotonic() - self._told >= _PACE:
+            if len(self._replays) >= _REPLAYS or time.monotonic() - self.told >= _PACE:
                 self.flush()
             elif len(self._replays) == 1:
                 self.tensors.flusher.wake(self)
@@ -356,12 +356,12 @@ class Stream:
 
     def _tell(self, *message: Any) -> None:
         replays, self._replays = self._replays, []
-        self._send([*replays, message])
+        self.send([*replays, message])
 
-    def _send(self, messages: list[tuple[Any, ...]]) -> None:
+    def send(self, messages: list[tuple[Any, ...]]) -> None:
         """Send these as one."""
         self.tensors.tell(self.procs, messages[0] if len(messages) == 1 else ("several", messages))
-        self._told = time.monotonic()
+        self.told = time.monotonic()
 
 
 class Flusher:

@@ -385,11 +385,8 @@ class Call:
     def _done(self, args: Any, kwargs: Any) -> Any:
         """Do it, in one way or another."""
         worker = self.worker
-        if self.attention is not None and (split := splits(self.attention, args, kwargs)) is not None:
-            try:
-                return attend(worker, self.func, args, kwargs, split)
-            except Exception as error:
-                raise self._instead(error, missing(worker, self.func, args, split), args, kwargs) from error
+        if self.attention is not None:
+            return self._attended(self.attention, args, kwargs)
         if self.random:
             return self._with_random(args, kwargs)
         if (
@@ -419,6 +416,18 @@ class Call:
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
         return result
+
+    def _attended(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Split attention by batches and heads, or have all processes do all of it."""
+        worker = self.worker
+        split = splits(name, args, kwargs)
+        if split is None:
+            # DTensor would look for a way through all layouts of all that it is made of, for minutes.
+            return self._whole(args, kwargs)
+        try:
+            return attend(worker, self.func, args, kwargs, split)
+        except Exception as error:
+            raise self._instead(error, missing(worker, self.func, args, split), args, kwargs) from error
 
     def _viewed(self, result: Any, args: Any, kwargs: Any) -> None:
         """Remember what a view is a view of, if it has not its memory."""
