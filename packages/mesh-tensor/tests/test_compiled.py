@@ -197,7 +197,7 @@ def test_the_global_view_is_replayed_as_it_is(procs: ProcMesh) -> None:
 
 
 def test_what_is_asked_wrongly_is_said_at_once() -> None:
-    with pytest.raises(ValueError, match="one of .*inductor.*; got 'inducktor'"):
+    with pytest.raises(ValueError, match=r"one of .*inductor.*; got 'inducktor'"):
         capture(lambda x: x, compile="inducktor")
     with pytest.raises(TypeError, match="the name of a backend"):
         capture(lambda x: x, compile=3)  # type: ignore[call-overload]

@@ -14,9 +14,8 @@ from mesh_core import ProcMesh, this_host
 pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's database of operators needs expecttest")
 
-from operator_database import KNOWN, KNOWN_GLOBAL, check, operators  # noqa: E402
-
-from mesh_tensor import Mesh  # noqa: E402
+from mesh_tensor import Mesh
+from operator_database import KNOWN, KNOWN_GLOBAL, check, operators
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 

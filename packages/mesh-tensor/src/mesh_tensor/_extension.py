@@ -524,4 +524,6 @@ def _sent(value: Any) -> Any:
     value = value.detach()
     # Other layouts, and subclasses, pickle in PyTorch's way: with all of the memory that they are a view of.
     is_plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized
+    # Zeros that PyTorch keeps without memory have nothing to copy from.
+    is_plain = is_plain and not value._is_zerotensor()  # noqa: SLF001 - nothing else tells
     return ("value", value if is_plain else value.clone())

@@ -161,9 +161,9 @@ class Plan:
                 high, error = middle, found
             else:
                 low = middle
-        why = str(error).strip().splitlines() or [""]
+        first, *_ = str(error).strip().splitlines() or [""]
         self.excluded[region.begin + high - 1] = (
-            f"{self.backend} cannot compile it: {type(error).__name__}: {why[0]}"
+            f"{self.backend} cannot compile it: {type(error).__name__}: {first}"
         )
 
     def told(self) -> Compilation:

@@ -324,6 +324,7 @@ class Call:
         "copying",
         "cuts",
         "func",
+        "indexed",
         "mean",
         "random",
         "replicated",
@@ -351,6 +352,7 @@ class Call:
         self.mean = _MEANS.get(schema.name, 0) if func._overloadname == "default" else 0  # noqa: SLF001 - likewise
         self.attention = schema.name if schema.name in (FORWARD, BACKWARD) else None
         self.views = schema.name in ("aten::view", "aten::_unsafe_view")
+        self.indexed = schema.name in _INDEXED
         self.asks = (
             torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         )
@@ -393,6 +395,8 @@ class Call:
             self.replicated
             or (self.cannot and _layouts(args, kwargs) in self.cannot)
             or (self.views and self._is_cut(*args))
+            or (self.indexed and _is_unaligned(*args))
+            or complex in map(type, args)
         ):
             return self._whole(args, kwargs)
         if self.mean and (len(args) <= self.mean or args[self.mean] == _MEAN):
@@ -691,6 +695,8 @@ _WHOLE = frozenset(
         # counts the parts' rows for those of the whole,
         "aten::native_group_norm",
         "aten::native_group_norm_backward",
+        # takes the whole's shape for that of a part,
+        "aten::view_copy",
         # takes their dimension for one of this process's part,
         "aten::linalg_cross",
         # does not know what it is made of,
@@ -700,6 +706,27 @@ _WHOLE = frozenset(
         "aten::scatter_reduce_",
     }
 )
+
+
+_INDEXED = frozenset(
+    {
+        "aten::gather",
+        "aten::scatter",
+        "aten::scatter_",
+        "aten::scatter_add",
+        "aten::scatter_add_",
+    }
+)
+"""A tensor, a dimension and indices: DTensor splits both alike, though they may be of different sizes."""
+
+
+def _is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
+    """Whether a tensor and the indices into it are split and of different sizes: their parts do not belong together."""
+    sizes = list(zip(tensor.shape, index.shape, strict=False))
+    is_split = any(type(each) is not Replicate for value in (tensor, index) for each in value.placements)
+    return is_split and any(
+        one != other for at, (one, other) in enumerate(sizes) if at != dim % max(1, len(sizes))
+    )
 
 
 _MEANS = {
