@@ -15,7 +15,7 @@ import random
 import signal
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mesh_core import ProcMesh, this_host
@@ -90,16 +91,7 @@ KNOWN = {
     "tensor_split": "it reads a tensor of indices where it is called",
 }
 """Operators that give something else in the per-rank view, and why."""
-_DRAWN = "random numbers are drawn from a seed of the script's generator, and are others than without a mesh"
-KNOWN_GLOBAL = {
-    **KNOWN,
-    "log_normal": _DRAWN,
-    "geometric": _DRAWN,
-    "nn_functional_alpha_dropout": _DRAWN,
-    "normal_in_place": _DRAWN,
-    "bernoulli": _DRAWN,
-    "randint_like": _DRAWN,
-}
+KNOWN_GLOBAL = dict(KNOWN)
 """The same in the global view."""
 
 
@@ -107,7 +99,19 @@ Case = tuple[Any, Any, bool]
 """What an operator is given, what PyTorch makes of it here, and whether that is of its gradients."""
 
 
-def cases(operator: Any) -> list[Case]:
+class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Has each random operator draw from a seed of its own, which the generator gives, as in the global view."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags or "scaled_dot_product" in func.name():
+            return func(*args, **(kwargs or {}))
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return func(*args, **(kwargs or {}))
+
+
+def cases(operator: Any, mode: Any = None) -> list[Case]:
     """Samples of an operator, and what they give without a mesh; both the results and, where it has them, their gradients."""
     found: list[Case] = []
     for differentiate in (False, True)[: 1 + operator.supports_autograd]:
@@ -118,7 +122,7 @@ def cases(operator: Any) -> list[Case]:
             kept = tree_map(snapshot, asked)
             torch.manual_seed(5)
             # Of some samples PyTorch itself says that they do not work.
-            with suppress(Exception):
+            with suppress(Exception), mode or nullcontext():
                 found.append((kept, outcome(operator, asked, differentiate), differentiate))
     return found
 
@@ -129,7 +133,9 @@ def check(
     """Run samples of an operator, in the global view where a mesh of that is given; what went wrong."""
 
     def run() -> None:
-        for asked, want, differentiate in cases(operator) if known is None else known:
+        for asked, want, differentiate in known or cases(
+            operator, Seeded() if isinstance(procs, Mesh) else None
+        ):
             given = tree_map(partial(given_to, procs), asked)
             # Some operators' samples begin with a seed of their own.
             seed_mesh: Any = torch.manual_seed
@@ -195,7 +201,7 @@ def main() -> None:
                 continue
             with limit(asked.seconds), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                known = cases(each)
+                known = cases(each, Seeded() if asked.is_global else None)
             said[name] = {
                 str(count): check(each, part, known, asked.seconds) for count, part in parts.items()
             }

@@ -323,6 +323,7 @@ class Call:
         "cannot",
         "copying",
         "cuts",
+        "filling",
         "func",
         "indexed",
         "mean",
@@ -353,6 +354,7 @@ class Call:
         self.attention = schema.name if schema.name in (FORWARD, BACKWARD) else None
         self.views = schema.name in ("aten::view", "aten::_unsafe_view")
         self.indexed = schema.name in _INDEXED
+        self.filling = schema.name in _FILLING
         self.asks = (
             torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         )
@@ -396,6 +398,7 @@ class Call:
             or (self.cannot and _layouts(args, kwargs) in self.cannot)
             or (self.views and self._is_cut(*args))
             or (self.indexed and _is_unaligned(*args))
+            or (self.filling and any(isinstance(each, Partial) for each in args[0].placements))
             or complex in map(type, args)
         ):
             return self._whole(args, kwargs)
@@ -483,7 +486,8 @@ class Call:
                 return self.func(
                     torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), *args[1:]
                 )
-        spec = self._spec(args, kwargs)
+        # Assertions are DTensor's own, about layouts: all processes meet them, and before anything is computed.
+        spec = _CANNOT if isinstance(error, AssertionError) else self._spec(args, kwargs)
         if spec is _CANNOT:
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
@@ -718,6 +722,10 @@ _INDEXED = frozenset(
     }
 )
 """A tensor, a dimension and indices: DTensor splits both alike, though they may be of different sizes."""
+
+
+_FILLING = frozenset({"aten::fill_", "aten::fill", "aten::full_like", "aten::ones_like"})
+"""Of summands DTensor sets each to the value, and so their sum to another one."""
 
 
 def _is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
