@@ -8,7 +8,7 @@ from mesh_core import ProcMesh
 
 torch = pytest.importorskip("torch")
 
-from mesh_tensor import Mesh, distribute, fetch, fetch_shard, share  # noqa: E402
+from mesh_tensor import Mesh, activate, distribute, fetch, fetch_shard, share  # noqa: E402
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
@@ -54,6 +54,15 @@ def test_views_are_fetched_without_the_memory_around_them(procs: ProcMesh) -> No
         assert found.untyped_storage().nbytes() == found.numel() * 4
     assert torch.equal(fetch_shard(x.t()), fetch_shard(x).t())
     assert torch.equal(fetch_shard(x[::7, ::5]), fetch_shard(x)[::7, ::5])
+
+
+def test_zeros_without_memory_are_fetched(procs: ProcMesh) -> None:
+    x = share(torch.ones(3), procs).requires_grad_()
+    x.sgn().sum().backward()
+    assert torch.equal(fetch_shard(x.grad), torch.zeros(3))
+    with activate(procs):
+        zeros = torch._efficientzerotensor((2, 3))  # noqa: SLF001 - the operator behind such gradients
+    assert torch.equal(fetch_shard(zeros), torch.zeros(2, 3))
 
 
 def test_marks_of_views_are_resolved(procs: ProcMesh) -> None:
