@@ -58,10 +58,10 @@ def test_views_are_fetched_without_the_memory_around_them(procs: ProcMesh) -> No
 
 def test_zeros_without_memory_are_fetched(procs: ProcMesh) -> None:
     x = share(torch.ones(3), procs).requires_grad_()
-    x.sgn().sum().backward()
-    assert torch.equal(fetch_shard(x.grad), torch.zeros(3))
     with activate(procs):
+        x.sgn().sum().backward()
         zeros = torch._efficientzerotensor((2, 3))  # noqa: SLF001 - the operator behind such gradients
+    assert torch.equal(fetch_shard(x.grad), torch.zeros(3))
     assert torch.equal(fetch_shard(zeros), torch.zeros(2, 3))
 
 
