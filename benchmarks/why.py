@@ -326,6 +326,7 @@ def hang(name: str, chance: random.Random) -> float | None:
     with job(chance, name in WITH_TORCH) as made:
         begun = time.monotonic()
         named = KINDS[name](made)
+        found: object = None
         while (now := time.monotonic() - begun) < GIVEN_UP:
             found = ask()
             if named(found):

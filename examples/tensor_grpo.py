@@ -37,7 +37,6 @@ class Publisher(Actor):
 
     @endpoint
     def publish(self, weights: Tensor) -> None:
-        """Make what this process has of a mesh's tensor the next version."""
         self.weights.copy_(weights)
         self.publication.publish()
 
@@ -74,7 +73,6 @@ def generate(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Draw a group of answers to each prompt, of which its number is right; return them, their advantages, and the mean reward."""
     answers = weights.softmax(1).multinomial(GROUP, replacement=True)
     rewards = (answers == torch.arange(PROMPTS)[:, None]).float()
-    # Relative to the group: no other model says how good an answer was to be expected.
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
     return answers, advantages, rewards.mean()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -150,10 +151,18 @@ def test_a_call_is_one_message(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch)
             step(x)
         stream = x.descriptor.stream
         said: list[Any] = []
-        monkeypatch.setattr(stream, "_tell", lambda *what: said.append(what[0]))
+        stream.flush()
+        monkeypatch.setattr(stream, "send", lambda messages: said.append([kind for kind, *_ in messages]))
+        stream.told = 0.0  # as if nothing had been sent for long
         step(x)
-        monkeypatch.undo()
-    assert said == ["replay"]
+        assert said == [["replay"]]
+        monkeypatch.setattr(stream.tensors.flusher, "wake", lambda _: None)
+        stream.told = math.inf
+        for _ in range(3):
+            step(x)
+    share(torch.ones(1), procs)
+    monkeypatch.undo()
+    assert said == [["replay"], ["replay", "replay", "replay", "put"]]
 
 
 def results(value: Any) -> Any:

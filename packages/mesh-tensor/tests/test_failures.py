@@ -122,6 +122,7 @@ def lose(procs: ProcMesh, **place: int) -> None:
         lambda mine, x: mine.copy_(x),
         lambda mine, x: torch.add(x, x, out=mine),
         lambda mine, x: torch._foreach_add_([mine], [x]),
+        lambda mine, x: torch._foreach_mul_([x, mine], 2),
     ],
 )
 def test_a_tensor_of_this_process_is_not_changed_by_those_of_a_mesh(procs: ProcMesh, change: Any) -> None:

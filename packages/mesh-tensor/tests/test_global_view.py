@@ -113,6 +113,43 @@ def test_operators_give_what_they_give_here(
     torch.testing.assert_close(fetch(got), work(A, b))
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        # Sums over split rows are summands on the processes until they are needed.
+        lambda x: x.sum(0).fill_(2),
+        lambda x: torch.ones_like(x.sum(0)),
+        lambda x: 1 - x.sum(0),
+        lambda x: x.sum(0).copy_(x.amax(0)),
+        lambda x: x.sum(0).add_(x.amax(0)),
+        # Indices of another size than what they are into.
+        lambda x: x.gather(1, x[:4].argsort(1)),
+        lambda x: x.scatter(1, x[:4].argsort(1), 2.0),
+        lambda x: x.scatter_add(1, x[:4].argsort(1), x),
+        lambda x: torch.polar(x, x).real,
+        lambda x: torch.ops.aten.view_copy(x, [3, 7]),
+    ],
+)
+def test_operators_that_dtensor_gets_wrong(mesh: Mesh, work: Callable[[Any], Any]) -> None:
+    got = work(distribute(A, mesh, ["data", None]))
+    torch.testing.assert_close(fetch(got), work(A))
+
+
+def test_a_gradient_of_zeros_without_memory(mesh: Mesh) -> None:
+    x = distribute(A, mesh, ["data", None]).requires_grad_()
+    with activate(mesh):
+        x.sgn().sum().backward()
+    assert not fetch(x.grad).any()
+
+
+def test_attention_with_a_mask_that_is_split(mesh: Mesh) -> None:
+    x, mask = torch.randn(2, 2, 4, 8), torch.ones(4, 4).tril().bool()
+    want = torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+    y = distribute(x, mesh, ["data", None, None, None])
+    got = torch.nn.functional.scaled_dot_product_attention(y, y, y, distribute(mask, mesh, ["data", None]))
+    torch.testing.assert_close(fetch(got), want)
+
+
 def test_gradients(meshes: Mesh) -> None:
     def loss(x: Any, w: Any) -> Any:
         return (x @ w).relu().square().mean() + w.norm()

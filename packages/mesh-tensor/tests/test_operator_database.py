@@ -1,39 +1,67 @@
-"""PyTorch's own samples of its operators: a tenth of them, by seed, or all with `./dev test --all`."""
+"""PyTorch's own samples of its operators, in both views: a tenth of them, by seed, on two processes; with `./dev test --all` all, on one, two and four."""
 
 from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from mesh_core import ProcMesh
+from mesh_core import ProcMesh, this_host
 
 pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's database of operators needs expecttest")
 
-from operator_database import check, operators
+from mesh_tensor import Mesh
+from operator_database import KNOWN, KNOWN_GLOBAL, check, operators
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
-KNOWN = {
-    "as_strided_partial_views": "what lies beside a view in its memory is not shared with it",
-    "sparse_mm_reduce": "sparse tensors have no strides",
-    "sparse_sampled_addmm": "sparse tensors have no strides",
-    "tensor_split": "it reads a tensor of indices where it is called",
-}
+ALL = bool(os.environ.get("MESH_TEST_ALL"))
 EVERYTHING = operators()
-CHOSEN = (
-    EVERYTHING
-    if os.environ.get("MESH_TEST_ALL")
-    else random.Random(13).sample(EVERYTHING, len(EVERYTHING) // 10)
-)
+CHOSEN = EVERYTHING if ALL else random.Random(13).sample(EVERYTHING, len(EVERYTHING) // 10)
+COUNTS = (1, 2, 4) if ALL else (2,)
+
+
+@pytest.fixture(scope="module")
+def places(runtime: None) -> Iterator[Callable[[int], ProcMesh]]:
+    """The first so many processes of a mesh."""
+    with this_host().spawn_procs({"gpus": max(COUNTS)}, preload=["torch.distributed.tensor"]) as procs:
+        yield lambda count: procs.slice(gpus=slice(0, count))
+
+
+@pytest.fixture(scope="module")
+def meshes(places: Callable[[int], ProcMesh]) -> Callable[[int], Mesh]:
+    """A mesh of the global view of so many processes; the same one each time."""
+    made: dict[int, Mesh] = {}
+
+    def mesh(count: int) -> Mesh:
+        if count not in made:
+            made[count] = Mesh((count,), ("gpus",), places(count))
+        return made[count]
+
+    return mesh
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("operator", CHOSEN, ids=lambda each: each.formatted_name)
-def test_an_operator_gives_what_it_gives_here(operator: object, procs: ProcMesh) -> None:
-    name = operator.formatted_name  # type: ignore[attr-defined]
-    if name in KNOWN:
-        pytest.xfail(KNOWN[name])
-    assert check(operator, procs) is None
+def test_an_operator_gives_what_it_gives_here(
+    operator: Any, count: int, places: Callable[[int], ProcMesh]
+) -> None:
+    if operator.formatted_name in KNOWN:
+        pytest.xfail(KNOWN[operator.formatted_name])
+    assert check(operator, places(count)) is None
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("operator", CHOSEN, ids=lambda each: each.formatted_name)
+def test_an_operator_on_split_tensors_gives_what_it_gives_here(
+    operator: Any, count: int, meshes: Callable[[int], Mesh]
+) -> None:
+    if operator.formatted_name in KNOWN_GLOBAL:
+        pytest.xfail(KNOWN_GLOBAL[operator.formatted_name])
+    assert check(operator, meshes(count)) is None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mesh_tensor import spmd
+    from mesh_tensor._capture._compiled import Compilation
     from mesh_tensor._capture._step import Captured, capture
     from mesh_tensor._checkpoint._load import load
     from mesh_tensor._checkpoint._place import CheckpointError
@@ -39,6 +40,7 @@ __all__ = [
     "Captured",
     "CheckpointError",
     "ColumnParallel",
+    "Compilation",
     "FullyShard",
     "GlobalTensor",
     "Inspection",
@@ -85,6 +87,7 @@ _LATER = {
     "CaptureError": "mesh_tensor._errors",
     "Captured": "mesh_tensor._capture._step",
     "CheckpointError": "mesh_tensor._checkpoint._place",
+    "Compilation": "mesh_tensor._capture._compiled",
     "ColumnParallel": "mesh_tensor._global._modules",
     "FullyShard": "mesh_tensor._global._modules",
     "GlobalTensor": "mesh_tensor._global._tensor",

@@ -197,6 +197,11 @@ class Bench:
 
         self.programs[number] = Replayed(self, number, what)
 
+    def compilations(self, numbers: list[int]) -> Any:
+        """Return what has been compiled of programs."""
+        told = [self.programs[number].compilation() for number in numbers if number in self.programs]
+        return "value", [each for each in told if each is not None]
+
     def replay(self, number: int, freed: list[int], *what: Any) -> None:
         """Carry a program out."""
         self.programs[number].replay(*what)
@@ -471,9 +476,25 @@ class Tensors(Extension):
         if bench is None:
             bench = self._benches[sender.address] = Bench(self.proc.address, sender.address)
         with torch.no_grad():
+            if kind == "several":
+                return self._several(bench, *rest)
             if bench.timing is not None:
                 return bench.timing.do(kind, rest)
             return getattr(bench, kind)(*rest)
+
+    def _several(self, bench: Bench, messages: list[tuple[Any, ...]]) -> None:
+        """Do what several messages say, each as if it had come alone: what one of them raises is none of the next one's concern."""
+        raised = []
+        for kind, *rest in messages:
+            try:
+                if bench.timing is not None:
+                    bench.timing.do(kind, rest)
+                else:
+                    getattr(bench, kind)(*rest)
+            except Exception as error:  # noqa: BLE001 - raised below
+                raised.append(error)
+        if raised:
+            raise raised[0] if len(raised) == 1 else ExceptionGroup("several instructions raised", raised)
 
 
 def _told(values: list[Any]) -> Any:
@@ -491,9 +512,18 @@ def _told(values: list[Any]) -> Any:
 
 
 def _sent(value: Any) -> Any:
-    """As it travels: not with all of the memory that it is a view of."""
+    """As it travels, without a copy: a reply's bytes are copied before the next instruction can change the tensor."""
     if value is LOST:
         return ("failed", -1, "keeping it", GONE, "")
     if type(value) is Failed:
         return ("failed", value.instruction, value.operator, value.error, value.trace)
-    return ("value", value.detach().clone() if hasattr(value, "detach") else value)
+    if not hasattr(value, "detach"):
+        return ("value", value)
+    import torch
+
+    value = value.detach()
+    # Other layouts, and subclasses, pickle in PyTorch's way: with all of the memory that they are a view of.
+    is_plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized
+    # Zeros that PyTorch keeps without memory have nothing to copy from.
+    is_plain = is_plain and not value._is_zerotensor()  # noqa: SLF001 - nothing else tells
+    return ("value", value if is_plain else value.clone())

@@ -79,6 +79,8 @@ def describe(func: OpOverload) -> Operator:
 _AT_ONCE = {
     ("aten", "_conj", "default"): ("aten", "conj_physical", "default"),
     ("aten", "_neg_view", "default"): ("aten", "neg", "default"),
+    # Zeros without memory, of which DTensor and messages would take the memory.
+    ("aten", "_efficientzerotensor", "default"): ("aten", "zeros", "default"),
 }
 """Operators that only leave a mark, for PyTorch to heed where it is called: it is called elsewhere, and does not see the mark."""
 

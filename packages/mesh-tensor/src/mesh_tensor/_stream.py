@@ -5,6 +5,9 @@ STM-2: with a process its tensors are gone, and everything else is as before: on
 STM-1: what was issued on a stream is carried out in that order, and so is what is asked of it. Before a tensor of one stream
 is named on another, what waits in the first is sent.
 
+STM-5: a replay is sent at once if nothing was sent for a moment, and otherwise together with those that follow; whatever else is
+sent, or asked for, takes the replays that wait with it, ahead of itself.
+
 STM-4: streams that name the same tensors (`slice_mesh`) are one for their order: never does something wait in more than one of them.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from array import array
 from collections import deque
 from contextlib import nullcontext, suppress
@@ -48,6 +52,10 @@ PLACES = 1 << 16
 INNER = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
 _PAUSE = 0.0005
 """A stream to which nothing was added for so long is sent."""
+_PACE = 0.001
+"""Seconds between two messages of a script that issues replays faster than that: what a message costs it grows with the mesh."""
+_REPLAYS = 32
+"""Replays that wait for company at most."""
 
 
 class Ref:
@@ -79,6 +87,10 @@ class Stream:
         self.waiting = 0
         self._code = array("q")
         self._scalars: list[Any] = []
+        self._replays: list[tuple[Any, ...]] = []
+        """Those that wait (STM-5), each a message. They wait only while no single instruction does."""
+        self.told = 0.0
+        """When something was sent last."""
         self.tensors = tensors
         self._cls = cls
         self._descriptors: dict[Form, Descriptor] = {}
@@ -118,6 +130,7 @@ class Stream:
                 return
             self._born = born
             self._code, self._scalars = array("q"), []
+            self._replays = []
             self.waiting = 0
             self._tell("leave", self.groups.clear())
             self.issuer.clear()
@@ -136,8 +149,12 @@ class Stream:
     def _before(self) -> None:
         """Send what has to come before what comes next here (STM-4)."""
         for each in self._others:
-            if each.waiting:
+            if each.holds_back():
                 each.flush()
+
+    def holds_back(self) -> bool:
+        """Whether anything waits here to be sent."""
+        return bool(self.waiting or self._replays)
 
     def descriptor(self, form: Form) -> Descriptor:
         """Return the one of that form."""
@@ -179,6 +196,8 @@ class Stream:
             self.tensors.recorded(
                 lambda recorder: recorder.append(self, template, out, tensors, scalars=scalars, frame=frame)
             )
+        if self._replays:
+            self.flush()
         if len(tensors) == 2:
             first, second = tensors
             self._code.extend((template, out, first.ref.number, second.ref.number))
@@ -202,6 +221,9 @@ class Stream:
                 self.check()
             freed, self.freed = self.freed, []
             if not self._code and not freed:
+                if self._replays:
+                    replays, self._replays = self._replays, []
+                    self.send(replays)
                 return
             code, scalars, first = self._code, self._scalars, self.issued
             self._code, self._scalars = array("q"), []
@@ -226,6 +248,11 @@ class Stream:
         """Say which line a tensor comes from."""
         return line_of(self.source(ref.at) if isinstance(ref.at, int) else ref.at)
 
+    def _send_instructions(self) -> None:
+        """Have nothing but replays wait, which go together with the message that comes next."""
+        if self.waiting or self.broken:
+            self.flush()
+
     def define(self, program: Program, what: Definition) -> None:
         """Have the workers know a program."""
         with self.lock:
@@ -236,7 +263,7 @@ class Stream:
     def replay(
         self, program: Program, inputs: list[int], made: list[int], *, numbers: list[int], frame: FrameType
     ) -> None:
-        """Have the workers carry a program out, all of it in one message."""
+        """Have the workers carry a program out, soon (STM-5)."""
         with self.lock:
             if self._others:
                 self._before()
@@ -249,7 +276,11 @@ class Stream:
             if self.timeline is not None:
                 self.timeline.issuing()
                 self.timeline.sent(count, 1)
-            self._tell("replay", program.number, freed, count, inputs, made, numbers)
+            self._replays.append(("replay", program.number, freed, count, inputs, made, numbers))
+            if len(self._replays) >= _REPLAYS or time.monotonic() - self.told >= _PACE:
+                self.flush()
+            elif len(self._replays) == 1:
+                self.tensors.flusher.wake(self)
 
     def put(self, value: torch.Tensor) -> Ref:
         """Give the workers a tensor, the same to all."""
@@ -257,7 +288,7 @@ class Stream:
             ref = self.ref()
             if self.tensors.recorders:
                 self.tensors.recorded(lambda recorder: recorder.constant(self, ref, value))
-            self.flush()
+            self._send_instructions()
             self._tell("put", ref.number, value.detach())
             return ref
 
@@ -324,7 +355,13 @@ class Stream:
         return self.places[-behind] if 0 < behind <= len(self.places) else None
 
     def _tell(self, *message: Any) -> None:
-        self.tensors.tell(self.procs, message)
+        replays, self._replays = self._replays, []
+        self.send([*replays, message])
+
+    def send(self, messages: list[tuple[Any, ...]]) -> None:
+        """Send these as one."""
+        self.tensors.tell(self.procs, messages[0] if len(messages) == 1 else ("several", messages))
+        self.told = time.monotonic()
 
 
 class Flusher:
@@ -351,7 +388,7 @@ class Flusher:
             while self._waiting:
                 stream = self._waiting.popleft()
                 seen = -1
-                while stream.waiting and seen != (seen := stream.issued + stream.waiting):
+                while stream.holds_back() and seen != (seen := stream.issued + stream.waiting):
                     if self._ended.wait(_PAUSE):
                         return
                 # What is wrong with the mesh hears who asks it for something.

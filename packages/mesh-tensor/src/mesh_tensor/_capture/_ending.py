@@ -152,8 +152,10 @@ class Ending:
         live: WeakSet[Any],
         inputs: list[Any],
         result: list[Any],
+        backend: str | None,
     ) -> None:
         self._name = name
+        self._backend = backend
         self._call = call
         self._recorder = recorder
         self._before = before
@@ -394,6 +396,7 @@ class Ending:
                     results=results if at == plan.last else [],
                     kept=plan.kept[at],
                     spent=plan.spent if at == plan.last else [],
+                    compile=self._backend,
                 )
                 self._stream.define(program, definition)
             programs.append(program)

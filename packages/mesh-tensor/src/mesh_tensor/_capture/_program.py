@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from mesh_tensor._capture._compiled import Compilation, Plan, Region, Step
     from mesh_tensor._extension import Bench
 
 _BAD = {Failed, type(LOST)}
@@ -42,6 +43,8 @@ class Definition:
     """Tensors that go on to be there, under these numbers."""
     spent: list[int]
     """Tensors of earlier parts of the step that nothing needs any longer."""
+    compile: str | None = None
+    """The backend that compiles it, if one is to."""
 
 
 class Replayed:
@@ -61,6 +64,17 @@ class Replayed:
         self._spent = what.spent
         self._steps = list(_steps(bench.templates, what.code))
         self._function: Callable[[list[Any], list[Any]], Any] | None = None
+        self._lines: list[int | Region] = []
+        """What each line of the function carries out: a step, or a region of them."""
+        self._plan: Plan | None = None
+        if what.compile is not None:
+            from mesh_tensor._capture._compiled import Plan
+
+            self._plan = Plan(what.compile, self._steps, what.scalars, set(what.holes))
+
+    def compilation(self) -> Compilation | None:
+        """Return what has been compiled of it; ``None`` if nothing was to be."""
+        return None if self._plan is None else self._plan.told()
 
     def replay(self, count: int, inputs: list[int], made: list[int], numbers: list[Any]) -> None:
         """Do all of it, with these tensors, and give these numbers to the results."""
@@ -89,13 +103,26 @@ class Replayed:
         results = [*self._results, *self._kept]
         last = {ref: at for at, (_, _, refs) in enumerate(self._steps) for ref in refs}
         of_others = set(given) | set(results)
+        regions = {} if self._plan is None else self._plan.divide(set(results))
         lines = ["def replay(given, numbers):", f" {_names(given)} given" if given else " pass"]
-        for at, (template, out, refs) in enumerate(self._steps):
-            new = range(out, out + template.out)
-            over = [ref for ref in dict.fromkeys([*refs, *new]) if last.get(ref, at) == at]
-            over = [ref for ref in over if ref not in of_others]
+        self._lines = []
+        at = 0
+        while at < len(self._steps):
+            region = regions.get(at)
+            if region is None:
+                template, out, refs = self._steps[at]
+                self._lines.append(at)
+                names = [*refs, *range(out, out + template.out)]
+                text = writer.call(template, out, refs)
+                at += 1
+            else:
+                self._lines.append(region)
+                names = region.inputs
+                text = writer.region(region, self._steps[at : region.end])
+                at = region.end
+            over = [ref for ref in dict.fromkeys(names) if last.get(ref, -1) < at and ref not in of_others]
             ending = f"; del {', '.join(f't{ref}' for ref in over)}" if over else ""
-            lines.append(f" {writer.call(template, out, refs)}{ending}")
+            lines.append(f" {text}{ending}")
         lines.append(f" return {_listed(results)}")
         source = "\n".join(lines) + "\n"
         name = f"<recorded step {self._number}>"
@@ -120,8 +147,10 @@ class Replayed:
         if error is None:
             env.update((name, each.clone()) for name, each in self._constants.items())
         else:
-            at, names = _where(error.__traceback__)
+            line, names = _where(error.__traceback__)
             env.update(names)
+            found = self._lines[line]
+            at, error = (found, error) if isinstance(found, int) else self._left(found, count, error)
         scalars = list(self._scalars)
         for place, number in zip(self._holes, numbers, strict=True):
             scalars[place] = number
@@ -143,11 +172,26 @@ class Replayed:
             if ref not in kept:
                 env.pop(ref, None)
 
+    def _left(self, region: Region, count: int, error: Exception) -> tuple[int, None]:
+        """Return where to go on after a region that could not be carried out."""
+        from mesh_tensor._capture._compiled import Refused
+
+        if isinstance(error, Refused):
+            self._function = None
+            return region.begin, None
+        if not region.writes:
+            return region.begin, None
+        template, *_ = self._steps[region.begin]
+        name = f"{template.name}, or an operator that was compiled with it,"
+        failed = Failed((count, self._number, region.begin), name, error)
+        self._bench.env.update(dict.fromkeys([*region.results, *region.written()], failed))
+        return region.end, None
+
     def _offset(self, at: int) -> int:
         return sum(2 + template.refs for template, _, _ in self._steps[:at])
 
     def _used(self, at: int) -> int:
-        return sum(_count(template) for template, _, _ in self._steps[:at])
+        return sum(count_numbers(template) for template, _, _ in self._steps[:at])
 
 
 def _steps(templates: dict[int, Template], code: array[int]) -> Iterator[tuple[Template, int, list[int]]]:
@@ -190,6 +234,13 @@ class _Writer:
         if template.mode == LIST and not any(template.written):
             return f"{targets} {done}"
         return f"{targets} kept({self._name(template)}, {done})"
+
+    def region(self, region: Region, steps: list[Step]) -> str:
+        """Write the call of what is compiled."""
+        for _ in range(sum(count_numbers(template) for template, _, _ in steps)):
+            next(self._scalars)
+        targets = f"{_names(region.results)} " if region.results else ""
+        return f"{targets}{self._name(region)}({', '.join(f't{ref}' for ref in region.inputs)})"
 
     def _argument(self, what: Any, supply: Iterator[int]) -> str:
         if what is HOLE:
@@ -239,13 +290,15 @@ def _has_holes(what: Any) -> bool:
     return what is HOLE or what is NUMBER
 
 
-def _count(template: Template) -> int:
-    def numbers(what: Any) -> int:
+def count_numbers(template: Template) -> int:
+    """Return how many numbers are sent with each call of a template."""
+
+    def count(what: Any) -> int:
         if isinstance(what, (list, tuple)):
-            return sum(map(numbers, what))
+            return sum(map(count, what))
         return int(what is NUMBER)
 
-    return numbers(template.args) + numbers(list(template.kwargs.values()))
+    return count(template.args) + count(list(template.kwargs.values()))
 
 
 def _names(refs: list[int]) -> str:

@@ -10,14 +10,17 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 from weakref import WeakSet
+from weakref import ref as weak
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from mesh_core import ValueMesh
 from mesh_core.extensions import find, install
+from mesh_tensor._capture._compiled import Compilation, together
 from mesh_tensor._capture._ending import Before, Ending, Pattern, Recording, name_of
-from mesh_tensor._capture._recorder import Recorder
+from mesh_tensor._capture._recorder import Program, Recorder
 from mesh_tensor._capture._watch import Surroundings, token
 from mesh_tensor._descriptors import Descriptor
 from mesh_tensor._errors import CaptureError
@@ -35,16 +38,28 @@ _FLAT = frozenset({int, float, bool, str, type(None), MeshTensor, torch.nn.Param
 
 
 @overload
-def capture(function: Callable[P, R], *, limit: int = LIMIT) -> Captured[P, R]: ...
+def capture(
+    function: Callable[P, R], *, limit: int = LIMIT, compile: bool | str = False
+) -> Captured[P, R]: ...
 @overload
-def capture(*, limit: int = LIMIT) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
-def capture(function: Any = None, *, limit: int = LIMIT) -> Any:
+def capture(
+    *, limit: int = LIMIT, compile: bool | str = False
+) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
+def capture(
+    function: Any = None,
+    *,
+    limit: int = LIMIT,
+    compile: bool | str = False,  # noqa: A002 - as PyTorch calls it
+) -> Any:
     """Record what a function has a mesh do, and from then on have the processes replay it.
 
     The first calls are ordinary ones. Once a call has been recorded that later ones will repeat, such as a training step
     whose optimizer has made its state, a call is one message to the processes, however much it does. It is recorded anew where the
     forms of the arguments differ, or something else that it depends on has changed: `reasons` says what, and after `limit` recordings it
     is an error.
+
+    With `compile=True` each process compiles what it replays, with the backend "inductor" of `torch.compile`, or with another one that
+    is named: see :meth:`Captured.compilation`.
 
     >>> import torch
     >>> from mesh_core import this_host
@@ -59,7 +74,7 @@ def capture(function: Any = None, *, limit: int = LIMIT) -> Any:
     3 -0.838
     """
     if function is None:
-        return functools.partial(capture, limit=limit)
+        return functools.partial(capture, limit=limit, compile=compile)
     if not callable(function):
         raise TypeError(f"capture() takes a function, got {function!r}")
     if not isinstance(limit, int) or limit < 1:
@@ -70,18 +85,36 @@ def capture(function: Any = None, *, limit: int = LIMIT) -> Any:
                 f"capture() takes an ordinary function, and {name_of(function)} is a coroutine or a generator: it would do its work after "
                 "the call. Capture the function that does it."
             )
-    return Captured(function, limit)
+    return Captured(function, limit, _backend(compile))
+
+
+def _backend(compile: Any) -> str | None:  # noqa: A002 - as users name it
+    """Return the name of the backend that is to compile, if one is."""
+    if isinstance(compile, bool):
+        return "inductor" if compile else None
+    if not isinstance(compile, str):
+        raise TypeError(f"compile must be a bool or the name of a backend of torch.compile, got {compile!r}")
+    from torch._dynamo import list_backends
+
+    known = list_backends(exclude_tags=())
+    if compile not in known:
+        raise ValueError(
+            f"compile must be a backend of torch.compile, one of {', '.join(known)}; got {compile!r}"
+        )
+    return compile
 
 
 class Captured(Generic[P, R]):
     """A function that is recorded, and then replayed; made by :func:`capture`."""
 
-    def __init__(self, function: Callable[P, R], limit: int) -> None:
+    def __init__(self, function: Callable[P, R], limit: int, backend: str | None) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._limit = limit
+        self._backend = backend
         self._lock = threading.RLock()
         self._recordings: dict[Any, list[Recording]] = {}
+        self._newest: weak[Recording] | None = None
         self._last: Pattern | None = None
         """What the last call was like that was recorded."""
         self._live: WeakSet[Any] = WeakSet()
@@ -103,7 +136,7 @@ class Captured(Generic[P, R]):
         """As a method: each object has a step of its own."""
         if instance is None:
             return self
-        found = Captured(MethodType(self._function, instance), self._limit)
+        found = Captured(MethodType(self._function, instance), self._limit, self._backend)
         instance.__dict__[self._attribute] = found
         return found
 
@@ -122,6 +155,38 @@ class Captured(Generic[P, R]):
                 result: R = found.replay(call.tensors, sys._getframe(1))  # noqa: SLF001 - the line of the call
                 return result
             return cast("R", self._record(tensors, call, reason or self._reason(call)))
+
+    def compilation(self, timeout: float | None = None) -> ValueMesh[Compilation]:
+        """Wait for the processes, and return what each of them has compiled of the newest recording, and why not the rest.
+
+        A process compiles when it replays the step for the first time.
+
+        >>> import torch
+        >>> from mesh_core import this_host
+        >>> from mesh_tensor import capture, share
+        >>> @capture(compile="aot_eager")
+        ... def step(x):
+        ...     return (x * 2).sin().sum()
+        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+        ...     for n in range(4):
+        ...         y = step(share(torch.ones(3), procs))
+        ...     print(step.compilation().item(gpus=0))
+        Compilation(backend='aot_eager', regions=1, operators=3, reasons=[])
+        """
+        name = name_of(self._function)
+        if self._backend is None:
+            raise CaptureError(f"{name} is not to be compiled: capture it with capture(compile=True)")
+        newest = None if self._newest is None else self._newest()
+        if newest is None:
+            raise CaptureError(
+                f"no call of {name} was recorded that can be replayed: there is nothing to compile yet"
+            )
+        stream = newest.stream
+        numbers = [each.number for each in newest.parts if isinstance(each, Program)]
+        with _disable_current_modes():
+            answers = stream.wait(stream.ask("compilations", numbers), timeout)
+            found = [together(self._backend, stream.value(point, answer)) for point, answer in answers]
+        return ValueMesh.of(answers.extent, found)
 
     def _find(self, call: Call) -> tuple[Recording | None, str | None]:
         """Return what can be replayed, or else why what was recorded cannot."""
@@ -162,7 +227,16 @@ class Captured(Generic[P, R]):
             args, kwargs = call.arguments(inputs)
             result: Any = self._function(*args, **kwargs)
         del args, kwargs
-        ending = Ending(name, call, recorder, before, live=self._live, inputs=inputs, result=[result])
+        ending = Ending(
+            name,
+            call,
+            recorder,
+            before,
+            live=self._live,
+            inputs=inputs,
+            result=[result],
+            backend=self._backend,
+        )
         del result
         shown = ending.shown()
         last = self._last
@@ -177,6 +251,7 @@ class Captured(Generic[P, R]):
             )
         if recording is not None:
             self._recordings.setdefault(call.key, []).append(recording)
+            self._newest = weak(recording)
         return shown
 
 

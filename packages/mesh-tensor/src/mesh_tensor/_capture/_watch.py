@@ -269,6 +269,8 @@ class Watch:
 
     def missing(self) -> str | None:
         """Say why the recording can never be replayed again, if so. Without PyTorch's functions of subclasses."""
+        if self._stream.broken:
+            self._stream.check()
         if self._stream.lives != self._lives:
             return "processes of the mesh were made again"
         if None in (alive := [ref() for ref in self._users]):

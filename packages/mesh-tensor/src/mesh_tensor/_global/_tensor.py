@@ -237,7 +237,7 @@ class GlobalStream(Stream):
             ref = self.ref()
             if self.tensors.recorders:
                 self.tensors.recorded(lambda recorder: recorder.constant(self, ref, value, placements))
-            self.flush()
+            self._send_instructions()
             self._tell("within", self.number, "put", ref.number, value.detach(), placements)
             return ref
 

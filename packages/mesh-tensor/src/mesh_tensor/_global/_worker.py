@@ -323,7 +323,9 @@ class Call:
         "cannot",
         "copying",
         "cuts",
+        "filling",
         "func",
+        "indexed",
         "mean",
         "random",
         "replicated",
@@ -351,6 +353,8 @@ class Call:
         self.mean = _MEANS.get(schema.name, 0) if func._overloadname == "default" else 0  # noqa: SLF001 - likewise
         self.attention = schema.name if schema.name in (FORWARD, BACKWARD) else None
         self.views = schema.name in ("aten::view", "aten::_unsafe_view")
+        self.indexed = schema.name in _INDEXED
+        self.filling = schema.name in _FILLING
         self.asks = (
             torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         )
@@ -385,17 +389,17 @@ class Call:
     def _done(self, args: Any, kwargs: Any) -> Any:
         """Do it, in one way or another."""
         worker = self.worker
-        if self.attention is not None and (split := splits(self.attention, args, kwargs)) is not None:
-            try:
-                return attend(worker, self.func, args, kwargs, split)
-            except Exception as error:
-                raise self._instead(error, missing(worker, self.func, args, split), args, kwargs) from error
+        if self.attention is not None:
+            return self._attended(self.attention, args, kwargs)
         if self.random:
             return self._with_random(args, kwargs)
         if (
             self.replicated
             or (self.cannot and _layouts(args, kwargs) in self.cannot)
             or (self.views and self._is_cut(*args))
+            or (self.indexed and _is_unaligned(*args))
+            or (self.filling and any(isinstance(each, Partial) for each in args[0].placements))
+            or complex in map(type, args)
         ):
             return self._whole(args, kwargs)
         if self.mean and (len(args) <= self.mean or args[self.mean] == _MEAN):
@@ -419,6 +423,18 @@ class Call:
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
         return result
+
+    def _attended(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Split attention by batches and heads, or have all processes do all of it."""
+        worker = self.worker
+        split = splits(name, args, kwargs)
+        if split is None:
+            # DTensor would look for a way through all layouts of all that it is made of, for minutes.
+            return self._whole(args, kwargs)
+        try:
+            return attend(worker, self.func, args, kwargs, split)
+        except Exception as error:
+            raise self._instead(error, missing(worker, self.func, args, split), args, kwargs) from error
 
     def _viewed(self, result: Any, args: Any, kwargs: Any) -> None:
         """Remember what a view is a view of, if it has not its memory."""
@@ -470,7 +486,8 @@ class Call:
                 return self.func(
                     torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), *args[1:]
                 )
-        spec = self._spec(args, kwargs)
+        # Assertions are DTensor's own, about layouts: all processes meet them, and before anything is computed.
+        spec = _CANNOT if isinstance(error, AssertionError) else self._spec(args, kwargs)
         if spec is _CANNOT:
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
@@ -682,6 +699,8 @@ _WHOLE = frozenset(
         # counts the parts' rows for those of the whole,
         "aten::native_group_norm",
         "aten::native_group_norm_backward",
+        # takes the whole's shape for that of a part,
+        "aten::view_copy",
         # takes their dimension for one of this process's part,
         "aten::linalg_cross",
         # does not know what it is made of,
@@ -691,6 +710,31 @@ _WHOLE = frozenset(
         "aten::scatter_reduce_",
     }
 )
+
+
+_INDEXED = frozenset(
+    {
+        "aten::gather",
+        "aten::scatter",
+        "aten::scatter_",
+        "aten::scatter_add",
+        "aten::scatter_add_",
+    }
+)
+"""A tensor, a dimension and indices: DTensor splits both alike, though they may be of different sizes."""
+
+
+_FILLING = frozenset({"aten::fill_", "aten::fill", "aten::full_like", "aten::ones_like"})
+"""Of summands DTensor sets each to the value, and so their sum to another one."""
+
+
+def _is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
+    """Whether a tensor and the indices into it are split and of different sizes: their parts do not belong together."""
+    sizes = list(zip(tensor.shape, index.shape, strict=False))
+    is_split = any(type(each) is not Replicate for value in (tensor, index) for each in value.placements)
+    return is_split and any(
+        one != other for at, (one, other) in enumerate(sizes) if at != dim % max(1, len(sizes))
+    )
 
 
 _MEANS = {
