@@ -106,6 +106,9 @@ Case = tuple[Any, Any, bool]
 class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Has each random operator draw from a seed of its own, which the generator gives, as in the global view."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags or "scaled_dot_product" in func.name():
             return func(*args, **(kwargs or {}))

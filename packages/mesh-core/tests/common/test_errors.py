@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from mesh_core._common import errors
-from mesh_core._common.errors import ActorError, MeshError
+from mesh_core._common.errors import MeshError
 from mesh_core._failures.failure import MeshFailure
-from mesh_core._serialize.exceptions import decode_exception, encode_exception
+from mesh_core._serialize.exceptions import ActorError, decode_exception, encode_exception
 
 pytestmark = pytest.mark.python
 

@@ -23,10 +23,10 @@ from mesh_core import (
     SpawnError,
     SupervisionError,
     Undeliverable,
-    _errors,
     set_fault_handler,
     this_host,
 )
+from mesh_core._common import errors
 from mesh_core._common.codes import NativeError
 
 WITHIN = 30
@@ -56,7 +56,7 @@ def failure_of(call: Any) -> MeshFailure:
 
 
 def test_python_has_an_answer_to_every_native_error() -> None:
-    assert set(_errors._OF_NATIVE) == set(NativeError)
+    assert set(errors._OF_NATIVE) == set(NativeError)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_python_has_an_answer_to_every_native_error() -> None:
 def test_a_native_error_becomes_its_class_with_its_fields(
     kind: NativeError, cls: type[MeshError], fields: dict[str, Any]
 ) -> None:
-    error = _errors.of_native(kind, "what happened", fields)
+    error = errors.of_native(kind, "what happened", fields)
     assert type(error) is cls
     assert str(error) == "what happened"
     assert {name: getattr(error, name) for name in fields} == fields
@@ -110,10 +110,10 @@ def test_two_deaths_are_two_failures(own: ProcMesh, heard: queue.Queue[MeshFailu
 def test_a_status_of_the_users_is_not_taken_for_a_failed_bootstrap(heard: queue.Queue[MeshFailure]) -> None:
     with this_host().spawn_procs(name="leaver", bootstrap=_nothing) as procs:
         echo = procs.spawn("echo", Echo)
-        failure = failure_of(echo.call.call_one(exit_now, _errors.BOOTSTRAP_FAILED))
+        failure = failure_of(echo.call.call_one(exit_now, errors.BOOTSTRAP_FAILED))
         told = heard.get(timeout=WITHIN)
     assert failure.kind is told.kind is FailureKind.EXITED
-    assert failure.exitcode == _errors.BOOTSTRAP_FAILED
+    assert failure.exitcode == errors.BOOTSTRAP_FAILED
 
 
 def test_a_failed_bootstrap_says_so(heard: queue.Queue[MeshFailure]) -> None:

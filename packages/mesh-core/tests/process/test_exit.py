@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_processes import Script, Watch, family, inherited_path
+from core_processes import Script, Watch, family, search_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.python]
 
@@ -574,7 +574,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
         start_new_session=True,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *inherited_path()]),
+            "PYTHONPATH": os.pathsep.join(search_path()),
             "MESH_STOP_TIMEOUT": "2",
             "PYTHONFAULTHANDLER": "1",
         },

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_processes import Script, Watch, inherited_path
+from core_processes import Script, Watch, search_path
 
 pytestmark = [pytest.mark.slow]
 
@@ -297,7 +297,7 @@ def test_the_first_process_of_a_container(tmp_path: Path, first: str) -> None:
         text=True,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *inherited_path()]),
+            "PYTHONPATH": os.pathsep.join(search_path()),
         },
     ) as outer:
         assert outer.stdout is not None

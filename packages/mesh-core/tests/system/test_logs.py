@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_processes import Watch, inherited_path
+from core_processes import Watch, search_path
 from core_samples import Caller, Coroutines, Echo
 
 from mesh_core import ProcMesh, SpawnError, SupervisionError, configured, this_host, this_proc
@@ -176,7 +176,7 @@ def test_a_script_without_stdout_and_stderr(tmp_path: Path, start: str) -> None:
         timeout=50,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *inherited_path()]),
+            "PYTHONPATH": os.pathsep.join(search_path()),
         },
     )
     assert (tmp_path / "done").read_text() == "[1, 1]"
