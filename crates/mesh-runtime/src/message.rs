@@ -157,13 +157,19 @@ impl Message {
     pub(crate) fn stock(&mut self, held: &Arc<AtomicU64>, budget: u64) -> bool {
         let bytes = self.frame.cost();
         let before = held.fetch_add(bytes, Ordering::Relaxed);
-        self.stock = Some(Stock { held: Arc::clone(held), bytes });
-        before == 0 || before.saturating_add(bytes) <= budget
+        let fits = before == 0 || before.saturating_add(bytes) <= budget;
+        if fits {
+            self.stock = Some(Stock { held: Arc::clone(held), bytes });
+        } else {
+            // Now, and not when it is dropped: its caller hears of it before that, and may look at what is held.
+            held.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        fits
     }
 
-    /// The bytes of a reply that is held.
+    /// Its bytes, as they count among replies that are held.
     pub(crate) fn bytes(&self) -> u64 {
-        self.stock.as_ref().map_or(0, |stock| stock.bytes)
+        self.frame.cost()
     }
 
     /// What it counts against its mailbox's budget.
