@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -31,3 +32,17 @@ def grid(runtime: None) -> Iterator[ProcMesh]:
     """Four processes in two dimensions."""
     with this_host().spawn_procs({"data": 2, "model": 2}, preload=PRELOAD, name="grid") as procs:
         yield procs
+
+
+# A fork server serves spawns with its own environment, and PyTorch takes seconds to import. pytest changes this variable for each
+# test, so that each test with preloaded modules would have a fork server of its own.
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    os.environ.pop("PYTEST_CURRENT_TEST", None)

@@ -487,6 +487,27 @@ def test_each_end_is_told_once() -> None:
         assert told.empty()
 
 
+class Known(Actor):
+    @endpoint
+    def address(self) -> tuple[int, int, int]:
+        return current_proc().address
+
+
+def test_the_address_is_that_of_the_life_that_has_ended() -> None:
+    """And not of its rank, which may have been respawned."""
+    with this_host().spawn_procs({"gpus": 2}, supervise=lambda _: True) as procs:
+        for life in range(3):
+            known = procs.slice(gpus=1).spawn("known", Known, supervise=lambda _: True)
+            address = known.address.call_one().get(timeout=30)
+            told = ends_of(procs)
+            pid = procs.pids[1]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            end = told.get(timeout=30)
+            assert (end.address, end.incarnation) == (address, life)
+            procs.respawn().get(timeout=30)
+
+
 def test_what_has_ended_already_is_told_too() -> None:
     with this_host().spawn_procs({"gpus": 2}) as procs:
         procs.initialized.get(timeout=30)

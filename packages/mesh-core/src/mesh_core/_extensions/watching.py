@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.current import current
 from mesh_core._extensions.events import ProcEnd
-from mesh_core._native import incarnation
+from mesh_core._native import incarnation, locate
 
 if TYPE_CHECKING:
     from mesh_core import ActorMesh, ProcMesh
@@ -27,9 +27,10 @@ class Watch:
             [mesh._location.addr(mesh._procs_id, rank) for rank in mesh._view],
         )
         self._left = {
-            rank: incarnation(runtime, *addr[:2]) for rank, addr in zip(mesh._view, addrs, strict=True)
+            rank: (incarnation(runtime, *addr[:2]), locate(runtime, *addr))
+            for rank, addr in zip(mesh._view, addrs, strict=True)
         }
-        """The ranks of those that live, and which life of them this is."""
+        """The ranks of those that live, which life of them this is, and where that life is."""
         self._target = mesh._location.target(mesh._procs_id, mesh._view)
 
     def cancel(self) -> None:
@@ -48,8 +49,8 @@ class Watch:
         with self._lock:
             if rank not in self._left:
                 return
-            life = self._left.pop(rank)
-        point, address = mesh._root.point_of(rank), mesh._location.addr(mesh._procs_id, rank)
+            life, address = self._left.pop(rank)
+        point = mesh._root.point_of(rank)
         failure = None
         if not lost.orderly:
             from mesh_core._failures.failure import of_loss

@@ -23,6 +23,7 @@ class NotYet(MeshError):
     ...         raise NotYet("a parcel can be an argument of endpoints only", parcel.future)
     ...     return parcel.future.get()
     >>> parcel.set_result("socks")
+    True
     >>> rebuild()
     'socks'
     """

@@ -277,13 +277,14 @@ class Dashboard:
     It listens on this machine only. The address holds a token: who has it sees what the job does, where its threads stand and
     what its workers print, and can change nothing.
 
+    >>> import os
     >>> from urllib.request import Request, urlopen
     >>> from mesh_core import this_host
     >>> from mesh_core.inspect import connect
     >>> from mesh_supervision import Dashboard
     >>> with this_host().spawn_procs({"gpus": 2}, name="workers") as procs:
     ...     procs.initialized.get(timeout=30)
-    ...     with Dashboard(connect()) as dashboard:
+    ...     with Dashboard(connect(os.getpid())) as dashboard:
     ...         address, _, token = dashboard.url.partition("#")
     ...         b"<title>" in urlopen(address, timeout=30).read()
     True
