@@ -221,6 +221,7 @@ input()
     wait_until(lambda: not cluster.ask("squeue", "-h").strip(), "jobs are in the queue")
 
 
+@pytest.mark.timeout(150)
 def test_what_slurm_ends_is_told_in_its_words(cluster: Slurm) -> None:
     """Cancelled while it runs, and in the queue; and for another job."""
     script = run(

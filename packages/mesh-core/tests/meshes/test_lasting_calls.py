@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from core_lasting import WITHIN, Caller, Held, Owner, Teller, Writer, await_file
+from core_pool import join_pool_thread
 
 from mesh_core import (
     Actor,
@@ -347,6 +348,7 @@ def test_a_pool_has_tasks_back_and_runs_them_again_as_ever() -> None:
         tasks[99].cancel()
         kill(pids[0])
         assert all(task.get(timeout=WITHIN)[0] > 0 for task in tasks[:99])
+    join_pool_thread()
 
 
 def test_a_wait_for_itself_is_refused() -> None:
