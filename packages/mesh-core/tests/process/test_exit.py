@@ -471,6 +471,26 @@ def test_ctrl_c_is_raised_once_and_the_script_goes_on(script: Any) -> None:
     assert (done.status, done.err) == (0, "")
 
 
+def test_a_script_ends_by_sigint_whatever_else_runs_at_its_end(script: Any) -> None:
+    """EXIT-2: the interpreter forgets why it ends when any thread runs code from text, as an import of a dataclass does."""
+    run = script(
+        """
+        import atexit, threading
+        from mesh_core import this_host
+
+        procs = this_host().spawn_procs()
+        atexit.register(lambda: exec("pass"))
+        print("up", flush=True)
+        threading.Event().wait()
+        """
+    )
+    watch = begin(run)
+    run.process.send_signal(signal.SIGINT)
+    done = Ended(run, watch)
+    assert done.status == -signal.SIGINT
+    assert "KeyboardInterrupt" in done.err
+
+
 def test_another_ctrl_c_hurries_the_end(script: Any, tmp_path: Path) -> None:
     """While the script's end waits for a worker that does not stop, Ctrl-C has that one killed at once."""
     fifo = tmp_path / "stopping"

@@ -224,6 +224,17 @@ def was_interrupted() -> bool:
     return isinstance(kind, type) and issubclass(kind, KeyboardInterrupt)
 
 
+def end_by_interrupt() -> None:
+    """Have the interpreter end itself by SIGINT, if Ctrl-C is why it ends (EXIT-2).
+
+    It does so when the last code compiled from text, such as the script itself, has raised KeyboardInterrupt. By now that
+    may be another: a dataclass made by an import on any thread runs ``exec``, and the exit status would be 1.
+    """
+    if was_interrupted():
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
+
+
 def say_stopping(count: int, *, by_sigterm: bool = False) -> None:
     """Tell whoever waits for an end what it waits for."""
     what = f"{count} process" if count == 1 else f"{count} processes"

@@ -600,7 +600,7 @@ def _leave() -> None:
 
 
 def _end_and_report() -> None:
-    from mesh_core._common.interrupts import Interrupts
+    from mesh_core._common.interrupts import Interrupts, end_by_interrupt
 
     process = _HOLDER.process
     unheard: list[str] = []
@@ -618,6 +618,7 @@ def _end_and_report() -> None:
                 unheard = stop_and_report(process, interrupts)
         begin_exit(_GRACE, done=True)
         interrupts.forget()
+    end_by_interrupt()
     if unheard:
         from mesh_core._failures.supervision import leave_with
 
