@@ -15,8 +15,8 @@
 //! ANS-4: a reply that nobody wants any more waits no longer: its call was cancelled, its deadline has passed, or its
 //! caller has ended.
 
-use crate::hosts::QuickMap;
 use crate::{ActorId, CallId, Flow, Frame, INITIAL_WINDOW, ProcAddr};
+use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ impl<T> Caller<T> {
 /// All replies of one process that wait, and what their callers have read of those that were sent. See the module.
 #[derive(Debug)]
 pub struct Answers<T> {
-    callers: QuickMap<ProcAddr, Caller<T>>,
+    callers: FxHashMap<ProcAddr, Caller<T>>,
     sweep_at: usize,
     waiting: usize,
     bytes: u64,
@@ -109,7 +109,7 @@ impl<T> Answers<T> {
     /// Nothing sent yet; `budget` bytes may wait.
     #[must_use]
     pub fn new(budget: u64) -> Self {
-        Self { callers: QuickMap::default(), sweep_at: MANY, waiting: 0, bytes: 0, budget, next_due: None }
+        Self { callers: FxHashMap::default(), sweep_at: MANY, waiting: 0, bytes: 0, budget, next_due: None }
     }
 
     /// How many replies wait.

@@ -9,8 +9,8 @@
 //! BKL-2: what waits is within the budget, or is a single message; beyond that there is at most one message of each who
 //! waits for its own to leave. A message is reserved for before it is made.
 
-use crate::hosts::QuickMap;
 use crate::{ActorId, ProcAddr};
+use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
 /// A mailbox: its process and its id there.
@@ -28,8 +28,8 @@ struct Waiting<T> {
 /// What waits in one process. See the module.
 #[derive(Debug)]
 pub struct Backlog<T> {
-    waiting: QuickMap<u64, Waiting<T>>,
-    queues: QuickMap<Place, VecDeque<u64>>,
+    waiting: FxHashMap<u64, Waiting<T>>,
+    queues: FxHashMap<Place, VecDeque<u64>>,
     next: u64,
     bytes: u64,
     budget: u64,
@@ -39,7 +39,7 @@ impl<T> Backlog<T> {
     /// An empty one, for `budget` bytes.
     #[must_use]
     pub fn new(budget: u64) -> Self {
-        Self { waiting: QuickMap::default(), queues: QuickMap::default(), next: 0, bytes: 0, budget }
+        Self { waiting: FxHashMap::default(), queues: FxHashMap::default(), next: 0, bytes: 0, budget }
     }
 
     /// How many messages wait.

@@ -17,9 +17,9 @@
 //! Credits must reach the sender in the order in which the ledger gave them: both ends have to agree on the window.
 
 use crate::frame::flags;
-use crate::hosts::QuickMap;
 use crate::messages::MessageError;
 use crate::{ActorId, Frame, Header, Kind, ProcAddr, Progress, REPLIES, SPAWNS};
+use rustc_hash::FxHashMap;
 
 /// What every sender may have under way before it has heard from the mailbox.
 pub const INITIAL_WINDOW: u64 = 1 << 20;
@@ -249,7 +249,7 @@ struct Account {
 /// The receiver's half: what has arrived in one mailbox, from whom.
 #[derive(Debug)]
 pub struct Ledger {
-    accounts: QuickMap<ProcAddr, Account>,
+    accounts: FxHashMap<ProcAddr, Account>,
     /// Idle senders are looked for once there are so many: some of them have ended, and nobody says so.
     sweep_at: usize,
     /// What every sender has without asking.
@@ -273,7 +273,16 @@ impl Ledger {
         let budget = (budget.clamp(UNIT, WIDEST) / UNIT) * UNIT;
         let base = budget.min(INITIAL_WINDOW);
         let pot = budget - base;
-        Self { accounts: QuickMap::default(), sweep_at: MANY, base, pot, held: 0, wide: 0, taken: false, closed: false }
+        Self {
+            accounts: FxHashMap::default(),
+            sweep_at: MANY,
+            base,
+            pot,
+            held: 0,
+            wide: 0,
+            taken: false,
+            closed: false,
+        }
     }
 
     /// Bytes that have arrived and were not handled.

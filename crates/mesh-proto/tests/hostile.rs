@@ -7,7 +7,7 @@ mod support;
 use bytes::Bytes;
 use mesh_proto::hosts::{
     Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, Look, MAX_HOSTS, Packet, PacketKind, Parting, Refusal,
-    Refuse, RelayMerge, Share, Strands, Welcome,
+    Refuse, RelayMerge, Share, Short, Strands, Welcome,
 };
 use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, Target};
@@ -180,11 +180,11 @@ fn trunk_seeds() -> Vec<Vec<u8>> {
     packets.iter().for_each(|packet| merged.extend(relay.offer(packet.clone(), now)));
     assert_eq!(merged.len(), 1);
     let mut ack = Packet::new(PacketKind::Ack, 2);
-    ack.dests = Dest::one(0, 0).into();
+    ack.dests = Short::from_iter([Dest::one(0, 0)]);
     ack.shares = vec![Share::one(4, 0, 9), Share { first: 6, count: 20, seq: 0, ack: 7 }].into();
     let mut cast = Packet::new(PacketKind::Data, 0);
     cast.dests = vec![Dest { first: 1, count: 9, seq: 4 }, Dest { first: 20, count: 30, seq: 5 }].into();
-    cast.body = Bytes::from(vec![3; 70_000]).into();
+    cast.body = Short::from_iter([Bytes::from(vec![3; 70_000])]);
     cast.total = 70_000;
     let join = Join { job: 5, from: 2, to: 1, incarnation: 7, expected: 0, body: Bytes::from_static(b"more") };
     let greetings = [
@@ -224,7 +224,7 @@ fn thousands_of_talks_with_a_hostile_host() {
 }
 
 fn merged_for_me(shares: Vec<Share>) -> Packet {
-    Packet::merged(2, 0, shares, Bytes::from_static(b"merged").into())
+    Packet::merged(2, 0, shares, Short::from_iter([Bytes::from_static(b"merged")]))
 }
 
 #[test]
@@ -254,8 +254,8 @@ fn acks_for_a_million_hosts_are_as_much_work_as_for_one() {
     let mut strands = Strands::new(1, 1 << 20);
     for round in 0..500 {
         let mut ack = Packet::new(PacketKind::Ack, 2);
-        ack.dests = Dest::one(0, 0).into();
-        ack.shares = Share { first: 2, count: MAX_HOSTS - 2, seq: 0, ack: round % 7 }.into();
+        ack.dests = Short::from_iter([Dest::one(0, 0)]);
+        ack.shares = Short::from_iter([Share { first: 2, count: MAX_HOSTS - 2, seq: 0, ack: round % 7 }]);
         assert!(strands.pass_ack(&ack, Duration::ZERO));
     }
     let mut out = Vec::new();

@@ -6,7 +6,7 @@ mod support;
 
 use bytes::Bytes;
 use mesh_proto::hosts::{
-    Dest, HOLD, HostMerge, HostSet, MERGE_LIMIT, Packet, PacketKind, RelayMerge, Share, origins, unmerge,
+    Dest, HOLD, HostMerge, HostSet, MERGE_LIMIT, Packet, PacketKind, RelayMerge, Share, Short, origins, unmerge,
 };
 use mesh_proto::messages::{Answer, Gathered, Meaning, Reply, Tell};
 use mesh_proto::{Decoder, Frame, HostNo, Kind, Part, ProcAddr, Sharing};
@@ -46,7 +46,7 @@ fn reply(from: u32, to: ProcAddr, call: u64, payload: &[u8]) -> Frame {
 /// A frame of `host` as it is on its way to host 0.
 fn packet(host: HostNo, number: u64, frame: &Frame) -> Packet {
     let mut packet = Packet::new(PacketKind::Data, host);
-    packet.dests = Dest::one(0, number).into();
+    packet.dests = Short::from_iter([Dest::one(0, number)]);
     packet.body = [Bytes::copy_from_slice(&frame.header.encode()), frame.body.clone()].into();
     packet.total = packet.body_len() as u64;
     packet.ack = 40;
@@ -518,7 +518,7 @@ proptest! {
         runs in prop::collection::vec((0_u32..9, 1_u32..4, 0_u64..3), 0..4),
     ) {
         let mut sent = Packet::new(kind, 3);
-        sent.dests = Dest::one(0, 2).into();
+        sent.dests = Short::from_iter([Dest::one(0, 2)]);
         sent.offset = offset;
         sent.total = bytes.len() as u64 + offset;
         let mut rest = Bytes::from(bytes);

@@ -7,8 +7,8 @@ mod support;
 use bytes::Bytes;
 use mesh_proto::READ_CHUNK;
 use mesh_proto::hosts::{
-    Dest, Farewell, Few, Gap, HostSet, Join, Look, MAX_HOSTS, MAX_PACKET, MAX_RUNS, PACKET_HEAD, Packet, PacketDecoder,
-    PacketError, PacketKind, Parting, Refusal, Refuse, Share, Welcome,
+    Dest, Farewell, Gap, HostSet, Join, Look, MAX_HOSTS, MAX_PACKET, MAX_RUNS, PACKET_HEAD, Packet, PacketDecoder,
+    PacketError, PacketKind, Parting, Refusal, Refuse, Share, Short, Welcome,
 };
 use proptest::prelude::*;
 use support::config;
@@ -25,8 +25,8 @@ fn runs(most: usize) -> impl Strategy<Value = Vec<(u32, u32)>> {
     })
 }
 
-fn dests() -> impl Strategy<Value = Few<Dest>> {
-    let one = (0..MAX_HOSTS, any::<u64>()).prop_map(|(host, seq)| Few::from(Dest::one(host, seq)));
+fn dests() -> impl Strategy<Value = Short<Dest>> {
+    let one = (0..MAX_HOSTS, any::<u64>()).prop_map(|(host, seq)| Short::from_iter([Dest::one(host, seq)]));
     let many = (runs(20), any::<u64>()).prop_map(|(runs, seq)| {
         runs.into_iter().map(|(first, count)| Dest { first, count, seq: seq ^ u64::from(first) }).collect()
     });
@@ -48,13 +48,13 @@ fn packet() -> impl Strategy<Value = Packet> {
             packet.offset = u64::from(before);
             packet.total = u64::from(before) + body.len() as u64 + u64::from(behind);
             (packet.message, packet.ack) = (message, ack);
-            (packet.dests, packet.body) = (dests, body.into());
+            (packet.dests, packet.body) = (dests, Short::from_iter([body]));
             packet
         },
     );
     let merged = (0..MAX_HOSTS, runs(20), body(), any::<(u64, u64)>()).prop_map(|(dest, runs, body, (seq, ack))| {
         let share = |(first, count)| Share { first, count, seq: seq ^ u64::from(count), ack };
-        Packet::merged(3, dest, runs.into_iter().map(share).collect(), body.into())
+        Packet::merged(3, dest, runs.into_iter().map(share).collect(), Short::from_iter([body]))
     });
     let join = (any::<(u64, u64, u64)>(), 0..MAX_HOSTS, body()).prop_map(|(numbers, from, body)| {
         Join {
@@ -202,8 +202,8 @@ proptest! {
 fn refused(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut packet = Packet::new(PacketKind::Data, 1);
     packet.total = 3;
-    packet.dests = Few::from([Dest::one(4, 9), Dest { first: 6, count: 2, seq: 8 }]);
-    packet.body = Bytes::from_static(b"abc").into();
+    packet.dests = Short::from([Dest::one(4, 9), Dest { first: 6, count: 2, seq: 8 }]);
+    packet.body = Short::from_iter([Bytes::from_static(b"abc")]);
     let mut bytes = on_the_wire(&[packet]);
     assert_eq!(feed(&bytes, 1000).unwrap().len(), 1);
     change(&mut bytes);
@@ -233,8 +233,8 @@ fn what_is_not_ours_is_refused_with_its_reason() {
 fn a_long_body_is_read_to_where_it_stays() {
     let mut packet = Packet::new(PacketKind::Data, 1);
     packet.total = MAX_PACKET as u64;
-    packet.dests = Dest::one(4, 9).into();
-    packet.body = Bytes::from(vec![7; MAX_PACKET]).into();
+    packet.dests = Short::from_iter([Dest::one(4, 9)]);
+    packet.body = Short::from_iter([Bytes::from(vec![7; MAX_PACKET])]);
     let bytes = on_the_wire(&[packet]);
     let mut decoder = PacketDecoder::default();
     let n = decoder.push(&bytes);
@@ -251,8 +251,8 @@ fn the_buffer_of_a_long_body_is_used_again_once_nobody_has_it() {
     let long = |fill: u8| {
         let mut packet = Packet::new(PacketKind::Data, 1);
         packet.total = 256 << 10;
-        packet.dests = Dest::one(4, 9).into();
-        packet.body = Bytes::from(vec![fill; 256 << 10]).into();
+        packet.dests = Short::from_iter([Dest::one(4, 9)]);
+        packet.body = Short::from_iter([Bytes::from(vec![fill; 256 << 10])]);
         packet
     };
     let mut decoder = PacketDecoder::default();
@@ -314,14 +314,14 @@ fn greetings_are_read_back() {
     assert_eq!(Look::jobs(&Look::welcome(&[])), Some(vec![]));
     assert_eq!(Look::jobs(&Welcome { incarnation: 0, body: Bytes::from_static(&[0; 12]) }), None);
     let mut long = look.packet();
-    long.body = Bytes::from_static(&[0; 9]).into();
+    long.body = Short::from_iter([Bytes::from_static(&[0; 9])]);
     assert!(Look::read(&long).is_err() && Join::read(&look.packet()).is_err());
     let mut unknown = Packet::new(PacketKind::Farewell, 1);
-    unknown.body = Bytes::from_static(&[200]).into();
+    unknown.body = Short::from_iter([Bytes::from_static(&[200])]);
     assert_eq!(Farewell::read(&unknown).unwrap().parting, Parting::Other);
     let bare = Packet::new(PacketKind::Farewell, 1);
     assert!(Farewell::read(&bare).is_err());
     let mut short = Packet::new(PacketKind::Join, 1);
-    short.body = Bytes::from_static(&[0; 31]).into();
+    short.body = Short::from_iter([Bytes::from_static(&[0; 31])]);
     assert!(Join::read(&short).unwrap_err().to_string().contains("too short"));
 }

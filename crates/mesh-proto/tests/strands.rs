@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use bytes::Bytes;
-use mesh_proto::hosts::{Arrival, Cargo, Few, HostSet, Lane, Packet, PacketKind, SEGMENT, Share, Strands};
+use mesh_proto::hosts::{Arrival, Cargo, HostSet, Lane, Packet, PacketKind, SEGMENT, Share, Short, Strands};
 use std::time::Duration;
 
 const T0: Duration = Duration::ZERO;
@@ -17,12 +17,12 @@ fn lane(n: u64) -> Lane {
 }
 
 fn cargo(n: u64, bytes: impl Into<Bytes>) -> Cargo {
-    Cargo { frame: bytes.into().into(), lane: lane(n) }
+    Cargo { frame: Short::from_iter([bytes.into()]), lane: lane(n) }
 }
 
 /// What arrived, as bytes put together.
 fn bytes(arrivals: &[Arrival]) -> Vec<Vec<u8>> {
-    let join = |body: &Few<Bytes>| body.concat();
+    let join = |body: &Short<Bytes>| body.concat();
     arrivals
         .iter()
         .map(|arrival| match arrival {
@@ -79,7 +79,7 @@ fn a_reply_carries_the_ack() {
 fn a_long_frame_is_cut_and_does_not_hold_up_another_lane() {
     let (mut a, mut b) = (Strands::new(0, 64 << 20), Strands::new(1, 64 << 20));
     let long: Vec<u8> = (0..3 * SEGMENT + 7).map(|n| n as u8).collect();
-    let frame = Few::from([Bytes::from(long[..80].to_vec()), Bytes::from(long[80..].to_vec())]);
+    let frame = Short::from([Bytes::from(long[..80].to_vec()), Bytes::from(long[80..].to_vec())]);
     assert!(a.post_one(1, 1, Cargo { frame, lane: lane(1) }));
     assert!(a.post_one(1, 1, cargo(2, "small")));
     assert_eq!(a.waiting(1), long.len() as u64 + 5);
@@ -206,7 +206,7 @@ fn what_was_lost_silently_is_found_out_in_time() {
 fn what_an_ended_host_did_not_acknowledge_is_told() {
     // STR-6
     let mut a = Strands::new(0, 1 << 20);
-    let frame = Few::from([Bytes::from(vec![1; 80]), Bytes::from(vec![2; 2 * SEGMENT])]);
+    let frame = Short::from([Bytes::from(vec![1; 80]), Bytes::from(vec![2; 2 * SEGMENT])]);
     assert!(a.post_one(1, 1, cargo(0, "small")));
     assert!(a.post_one(1, 1, Cargo { frame: frame.clone(), lane: lane(0) }));
     assert!(a.post(1, HostSet::range(1, 2), cargo(0, "cast")).is_empty());
@@ -243,9 +243,9 @@ fn parts_of_a_merged_packet_count_each_by_its_own_number() {
         .collect();
     assert_eq!(take(&mut root, &replies[3], T0).len(), 1);
     let shares: Vec<Share> = replies.iter().map(|reply| reply.share().unwrap()).collect();
-    let merged = Packet::merged(1, 0, shares, Bytes::from_static(b"merged").into());
+    let merged = Packet::merged(1, 0, shares, Short::from_iter([Bytes::from_static(b"merged")]));
     assert_eq!(merged.kind, PacketKind::Data);
-    let body = Few::from(Bytes::from_static(b"merged"));
+    let body = Short::from_iter([Bytes::from_static(b"merged")]);
     let now = take(&mut root, &merged, T0);
     assert_eq!(now, [Arrival::Merged { origins: HostSet::range(1, 2), body: body.clone() }]);
     assert!((1..=4).all(|host| root.outstanding(host) == 0), "shares acknowledge");
@@ -329,9 +329,9 @@ fn acks_and_gaps_of_what_was_never_sent_are_not_believed() {
     assert!(a.post_one(1, 1, cargo(0, "one")));
     a.next_packet(1, T0).unwrap();
     let mut lie = Packet::new(PacketKind::Ack, 1);
-    lie.dests = Few::from(mesh_proto::hosts::Dest::one(0, 1000));
+    lie.dests = Short::from_iter([mesh_proto::hosts::Dest::one(0, 1000)]);
     take(&mut a, &lie, T0);
-    lie.shares = Share { first: 0, count: 1 << 20, seq: 0, ack: u64::MAX }.into();
+    lie.shares = Short::from_iter([Share { first: 0, count: 1 << 20, seq: 0, ack: u64::MAX }]);
     take(&mut a, &lie, T0);
     assert!(a.outstanding(1) > 0);
     let gaps = [(0, u64::MAX), (u64::MAX, u64::MAX), (5, 0)];
@@ -386,7 +386,7 @@ fn an_ack_that_is_due_is_not_forgotten_when_hosts_become_alike() {
     take(&mut root, &up[1], T0);
     assert_eq!(second.ack, 1);
     let mut both = Packet::new(PacketKind::Ack, 1);
-    both.shares = Share { first: 1, count: 2, seq: 0, ack: 1 }.into();
+    both.shares = Short::from_iter([Share { first: 1, count: 2, seq: 0, ack: 1 }]);
     take(&mut root, &both, T0);
     let mut out = Vec::new();
     root.on_tick(ms(20), &mut out);
@@ -412,7 +412,7 @@ fn a_host_that_is_behind_holds_up_nobody_else() {
                 let arrived = take(&mut hosts[me as usize - 1], &packet, T0);
                 came[me as usize - 1].extend(bytes(&arrived).iter().map(|bytes| bytes[0]));
                 let mut ack = Packet::new(PacketKind::Ack, me);
-                ack.shares = Share::one(me, 0, packet.seq_for(me).unwrap()).into();
+                ack.shares = Short::from_iter([Share::one(me, 0, packet.seq_for(me).unwrap())]);
                 take(&mut a, &ack, T0);
             }
         }
@@ -427,7 +427,7 @@ fn a_host_that_is_behind_holds_up_nobody_else() {
     while let Some(packet) = a.next_packet(1, T0) {
         came[2].extend(bytes(&take(&mut hosts[2], &packet, T0)).iter().map(|bytes| bytes[0]));
         let mut ack = Packet::new(PacketKind::Ack, 3);
-        ack.shares = Share::one(3, 0, packet.seq_for(3).unwrap()).into();
+        ack.shares = Short::from_iter([Share::one(3, 0, packet.seq_for(3).unwrap())]);
         take(&mut a, &ack, T0);
     }
     assert_eq!(came[2], all(3).collect::<Vec<u8>>());

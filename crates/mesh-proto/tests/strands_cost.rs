@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use bytes::Bytes;
-use mesh_proto::hosts::{Cargo, Few, HostSet, Lane, PacketDecoder, Strands};
+use mesh_proto::hosts::{Cargo, HostSet, Lane, PacketDecoder, Short, Strands};
 use std::time::{Duration, Instant};
 
 const LANE: Lane = Lane { sender: (3, 1, 0), mesh: 9 };
@@ -15,8 +15,8 @@ fn per(name: &str, n: u32, mut act: impl FnMut(u32)) {
     println!("{name:<60} {:>10.0} ns", start.elapsed().as_nanos() as f64 / f64::from(n));
 }
 
-fn frame() -> Few<Bytes> {
-    Few::from([Bytes::from(vec![1; 80]), Bytes::from(vec![2; 120])])
+fn frame() -> Short<Bytes> {
+    Short::from([Bytes::from(vec![1; 80]), Bytes::from(vec![2; 120])])
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn figures() {
         per(&format!("one merged ack of {hosts} hosts"), n, |_| {
             ack += 1;
             let mut packet = mesh_proto::hosts::Packet::new(mesh_proto::hosts::PacketKind::Ack, 1);
-            packet.shares = mesh_proto::hosts::Share { first: 1, count: hosts, seq: 0, ack }.into();
+            packet.shares = Short::from_iter([mesh_proto::hosts::Share { first: 1, count: hosts, seq: 0, ack }]);
             root.on_packet(packet, now, &mut out);
         });
         assert!(root.is_idle());
@@ -92,7 +92,7 @@ fn figures() {
 
     let body = Bytes::from(vec![0; 256 << 20]);
     let start = Instant::now();
-    assert!(a.post_one(1, 1, Cargo { frame: body.into(), lane: LANE }));
+    assert!(a.post_one(1, 1, Cargo { frame: Short::from_iter([body]), lane: LANE }));
     let mut packets = 0;
     while a.waiting(1) > 0 {
         now += Duration::from_micros(50);

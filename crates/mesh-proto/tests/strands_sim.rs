@@ -7,7 +7,9 @@
 
 use bytes::Bytes;
 use mesh_proto::HostNo;
-use mesh_proto::hosts::{Arrival, Cargo, Few, HostSet, Lane, PACKET_COST, Packet, PacketKind, SEGMENT, Share, Strands};
+use mesh_proto::hosts::{
+    Arrival, Cargo, HostSet, Lane, PACKET_COST, Packet, PacketKind, SEGMENT, Share, Short, Strands,
+};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
@@ -420,7 +422,7 @@ impl World {
             body.extend_from_slice(&origin.to_le_bytes());
             body.extend_from_slice(&packet.body.concat()[..ID_LEN]);
         }
-        let merged = Packet::merged(host, dest, shares, Bytes::from(body).into());
+        let merged = Packet::merged(host, dest, shares, Short::from_iter([Bytes::from(body)]));
         self.send(host, dest, merged);
     }
 
@@ -450,7 +452,7 @@ impl World {
                 _ => self.dice.roll(900),
             };
             self.messages.insert(id, (lane, size + ID_LEN as u64));
-            let frame = Few::from([
+            let frame = Short::from([
                 Bytes::copy_from_slice(&id.to_le_bytes()),
                 self.zeros.slice(..usize::try_from(size).unwrap()),
             ]);

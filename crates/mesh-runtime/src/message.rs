@@ -6,7 +6,7 @@ use crate::refs::Hold;
 use crate::shm::{Memory, PartData, SharedPart};
 use bytes::Bytes;
 use mesh_proto::control::{Down, Undeliverable};
-use mesh_proto::hosts::Few;
+use mesh_proto::hosts::Short;
 use mesh_proto::messages::{Call, Meaning, Task, Unlooked};
 use mesh_proto::{CallId, Carried, Frame, HEADER_LEN, Header, Kind, Part, Sharing, Undelivered};
 use rustix::io::Errno;
@@ -73,7 +73,7 @@ impl AsRef<[u8]> for Mapped {
 
 /// A frame as it travels to other hosts: its header and table, then its parts where they lie, the shared ones plain.
 /// None if the owner of shared memory is gone, or the frame is malformed.
-pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Few<Bytes>> {
+pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Short<Bytes>> {
     let mut header = frame.header;
     let fixed = header.target_len as usize + header.name_len as usize;
     let sharing = header.sharing();
@@ -92,7 +92,7 @@ pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Few<Bytes>> {
         let entry = if let Part::Shared { len, .. } = part { *len } else { part.entry() };
         head.extend_from_slice(&entry.to_le_bytes());
     });
-    let mut pieces = Few::new();
+    let mut pieces = Short::new();
     let mut small = head;
     for part in parts {
         let bytes = match part {

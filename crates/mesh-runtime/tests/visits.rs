@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use mesh_proto::control::Traits;
-use mesh_proto::hosts::{Join, Look, Packet, PacketDecoder, PacketKind, Refusal, Refuse};
+use mesh_proto::hosts::{Join, Look, Packet, PacketDecoder, PacketKind, Refusal, Refuse, Short};
 use mesh_runtime::tls::{Dialed, Identity, Role, Store, TlsStream, dial};
 use mesh_runtime::{Host, HostOptions, Options, VisitError, jobs_at, visit};
 use std::io::{ErrorKind, IoSlice};
@@ -166,9 +166,9 @@ fn an_observer_is_nobody_to_dial() {
 fn garbage_is_not_answered() {
     let agent = Agent::new("garbage");
     let mut long = Look { job: 5 }.packet();
-    long.body = bytes::Bytes::from_static(&[0; 9]).into();
+    long.body = Short::from_iter([bytes::Bytes::from_static(&[0; 9])]);
     let mut said = Packet::new(PacketKind::Said, 0);
-    said.body = bytes::Bytes::from_static(b"{}\n").into();
+    said.body = Short::from_iter([bytes::Bytes::from_static(b"{}\n")]);
     for packet in [long, said, Packet::new(PacketKind::Ping, 0)] {
         assert_eq!(agent.say(&agent.observer, &packet), None);
     }

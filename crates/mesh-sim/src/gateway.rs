@@ -5,7 +5,7 @@ use crate::queue::Event;
 use crate::world::{Purpose, World};
 use bytes::Bytes;
 use mesh_proto::control::{HostDown, HostLost, HostStanding, Report};
-use mesh_proto::hosts::{Arrival, Beat, Cargo, Fate, Few, HostSet, Lane, Packet, PacketKind, Standing, unmerge};
+use mesh_proto::hosts::{Arrival, Beat, Cargo, Fate, HostSet, Lane, Packet, PacketKind, Short, Standing, unmerge};
 use mesh_proto::messages::{Answer, Call, Meaning, Reply, merged_call};
 use mesh_proto::{CallId, Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcAddr};
 use std::time::Duration;
@@ -55,7 +55,7 @@ impl World {
         let plan = self.nodes[host as usize].topology.plan(0, hosts);
         for (hop, share) in plan {
             let mut packet = Packet::new(PacketKind::Welcome, 0);
-            packet.body = Bytes::from(vec![0; self.model.costs.address * share.len()]).into();
+            packet.body = Short::from_iter([Bytes::from(vec![0; self.model.costs.address * share.len()])]);
             share.runs().iter().for_each(|&(first, count)| {
                 packet.dests.push(mesh_proto::hosts::Dest { first, count, seq: 0 });
             });
@@ -375,7 +375,7 @@ pub(crate) fn lane(host: HostNo) -> Lane {
 }
 
 /// The header of the frame that these bytes begin.
-fn header_of(body: &Few<Bytes>) -> Option<Header> {
+fn header_of(body: &Short<Bytes>) -> Option<Header> {
     let mut raw = [0; HEADER_LEN];
     let mut at = 0;
     for piece in body {
@@ -387,7 +387,7 @@ fn header_of(body: &Few<Bytes>) -> Option<Header> {
 }
 
 /// The frame that these bytes are: a header and a body, as they were posted.
-pub(crate) fn frame_of(body: &Few<Bytes>) -> Option<Frame> {
+pub(crate) fn frame_of(body: &Short<Bytes>) -> Option<Frame> {
     let header = header_of(body)?;
     match &**body {
         [head] if head.len() == HEADER_LEN => Some(Frame { header, body: Bytes::new() }),

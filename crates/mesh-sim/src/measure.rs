@@ -4,7 +4,7 @@ use crate::gateway::lane;
 use crate::model::Costs;
 use bytes::Bytes;
 use mesh_proto::hosts::{
-    Arrival, Cargo, HostMerge, HostSet, Packet, PacketDecoder, RelayMerge, Share, Strands, Topology, unmerge,
+    Arrival, Cargo, HostMerge, HostSet, Packet, PacketDecoder, RelayMerge, Share, Short, Strands, Topology, unmerge,
 };
 use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, ProcAddr};
@@ -67,7 +67,7 @@ fn whole() -> Topology {
 fn cast(strands: &mut Strands, topology: &Topology, hosts: &HostSet) -> Vec<Packet> {
     let mut packets = Vec::new();
     for (hop, share) in topology.plan(0, hosts) {
-        let cargo = Cargo { frame: Bytes::from_static(&[1; 300]).into(), lane: lane(0) };
+        let cargo = Cargo { frame: Short::from_iter([Bytes::from_static(&[1; 300])]), lane: lane(0) };
         let _ = strands.post(hop, share, cargo);
         packets.extend(strands.next_packet(hop, Duration::ZERO));
     }
@@ -111,7 +111,7 @@ fn share() -> Duration {
     each(HOSTS / 2, || {
         number += 1;
         let shares = odd().iter().map(|host| Share::one(host, number, 0)).collect();
-        let packet = Packet::merged(1, 0, shares, Bytes::from_static(b"merged").into());
+        let packet = Packet::merged(1, 0, shares, Short::from_iter([Bytes::from_static(b"merged")]));
         let mut arrivals: Vec<Arrival> = Vec::new();
         let begun = Instant::now();
         strands.on_packet(packet, Duration::ZERO, &mut arrivals);

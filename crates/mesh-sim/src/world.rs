@@ -3,7 +3,7 @@
 use crate::model::{Costs, Model};
 use crate::node::{Load, Node};
 use crate::queue::{Event, Queue};
-use mesh_proto::hosts::{Few, HostSet, Packet, Pulse, Standing};
+use mesh_proto::hosts::{HostSet, Packet, Pulse, Short, Standing};
 use mesh_proto::{CallId, Frame, HostNo};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -347,9 +347,9 @@ impl World {
     }
 
     /// The bytes of a frame as a packet carries them.
-    pub(crate) fn pieces(frame: &Frame) -> Few<bytes::Bytes> {
+    pub(crate) fn pieces(frame: &Frame) -> Short<bytes::Bytes> {
         let header = bytes::Bytes::copy_from_slice(&frame.header.encode());
-        if frame.body.is_empty() { header.into() } else { [header, frame.body.clone()].into() }
+        if frame.body.is_empty() { Short::from_iter([header]) } else { Short::from([header, frame.body.clone()]) }
     }
 
     /// A number below `sides`.

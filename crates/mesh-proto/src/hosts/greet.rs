@@ -4,6 +4,7 @@ use super::fate::Parting;
 use super::packet::{Packet, PacketError, PacketKind, u32_at, u64_at};
 use crate::HostNo;
 use bytes::Bytes;
+use smallvec::smallvec;
 
 /// Who dials says which job it means, who it is, and whom it expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,7 +209,7 @@ impl Farewell {
 fn with_body(kind: PacketKind, origin: HostNo, body: Vec<u8>) -> Packet {
     let mut packet = Packet::new(kind, origin);
     if !body.is_empty() {
-        packet.body = Bytes::from(body).into();
+        packet.body = smallvec![Bytes::from(body)];
     }
     packet
 }

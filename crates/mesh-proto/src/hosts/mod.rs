@@ -3,25 +3,24 @@
 //! Nothing here reads a clock or a socket: time is passed in, packets are handed over.
 
 mod fate;
-mod few;
 mod greet;
 mod merge;
 mod packet;
 mod pulse;
-mod quick;
 mod set;
 mod strands;
 mod topology;
 mod unpack;
 
 pub use fate::{Fate, Parting};
-pub use few::Few;
 pub use greet::{Farewell, Join, Look, Refusal, Refuse, Welcome};
 pub use merge::{HOLD, HostMerge, MERGE_LIMIT, RelayMerge, Replies, origins, unmerge};
 pub use packet::{Dest, Gap, MAX_HOSTS, MAX_PACKET, MAX_RUNS, PACKET_HEAD, Packet, PacketError, PacketKind, Share};
 pub use pulse::{Beat, Pulse};
-pub(crate) use quick::QuickMap;
 pub use set::HostSet;
 pub use strands::{Arrival, Cargo, Lane, Lost, PACKET_COST, SEGMENT, Strands};
 pub use topology::{DEFAULT_FAN_OUT, Standing, Topology};
 pub use unpack::PacketDecoder;
+
+/// A list that is nearly always short: a frame has a header and a body, most packets have one destination.
+pub type Short<T> = smallvec::SmallVec<[T; 2]>;

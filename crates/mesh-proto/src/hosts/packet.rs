@@ -7,9 +7,10 @@
 //! A packet is a frame or a segment of one, or what two gateways have to say to each other. Relays look at the
 //! destinations only, and hand the body on as it is.
 
-use super::{Few, HostSet};
+use super::{HostSet, Short};
 use crate::HostNo;
 use bytes::Bytes;
+use smallvec::smallvec;
 use thiserror::Error;
 
 /// Length of a packet's fixed header.
@@ -183,11 +184,11 @@ pub struct Packet {
     /// a nack says the same to all.
     pub ack: u64,
     /// Who shall get it; ascending.
-    pub dests: Few<Dest>,
+    pub dests: Short<Dest>,
     /// Who has a part in it, if not the origin alone; ascending.
-    pub shares: Few<Share>,
+    pub shares: Short<Share>,
     /// The bytes.
-    pub body: Few<Bytes>,
+    pub body: Short<Bytes>,
 }
 
 impl Packet {
@@ -201,17 +202,17 @@ impl Packet {
             offset: 0,
             total: 0,
             ack: 0,
-            dests: Few::new(),
-            shares: Few::new(),
-            body: Few::new(),
+            dests: Short::new(),
+            shares: Short::new(),
+            body: Short::new(),
         }
     }
 
     /// Merged replies of several hosts, each under its own number, for one host: `relay` has merged them.
     #[must_use]
-    pub fn merged(relay: HostNo, dest: HostNo, shares: Vec<Share>, body: Few<Bytes>) -> Self {
+    pub fn merged(relay: HostNo, dest: HostNo, shares: Vec<Share>, body: Short<Bytes>) -> Self {
         let mut packet = Self::new(PacketKind::Data, relay);
-        packet.dests = Dest::one(dest, 0).into();
+        packet.dests = smallvec![Dest::one(dest, 0)];
         packet.shares = shares.into();
         packet.total = body.iter().map(|piece| piece.len() as u64).sum();
         packet.body = body;
@@ -278,7 +279,7 @@ impl Packet {
     /// The same packet for some of its hosts: what a relay sends to each of its next hops. The body is shared.
     #[must_use]
     pub fn for_hosts(&self, hosts: &HostSet) -> Self {
-        let mut dests = Few::new();
+        let mut dests = Short::new();
         for &(first, count) in hosts.runs() {
             let end = first + count;
             let from = self.dests.partition_point(|dest| dest.first + dest.count <= first);
@@ -341,14 +342,14 @@ impl Packet {
     #[must_use]
     pub fn nack(origin: HostNo, dest: HostNo, ack: u64, gaps: &[Gap]) -> Self {
         let mut packet = Self::new(PacketKind::Nack, origin);
-        packet.dests = Dest::one(dest, 0).into();
+        packet.dests = smallvec![Dest::one(dest, 0)];
         packet.ack = ack;
         let mut body = Vec::with_capacity(GAP_LEN * gaps.len());
         for gap in gaps {
             body.extend_from_slice(&gap.first.to_le_bytes());
             body.extend_from_slice(&gap.count.to_le_bytes());
         }
-        packet.body = Bytes::from(body).into();
+        packet.body = smallvec![Bytes::from(body)];
         packet
     }
 
@@ -454,7 +455,7 @@ impl Head {
     pub(crate) fn finish(self, body: Bytes) -> Packet {
         let mut packet = self.packet;
         if !body.is_empty() {
-            packet.body = body.into();
+            packet.body = smallvec![body];
         }
         packet
     }

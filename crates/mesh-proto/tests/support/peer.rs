@@ -3,7 +3,9 @@
 
 use super::trunk::{decoded, flat};
 use bytes::Bytes;
-use mesh_proto::hosts::{Arrival, Cargo, Dest, Few, Gap, HostSet, Lane, MAX_HOSTS, Packet, PacketKind, Share, Strands};
+use mesh_proto::hosts::{
+    Arrival, Cargo, Dest, Gap, HostSet, Lane, MAX_HOSTS, Packet, PacketKind, Share, Short, Strands,
+};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -137,7 +139,7 @@ impl<'a> Table<'a> {
         let mut packet = Packet::new(kind, origin);
         let seq = self.dice.number();
         packet.ack = self.dice.number();
-        packet.dests = Dest::one(dest, seq).into();
+        packet.dests = Short::from_iter([Dest::one(dest, seq)]);
         let mut next = self.dice.below(4);
         let mut shares = Vec::new();
         for _ in 0..self.dice.below(4) {
@@ -159,7 +161,7 @@ impl<'a> Table<'a> {
             // The number as the message's, so that it can be told what was delivered.
             (packet.message, packet.offset) = (seq as u32, 0);
             packet.total = body.len() as u64;
-            packet.body = if body.is_empty() { Few::new() } else { body.into() };
+            packet.body = if body.is_empty() { Short::new() } else { Short::from_iter([body]) };
         }
         Some(decoded(&packet))
     }
@@ -185,7 +187,7 @@ impl<'a> Table<'a> {
     fn post(&mut self) {
         let (hosts, via) = (self.hosts(), 2 + self.dice.below(6));
         let lane = Lane { sender: (0, self.dice.below(3), ME), mesh: 1 };
-        let frame = Bytes::from(vec![1; 1 + usize::from(self.dice.byte()) * 40]).into();
+        let frame = Short::from_iter([Bytes::from(vec![1; 1 + usize::from(self.dice.byte()) * 40])]);
         let _ = self.strands.post(via, hosts, Cargo { frame, lane });
     }
 

@@ -214,7 +214,11 @@ pub(crate) fn decoded(packet: &Packet) -> Packet {
 /// The packet, its body in one piece.
 pub(crate) fn flat(packet: &Packet) -> Packet {
     let body = packet.body.concat();
-    let body = if body.is_empty() { Default::default() } else { bytes::Bytes::from(body).into() };
+    let body = if body.is_empty() {
+        Default::default()
+    } else {
+        mesh_proto::hosts::Short::from_iter([bytes::Bytes::from(body)])
+    };
     Packet { body, ..packet.clone() }
 }
 

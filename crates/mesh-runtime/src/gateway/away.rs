@@ -7,7 +7,7 @@ use crate::message::pieces;
 use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
 use mesh_proto::control::{HostDown, down_of};
-use mesh_proto::hosts::{Cargo, Few, HostSet, Lane, Lost, Packet, Standing};
+use mesh_proto::hosts::{Cargo, HostSet, Lane, Lost, Packet, Short, Standing};
 use mesh_proto::messages::Asked;
 use mesh_proto::{Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcAddr};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A frame as it travels between hosts, with what it must not overtake.
-fn cargo(header: &Header, frame: Few<Bytes>) -> Cargo {
+fn cargo(header: &Header, frame: Short<Bytes>) -> Cargo {
     // What a proc has sent comes before the notice of its end, however large it is.
     let sender = down_of(header).unwrap_or(header.src);
     let lane = Lane { sender: (sender.mesh, sender.rank, sender.host), mesh: header.dst.mesh };
@@ -23,15 +23,15 @@ fn cargo(header: &Header, frame: Few<Bytes>) -> Cargo {
 }
 
 /// A frame without shared memory, in one piece or two.
-fn plain(frame: &Frame) -> Few<Bytes> {
+fn plain(frame: &Frame) -> Short<Bytes> {
     let head = frame.header.encode();
     if frame.body.len() > 1024 {
-        return Few::from([Bytes::copy_from_slice(&head), frame.body.clone()]);
+        return Short::from([Bytes::copy_from_slice(&head), frame.body.clone()]);
     }
     let mut whole = Vec::with_capacity(HEADER_LEN + frame.body.len());
     whole.extend_from_slice(&head);
     whole.extend_from_slice(&frame.body);
-    Few::from(Bytes::from(whole))
+    Short::from_iter([Bytes::from(whole)])
 }
 
 /// A frame out of what travelled; none if it is none.

@@ -1,10 +1,11 @@
 //! Payloads that are collected, equal ones once.
 
-use super::super::Few;
-use super::super::quick::{QuickHasher, QuickMap};
+use super::super::Short;
 use super::table::{Entry, Payload, RUN_LEN, Run};
 use super::{MERGED_MAX, PAYLOADS_MAX};
 use bytes::Bytes;
+use rustc_hash::{FxHashMap, FxHasher};
+use smallvec::smallvec;
 use std::hash::Hasher;
 
 /// How many bytes at either end of a payload tell it from others of its length, nearly always.
@@ -25,7 +26,7 @@ pub(super) struct Pile {
     /// How many of the last payloads in a row were new.
     news: usize,
     /// By what they look like.
-    likeness: QuickMap<u64, Few<usize>>,
+    likeness: FxHashMap<u64, Short<usize>>,
     bytes: usize,
 }
 
@@ -81,7 +82,7 @@ impl Pile {
         }
         if self.payloads.len() == 1 {
             let first = &self.payloads[0];
-            self.likeness.insert(likeness(first.flags, first.parts, &first.body), 0.into());
+            self.likeness.insert(likeness(first.flags, first.parts, &first.body), smallvec![0]);
         }
         let at = self.payloads.len();
         if at > 0 {
@@ -94,7 +95,7 @@ impl Pile {
         }
         self.news += 1;
         self.bytes += body.len();
-        self.payloads.push(Payload { flags, parts, body: body.clone(), runs: Few::new() });
+        self.payloads.push(Payload { flags, parts, body: body.clone(), runs: Short::new() });
         at
     }
 
@@ -107,7 +108,7 @@ impl Pile {
 }
 
 fn likeness(flags: u16, parts: u16, body: &[u8]) -> u64 {
-    let mut hasher = QuickHasher::default();
+    let mut hasher = FxHasher::default();
     hasher.write_u64(u64::from(flags) << 16 | u64::from(parts));
     hasher.write_u64(body.len() as u64);
     sample(&mut hasher, &body[..body.len().min(SAMPLE)]);
@@ -117,7 +118,7 @@ fn likeness(flags: u16, parts: u16, body: &[u8]) -> u64 {
     hasher.finish()
 }
 
-fn sample(hasher: &mut QuickHasher, bytes: &[u8]) {
+fn sample(hasher: &mut FxHasher, bytes: &[u8]) {
     let (words, rest) = bytes.as_chunks::<8>();
     words.iter().for_each(|word| hasher.write_u64(u64::from_le_bytes(*word)));
     hasher.write(rest);

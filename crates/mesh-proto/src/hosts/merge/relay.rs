@@ -4,9 +4,10 @@ use super::pile::Pile;
 use super::shelf::{Entry, Key, Shelf};
 use super::table::{Entry as Merged, done_in, origins_of, read, write};
 use super::{MERGED_MAX, PAYLOADS_MAX};
-use crate::hosts::{Dest, Few, HostSet, MAX_RUNS, Packet, PacketKind, Share};
+use crate::hosts::{Dest, HostSet, MAX_RUNS, Packet, PacketKind, Share, Short};
 use crate::{CallId, Frame, HEADER_LEN, Header, HostNo, Kind, ProcAddr};
 use bytes::{Bytes, BytesMut};
+use smallvec::smallvec;
 use std::time::Duration;
 
 /// Merges the packets in which hosts answer one call, at a host that relayed it to them.
@@ -222,7 +223,7 @@ impl RelayMerge {
                 let (payloads, series) = entry.pile.take();
                 if let Some(header) = entry.header.take() {
                     let frame = write(header, payloads, &series);
-                    let body = Few::from([Bytes::copy_from_slice(&frame.header.encode()), frame.body]);
+                    let body = Short::from([Bytes::copy_from_slice(&frame.header.encode()), frame.body]);
                     out.push(sealed(self.me, dest, shares, body));
                 }
             }
@@ -231,14 +232,14 @@ impl RelayMerge {
 }
 
 /// The packet of these shares; that of one origin is its own.
-fn sealed(me: HostNo, dest: HostNo, shares: Vec<Share>, body: Few<Bytes>) -> Packet {
+fn sealed(me: HostNo, dest: HostNo, shares: Vec<Share>, body: Short<Bytes>) -> Packet {
     let mut packet = Packet::merged(me, dest, shares, body);
     if let [only] = packet.shares[..]
         && only.count == 1
     {
         (packet.origin, packet.ack) = (only.first, only.ack);
-        packet.dests = Dest::one(dest, only.seq).into();
-        packet.shares = Few::new();
+        packet.dests = smallvec![Dest::one(dest, only.seq)];
+        packet.shares = Short::new();
     }
     packet
 }

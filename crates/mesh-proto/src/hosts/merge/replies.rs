@@ -1,6 +1,6 @@
 //! A merged frame becoming replies again.
 
-use super::super::Few;
+use super::super::Short;
 use super::table::{Entry, Run, read};
 use crate::{Frame, FrameError, Header, HostNo, Kind, ProcAddr};
 
@@ -47,10 +47,10 @@ where
         };
         if let [run] = *entry.runs {
             if !fits(&run) {
-                entry.runs = Few::new();
+                entry.runs = Short::new();
             }
         } else {
-            entry.runs.retain(fits);
+            entry.runs.retain(|run| fits(run));
         }
     }
     // The first one last.

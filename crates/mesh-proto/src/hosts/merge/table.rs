@@ -1,9 +1,10 @@
 //! What a merged frame says of its payloads.
 
-use super::super::{Few, HostSet};
+use super::super::{HostSet, Short};
 use crate::messages::is_mergeable;
 use crate::{Frame, FrameError, Header, HostNo, Kind, Part};
 use bytes::Bytes;
+use smallvec::smallvec;
 use std::ops::Range;
 
 pub(super) const RUN_LEN: usize = 16;
@@ -76,7 +77,7 @@ pub(super) struct Payload {
     pub(super) flags: u16,
     pub(super) parts: u16,
     pub(super) body: Bytes,
-    pub(super) runs: Few<Run>,
+    pub(super) runs: Short<Run>,
 }
 
 /// What the table of a merged frame has an entry for.
@@ -86,7 +87,7 @@ pub(super) struct Entry {
     pub(super) parts: u16,
     /// The payload, or those of a series, one after the other.
     pub(super) body: Bytes,
-    pub(super) runs: Few<Run>,
+    pub(super) runs: Short<Run>,
     /// Of a series, whose one run has a payload for each of its places: how long each is, as the table says it.
     pub(super) lengths: Option<Bytes>,
 }
@@ -115,7 +116,7 @@ impl Entry {
         let (mut index, mut start) = (0, 0);
         let series = std::iter::from_fn(move || {
             let body = self.piece(index, start)?;
-            let runs = run?.place(index).into();
+            let runs = smallvec![run?.place(index)];
             index += 1;
             start += body.len();
             Some(Payload { flags, parts, body, runs })
@@ -250,7 +251,7 @@ pub(super) fn read(frame: &Frame) -> Result<Vec<Entry>, FrameError> {
         if !is_mergeable(flags) {
             return Err(OVERRUN);
         }
-        let mut runs = Few::new();
+        let mut runs = Short::new();
         for _ in 0..len & !SERIES {
             let run = Run::of_words([words.next()?, words.next()?, words.next()?, words.next()?]);
             runs.push(Some(run).filter(Run::is_sound).ok_or(OVERRUN)?);

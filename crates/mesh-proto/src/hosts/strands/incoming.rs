@@ -3,7 +3,7 @@
 use super::{ACK_COST, ACK_DELAY, Arrival};
 use crate::HostNo;
 use crate::hosts::packet::Gap;
-use crate::hosts::{Few, HostSet};
+use crate::hosts::{HostSet, Short};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,8 +28,8 @@ pub(super) enum Verdict {
 /// A packet that came early.
 #[derive(Clone, Debug)]
 pub(super) enum Held {
-    Piece { message: u32, offset: u64, total: u64, body: Few<Bytes> },
-    Merged(Few<Bytes>),
+    Piece { message: u32, offset: u64, total: u64, body: Short<Bytes> },
+    Merged(Short<Bytes>),
 }
 
 /// The receiving half of the strand from each host of a run.

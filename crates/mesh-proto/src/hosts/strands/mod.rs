@@ -29,8 +29,7 @@ mod paths;
 mod peers;
 
 use super::packet::{Dest, Gap, MAX_RUNS, Packet, PacketKind, Share};
-use super::quick::QuickMap;
-use super::{Few, HostSet};
+use super::{HostSet, Short};
 use crate::HostNo;
 use bytes::Bytes;
 use incoming::{Held, Verdict};
@@ -38,6 +37,8 @@ use outbox::{Blocked, Hosts, Outbox, Post, in_order, minus};
 use outgoing::{Log, Sent};
 use passing::Passing;
 use peers::Peers;
+use rustc_hash::FxHashMap;
+use smallvec::smallvec;
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +75,7 @@ pub struct Lane {
 #[derive(Clone, Debug)]
 pub struct Cargo {
     /// Its bytes, in pieces; they are never copied.
-    pub frame: Few<Bytes>,
+    pub frame: Short<Bytes>,
     /// What it must not overtake.
     pub lane: Lane,
 }
@@ -99,14 +100,14 @@ pub enum Arrival {
         /// How long the frame is.
         total: u64,
         /// The bytes.
-        body: Few<Bytes>,
+        body: Short<Bytes>,
     },
     /// A merged body, of which the parts of these hosts count now, and no others.
     Merged {
         /// Whose parts count.
         origins: HostSet,
         /// The bytes.
-        body: Few<Bytes>,
+        body: Short<Bytes>,
     },
 }
 
@@ -114,7 +115,7 @@ pub enum Arrival {
 #[derive(Clone, Debug)]
 pub struct Lost {
     /// The whole frame, in the pieces that it was posted in.
-    pub frame: Few<Bytes>,
+    pub frame: Short<Bytes>,
     /// Its lane.
     pub lane: Lane,
 }
@@ -144,9 +145,9 @@ pub struct Strands {
     window: u64,
     peers: Peers,
     ended: HostSet,
-    outboxes: QuickMap<HostNo, Outbox>,
+    outboxes: FxHashMap<HostNo, Outbox>,
     /// By which next hops something of a lane waits.
-    lanes: QuickMap<Lane, Few<HostNo>>,
+    lanes: FxHashMap<Lane, Short<HostNo>>,
     log: Log,
     tickets: u64,
     messages: u32,
@@ -164,8 +165,8 @@ impl Strands {
             window,
             peers: Peers::default(),
             ended: HostSet::default(),
-            outboxes: QuickMap::default(),
-            lanes: QuickMap::default(),
+            outboxes: FxHashMap::default(),
+            lanes: FxHashMap::default(),
             log: Log::default(),
             tickets: 0,
             messages: 0,
@@ -252,7 +253,7 @@ impl Strands {
                 }
             }
         }
-        let mut dests = Few::new();
+        let mut dests = Short::new();
         let mut rest = Vec::new();
         for (dest, moved) in missing {
             if dests.len() == MAX_RUNS && !continues(&dests, dest.first, dest.seq) {
@@ -569,7 +570,7 @@ impl Strands {
 
     /// The `count` hosts from `first` on have received everything up to the number `ack`.
     fn on_acks(&mut self, first: HostNo, count: u32, ack: u64, now: Duration) {
-        let mut news = Few::new();
+        let mut news = Short::new();
         for (first, count, peer) in self.peers.among(first, count) {
             if peer.out.is_news(ack) {
                 news.push((first, count));
@@ -656,7 +657,7 @@ impl Strands {
                     let ack = peer.inc.say();
                     // One for all of the run, however many a packet claims to speak for.
                     let mut nack = Packet::nack(self.me, first, ack, &gaps);
-                    nack.dests = Dest { first, count, seq: 0 }.into();
+                    nack.dests = smallvec![Dest { first, count, seq: 0 }];
                     out.push(nack);
                 }
                 if peer.inc.ack_at.is_some_and(|at| at <= now) {
@@ -670,28 +671,28 @@ impl Strands {
             self.resend(first, count, &again);
         }
         acks.sort_unstable_by_key(|dest| dest.first);
-        let mut direct: Few<Dest> = Few::new();
+        let mut direct: Short<Dest> = Short::new();
         for dest in acks {
             self.peers.join(dest.first, dest.count);
             if dest.count == 1 && self.passing.add_own(dest.first, Share::one(self.me, 0, dest.seq)) {
                 continue;
             }
             if direct.len() == MAX_RUNS && !continues(&direct, dest.first, dest.seq) {
-                out.push(self.ack(std::mem::take(&mut direct), Few::new()));
+                out.push(self.ack(std::mem::take(&mut direct), Short::new()));
             }
             add_dest(&mut direct, dest);
         }
         if !direct.is_empty() {
-            out.push(self.ack(direct, Few::new()));
+            out.push(self.ack(direct, Short::new()));
         }
         while let Some((dest, shares)) = self.passing.next_due(now) {
             for shares in shares.chunks(MAX_RUNS) {
-                out.push(self.ack(Dest::one(dest, 0).into(), shares.to_vec().into()));
+                out.push(self.ack(smallvec![Dest::one(dest, 0)], shares.to_vec().into()));
             }
         }
     }
 
-    fn ack(&self, dests: Few<Dest>, shares: Few<Share>) -> Packet {
+    fn ack(&self, dests: Short<Dest>, shares: Short<Share>) -> Packet {
         let mut packet = Packet::new(PacketKind::Ack, self.me);
         packet.dests = dests;
         packet.shares = shares;
@@ -707,7 +708,7 @@ fn tell(ready: &mut Vec<HostNo>, via: HostNo, outbox: &mut Outbox) {
 }
 
 /// A lane that could not go may try again.
-fn unblock(outboxes: &mut QuickMap<HostNo, Outbox>, ready: &mut Vec<HostNo>, via: HostNo, lane: Lane) {
+fn unblock(outboxes: &mut FxHashMap<HostNo, Outbox>, ready: &mut Vec<HostNo>, via: HostNo, lane: Lane) {
     if let Some(outbox) = outboxes.get_mut(&via)
         && let Some(queue) = outbox.queues.get_mut(&lane)
         && std::mem::take(&mut queue.blocked) != Blocked::No
@@ -721,7 +722,7 @@ fn continues(dests: &[Dest], host: HostNo, seq: u64) -> bool {
     dests.last().is_some_and(|last| last.first + last.count == host && last.seq == seq)
 }
 
-fn add_dest(dests: &mut Few<Dest>, dest: Dest) {
+fn add_dest(dests: &mut Short<Dest>, dest: Dest) {
     if continues(dests, dest.first, dest.seq)
         && let Some(last) = dests.last_mut()
     {
@@ -732,9 +733,9 @@ fn add_dest(dests: &mut Few<Dest>, dest: Dest) {
 }
 
 /// `len` bytes from `offset` on of what the pieces hold together.
-fn cut(pieces: &[Bytes], offset: u64, len: u64) -> Few<Bytes> {
+fn cut(pieces: &[Bytes], offset: u64, len: u64) -> Short<Bytes> {
     let (mut skip, mut left) = (offset, len);
-    let mut out = Few::new();
+    let mut out = Short::new();
     for piece in pieces {
         let size = piece.len() as u64;
         if skip >= size {

@@ -3,9 +3,9 @@
 use super::{AHEAD, Cargo, Lane};
 use crate::HostNo;
 use crate::hosts::packet::Dest;
-use crate::hosts::quick::QuickMap;
-use crate::hosts::{Few, HostSet};
+use crate::hosts::{HostSet, Short};
 use bytes::Bytes;
+use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ pub(super) struct Post {
     pub(super) offset: u64,
     pub(super) total: u64,
     /// The frame, for its segments.
-    pub(super) whole: Option<Arc<Few<Bytes>>>,
+    pub(super) whole: Option<Arc<Short<Bytes>>>,
     pub(super) cargo: Cargo,
 }
 
@@ -201,7 +201,7 @@ pub(super) fn in_order(dests: &mut Vec<Dest>) {
 pub(super) struct Outbox {
     /// Lanes that may have something to send, each once.
     pub(super) ring: VecDeque<Lane>,
-    pub(super) queues: QuickMap<Lane, Queue>,
+    pub(super) queues: FxHashMap<Lane, Queue>,
     /// What is to be sent again: by its order, to whom. Runs may overlap; a host's number is the same in all.
     pub(super) resend: BTreeMap<u64, Vec<Dest>>,
     /// Bytes of posts that were not taken.

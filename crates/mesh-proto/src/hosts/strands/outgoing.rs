@@ -2,7 +2,7 @@
 
 use super::{Lane, Lost, RESEND_AFTER, RESEND_AFTER_AT_MOST};
 use crate::HostNo;
-use crate::hosts::Few;
+use crate::hosts::Short;
 use crate::hosts::packet::{Gap, Packet, PacketKind};
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -22,9 +22,9 @@ pub(super) struct Sent {
     pub(super) offset: u64,
     pub(super) total: u64,
     pub(super) cost: u64,
-    pub(super) body: Few<Bytes>,
+    pub(super) body: Short<Bytes>,
     /// The frame of which this is a segment.
-    pub(super) whole: Option<Arc<Few<Bytes>>>,
+    pub(super) whole: Option<Arc<Short<Bytes>>>,
     pub(super) lane: Lane,
 }
 

@@ -3,8 +3,8 @@
 use super::outbox::Outbox;
 use super::{Lane, Lost, NOWHERE, Strands, tell, unblock};
 use crate::HostNo;
-use crate::hosts::quick::QuickSet;
-use crate::hosts::{Few, HostSet};
+use crate::hosts::{HostSet, Short};
+use rustc_hash::FxHashSet;
 
 impl Strands {
     /// Hosts of which something is under way by, or waits for, the next hop `via`: whose path has changed if `via` is
@@ -27,7 +27,7 @@ impl Strands {
             outbox.take_moving(*at, hosts, &|host| via(host).unwrap_or(NOWHERE), &mut moved);
         }
         self.outboxes.retain(|_, outbox| !outbox.is_empty() || outbox.told);
-        let lanes: QuickSet<Lane> = moved.iter().map(|(_, post)| post.cargo.lane).collect();
+        let lanes: FxHashSet<Lane> = moved.iter().map(|(_, post)| post.cargo.lane).collect();
         for lane in &lanes {
             self.index_lane(*lane);
         }
@@ -61,7 +61,7 @@ impl Strands {
 
     /// Looks anew where posts of a lane wait.
     fn index_lane(&mut self, lane: Lane) {
-        let vias: Few<HostNo> =
+        let vias: Short<HostNo> =
             self.outboxes.iter().filter(|(_, outbox)| outbox.queues.contains_key(&lane)).map(|(via, _)| *via).collect();
         if vias.is_empty() {
             self.lanes.remove(&lane);
@@ -77,7 +77,7 @@ impl Strands {
             return lost;
         }
         self.ended = self.ended.iter().chain([host]).collect();
-        let mut told = QuickSet::default();
+        let mut told = FxHashSet::default();
         let mut blocked = Vec::new();
         if let Some(mut peer) = self.peers.remove(host) {
             for index in peer.out.drain() {
@@ -102,7 +102,7 @@ impl Strands {
             posts.extend(ended.into_iter().map(|(_, post)| post));
         }
         posts.sort_by_key(|post| post.ticket);
-        let lanes: QuickSet<Lane> = posts.iter().map(|post| post.cargo.lane).collect();
+        let lanes: FxHashSet<Lane> = posts.iter().map(|post| post.cargo.lane).collect();
         for post in posts {
             if post.message == 0 || told.insert(post.message) {
                 lost.push(Lost { frame: post.cargo.frame, lane: post.cargo.lane });

@@ -6,7 +6,7 @@ use crate::tls::TlsStream;
 use bytes::Bytes;
 use mesh_proto::ProcAddr;
 use mesh_proto::control::{Inspect, Step, Visit};
-use mesh_proto::hosts::{Farewell, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse};
+use mesh_proto::hosts::{Farewell, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse, Short};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -185,7 +185,7 @@ impl End for PacketEnd {
         }
         let n = bytes.len().min(PIECE);
         let mut packet = Packet::new(PacketKind::Said, 0);
-        packet.body = Bytes::copy_from_slice(&bytes[..n]).into();
+        packet.body = Short::from_iter([Bytes::copy_from_slice(&bytes[..n])]);
         self.put(&packet);
         self.hand_over()?;
         Ok(n)

@@ -6,7 +6,7 @@ use crate::tls::{Dialed, Identity, Knock, Limits, Listener, Role, Store, TlsStre
 use bytes::Bytes;
 use mesh_proto::ProcAddr;
 use mesh_proto::control::Step;
-use mesh_proto::hosts::{Farewell, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse};
+use mesh_proto::hosts::{Farewell, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse, Short};
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io::{IoSlice, Read, Write};
@@ -275,7 +275,7 @@ fn bytes_of(packet: &Packet) -> Vec<u8> {
 
 fn said(bytes: Vec<u8>) -> Packet {
     let mut packet = Packet::new(PacketKind::Said, 0);
-    packet.body = Bytes::from(bytes).into();
+    packet.body = Short::from_iter([Bytes::from(bytes)]);
     packet
 }
 
@@ -321,7 +321,7 @@ fn the_end_of_a_job_a_refusal_and_a_broken_connection_are_different_things() {
 #[test]
 fn what_is_not_due_ends_a_visit() {
     let mut empty = Packet::new(PacketKind::Said, 0);
-    empty.body = Bytes::new().into();
+    empty.body = Short::from_iter([Bytes::new()]);
     let cases = [
         ("long", bytes_of(&said(vec![0; PIECE + 1]))),
         ("empty", bytes_of(&empty)),
