@@ -46,6 +46,7 @@ pub(crate) fn raise(py: Python<'_>, error: &RuntimeError) -> PyErr {
 }
 
 /// Leaves the interpreter for `body`; the one way out.
+#[expect(clippy::disallowed_methods, reason = "this is the door")]
 pub(crate) fn outside<T: Send>(py: Python<'_>, body: impl FnOnce() -> T + Send) -> T {
     py.detach(|| {
         let out = body();
@@ -97,6 +98,7 @@ fn stay_out() {
 }
 
 /// The same for a thread that is inside the interpreter, before it does anything here.
+#[expect(clippy::disallowed_methods, reason = "this is the door")]
 pub(crate) fn enter(py: Python<'_>) {
     if STATE.load(Ordering::Relaxed) != RUNNING {
         py.detach(stay_out);
@@ -232,7 +234,7 @@ pub(crate) fn start_marked(
     let program = mesh_runtime::Program { argv, env, cwd, mark };
     // SAFETY: the caller's three descriptors stay open while it waits for this call.
     let stdio = stdio.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
-    py.detach(|| mesh_runtime::start_marked(program, stdio)).map_err(|error| {
+    outside(py, || mesh_runtime::start_marked(program, stdio)).map_err(|error| {
         let text = error.to_string();
         // The interpreter chooses the class by the number.
         let said = text.split(" (os error").next().unwrap_or_default().to_owned();

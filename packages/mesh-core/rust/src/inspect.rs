@@ -1,6 +1,6 @@
 //! Events, as Python reads them.
 
-use crate::door;
+use crate::door::{self, outside};
 use crate::inbox::PyWaker;
 use crate::runtime::PyRuntime;
 use mesh_runtime::Runtime;
@@ -16,7 +16,7 @@ impl PyJournal {
     #[new]
     fn new(py: Python<'_>, runtime: &PyRuntime) -> Self {
         let runtime = Arc::clone(runtime.shared());
-        py.detach(|| runtime.watch(true));
+        outside(py, || runtime.watch(true));
         Self(runtime)
     }
 

@@ -1,5 +1,6 @@
 //! The usual way of a line in a worker: `print` writes its text, then its end. What is less usual is `_system/streams.py`'s.
 
+use crate::door::outside;
 use mesh_runtime::write_whole;
 use pyo3::exceptions::PyOSError;
 use pyo3::intern;
@@ -56,7 +57,7 @@ impl PyLineWriter {
         let lock = Arc::clone(&hold(&self.lock));
         let mut done = 0;
         loop {
-            let written = py.detach(|| {
+            let written = outside(py, || {
                 let _guard = hold(&lock);
                 write_whole(self.fd, &data[done..])
             });

@@ -1,6 +1,6 @@
 //! What processes print.
 
-use crate::door::{self, duration};
+use crate::door::{self, duration, outside};
 use mesh_proto::logs::{LogOptions, Stream};
 use mesh_runtime::Logs;
 use pyo3::prelude::*;
@@ -35,7 +35,7 @@ impl PyLogs {
     /// Waits for lines: whether they are for stderr, their text, and the records that this shows. None after the end.
     fn next(&self, py: Python<'_>) -> Option<Vec<(bool, String, Vec<Record>)>> {
         door::serves();
-        door::outside(py, || {
+        outside(py, || {
             let chunks = self.0.next()?.into_iter();
             let told = chunks.map(|chunk| {
                 let records = chunk.records.into_iter().map(record).collect();
@@ -47,19 +47,19 @@ impl PyLogs {
 
     /// Says whether records are handed on one by one, and therefore wait for no others.
     fn hand_on_records(&self, py: Python<'_>, wanted: bool) {
-        py.detach(|| self.0.hand_on_records(wanted));
+        outside(py, || self.0.hand_on_records(wanted));
     }
 
     /// Has everything shown that was written before; false if `limit` seconds were not enough.
     fn flush(&self, py: Python<'_>, limit: f64) -> PyResult<bool> {
         let limit = duration(limit)?;
-        Ok(py.detach(|| self.0.flush(limit)))
+        Ok(outside(py, || self.0.flush(limit)))
     }
 
     /// Sets what is done with the lines of a mesh of processes.
     fn set(&self, py: Python<'_>, mesh: u64, flags: u8, window_ms: u32, level: u32) {
         let window = Duration::from_millis(u64::from(window_ms));
-        py.detach(|| self.0.set(mesh, LogOptions::with(flags, window, level)));
+        outside(py, || self.0.set(mesh, LogOptions::with(flags, window, level)));
     }
 }
 

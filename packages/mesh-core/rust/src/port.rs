@@ -1,7 +1,7 @@
 //! Ports: what sends to them and what receives.
 
 use crate::call::PyCall;
-use crate::door::raise;
+use crate::door::{outside, raise};
 use crate::flow::{Bid, Gate, Passage, PyDeferral, in_coroutine};
 use crate::runtime::Payload;
 use mesh_proto::{ProcAddr, Target, Ticket};
@@ -136,7 +136,7 @@ impl PyOutlet {
             return Ok(Some(self.deferral(turn)));
         }
         // A sender that outruns the connection waits here, where Ctrl-C still works.
-        while queued > self.outlet.budget() && !py.detach(|| self.outlet.wait_room(Duration::from_millis(100))) {
+        while queued > self.outlet.budget() && !outside(py, || self.outlet.wait_room(Duration::from_millis(100))) {
             py.check_signals()?;
         }
         Ok(None)

@@ -602,7 +602,7 @@ impl PyRuntime {
 
     /// Has every call that is waited for here raise what `mesh_core._failures.supervision.alarm` returns.
     fn alarm(&self, py: Python<'_>) {
-        py.detach(|| self.0.alarm());
+        outside(py, || self.0.alarm());
     }
 
     /// Ends what [`Self::alarm`] began, for waits that begin later.

@@ -17,9 +17,15 @@ pub(crate) fn raise(py: Python<'_>, error: &TransferError) -> PyErr {
     }
 }
 
+/// Leaves the interpreter for `body`; the one way out.
+#[expect(clippy::disallowed_methods, reason = "this is the door")]
+pub(crate) fn outside<T: Send>(py: Python<'_>, body: impl FnOnce() -> T + Send) -> T {
+    py.detach(body)
+}
+
 /// Leaves the interpreter for what may fail.
 pub(crate) fn leave<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T, TransferError> + Send) -> PyResult<T> {
-    py.detach(body).map_err(|error| raise(py, &error))
+    outside(py, body).map_err(|error| raise(py, &error))
 }
 
 /// Seconds as Python gives them; none for ever.

@@ -1,7 +1,7 @@
 //! A process's part in transfers.
 
 use crate::action::PyAction;
-use crate::door::{leave, raise, timeout as limit};
+use crate::door::{leave, outside, raise, timeout as limit};
 use crate::handle::PyHandle;
 use crate::memory::{PyBlock, PyMemory};
 use crate::operation::PyOperation;
@@ -33,7 +33,7 @@ impl Drop for PyExport {
 #[pymethods]
 impl PyExport {
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.engine.close(&self.export, true));
+        outside(py, || self.engine.close(&self.export, true));
     }
 }
 
@@ -141,7 +141,7 @@ impl PyEngine {
 
     /// Offer nothing any longer.
     fn close_all(&self, py: Python<'_>) {
-        py.detach(|| self.0.close_all());
+        outside(py, || self.0.close_all());
     }
 
     fn realm(&self) -> [u8; 16] {
@@ -197,7 +197,7 @@ impl PyEngine {
         let (listed, timeout) = (action.listed(), limit(timeout)?);
         let asked = listed.clone();
         // SAFETY: as for `copy`; the list keeps the objects of all of them.
-        let operation = py.detach(|| unsafe { self.0.submit(asked, timeout, forced) });
+        let operation = outside(py, || unsafe { self.0.submit(asked, timeout, forced) });
         Ok(PyOperation::new(operation, Some(listed)))
     }
 
@@ -219,7 +219,7 @@ impl PyEngine {
         let op = Op::new(&handle.0, work).map_err(|error| raise(py, &error))?;
         let timeout = limit(timeout)?;
         // SAFETY: without memory of this process.
-        let operation = py.detach(|| unsafe { self.0.submit(([op], ()), timeout, forced) });
+        let operation = outside(py, || unsafe { self.0.submit(([op], ()), timeout, forced) });
         Ok(PyOperation::new(operation, None))
     }
 }
@@ -241,7 +241,7 @@ impl PyEngine {
         let op = Op::new(&handle.0, work).map_err(|error| raise(py, &error))?;
         let (keep, timeout) = (memory.keep.clone_ref(py), limit(timeout)?);
         // SAFETY: the memory of the object that `keep` refers to; that it is writable for a read, Python has checked.
-        let operation = py.detach(|| unsafe { self.0.submit(([op], keep), timeout, forced) });
+        let operation = outside(py, || unsafe { self.0.submit(([op], keep), timeout, forced) });
         Ok(if operation.has_succeeded() { None } else { Some(PyOperation::new(operation, None)) })
     }
 }
