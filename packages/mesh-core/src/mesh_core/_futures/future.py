@@ -140,7 +140,7 @@ class Future(Generic[R]):
 
     def _raise_failure(self) -> None:
         """Raise what has failed and nobody was told of: this call is the script's next to wait."""
-        error = self._process.ledger.alarm()
+        error = self._process.supervision.alarm()
         if error is not None:
             raise error
 

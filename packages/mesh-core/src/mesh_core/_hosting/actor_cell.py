@@ -454,7 +454,7 @@ class ActorCell:
             self.broken = SupervisionError(failure=failure)
             self.inbox.retire()
             self.ending = True
-        self.actor_host.process.ledger.pass_on(self.owner, failure)
+        self.actor_host.process.supervision.pass_on(self.owner, failure)
         self.downfall = asyncio.run_coroutine_threadsafe(_ending.tear_down(self, error), self.actor_host.loop)
 
     def _failure(self, error: BaseException, because: MeshFailure | None) -> MeshFailure:
