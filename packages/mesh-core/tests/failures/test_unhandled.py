@@ -108,6 +108,19 @@ def test_what_a_call_has_raised_is_not_raised_again(own: ProcMesh) -> None:
         kept_waiting(own, 0).get(0.05)
 
 
+def test_results_that_hold_the_dead_come_whichever_is_first_the_call_or_the_notice(own: ProcMesh) -> None:
+    """SUP-1: the call tells of its own ranks itself, also where their ends are due to be raised already."""
+    actors: Any = own.spawn("actors", Leaf)
+    actors.pid.call().get(WITHIN)
+    pids = [slay(own, rank) for rank in (1, 2)]
+    wait_for_alarm(own)
+    first, *dead = actors.pid.call().get(WITHIN, return_exceptions=True).values()
+    assert first == own.pids[0]
+    assert [failure_in(error).pid for error in dead] == pids
+    with pytest.raises(ActorTimeout):
+        kept_waiting(own, 0).get(0.05)
+
+
 def test_a_block_raises_what_failed_in_it(runtime: None) -> None:
     def block() -> None:
         with this_host().spawn_procs() as procs:
