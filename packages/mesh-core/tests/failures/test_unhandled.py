@@ -364,6 +364,29 @@ def test_how_a_script_ends(script: Callable[..., Script], body: str, status: int
         assert "handled this failure" not in errors
 
 
+def test_what_an_actor_in_the_script_s_process_has_caught_is_passed_on(script: Callable[..., Script]) -> None:
+    """SUP-2: its calls are not the script's, whose they are in any other process either."""
+    run = script(
+        """
+        from core_owners import Leaf
+        from mesh_core import Actor, SupervisionError, endpoint, this_host, this_proc
+
+        class Catches(Actor):
+            @endpoint
+            def lose(self):
+                try:
+                    this_host().spawn_procs().spawn("mine", Leaf).exit.call_one(5).get(30)
+                except SupervisionError:
+                    return "caught"
+
+        print(this_proc().spawn("here", Catches).lose.call_one().get(30))
+        """
+    )
+    said, errors = run.finish()
+    assert (run.process.returncode, said) == (1, "caught\n"), errors
+    assert "exited with status 5" in errors
+
+
 def test_what_a_script_has_written_is_kept(script: Callable[..., Script], tmp_path: Any) -> None:
     path = tmp_path / "written"
     run = script(
