@@ -26,14 +26,12 @@ from mesh_core._failures.ledger import (
     Died,
     Event,
     FailureLedger,
-    Forget,
     Interrupt,
     Key,
     Note,
     Owner,
     PassOn,
     Raised,
-    Regained,
     ScriptEnds,
     TakenBack,
     Tell,
@@ -150,7 +148,7 @@ def test_a_death_is_told_once_and_each_life_has_its_own() -> None:
     for _ in range(2):
         script.on(died((7, 1), (0, held, 1)))
     assert held.lost == {1}
-    script.on(Regained(held, [1]))
+    held.regain([1])
     assert held.lost == set()
     script.on(died((8, 0), (0, held, 1)))
     script.on(died((7, 1), (0, held, 1)))
@@ -169,12 +167,6 @@ def test_an_owner_of_actors_hears_of_them_and_not_of_their_processes_too() -> No
     places = [(3, procs, 1), (3, actors, 1), (3, ruled, 1), (4, holding("procs"), 1)]
     actions = FailureLedger(at_script=False).on(died((7, 1), *places))
     assert [(each.owner, type(each)) for each in actions] == [(3, Ask), (3, Consult), (4, Ask)]  # type: ignore[union-attr]
-
-
-def test_a_mesh_that_is_lost_as_a_whole_is_forgotten() -> None:
-    held, ledger = holding(ranks=2), FailureLedger(at_script=True)
-    assert Forget(0, held) not in ledger.on(died((7, 0), (0, held, 0)))
-    assert Forget(0, held) in ledger.on(died((7, 1), (0, held, 1)))
 
 
 def test_an_orderly_end_is_told_to_policies_alone() -> None:
@@ -299,10 +291,8 @@ class World:
         rank = self.chance.randrange(RANKS)
         self.lives += 1
         self.process[rank] = (100 + self.lives, 0)
-        for owner, held in self.holdings:
-            ledger = self.script if owner == 0 else self.worker
-            assert ledger.on(Regained(held, [rank])) == []
-            assert rank not in held.lost | held.failed
+        for _, held in self.holdings:
+            held.regain([rank])
 
     def end_owner(self) -> None:
         owner = self.chance.choice([UPPER, LOWER])
@@ -368,14 +358,14 @@ class World:
                     self.pass_on(to, failure)
                 case Consult() | Ask():
                     self.under_way.append(partial(self.ask, ledger, action))
-                case CarryOut(owner, held, run, decision):
+                case CarryOut(asked, decision):
                     if decision.stop:
-                        held.end_policy()
+                        asked.holding.end_policy()
                     for each in decision.timers:
-                        self.later.append(partial(self.ask, ledger, Consult(owner, held, run, each.event)))
+                        self.later.append(partial(self.ask, ledger, asked._replace(event=each.event)))
                     if decision.repairs:
                         self.later.append(partial(self.repaired, ledger, action))
-                case Forget() | Interrupt():
+                case Interrupt():
                     pass
                 case Tell():
                     raise AssertionError("nobody has asked")
@@ -394,8 +384,7 @@ class World:
                 # Its mesh is being stopped.
                 self.fates.update(self.concerned(asked))
             decision = asked.run.decide(asked.event, 0.0, lambda verdict: verdict)
-            event = Decided(asked.owner, asked.holding, asked.run, decision, asked.awaited)
-            self.on(ledger, event)
+            self.on(ledger, Decided(asked, decision))
         elif asked.owner == 0:
             assert ledger is self.script
             handled = self.handler and self.chance.random() < 0.5
@@ -416,7 +405,7 @@ class World:
     def repaired(self, ledger: FailureLedger, action: CarryOut) -> None:
         works, concerned = self.chance.random() < 0.6, action.decision.repaired
         outcome = Decision(handled=concerned) if works else Decision(passed_on=concerned)
-        self.on(ledger, Decided(action.owner, action.holding, action.run, outcome))
+        self.on(ledger, Decided(action.asked, outcome))
 
     # The end.
 

@@ -76,17 +76,8 @@ class Note(NamedTuple):
 class CarryOut(NamedTuple):
     """Stop, repair or start timers, as a policy has decided."""
 
-    owner: int
-    holding: Holding
-    run: PolicyRun
+    asked: Consult
     decision: Decision
-
-
-class Forget(NamedTuple):
-    """Nothing is left of a mesh: its owner no longer owns it."""
-
-    owner: int
-    holding: Holding
 
 
 class Interrupt(NamedTuple):
@@ -99,7 +90,7 @@ class Tell(NamedTuple):
     failure: MeshFailure
 
 
-Action: TypeAlias = "Consult | Ask | PassOn | Note | CarryOut | Forget | Interrupt | Tell"
+Action: TypeAlias = "Consult | Ask | PassOn | Note | CarryOut | Interrupt | Tell"
 
 
 # Events.
@@ -129,21 +120,11 @@ class ActorFailed(NamedTuple):
     rank: int | None = None
 
 
-class Regained(NamedTuple):
-    """Ranks of a mesh have been made again."""
-
-    holding: Holding
-    ranks: Iterable[int]
-
-
 class Decided(NamedTuple):
     """A policy has decided, or its repair has ended."""
 
-    owner: int
-    holding: Holding
-    run: PolicyRun
+    asked: Consult
     decision: Decision
-    awaited: bool = False
 
 
 class Answered(NamedTuple):
@@ -178,9 +159,7 @@ class ScriptEnds(NamedTuple):
     """Nobody can be told any more."""
 
 
-Event: TypeAlias = (
-    "Died | ActorFailed | Regained | Decided | Answered | Raised | TakenBack | Waits | ScriptEnds"
-)
+Event: TypeAlias = "Died | ActorFailed | Decided | Answered | Raised | TakenBack | Waits | ScriptEnds"
 
 
 class FailureLedger:
@@ -210,10 +189,8 @@ class FailureLedger:
                 return self._died(event)
             case ActorFailed():
                 return self._actor_failed(event)
-            case Regained(holding, ranks):
-                holding.regain(ranks)
-            case Decided():
-                return self._decided(event)
+            case Decided(asked, decision):
+                return self._decided(asked, decision)
             case Answered():
                 return self._answered(event)
             case Raised(key, thread):
@@ -238,11 +215,7 @@ class FailureLedger:
                 for owner, holding, rank in struck
                 if (run := holding.policy) is not None
             ]
-        actions: list[Action] = [
-            Forget(owner, holding)
-            for owner, holding, _ in struck
-            if len(holding.lost) == len(holding.mesh._root)
-        ]
+        actions: list[Action] = []
         # One death is one failure to an owner of actors there: the processes' own mesh is named where there are none. A
         # policy is told of what it was given for, whatever else there is.
         with_actors = {owner for owner, holding, _ in struck if holding.actor_id}
@@ -273,18 +246,18 @@ class FailureLedger:
             return [PassOn(SCRIPT, failure)]
         return [Ask(owner, failure, awaited)]
 
-    def _decided(self, event: Decided) -> list[Action]:
-        owner, holding, run, decision, awaited = event
-        if owner == 0 and self._at_script:
-            self._waiting.pop(run, None)
-            if run.put_off:
-                self._waiting[run] = None
-        by = f"the policy of {holding.mesh.name!r}"
+    def _decided(self, asked: Consult, decision: Decision) -> list[Action]:
+        if asked.owner == 0 and self._at_script:
+            self._waiting.pop(asked.run, None)
+            if asked.run.put_off:
+                self._waiting[asked.run] = None
+        by = f"the policy of {asked.holding.mesh.name!r}"
         actions: list[Action] = [Note(failure, True, by) for failure in decision.handled]
         if decision.stop or decision.repairs or decision.timers:
-            actions.append(CarryOut(owner, holding, run, decision))
+            # No call waits for what comes of it.
+            actions.append(CarryOut(asked._replace(awaited=False), decision))
         for failure in decision.passed_on:
-            actions += self._reach(owner, None, failure, awaited=awaited)
+            actions += self._reach(asked.owner, None, failure, awaited=asked.awaited)
         return actions
 
     def _answered(self, event: Answered) -> list[Action]:

@@ -302,6 +302,12 @@ class Owners:
         """Everything here that a process is part of: the owner, the mesh and the process's rank in it."""
         return [(owner, *place) for owner, owned in self.all() for place in owned.places(procs_id, rank)]
 
+    def forget_lost(self, places: Iterable[tuple[int, Holding, int]]) -> None:
+        """Of meshes that are lost as a whole nothing is left to stop."""
+        for owner, holding, _ in places:
+            if len(holding.lost) == len(holding.mesh._root) and (owned := self._by_owner.get(owner)):
+                owned.forget(holding)
+
     def boots(self, procs_id: int) -> bool:
         """Whether these processes were spawned here with a bootstrap."""
         procs = (owned.actors(procs_id) for _, owned in self.all())

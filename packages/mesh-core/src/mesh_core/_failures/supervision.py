@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mesh_core._common.errors import MeshError
     from mesh_core._common.interrupts import Interrupts
     from mesh_core._failures.owned_meshes import Holding
-    from mesh_core._failures.policies import Event, Later, RepairEvent
+    from mesh_core._failures.policies import Later, RepairEvent
     from mesh_core._failures.policy_run import Decision, PolicyRun
     from mesh_core._native import Lost, Message
     from mesh_core._process.process import Process
@@ -133,7 +133,8 @@ class Supervision:
 
     def regain(self, holding: Holding, ranks: Iterable[int]) -> None:
         """Nothing at these ranks of a mesh counts as lost."""
-        self._on(ledger.Regained(holding, ranks))
+        with self._lock:
+            holding.regain(ranks)
 
     def own_again(self, owner: int, holding: Holding, ranks: Iterable[int]) -> None:
         """Ranks of a mesh are being made again: its owner owns it, also if all were lost."""
@@ -147,14 +148,12 @@ class Supervision:
         process = self._process
         with self._lock:
             actions = self._ledger.on(event)
-            for action in actions:
-                match action:
-                    case ledger.Forget(owner, holding):
-                        process.owners.of(owner).forget(holding)
-                    case ledger.Interrupt():
-                        # Under the lock: who is told meanwhile would call it off before it is given.
-                        process.alarmed = True
-                        process.runtime.alarm()
+            if isinstance(event, ledger.Died) and event.failure is not None:
+                process.owners.forget_lost(event.places)
+            if any(isinstance(action, ledger.Interrupt) for action in actions):
+                # Under the lock: who is told meanwhile would call it off before it is given.
+                process.alarmed = True
+                process.runtime.alarm()
             if process.alarmed and not self._ledger.due:
                 process.alarmed = False
                 process.runtime.calm()
@@ -172,8 +171,8 @@ class Supervision:
                     self.pass_on(to, failure)
                 case ledger.Interrupt():
                     process.alarm_loops()
-                case ledger.CarryOut():
-                    self._do(action)
+                case ledger.CarryOut(asked, decision):
+                    self._do(asked, decision)
                 case ledger.Consult() | ledger.Ask():
                     self._ask(action)
         return tell
@@ -230,9 +229,8 @@ class Supervision:
                 self._on(ledger.Answered(action, bool(verdict), cell.describe(), cell.owner))
 
     def _decided(self, asked: ledger.Consult, decision: Decision) -> None:
-        owner, holding, run, event, awaited = asked
-        _note(holding, run, event, decision)
-        self._on(ledger.Decided(owner, holding, run, decision, awaited))
+        _note(asked, decision)
+        self._on(ledger.Decided(asked, decision))
 
     def _on_loop(self, work: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
@@ -244,23 +242,21 @@ class Supervision:
 
     # What policies want done.
 
-    def _do(self, action: ledger.CarryOut) -> None:
-        holding, decision = action.holding, action.decision
+    def _do(self, asked: ledger.Consult, decision: Decision) -> None:
         if decision.stop:
+            mesh = asked.holding.mesh
             try:
-                holding.mesh.stop()
+                mesh.stop()
             except Exception:
-                logging.getLogger("mesh").exception(
-                    "cannot stop %r, as its policy wants it", holding.mesh.name
-                )
+                logging.getLogger("mesh").exception("cannot stop %r, as its policy wants it", mesh.name)
         if self._process.closed:
             return
         if decision.repairs:
-            self._on_loop(lambda: self._start(self._repair(action)))
+            self._on_loop(lambda: self._start(self._repair(asked, decision)))
         for later in decision.timers:
-            self._on_loop(partial(self._start_timer, action, later))
+            self._on_loop(partial(self._start_timer, asked, later))
 
-    async def _repair(self, action: ledger.CarryOut) -> None:
+    async def _repair(self, asked: ledger.Consult, decision: Decision) -> None:
         """Make again what a policy wants; what that does not mend is the policy's again, or its owner's."""
         import asyncio
 
@@ -268,7 +264,7 @@ class Supervision:
         from mesh_core._failures.policy_run import Decision
         from mesh_core._failures.repairs import carry_out
 
-        owner, holding, run, decision = action
+        holding, run = asked.holding, asked.run
         returns, name = holding.returns, holding.mesh.name
         was = {} if returns is None else returns.before(_ranks(decision.repaired), decision.repairs)
         turn = self._repairs.get(run)
@@ -299,13 +295,13 @@ class Supervision:
         if returns is not None:
             returns.repaired(was, event, lost=lost)
         if outcome is not None:
-            self._on(ledger.Decided(owner, holding, run, outcome))
+            self._on(ledger.Decided(asked, outcome))
         if event is not None:
-            self._ask(ledger.Consult(owner, holding, run, event))
+            self._ask(asked._replace(event=event))
 
-    def _start_timer(self, action: ledger.CarryOut, later: Later) -> None:
+    def _start_timer(self, asked: ledger.Consult, later: Later) -> None:
         """Have an event come to a policy; on the event loop."""
-        owner, holding, run, _ = action
+        run = asked.run
         if run.closed:
             return
         loop, timers = self._process.actor_host().loop, run.timers
@@ -313,7 +309,7 @@ class Supervision:
         def due() -> None:
             timers.discard(timer)
             if not run.closed:
-                self._ask(ledger.Consult(owner, holding, run, later.event))
+                self._ask(asked._replace(event=later.event))
 
         timer = loop.call_later(later.seconds, due)
         timers.add(timer)
@@ -321,9 +317,9 @@ class Supervision:
             run.on_close = lambda: loop.call_soon_threadsafe(_cancel, timers)
 
 
-def _note(holding: Holding, run: PolicyRun, event: Event | RepairEvent, decision: Decision) -> None:
+def _note(asked: ledger.Consult, decision: Decision) -> None:
     """Have those who hold calls back hear what a decision means for them."""
-    returns = holding.returns
+    returns, event = asked.holding.returns, asked.event
     if returns is None:
         return
     from mesh_core._failures.policies import Ended
@@ -336,7 +332,7 @@ def _note(holding: Holding, run: PolicyRun, event: Event | RepairEvent, decision
         gone=_ranks(decision.passed_on),
         left=left,
         timers=[each.event for each in decision.timers],
-        put_off=bool(run.put_off),
+        put_off=bool(asked.run.put_off),
         repairs=bool(decision.repairs),
     )
 
