@@ -12,7 +12,7 @@ These are asked in turn, and the first to say yes has handled the failure:
 
 SUP-1: a failure that has been raised to the script by a call of its own needs no other answer.
 SUP-2: no failure is lost: what nobody was told of when the script ends is reported there, and its exit status is 1.
-SUP-3: an owner is asked about a death once, however many notices of it come, and not if the spawn has told it.
+SUP-3: an owner is asked about a death once for each mesh, however many notices of it come.
 """
 
 from __future__ import annotations
@@ -216,8 +216,8 @@ class FailureLedger:
                 if (run := holding.policy) is not None
             ]
         actions: list[Action] = []
-        # One death is one failure to an owner of actors there: the processes' own mesh is named where there are none. A
-        # policy is told of what it was given for, whatever else there is.
+        # To an owner of actors there one death is one failure: the processes' own mesh is named only where there are none. A
+        # policy is asked about the mesh that it was given for in any case.
         with_actors = {owner for owner, holding, _ in struck if holding.actor_id}
         for owner, holding, rank in struck:
             if holding.actor_id or holding.policy or owner not in with_actors:
@@ -305,8 +305,7 @@ class FailureLedger:
 
 
 def _ended(holding: Holding, rank: int) -> PolicyEvent:
-    # Only where there are policies, and with them this module. Without them it may be the script's end, beside Ctrl-C: an
-    # import would have a dataclass run `exec`, after which Python forgets that it is to die of SIGINT.
+    # Only policies are asked about it, and where there are none the module is not needed.
     from mesh_core._failures.policies import Ended
 
     return Ended(holding.mesh.name, holding.mesh._root.point_of(rank).rank)
