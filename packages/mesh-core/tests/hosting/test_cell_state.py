@@ -6,7 +6,17 @@ import random
 
 import pytest
 
-from mesh_core._hosting.cell_state import ENDING, LOOP, MAKING, OVER, THREAD, WORKING, CellState, Drains
+from mesh_core._hosting.cell_state import (
+    ENDING,
+    LENT,
+    LOOP,
+    MAKING,
+    NOBODY,
+    OVER,
+    THREAD,
+    WORKING,
+    CellState,
+)
 
 
 def test_phases_only_follow_each_other() -> None:
@@ -43,16 +53,16 @@ def test_the_inbox_has_one_who_drains_it_and_stays_with_the_loop_once_the_thread
             step()
         elif chance.random() < 0.1:
             state.drains, gone = LOOP, True
-        assert state.loop_takes == (state.drains in {LOOP, Drains.LENT})
-        assert state.threadless == (state.drains in {LOOP, Drains.NOBODY})
-        assert not gone or state.drains is LOOP
-        if before is Drains.NOBODY and not gone:
-            assert state.drains is Drains.NOBODY
+        assert state.loop_takes == (state.drains in {LOOP, LENT})
+        assert state.threadless == (state.drains in {LOOP, NOBODY})
+        assert not gone or state.drains == LOOP
+        if before == NOBODY and not gone:
+            assert state.drains == NOBODY
 
 
 def test_an_actor_without_a_thread_is_the_loops() -> None:
     state = CellState(threaded=False)
     for step in (state.lend, state.hand_back, state.leave_errands):
         step()
-        assert state.drains is LOOP
-    assert CellState(threaded=True).drains is THREAD
+        assert state.drains == LOOP
+    assert CellState(threaded=True).drains == THREAD

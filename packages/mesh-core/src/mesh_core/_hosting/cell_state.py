@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import enum
-from typing import Final
-
-
-class Drains(enum.Enum):
-    """Who takes messages from an actor's inbox."""
-
-    THREAD = enum.auto()
-    """The actor's own thread."""
-    LENT = enum.auto()
-    """The loop, until it comes upon a message for the thread, which waits for that."""
-    LOOP = enum.auto()
-    """The loop: the actor has no thread, or it has died, or has not come back when it was needed."""
-    NOBODY = enum.auto()
-    """The thread ends the actor, and waits for what the loop does for that."""
-
-
-# Looked at for each message: a class of enums takes its time to find a member.
-THREAD: Final = Drains.THREAD
-LENT: Final = Drains.LENT
-LOOP: Final = Drains.LOOP
-NOBODY: Final = Drains.NOBODY
+THREAD, LENT, LOOP, NOBODY = range(4)
+"""Who drains the inbox: the actor's own thread; the loop, until it comes upon a message for the thread, which waits for that; the
+loop alone, as there is no thread, or it has died, or has not come back; nobody, as the thread waits for the actor's end."""
 
 MAKING, WORKING, ENDING, OVER = range(4)
 """The phases: its constructor runs; it has an object, or the reason why not; it is being stopped or has failed; it is gone."""
@@ -56,12 +37,12 @@ class CellState:
     @property
     def loop_takes(self) -> bool:
         """Whether the loop takes from the inbox just now."""
-        return self.drains is LOOP or self.drains is LENT
+        return self.drains in (LOOP, LENT)
 
     @property
     def threadless(self) -> bool:
         """Whether no thread does what is to be done between two messages: that is the loop's."""
-        return self.drains is LOOP or self.drains is NOBODY
+        return self.drains in (LOOP, NOBODY)
 
     def advance(self, phase: int) -> bool:
         """Enter a phase; false, and nothing happens, if it has been entered before."""
@@ -76,15 +57,15 @@ class CellState:
 
     def leave_errands(self) -> None:
         """The thread waits for the loop, which does from now on what is to be done between two messages."""
-        if self.drains is THREAD:
+        if self.drains == THREAD:
             self.drains = NOBODY
 
     def lend(self) -> None:
         """The thread leaves the inbox to the loop."""
-        if self.drains is THREAD:
+        if self.drains == THREAD:
             self.drains = LENT
 
     def hand_back(self) -> None:
         """The loop gives the inbox back to the thread."""
-        if self.drains is LENT:
+        if self.drains == LENT:
             self.drains = THREAD

@@ -89,7 +89,7 @@ class OnLoop:
                 if time.monotonic() > until or starts == _STARTS:
                     await asyncio.sleep(0)
                     until, starts = time.monotonic() + _SHARE_S, 0
-                away = cell.drains is LOOP
+                away = cell.drains == LOOP
                 if cell.errands and away:
                     # Failures go ahead of messages.
                     cell.run_errands()

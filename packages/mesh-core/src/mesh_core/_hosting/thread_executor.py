@@ -123,7 +123,7 @@ class OnThread:
     def _left_behind(self, index: int) -> bool:
         """Say, to the thread of an actor that has failed, whether the loop has gone on without it."""
         with self._cell.actor_host.failing:
-            if self._cell.drains is LOOP:
+            if self._cell.drains == LOOP:
                 return True
             self._at = index
             return False
