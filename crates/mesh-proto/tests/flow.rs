@@ -11,19 +11,7 @@ use mesh_proto::{
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use support::config;
-
-/// Numbers from a seed, the same with every run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)) % sides
-    }
-}
+use support::dice::Dice;
 
 #[derive(Default)]
 struct Sender {

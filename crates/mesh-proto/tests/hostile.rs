@@ -13,6 +13,7 @@ use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, Target};
 use proptest::prelude::*;
 use std::time::Duration;
+use support::dice::Dice;
 use support::{config, entry, frame, on_the_wire, peer, trunk};
 
 proptest! {
@@ -64,18 +65,6 @@ proptest! {
         bytes.extend_from_slice(&header.encode());
         bytes.extend_from_slice(&body);
         entry::feed(&bytes);
-    }
-}
-
-/// A stream of numbers that is the same with every run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % (below as u64)).unwrap()
     }
 }
 

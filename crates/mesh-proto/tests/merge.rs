@@ -14,19 +14,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use support::config;
-
-/// Numbers from a seed, the same with every run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u32) -> u32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        u32::try_from((x ^ (x >> 31)) % u64::from(sides)).unwrap()
-    }
-}
+use support::dice::Dice;
 
 fn addr(rank: u32) -> ProcAddr {
     let mut addr = ProcAddr::CONTROLLER;
@@ -342,7 +330,7 @@ impl Way {
 fn every_reply_arrives_once_and_in_order_whatever_comes_when() {
     for seed in 0..250 {
         let mut dice = Dice(seed);
-        let (hosts, procs, calls) = (1 + dice.roll(9), 1 + dice.roll(6), 1 + dice.roll(5));
+        let (hosts, procs, calls) = (1 + dice.roll(9), 1 + dice.roll(6), 1 + dice.roll(5_u64));
         let places = hosts * procs;
         let payloads: Vec<Vec<u8>> = (0..1 + dice.roll(4))
             .map(|n| vec![u8::try_from(n).unwrap(); [0, 3, 500, 60_000, MERGE_LIMIT + 1][dice.roll(5) as usize]])
@@ -360,7 +348,7 @@ fn every_reply_arrives_once_and_in_order_whatever_comes_when() {
         let mut scripts: Vec<Vec<Frame>> = Vec::new();
         for proc in 0..places {
             let mut script = Vec::new();
-            for call in 1..=u64::from(calls) {
+            for call in 1..=calls {
                 let mut frame = reply(proc, caller, call, &payloads[dice.roll(4) as usize % payloads.len()]);
                 match dice.roll(5) {
                     3 => {
@@ -384,7 +372,7 @@ fn every_reply_arrives_once_and_in_order_whatever_comes_when() {
             scripts.push(script);
         }
         let expected: Vec<Vec<Frame>> = scripts.iter().map(|script| script.iter().rev().cloned().collect()).collect();
-        for call in 1..=u64::from(calls) {
+        for call in 1..=calls {
             if dice.roll(8) == 0 {
                 continue;
             }
@@ -400,7 +388,7 @@ fn every_reply_arrives_once_and_in_order_whatever_comes_when() {
         }
         while scripts.iter().any(|script| !script.is_empty()) {
             let pause = [10, 700][dice.roll(2) as usize];
-            way.now += at(u64::from(dice.roll(pause)));
+            way.now += at(dice.roll(pause));
             way.tick();
             let proc = dice.roll(places);
             let Some(frame) = scripts[proc as usize].pop() else { continue };

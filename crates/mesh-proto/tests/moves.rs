@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use support::config;
+use support::dice::Dice;
 
 const MESH: u64 = 7;
 const RANKS: u32 = 12;
@@ -25,18 +26,6 @@ fn run(first: u32, count: u32, mesh: u64, rank: u32, host: u32, incarnation: u32
 
 fn news(version: u32, runs: Vec<Run>) -> Moved {
     Moved { mesh: MESH, version, runs, left: Vec::new() }
-}
-
-/// Numbers that are the same with every run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % below as u64).unwrap()
-    }
 }
 
 /// Who calls: with what it knows, what it has sent and nobody has taken yet, and its calls.

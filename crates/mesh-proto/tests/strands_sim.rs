@@ -5,7 +5,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+#[path = "support/dice.rs"]
+mod dice;
+
 use bytes::Bytes;
+use dice::Dice;
 use mesh_proto::HostNo;
 use mesh_proto::hosts::{
     Arrival, Cargo, HostSet, Lane, PACKET_COST, Packet, PacketKind, SEGMENT, Share, Short, Strands,
@@ -14,18 +18,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-/// Numbers from a seed, the same with every run.
-struct Dice(u64);
-
 impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)) % sides.max(1)
-    }
-
     fn percent(&mut self, percent: u64) -> bool {
         self.roll(100) < percent
     }

@@ -2,22 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+#[path = "support/dice.rs"]
+mod dice;
+
+use dice::Dice;
 use mesh_proto::HostNo;
 use mesh_proto::hosts::{HostSet, Standing, Topology};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-/// Numbers from a seed, the same with every run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u32) -> u32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        u32::try_from((x ^ (x >> 31)) % u64::from(sides)).unwrap()
-    }
-}
 
 /// How every host sees the job.
 struct World(Vec<Topology>);

@@ -8,6 +8,7 @@ use mesh_topology::{Extent, Region, Selector, Span};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
+pub(crate) mod dice;
 pub(crate) mod entry;
 pub(crate) mod peer;
 pub(crate) mod trunk;

@@ -18,7 +18,17 @@ from core_policies import Told as Telling
 from core_policies import Tolerate
 from core_processes import Watch
 
-from mesh_core import Actor, FailureKind, MeshFailure, PluginError, ProcMesh, endpoint, this_host, this_proc
+from mesh_core import (
+    Actor,
+    FailureKind,
+    MeshFailure,
+    PluginError,
+    ProcMesh,
+    SupervisionError,
+    endpoint,
+    this_host,
+    this_proc,
+)
 from mesh_core.plugins import PolicyPlugin, ProbeResult
 from mesh_core.policies import Action, Due, Ended, Escalate, Event, Failed, Ignore, Later, Policy, Stop
 from mesh_core.testing import installed_plugins
@@ -175,7 +185,7 @@ def test_the_timers_of_a_stopped_mesh_are_cancelled(own: ProcMesh, told: Told) -
     assert timers() == 0
     assert timer.cancelled()
     # Its failure is still to be reported; this test has heard of it.
-    process.ledger.hear(run.put_off[0]._key)
+    process.told(SupervisionError(failure=run.put_off[0]))
 
 
 def test_an_orderly_end_that_the_owner_did_not_ask_for_is_an_event(own: ProcMesh, told: Told) -> None:

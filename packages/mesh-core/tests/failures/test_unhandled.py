@@ -108,6 +108,19 @@ def test_what_a_call_has_raised_is_not_raised_again(own: ProcMesh) -> None:
         kept_waiting(own, 0).get(0.05)
 
 
+def test_results_that_hold_the_dead_come_whichever_is_first_the_call_or_the_notice(own: ProcMesh) -> None:
+    """SUP-1: the call tells of its own ranks itself, also where their ends are due to be raised already."""
+    actors: Any = own.spawn("actors", Leaf)
+    actors.pid.call().get(WITHIN)
+    pids = [slay(own, rank) for rank in (1, 2)]
+    wait_for_alarm(own)
+    first, *dead = actors.pid.call().get(WITHIN, return_exceptions=True).values()
+    assert first == own.pids[0]
+    assert [failure_in(error).pid for error in dead] == pids
+    with pytest.raises(ActorTimeout):
+        kept_waiting(own, 0).get(0.05)
+
+
 def test_a_block_raises_what_failed_in_it(runtime: None) -> None:
     def block() -> None:
         with this_host().spawn_procs() as procs:
@@ -349,6 +362,29 @@ def test_how_a_script_ends(script: Callable[..., Script], body: str, status: int
     assert said is None or said in errors, errors
     if said is None:
         assert "handled this failure" not in errors
+
+
+def test_what_an_actor_in_the_script_s_process_has_caught_is_passed_on(script: Callable[..., Script]) -> None:
+    """SUP-2: its calls are not the script's, whose they are in any other process either."""
+    run = script(
+        """
+        from core_owners import Leaf
+        from mesh_core import Actor, SupervisionError, endpoint, this_host, this_proc
+
+        class Catches(Actor):
+            @endpoint
+            def lose(self):
+                try:
+                    this_host().spawn_procs().spawn("mine", Leaf).exit.call_one(5).get(30)
+                except SupervisionError:
+                    return "caught"
+
+        print(this_proc().spawn("here", Catches).lose.call_one().get(30))
+        """
+    )
+    said, errors = run.finish()
+    assert (run.process.returncode, said) == (1, "caught\n"), errors
+    assert "exited with status 5" in errors
 
 
 def test_what_a_script_has_written_is_kept(script: Callable[..., Script], tmp_path: Any) -> None:

@@ -78,7 +78,7 @@ class Holder:
             process.shutdown()
             import logging
 
-            for failure in process.ledger.unheard():
+            for failure in process.supervision.unheard():
                 logging.getLogger("mesh").error("nobody has handled this failure:\n%s", failure.report())
 
 

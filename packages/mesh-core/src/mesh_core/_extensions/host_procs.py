@@ -148,7 +148,7 @@ class _HostProc:
         self.mesh._spawned = recipe.order(mesh_id, region, location.placement, extent)
         recipe.holding = Holding(self.mesh, 0, Again(), last=True)
         process.owners.of(0).add(recipe.holding)
-        process.ledger.watch()
+        process.notices.start()
 
     def has(self, name: str) -> bool:
         """Whether it carries an extension, and has not died for good."""

@@ -80,7 +80,7 @@ def _install_on_hosts(process: Process, extension: Extension, hosts: HostMesh) -
     carried = process.host_procs.packed(extension, numbers)
     if carried is None:
         raise MeshError(f"extension {extension.name!r} is not meant for hosts: its for_spawn() declines")
-    process.ledger.watch()
+    process.notices.start()
     process.host_procs.order(numbers, carried, tell=False)
     target, who = _of_hosts(extension, hosts)
     sender = process.runtime.sender(target, 0, Control.INSTALL, Request.EXTENSION)
@@ -115,7 +115,7 @@ def tell(extension: Extension, to: Any, message: Any) -> Sending:
 def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
     process = current()
     # The script may send to itself before it has spawned anything, and that thread takes what comes.
-    process.ledger.watch()
+    process.notices.start()
     name = f"extension {extension.name}"
     if isinstance(to, Proc):
         mesh, rank, host = to.address

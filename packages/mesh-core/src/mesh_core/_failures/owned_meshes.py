@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core._common.codes import Request
-from mesh_core._native import locate, seat
 from mesh_core._serialize.exceptions import ActorError
 
 if TYPE_CHECKING:
@@ -62,31 +61,31 @@ class Holding:
         self.failed: frozenset[int] = frozenset()
         """Ranks whose actors have failed, while their processes live."""
 
-    def loses(self, procs_id: int, rank: int, process: tuple[int, int]) -> int | None:
-        """Note that a process has ended that had a rank of some mesh; return its rank in this one, if it is told just now."""
+    def place(self, procs_id: int, rank: int) -> int | None:
+        """The rank in this mesh of a process, which is told by a mesh and its rank there; ``None`` if it is not in it."""
         here = self.mesh._location.rank_of(self.procs_id, procs_id, rank)
-        if here is None or here not in self.mesh._root or process in self.dead:
-            return None
+        return here if here is not None and here in self.mesh._root else None
+
+    def loses(self, process: tuple[int, int], rank: int, replaced: bool) -> bool:
+        """Note that a process of it has ended, and whether its rank has another one by now; false if it was told before."""
+        if process in self.dead:
+            return False
         self.dead |= {process}
-        self._strike(here)
-        # The rank may have another process by now.
-        if locate(self.mesh._process.runtime, procs_id, rank, 0)[:2] == process:
-            self.lost |= {here}
-        return here
+        if not replaced:
+            self.lost |= {rank}
+        self._strike(rank)
+        return True
+
+    def fails(self, rank: int) -> None:
+        """Note that an actor of it has failed."""
+        self.failed |= {rank}
+        self._strike(rank)
 
     def regain(self, ranks: Iterable[int]) -> None:
         """Note that there are processes, or actors, anew at these ranks."""
         ranks = set(ranks)
         self.lost -= ranks
         self.failed -= ranks
-
-    def fails(self, key: tuple[int, int, int]) -> None:
-        """Note that an actor of it has failed, which is told as that process's mesh and rank, and its id."""
-        procs_id, rank, _ = seat(self.mesh._process.runtime, key[0], key[1], 0)
-        here = self.mesh._location.rank_of(self.procs_id, procs_id, rank)
-        if here is not None:
-            self.failed |= {here}
-            self._strike(here)
 
     def _strike(self, rank: int) -> None:
         place = None if self.returns is None else self.mesh._root.position(rank)
@@ -209,35 +208,16 @@ class OwnedMeshes:
         errors = [mesh._ready.unseen() for mesh in meshes if mesh._ready is not None]
         return [error for error in errors if isinstance(error, ActorError)]
 
-    def boots(self, procs_id: int) -> bool:
-        """Say whether these processes run a bootstrap."""
-        procs = self._holdings.get(procs_id)
-        return procs is not None and getattr(procs.mesh, "_boots", False)
-
-    def struck(self, procs_id: int, rank: int, process: tuple[int, int]) -> list[tuple[Holding, int]]:
-        """Which meshes a process's death has struck, and at which rank, told once.
-
-        Where actors were lost their meshes are named, and not their processes' mesh as well: one death is one failure
-        to an owner of one mesh of actors. A policy hears of what it was given for, whatever else there is.
-        """
+    def places(self, procs_id: int, rank: int) -> list[tuple[Holding, int]]:
+        """The meshes that a process is part of, and its rank in each."""
         with self._lock:
-            found = self._losing(procs_id, rank, process)
-            for each, _ in found:
-                if len(each.lost) == len(each.mesh._root):
-                    del self._holdings[each.actor_id or each.procs_id]
-        lost_actors = any(each.actor_id for each, _ in found)
-        return [(each, at) for each, at in found if each.actor_id or each.policy or not lost_actors]
+            holdings = list(self._holdings.values())
+        return [(each, here) for each in holdings if (here := each.place(procs_id, rank)) is not None]
 
-    def _losing(self, procs_id: int, rank: int, process: tuple[int, int]) -> list[tuple[Holding, int]]:
-        asked = ((each, each.loses(procs_id, rank, process)) for each in self._holdings.values())
-        return [(each, at) for each, at in asked if at is not None]
-
-    def ended(self, procs_id: int, rank: int, process: tuple[int, int]) -> list[tuple[Holding, int]]:
-        """The meshes with a policy that have lost a process by an orderly end, told once."""
+    def forget(self, holding: Holding) -> None:
+        """Nothing is left of a mesh that could be stopped."""
         with self._lock:
-            return [
-                (each, at) for each, at in self._losing(procs_id, rank, process) if each.policy is not None
-            ]
+            self._holdings.pop(holding.actor_id or holding.procs_id, None)
 
     def in_turn(self, *, keep: bool) -> list[Holding]:
         """What has to be stopped, in this order: what was made last comes first, as it may use what was made before.
@@ -317,6 +297,21 @@ class Owners:
         """Say whether an owner has anything."""
         found = self._by_owner.get(owner)
         return found is not None and len(found) > 0
+
+    def places(self, procs_id: int, rank: int) -> list[tuple[int, Holding, int]]:
+        """Everything here that a process is part of: the owner, the mesh and the process's rank in it."""
+        return [(owner, *place) for owner, owned in self.all() for place in owned.places(procs_id, rank)]
+
+    def forget_lost(self, places: Iterable[tuple[int, Holding, int]]) -> None:
+        """Of meshes that are lost as a whole nothing is left to stop."""
+        for owner, holding, _ in places:
+            if len(holding.lost) == len(holding.mesh._root) and (owned := self._by_owner.get(owner)):
+                owned.forget(holding)
+
+    def boots(self, procs_id: int) -> bool:
+        """Whether these processes were spawned here with a bootstrap."""
+        procs = (owned.actors(procs_id) for _, owned in self.all())
+        return any(each is not None and getattr(each.mesh, "_boots", False) for each in procs)
 
     def leave(self, owner: int) -> OwnedMeshes | None:
         """Take what an owner that ends has spawned."""

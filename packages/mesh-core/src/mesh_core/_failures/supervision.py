@@ -1,499 +1,325 @@
-"""Failures on their way: from what has died or failed to its owner, to the owner's owner, and to the script.
+"""Failures on their way: brings what happens to the ledger, and carries out what the ledger says.
 
-A failure reaches the process of the owner as a notice: of a process's end, from the host's agent; of an actor's, from
-the process that it lives in. Asked in this order, the first to say yes has handled it:
-
-1. the policy that the mesh was spawned with (``supervise=``), one event of an owner at a time;
-2. ``__supervise__`` of the actor that owns the mesh;
-3. the owner of that actor, and so on up to the script;
-4. the script's fault handler; without one a failure is raised by the calls that the script waits for.
-
-SUP-1: a failure that has been raised to the script by a call of its own needs no other answer.
-SUP-2: no failure is lost: what nobody has heard of when the script ends is reported there, and its exit status is 1.
+A failure reaches the process of the owner as a notice: of a process's end, from the host's agent; of an actor's, from the
+process that it lives in. Policies and handlers of the script run on the thread that takes the controller's notices, and
+all others on the event loop of actors. Who is asked in which order stands in :mod:`mesh_core._failures.ledger`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import logging
 import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._common.bypass import find_bypass
 from mesh_core._common.codes import MessageKind, Request
 from mesh_core._common.context import current_instance
-from mesh_core._common.control import Control
 from mesh_core._common.current import current, holder
 from mesh_core._common.errors import SupervisionError
+from mesh_core._failures import ledger
 from mesh_core._failures.failure import FailureKind, MeshFailure, error_of, of_loss
 from mesh_core._futures import unseen
-from mesh_core._native import Placement, Target, exit_with
+from mesh_core._native import Placement, Target, exit_with, locate, seat
 
 if TYPE_CHECKING:
     import asyncio
 
+    from mesh_core._common.errors import MeshError
     from mesh_core._common.interrupts import Interrupts
     from mesh_core._failures.owned_meshes import Holding
-    from mesh_core._failures.policies import Event, Later, RepairEvent
+    from mesh_core._failures.policies import Later, RepairEvent
     from mesh_core._failures.policy_run import Decision, PolicyRun
-    from mesh_core._hosting.actor_cell import ActorCell
-    from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._native import Lost, Message
     from mesh_core._process.process import Process
 
-Key = tuple[int, int, int]
-"""What has failed: a mesh of processes, a rank in it, and an actor there; 0 for the whole process."""
+_MOMENT = 0.2
 
 
-class FailureLedger:
-    """What one process knows of failures."""
+class Supervision:
+    """The thread-safe shell of one process's ledger of failures."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self._at_script = process.identity.mesh_id == 0
         self._lock = threading.Lock()
-        self._pending: dict[Key, MeshFailure] = {}
-        """At the script: what no call has raised so far."""
-        self._due: dict[Key, MeshFailure] = {}
-        """Those among them that no call of the script is about to raise anyway."""
-        self._heard: set[Key] = set()
-        self._last: MeshFailure | None = None
-        self._raised_in: set[int] = set()
-        """Threads that have raised the last one, which all that wait just then do."""
-        self._thread: threading.Thread | None = None
-        self._barriers: deque[Callable[[], object]] = deque()
-        self._waiting: set[PolicyRun] = set()
-        """At the script: policies that have put failures off."""
+        self._ledger = ledger.FailureLedger(at_script=self._at_script)
         self._turns: weakref.WeakValueDictionary[int, asyncio.Lock] = weakref.WeakValueDictionary()
         """One for each actor here whose policies are being asked just now."""
         self._repairs: weakref.WeakKeyDictionary[PolicyRun, asyncio.Lock] = weakref.WeakKeyDictionary()
         """One for each policy that has something made again."""
 
-    # At the controller.
+    # Notices.
 
-    def watch(self) -> None:
-        """Have the controller's notices taken from now on."""
-        process = self._process
-        if process.identity.mesh_id != 0 or self._thread is not None:
-            return
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="mesh-notices", daemon=True)
-                self._thread.start()
-
-    def _watch(self) -> None:
-        # Here it is in nobody's way.
-        for begin in self._process.hooks.noticing:
-            begin()
-        runtime = self._process.runtime
-        inbox = runtime.notices()
-        while True:
-            runtime.wait_notices()
-            batch = inbox.take_nowait(1_000)
-            if not batch:
-                return
-            for message in batch:
-                try:
-                    self._on_notice(message)
-                except BaseException:
-                    # Whatever it is: those that follow are to be heard of.
-                    logging.getLogger("mesh").exception("a notice of a failure could not be handled")
-            batch.clear()
-            del message
-
-    def barrier(self, then: Callable[[], object]) -> None:
-        """Call ``then`` (on another thread) once every notice that has come before now is on its way to its owner."""
-        self._barriers.append(then)
-        self._process.runtime.sender(Target.one(0, 0, Placement.on(0)), 0, "", Request.FAILURE).tell(None)
-
-    def catch_up(self) -> BaseException | None:
-        """What a waiting call of the script would raise, once the notices that have come are looked at.
-
-        Policies and handlers may take their time, or wait for this very thread, so that it waits for a moment only.
-        """
-        thread = self._thread
-        if thread is None or thread is threading.current_thread() or current_instance() is not None:
-            return None
-        passed = threading.Event()
-        self.barrier(passed.set)
-        passed.wait(_MOMENT)
-        return self.alarm() if self._process.alarmed else None
-
-    def end(self, limit: float) -> None:
-        """Wait for the thread of :meth:`watch`, once the runtime is closed: its last notices may be of failures."""
-        thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            with contextlib.suppress(RuntimeError):  # Ctrl-C came between it and its start
-                thread.join(limit)
-
-    def _on_notice(self, message: Message) -> None:
-        if message.kind is MessageKind.EXTENSION:
-            self._on_extension(message)
-        elif message.kind is MessageKind.DOWN:
-            self._process.on_down(message)
-            for owner, holding, failure, told in self.struck(message):
-                self._at_controller(owner, holding, failure, told=told)
-            for owner, holding, event in self.ended(message):
-                self._consult(owner, holding, event)
-        elif message.kind is MessageKind.FAILURE:
-            told = message.load()
-            if told is None:
-                self._barriers.popleft()()
-                return
-            key, failure = told
-            owner = message.actor
-            owned_meshes = self._process.owners.of(owner)
-            owned = owned_meshes.actors(key[2])
-            if owned is not None:
-                owned.fails(key)
-            if owned is not None or not owned_meshes.leaves_alone(key[2]):
-                self._at_controller(owner, owned, named(failure, owned), told=False)
-        elif message.kind is MessageKind.TELL:
-            self._process.host_registry()
-        elif message.kind is MessageKind.UNSEEN:
-            unseen.report(message)
-
-    def _on_extension(self, message: Message) -> None:
-        match message.name:
-            case Control.INSPECT:
-                self._process.hooks.knocked()
-            case Control.BYPASS:
-                find_bypass(self._process)
-            case Control.HOSTS:
-                hosts, carried, tell = message.load()
-                self._process.host_procs.make(hosts, carried, tell=tell)
-            case Control.RETURNS:
-                from mesh_core._failures.returns import on_question
-
-                on_question(message, self._process)
-            case _:
-                self._process.extensions.on_message(message)
-
-    def _at_controller(
-        self, owner: int, holding: Holding | None, failure: MeshFailure, *, told: bool
-    ) -> None:
-        if owner != 0:
-            # An actor of this very process.
-            actor_host = self._process.actor_host()
-            actor_host.loop.call_soon_threadsafe(actor_host.on_failure, owner, holding, failure)
-        elif holding is not None and holding.policy is not None:
-            self._consult_here(holding, _failed(holding, failure), told=told)
+    def on_notice(self, message: Message) -> None:
+        """Take a notice; of an actor's failure, it may also come from an owner in another process."""
+        if message.kind is MessageKind.DOWN:
+            self._on_down(message)
+        elif (failed := message.load()) is None:
+            self._process.notices.pass_barrier()
         else:
-            self._at_root(failure, told=told)
+            self._on_failure(message.actor, *failed)
 
-    def _consult_here(self, holding: Holding, event: Event | RepairEvent, *, told: bool = False) -> None:
-        """Ask a policy of the script's, on the thread that takes the controller's notices."""
-        run = holding.policy
-        assert run is not None
-        decision = run.decide(event, time.monotonic(), _now)
-        _note(holding, event, decision)
-        with self._lock:
-            if run.put_off:
-                self._waiting.add(run)
-            else:
-                self._waiting.discard(run)
-        self._carry_out(0, holding, decision)
-        for failure in decision.passed_on:
-            self._at_root(failure, told=told)
-
-    def _at_root(self, failure: MeshFailure, *, told: bool) -> None:
-        handler = holder().fault_handler
-        if handler is not None:
-            try:
-                _now(handler(failure))
-            except BaseException:
-                logging.getLogger("mesh").exception(
-                    "the fault handler raised; the failure counts as unhandled"
-                )
-            else:
-                self._process.hooks.failed(failure, handled=True, by="the fault handler")
-                return
-        self._process.hooks.failed(failure, handled=False, by="the script")
-        key = failure._key
-        with self._lock:
-            if key in self._heard:
-                return
-            self._pending[key] = failure
-            if told:
-                return
-            self._due[key] = self._last = failure
-            self._raised_in.clear()
-            self._process.alarmed = True
-            # Under the lock: who hears of it meanwhile would call it off before it is given.
-            self._process.runtime.alarm()
-        self._process.alarm_loops()
-
-    def hear(self, key: Key) -> None:
-        """Note that the script has been told of a failure: a call of its own raises it (SUP-1)."""
-        if key == _NOBODY:
+    def _on_down(self, message: Message) -> None:
+        process = self._process
+        process.on_down(message)
+        down = message.down()
+        # At the end of the script everything ends in order, which no policy is to make again.
+        if down is None or (down[2].orderly and process.ending):
             return
-        with self._lock:
-            self._heard.add(key)
-            self._pending.pop(key, None)
-            self._due.pop(key, None)
-            if self._last is not None and self._last._key == key:
-                # The alarm for it may still be on its way to this thread, which has been told now.
-                self._raised_in.add(threading.get_ident())
-            self._calm()
+        procs_id, rank, lost, calls = down
+        if lost.kind is FailureKind.BOOTSTRAP_FAILED and process.owners.boots(procs_id):
+            return  # the spawn has told its owner
+        self._on(
+            ledger.Died(
+                lost.process,
+                process.owners.places(procs_id, rank),
+                None if lost.orderly else lambda holding, at: failure_of(holding, at, lost),
+                replaced=locate(process.runtime, procs_id, rank, 0)[:2] != lost.process,
+                awaited=calls > 0,
+            )
+        )
 
-    def unhear(self, failure: MeshFailure) -> None:
-        """Take back :meth:`hear`: it was raised where nobody of the script's was to hear it."""
-        with self._lock:
-            self._heard.discard(failure._key)
-            self._pending[failure._key] = failure
+    def _on_failure(self, owner: int, key: ledger.Key, failure: MeshFailure) -> None:
+        owned = self._process.owners.of(owner)
+        holding = owned.actors(key[2])
+        if holding is None and owned.leaves_alone(key[2]):
+            return
+        procs_id, rank, _ = seat(self._process.runtime, key[0], key[1], 0)
+        at = None if holding is None else holding.place(procs_id, rank)
+        self._on(ledger.ActorFailed(owner, failure, holding, at))
 
-    def take(self) -> SupervisionError | None:
-        """The error that a waiting call of the script is to raise in this thread."""
-        me = threading.get_ident()
-        with self._lock:
-            if self._due:
-                failure = self._last = next(iter(self._due.values()))
-                self._raised_in.clear()
-            elif self._last is None or me in self._raised_in:
-                return None
-            else:
-                failure = self._last
-            self._raised_in.add(me)
-        self.hear(failure._key)
-        return error_of(failure)
+    # What calls tell and ask.
+
+    def told(self, error: MeshError) -> None:
+        """Note what a call raises: a failure that was raised to the script needs no other answer (SUP-1)."""
+        if current_instance() is not None:
+            return  # an actor's owner is asked all the same
+        cells = [] if error.results is None else error.results._cells
+        errors = (each for each in (error, *cells) if isinstance(each, SupervisionError))
+        keys = [each.failure._key for each in errors if each.failure is not None]
+        for key in (*error._deaths, *keys):
+            self._on(ledger.Raised(key, threading.get_ident()))
+
+    def take_back(self, error: SupervisionError) -> None:
+        """What was raised could not be caught by the script."""
+        if error.failure is not None:
+            self._on(ledger.TakenBack(error.failure))
 
     def alarm(self) -> SupervisionError | None:
         """What a call that waits raises when a failure has come to the script.
 
         Nothing where an actor waits: those of the script's process have owners of their own, who are told apart.
         """
-        return self.take() if current_instance() is None else None
+        if current_instance() is not None:
+            return None
+        return next(map(error_of, self._on(ledger.Waits(threading.get_ident()))), None)
+
+    def catch_up(self) -> BaseException | None:
+        """What a waiting call of the script would raise, once the notices that have come are looked at."""
+        if current_instance() is not None or self._process.notices.is_current():
+            return None
+        self._process.notices.catch_up(_MOMENT)
+        return self.alarm() if self._process.alarmed else None
 
     def unheard(self) -> list[MeshFailure]:
         """What nobody was told of; forgotten with that."""
+        return self._on(ledger.ScriptEnds())
+
+    def regain(self, holding: Holding, ranks: Iterable[int]) -> None:
+        """Nothing at these ranks of a mesh counts as lost."""
         with self._lock:
-            left = list(self._pending.values())
-            # Nobody will decide about these any more.
-            put_off = (failure for run in self._waiting for failure in run.put_off)
-            left += [each for each in put_off if each._key not in self._heard | self._pending.keys()]
-            self._waiting.clear()
-            self._pending.clear()
-            self._due.clear()
-            self._last = None
-            self._calm()
-        return left
+            holding.regain(ranks)
 
-    def _calm(self) -> None:
-        if self._process.alarmed and not self._due:
-            self._process.alarmed = False
-            self._process.runtime.calm()
+    def own_again(self, owner: int, holding: Holding, ranks: Iterable[int]) -> None:
+        """Ranks of a mesh are being made again: its owner owns it, also if all were lost."""
+        self.regain(holding, ranks)
+        self._process.owners.of(owner).add(holding)
 
-    # Everywhere.
+    # What the ledger says.
 
-    def struck(self, message: Message) -> list[tuple[int, Holding, MeshFailure, bool]]:
-        """What a process's end means for the owners in this process."""
-        down = message.down()
-        if down is None:
-            return []
-        procs_id, rank, lost, calls = down
-        if lost.orderly:
-            return []
-        # The spawn has told its owner already.
-        if lost.kind is FailureKind.BOOTSTRAP_FAILED and any(
-            e.boots(procs_id) for _, e in self._process.owners.all()
-        ):
-            return []
-        return [
-            (owner, holding, failure_of(holding, at, lost), calls > 0)
-            for owner, owned_meshes in self._process.owners.all()
-            for holding, at in owned_meshes.struck(procs_id, rank, lost.process)
-        ]
+    def _on(self, event: ledger.Event) -> list[MeshFailure]:
+        """Give the ledger an event, and carry out what it says; returns what the caller has to tell."""
+        process = self._process
+        with self._lock:
+            actions = self._ledger.on(event)
+            if isinstance(event, ledger.Died) and event.failure is not None:
+                process.owners.forget_lost(event.places)
+            if any(isinstance(action, ledger.Interrupt) for action in actions):
+                # Under the lock: who is told meanwhile would call it off before it is given.
+                process.alarmed = True
+                process.runtime.alarm()
+            if process.alarmed and not self._ledger.due:
+                process.alarmed = False
+                process.runtime.calm()
+        return self._carry_out(actions)
 
-    def ended(self, message: Message) -> list[tuple[int, Holding, Event]]:
-        """What an orderly end of a process means for the policies in this process."""
-        down = message.down()
-        # At the end of the script everything ends in order, which no policy is to make again.
-        if down is None or not down[2].orderly or self._process.ending:
-            return []
-        procs_id, rank = down[:2]
-        asked = [
-            (owner, holding, at)
-            for owner, owned_meshes in self._process.owners.all()
-            for holding, at in owned_meshes.ended(procs_id, rank, down[2].process)
-        ]
-        if not asked:
-            # Ends of the script come here too, and an import then would have a dataclass run `exec` beside Ctrl-C, after
-            # which Python forgets that it is to die of SIGINT. Where there are policies all is imported already.
-            return []
-        from mesh_core._failures.policies import Ended
+    def _carry_out(self, actions: Iterable[ledger.Action]) -> list[MeshFailure]:
+        process, tell = self._process, []
+        for action in actions:
+            match action:
+                case ledger.Tell(failure):
+                    tell.append(failure)
+                case ledger.Note(failure, handled, by):
+                    process.hooks.failed(failure, handled=handled, by=by)
+                case ledger.PassOn(to, failure):
+                    self.pass_on(to, failure)
+                case ledger.Interrupt():
+                    process.alarm_loops()
+                case ledger.CarryOut(asked, decision):
+                    self._do(asked, decision)
+                case ledger.Consult() | ledger.Ask():
+                    self._ask(action)
+        return tell
 
-        return [
-            (owner, each, Ended(each.mesh.name, each.mesh._root.point_of(at).rank))
-            for owner, each, at in asked
-        ]
-
-    def pass_on(self, to: tuple[tuple[int, int, int], int], failure: MeshFailure) -> None:
-        """Tell an owner, wherever it is: the process it lives in, and its id there."""
+    def pass_on(self, to: ledger.Owner, failure: MeshFailure) -> None:
+        """Tell an owner, wherever it is."""
         (mesh, rank, host), actor = to
         target = Target.one(mesh, rank, Placement.on(host))
         sender = self._process.runtime.sender(target, actor, "", Request.FAILURE)
         sender.tell((failure._key, failure))
 
-    async def ask(self, owner: ActorCell, holding: Holding | None, failure: MeshFailure) -> None:
-        """Ask an owner that lives here, and those above it if it does not handle the failure.
-
-        What is told of something whose owner is being stopped, or has failed, is nobody's any more: it ends with its
-        owner.
-        """
-        if holding is not None and holding.policy is not None:
-            await self.consult(owner, holding, _failed(holding, failure))
+    def _ask(self, action: ledger.Consult | ledger.Ask) -> None:
+        if action.owner != 0 or not self._at_script:
+            self._on_loop(lambda: self._start(self._ask_on_loop(action)))
+        elif not self._process.notices.is_current():
+            with contextlib.suppress(Exception):  # the runtime is shut down
+                self._process.notices.barrier(lambda: self._ask(action))
+        elif isinstance(action, ledger.Consult):
+            decision = action.run.decide(action.event, time.monotonic(), _now)
+            self._decided(action, decision)
         else:
-            await self._ask_owner(owner, failure)
+            handler = holder().fault_handler
+            if handled := handler is not None:
+                try:
+                    _now(handler(action.failure))
+                except BaseException:
+                    handled = False
+                    logging.getLogger("mesh").exception(
+                        "the fault handler raised; the failure counts as unhandled"
+                    )
+            self._on(ledger.Answered(action, handled, "the fault handler"))
 
-    async def consult(self, owner: ActorCell | None, holding: Holding, event: Event | RepairEvent) -> None:
-        """Ask a policy on the event loop; what it passes on goes to the owner, or to the script if no actor owns it."""
+    async def _ask_on_loop(self, action: ledger.Consult | ledger.Ask) -> None:
+        """Ask an actor that lives here, or a policy of its; the failures of what is being stopped are nobody's any more."""
         import asyncio
 
-        run = holding.policy
-        assert run is not None
-        owner_id = 0 if owner is None else owner.instance.actor_id
-        turn = self._turns.get(owner_id)
-        if turn is None:
-            turn = self._turns[owner_id] = asyncio.Lock()
-        async with turn:
-            if owner is not None and owner.ending:
-                return
-            decision = await run.decide_async(event, time.monotonic())
-            _note(holding, event, decision)
-            self._carry_out(owner_id, holding, decision)
-        for failure in decision.passed_on:
-            if owner is None:
-                self.pass_on(_SCRIPT, failure)
-            else:
-                await self._ask_owner(owner, failure)
-
-    async def _ask_owner(self, owner: ActorCell, failure: MeshFailure) -> None:
-        if owner.ending:
+        cell = self._process.actor_host().actors.get(action.owner)
+        if action.owner != 0 and (cell is None or cell.over):
             return
-        try:
-            verdict = await owner.supervise(failure)
-        except BaseException as error:  # noqa: BLE001 - it is the owner's own failure now
-            owner.fail(error, because=failure)
-            return
-        if verdict:
-            self._process.hooks.failed(failure, handled=True, by=owner.describe())
-            return
-        if verdict is None and owner.ending:
-            return
-        self.pass_on(owner.owner, dataclasses.replace(failure, chain=(*failure.chain, owner.describe())))
-
-    def _carry_out(self, owner: int, holding: Holding, decision: Decision) -> None:
-        """Do what a policy has decided, but for what it passes on."""
-        for failure in decision.handled:
-            self._process.hooks.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
-        if decision.stop:
+        if isinstance(action, ledger.Consult):
+            turn = self._turns.get(action.owner)
+            if turn is None:
+                turn = self._turns[action.owner] = asyncio.Lock()
+            async with turn:
+                if cell is None or not cell.ending:
+                    self._decided(action, await action.run.decide_async(action.event, time.monotonic()))
+        elif cell is not None and not cell.ending:
             try:
-                holding.mesh.stop()
-            except Exception:
-                logging.getLogger("mesh").exception(
-                    "cannot stop %r, as its policy wants it", holding.mesh.name
-                )
-        if decision.repairs and not self._process.closed:
-            actor_host = self._process.actor_host()
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                actor_host.loop.call_soon_threadsafe(
-                    lambda: actor_host.keep(
-                        actor_host.loop.create_task(self._repair(owner, holding, decision))
-                    )
-                )
-        if decision.timers and not self._process.closed:
-            actor_host = self._process.actor_host()
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                for each in decision.timers:
-                    actor_host.loop.call_soon_threadsafe(self._start_timer, actor_host, owner, holding, each)
+                verdict = await cell.supervise(action.failure)
+            except BaseException as error:  # noqa: BLE001 - it is the owner's own failure now
+                cell.fail(error, because=action.failure)
+                return
+            if verdict is not None or not cell.ending:
+                self._on(ledger.Answered(action, bool(verdict), cell.describe(), cell.owner))
 
-    async def _repair(self, owner: int, holding: Holding, decision: Decision) -> None:
-        """Make again what a policy wants; what that does not mend goes to the owner."""
+    def _decided(self, asked: ledger.Consult, decision: Decision) -> None:
+        _note(asked, decision)
+        self._on(ledger.Decided(asked, decision))
+
+    def _on_loop(self, work: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            self._process.actor_host().loop.call_soon_threadsafe(work)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        actor_host = self._process.actor_host()
+        actor_host.keep(actor_host.loop.create_task(work))
+
+    # What policies want done.
+
+    def _do(self, asked: ledger.Consult, decision: Decision) -> None:
+        if decision.stop:
+            mesh = asked.holding.mesh
+            try:
+                mesh.stop()
+            except Exception:
+                logging.getLogger("mesh").exception("cannot stop %r, as its policy wants it", mesh.name)
+        if self._process.closed:
+            return
+        if decision.repairs:
+            self._on_loop(lambda: self._start(self._repair(asked, decision)))
+        for later in decision.timers:
+            self._on_loop(partial(self._start_timer, asked, later))
+
+    async def _repair(self, asked: ledger.Consult, decision: Decision) -> None:
+        """Make again what a policy wants; what that does not mend is the policy's again, or its owner's."""
         import asyncio
 
         from mesh_core._failures.policies import Repaired, RepairFailed
+        from mesh_core._failures.policy_run import Decision
         from mesh_core._failures.repairs import carry_out
 
-        run, actor_host, returns = holding.policy, self._process.actor_host(), holding.returns
-        assert run is not None
+        holding, run = asked.holding, asked.run
+        returns, name = holding.returns, holding.mesh.name
         was = {} if returns is None else returns.before(_ranks(decision.repaired), decision.repairs)
         turn = self._repairs.get(run)
         if turn is None:
             turn = self._repairs[run] = asyncio.Lock()
-        action = decision.repairs[0]
+        repair, lost = decision.repairs[0], False
+        event: RepairEvent | None = None
+        outcome: Decision | None = None
         try:
             # One after the other: what one makes is not failed to the next.
             async with turn:
-                for action in decision.repairs:
-                    await carry_out(holding.mesh, action)
+                for repair in decision.repairs:
+                    await carry_out(holding.mesh, repair)
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
             if run.closed:
                 return  # its mesh is being stopped
             said = str(error).partition("\n")[0]
-            reason = f"{type(action).__name__} did not succeed: {said}"
+            reason = f"{type(repair).__name__} did not succeed: {said}"
             failures = tuple(run.passed_on(failure, reason) for failure in decision.repaired)
             if run.hears_repairs:
-                failed = RepairFailed(holding.mesh.name, action, said, failures)
-                _note_repair(holding, was, failed)
-                self._consult(owner, holding, failed)
-                return
-            _note_repair(holding, was, None, lost=True)
-            owning = actor_host.actors.get(owner)
-            for told in failures:
-                if owning is not None:
-                    await self._ask_owner(owning, told)
-                elif owner == 0:
-                    self.pass_on(_SCRIPT, told)
+                event = RepairFailed(name, repair, said, failures)
+            else:
+                outcome, lost = Decision(passed_on=failures), True
         else:
-            for failure in decision.repaired:
-                self._process.hooks.failed(failure, handled=True, by=f"the policy of {holding.mesh.name!r}")
-            repaired = Repaired(holding.mesh.name, decision.repairs, decision.repaired)
-            _note_repair(holding, was, repaired if run.hears_repairs else None)
+            outcome = Decision(handled=decision.repaired)
             if run.hears_repairs:
-                self._consult(owner, holding, repaired)
+                event = Repaired(name, decision.repairs, decision.repaired)
+        if returns is not None:
+            returns.repaired(was, event, lost=lost)
+        if outcome is not None:
+            self._on(ledger.Decided(asked, outcome))
+        if event is not None:
+            self._ask(asked._replace(event=event))
 
-    def _start_timer(self, actor_host: ActorHost, owner: int, holding: Holding, later: Later) -> None:
+    def _start_timer(self, asked: ledger.Consult, later: Later) -> None:
         """Have an event come to a policy; on the event loop."""
-        run = holding.policy
-        if run is None or run.closed:
+        run = asked.run
+        if run.closed:
             return
+        loop, timers = self._process.actor_host().loop, run.timers
 
         def due() -> None:
             timers.discard(timer)
             if not run.closed:
-                self._consult(owner, holding, later.event)
+                self._ask(asked._replace(event=later.event))
 
-        timers = run.timers
-        timer = actor_host.loop.call_later(later.seconds, due)
+        timer = loop.call_later(later.seconds, due)
         timers.add(timer)
         if run.on_close is None:
-            run.on_close = lambda: actor_host.loop.call_soon_threadsafe(_cancel, timers)
-
-    def _consult(self, owner: int, holding: Holding, event: Event | RepairEvent) -> None:
-        """Have a policy asked about an event, where its owner's policies are asked."""
-        if owner == 0 and self._process.identity.mesh_id == 0:
-            with contextlib.suppress(Exception):  # the runtime is shut down
-                self.barrier(lambda: self._consult_here(holding, event))
-        else:
-            actor_host = self._process.actor_host()
-            actor_host.loop.call_soon_threadsafe(actor_host.on_event, owner, holding, event)
+            run.on_close = lambda: loop.call_soon_threadsafe(_cancel, timers)
 
 
-def _failed(holding: Holding, failure: MeshFailure) -> Event:
-    from mesh_core._failures.policy_run import failed
-
-    return failed(failure, holding.mesh.name)
-
-
-def _note(holding: Holding, event: Event | RepairEvent, decision: Decision) -> None:
+def _note(asked: ledger.Consult, decision: Decision) -> None:
     """Have those who hold calls back hear what a decision means for them."""
-    returns = holding.returns
+    returns, event = asked.holding.returns, asked.event
     if returns is None:
         return
     from mesh_core._failures.policies import Ended
@@ -501,22 +327,14 @@ def _note(holding: Holding, event: Event | RepairEvent, decision: Decision) -> N
     left = _ranks(decision.handled)
     if isinstance(event, Ended) and not (decision.repairs or decision.timers):
         left.add(event.rank)
-    run = holding.policy
     returns.decided(
         event,
         gone=_ranks(decision.passed_on),
         left=left,
         timers=[each.event for each in decision.timers],
-        put_off=run is not None and bool(run.put_off),
+        put_off=bool(asked.run.put_off),
         repairs=bool(decision.repairs),
     )
-
-
-def _note_repair(
-    holding: Holding, was: dict[int, int], more: RepairEvent | None, *, lost: bool = False
-) -> None:
-    if holding.returns is not None:
-        holding.returns.repaired(was, more, lost=lost)
 
 
 def _ranks(failures: Iterable[MeshFailure]) -> set[int]:
@@ -527,11 +345,6 @@ def _cancel(timers: set[asyncio.TimerHandle]) -> None:
     for each in timers:
         each.cancel()
     timers.clear()
-
-
-_SCRIPT = ((0, 0, 0), 0)
-_NOBODY: Key = (0, 0, 0)
-_MOMENT = 0.2
 
 
 def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
@@ -548,13 +361,6 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
     )
 
 
-def named(failure: MeshFailure, holding: Holding | None) -> MeshFailure:
-    """A failure with the mesh that its owner knows it by."""
-    if holding is None or failure.mesh is not None:
-        return failure
-    return dataclasses.replace(failure, mesh=holding.mesh)
-
-
 def _now(verdict: Any) -> Any:
     """The value of something that may be awaitable, where no event loop runs."""
     if inspect.isawaitable(verdict):
@@ -569,7 +375,7 @@ def _now(verdict: Any) -> Any:
 
 def alarm() -> BaseException | None:
     """What a call that waits raises when a failure has come to the script; the runtime asks for it."""
-    return current().ledger.alarm()
+    return current().supervision.alarm()
 
 
 def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
@@ -579,7 +385,7 @@ def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
     unseen.report_left(process)
     # Only now: a constructor may still have been at work.
     broken = [str(error) for error in owned_meshes.broken()]
-    return [failure.report() for failure in process.ledger.unheard()] + broken
+    return [failure.report() for failure in process.supervision.unheard()] + broken
 
 
 def leave_with(unheard: list[str], status: int | None) -> None:

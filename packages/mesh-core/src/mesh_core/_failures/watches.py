@@ -24,7 +24,7 @@ class Watches:
         """Tell it of the ends of its processes from now on."""
         with self._lock:
             self._watches.append(watch)
-        self._process.ledger.watch()
+        self._process.notices.start()
         self._process.runtime.watch_procs(watch._target)
 
     def discard(self, watch: Watch) -> None:

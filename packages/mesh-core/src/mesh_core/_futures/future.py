@@ -121,7 +121,7 @@ class Future(Generic[R]):
             left = self._deadline - time.monotonic()
             if timeout is None or left < timeout:
                 wait, last = left, True
-        if self._process.alarmed and heed and not self._arrived():
+        if self._process.alarmed and heed and not self._has_news():
             self._raise_failure()
         if self._process._actor_host is not None and not self._arrived():
             self._refuse_wait(awaited=False)
@@ -138,9 +138,13 @@ class Future(Generic[R]):
             self._expire(None)
         self._settle()
 
+    def _has_news(self) -> bool:
+        """Whether it has an outcome to tell, which goes before what else has failed."""
+        return self._arrived()
+
     def _raise_failure(self) -> None:
         """Raise what has failed and nobody was told of: this call is the script's next to wait."""
-        error = self._process.ledger.alarm()
+        error = self._process.supervision.alarm()
         if error is not None:
             raise error
 
@@ -304,7 +308,7 @@ class Future(Generic[R]):
     def __await__(self) -> Generator[Any, None, R]:
         if self._state == _PENDING:
             if not self._arrived():
-                if self._process.alarmed:
+                if self._process.alarmed and not self._has_news():
                     self._raise_failure()
                 yield from self._await_arrival().__await__()
             self._settle()

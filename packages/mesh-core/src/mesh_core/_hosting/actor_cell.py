@@ -30,6 +30,7 @@ from mesh_core._failures.failure import FailureKind, MeshFailure
 from mesh_core._futures.deadlines import expired
 from mesh_core._futures.loop import settle
 from mesh_core._hosting import ending as _ending
+from mesh_core._hosting.cell_state import ENDING, LOOP, WORKING, CellState
 from mesh_core._hosting.loop_executor import OnLoop
 from mesh_core._hosting.responses import MARKS, marked
 from mesh_core._hosting.thread_executor import OnThread
@@ -45,7 +46,7 @@ CallKey = tuple[tuple[int, int, int], int]
 """A call's caller and its number there."""
 
 
-class ActorCell:
+class ActorCell(CellState):
     """One actor of this process: its object, its inbox, and who works through it."""
 
     __slots__ = (
@@ -57,21 +58,16 @@ class ActorCell:
         "actor_host",
         "broken",
         "downfall",
-        "ending",
         "errands",
         "gone",
         "inbox",
         "instance",
-        "loop_takes",
-        "made",
         "object",
         "on_loop",
         "on_thread",
-        "over",
         "owner",
         "skipped",
         "table",
-        "threadless",
     )
 
     def __init__(
@@ -97,8 +93,6 @@ class ActorCell:
         self._maker = 0
         """The thread that runs the constructor, where that is not the actor's own."""
         self.object: Any = None
-        self.made = False
-        """Whether the constructor has returned, or raised."""
         self.broken = broken
         if broken is not None:
             inbox.retire()
@@ -108,10 +102,6 @@ class ActorCell:
         )
         self.owner = owner
         """Who hears of its failures: the process it lives in, and its id there."""
-        self.over = False
-        """Whether it has ended: stopped, not merely failed."""
-        self.ending = False
-        """Whether it is being stopped, or has failed: what it owns ends with it."""
         self.errands: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         """What is to be done between two messages, ahead of those that wait."""
         self.downfall: concurrent.futures.Future[None] | None = None
@@ -123,10 +113,7 @@ class ActorCell:
         self.on_loop = OnLoop(self)
         threaded = any(not spec.is_async for spec in self.table.values())
         self.on_thread: OnThread | None = OnThread(self) if threaded else None
-        self.threadless = not threaded
-        """Whether no thread looks after errands: there is none, or it waits for the end, or it has not come back."""
-        self.loop_takes = not threaded
-        """Whether the loop takes from the inbox just now, rather than the actor's thread."""
+        super().__init__(threaded=threaded)
 
     def start(self) -> None:
         """Have the object constructed, and begin to work."""
@@ -135,7 +122,7 @@ class ActorCell:
                 self.on_thread.start()
                 return  # from here on the thread decides what is broken
             except RuntimeError as error:
-                self.on_thread, self.threadless, self.loop_takes = None, True, True
+                self.on_thread, self.drains = None, LOOP
                 self.broken = SpawnError(
                     f"no thread can be started for {self.describe()}: {error}. Raise the limit on threads or memory "
                     "(ulimit -u, ulimit -v, the limits of the container), or use coroutines, which share one thread"
@@ -164,7 +151,7 @@ class ActorCell:
 
     def lost(self, error: BaseException) -> None:
         """The guard of a constructor's thread: the actor has failed, and the loop answers for it."""
-        self.made = True
+        self.advance(WORKING)
         self.fail(error)
 
     def construct(self) -> None:
@@ -186,7 +173,7 @@ class ActorCell:
                 self.object, self.broken = made, self.broken or error
                 if self.broken is not None:
                     self.inbox.retire()
-                self.made = True
+                self.advance(WORKING)
         if given_up:
             _ending.clean_up_late(self, made)
         elif spawned is not None:
@@ -453,8 +440,8 @@ class ActorCell:
             failure = self._failure(error, because)
             self.broken = SupervisionError(failure=failure)
             self.inbox.retire()
-            self.ending = True
-        self.actor_host.process.ledger.pass_on(self.owner, failure)
+            self.advance(ENDING)
+        self.actor_host.process.supervision.pass_on(self.owner, failure)
         self.downfall = asyncio.run_coroutine_threadsafe(_ending.tear_down(self, error), self.actor_host.loop)
 
     def _failure(self, error: BaseException, because: MeshFailure | None) -> MeshFailure:

@@ -25,7 +25,6 @@ from mesh_core._common.context import Instance, parse_shape
 from mesh_core._common.control import Control
 from mesh_core._common.errors import BOOTSTRAP_FAILED, MeshError
 from mesh_core._failures.failure import raised_in_words
-from mesh_core._failures.supervision import named
 from mesh_core._futures import unseen
 from mesh_core._futures.loop import ActorSelector
 from mesh_core._hosting import ending
@@ -38,9 +37,6 @@ from mesh_core._system.process_title import Title
 from mesh_core._system.stack_dumps import stacks
 
 if TYPE_CHECKING:
-    from mesh_core._failures.failure import MeshFailure
-    from mesh_core._failures.owned_meshes import Holding
-    from mesh_core._failures.policies import Event, RepairEvent
     from mesh_core._native import Deferral, Message
     from mesh_core._process.process import Process
 
@@ -198,7 +194,7 @@ class ActorHost:
         elif kind is MessageKind.STOP_PROC:
             self.keep(self.loop.create_task(self._stop(message.within or 0.0)))
         elif kind is MessageKind.DOWN or kind is MessageKind.FAILURE:
-            self._on_notice(message)
+            self.process.supervision.on_notice(message)
         elif kind is MessageKind.EXTENSION:
             self._on_extension(message)
         elif kind is MessageKind.UNSEEN:
@@ -215,22 +211,6 @@ class ActorHost:
             actor.cancel((message.src, message.call), answered=answered)
         elif message.actor == 0:
             self.process.extensions.on_cancel((message.src, message.call))
-
-    def _on_notice(self, message: Message) -> None:
-        if message.kind is MessageKind.DOWN:
-            self.process.on_down(message)
-            for owner, holding, failure, _ in self.process.ledger.struck(message):
-                self.on_failure(owner, holding, failure)
-            for owner, holding, event in self.process.ledger.ended(message):
-                self.on_event(owner, holding, event)
-        else:
-            key, failure = message.load()
-            owned_meshes = self.process.owners.of(message.actor)
-            owned = owned_meshes.actors(key[2])
-            if owned is not None:
-                owned.fails(key)
-            if owned is not None or not owned_meshes.leaves_alone(key[2]):
-                self.on_failure(message.actor, owned, named(failure, owned))
 
     # Spawning.
 
@@ -399,26 +379,6 @@ class ActorHost:
             RuntimeError, TimeoutError
         ):  # the loop has ended already, or an actor does not
             asyncio.run_coroutine_threadsafe(self._stop_actors(), self.loop).result(limit)
-
-    # Failures of what actors here own.
-
-    def on_failure(self, owner: int, holding: Holding | None, failure: MeshFailure) -> None:
-        """Have an owner asked, if it is an actor that lives here; code without an actor is the script's affair."""
-        actor = self.actors.get(owner)
-        if actor is not None and not actor.over:
-            self.keep(self.loop.create_task(self.process.ledger.ask(actor, holding, failure)))
-        elif owner == 0 and holding is not None and holding.policy is not None:
-            from mesh_core._failures.policy_run import failed
-
-            self.on_event(owner, holding, failed(failure, holding.mesh.name))
-        elif owner == 0:
-            self.process.ledger.pass_on(((0, 0, 0), 0), failure)
-
-    def on_event(self, owner: int, holding: Holding, event: Event | RepairEvent) -> None:
-        """Have a policy asked whose owner lives here: an actor, or code without one."""
-        actor = self.actors.get(owner)
-        if owner == 0 or (actor is not None and not actor.over):
-            self.keep(self.loop.create_task(self.process.ledger.consult(actor, holding, event)))
 
     def forget(self, actor: ActorCell) -> None:
         """An actor has ended."""

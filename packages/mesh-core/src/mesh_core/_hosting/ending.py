@@ -16,6 +16,7 @@ from mesh_core._common.codes import MessageKind
 from mesh_core._common.context import Context
 from mesh_core._common.errors import MeshError, Undeliverable
 from mesh_core._failures.returns import NOT_BEGUN
+from mesh_core._hosting.cell_state import ENDING, OVER
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -33,7 +34,7 @@ async def stop_on_loop(cell: ActorCell, message: Message, behind: list[Message])
     """End an actor without a thread."""
     error: BaseException | None = None
     try:
-        cell.ending = True
+        cell.advance(ENDING)
         if cell.downfall is not None:
             await asyncio.wrap_future(cell.downfall)
         error = await _end_endpoints(cell)
@@ -104,11 +105,10 @@ def stop_on_thread(cell: ActorCell, message: Message, behind: list[Message]) -> 
     loop = cell.actor_host.loop
     overdue = asyncio.Event()
     try:
-        cell.ending = True
+        cell.advance(ENDING)
         if cell.downfall is not None:
             with cell.actor_host.failing:
-                # From here on errands run on the loop: this thread waits.
-                cell.threadless = True
+                cell.leave_errands()
             cell.run_errands()
             _await_here(cell, cell.downfall)
         if cell.on_loop.busy:
@@ -214,15 +214,14 @@ def hurry(cell: ActorCell) -> None:
 
 async def _give_up(cell: ActorCell) -> None:
     with cell.actor_host.failing:
-        if cell.made or cell.over:
+        if not cell.give_up():
             return
-        cell.over = cell.ending = True
     error = _overdue(cell, "constructor")
     spawned = cell.take_spawn()
     if spawned is not None:
         never = Undeliverable(f"{cell.describe()} was stopped before its constructor had returned")
         cell.actor_host.reply_error(spawned, never, cell.instance.name, dead=True)
-    _leave(cell, cell.inbox.take_nowait(_ALL), error)
+    _leave(cell, cell.inbox.take_nowait(_ALL), error, made=False)
     await _close_owned_meshes(cell)
 
 
@@ -243,16 +242,17 @@ def clean_up_late(cell: ActorCell, made: Any) -> None:
 
 def _ended(cell: ActorCell, stop: Message, behind: list[Message], error: BaseException | None) -> None:
     with cell.actor_host.failing:
-        if cell.over:
+        if not cell.advance(OVER):
             return
-        cell.over = True
     cell.object = None
     if error is not None:
         cell.tell_raised("__cleanup__", error)
     _leave(cell, [stop, *behind], error)
 
 
-def _leave(cell: ActorCell, waiting: list[Message], error: BaseException | None) -> None:
+def _leave(
+    cell: ActorCell, waiting: list[Message], error: BaseException | None, *, made: bool = True
+) -> None:
     """Answer what the actor has taken and will not come to; those who stopped it hear the error, if there is one."""
     from mesh_core._futures.loop import settle
 
@@ -260,7 +260,7 @@ def _leave(cell: ActorCell, waiting: list[Message], error: BaseException | None)
     for _, answer in cell.errands:
         actor_host.loop.call_soon_threadsafe(settle, answer, None, None)
     cell.inbox.close()
-    if cell.made and cell.downfall is None:
+    if made and cell.downfall is None:
         # Before the answers: who has stopped it may ask an extension next. Of a failure it was told by the tear-down.
         try:
             actor_host.process.actor_ended(cell)

@@ -11,6 +11,7 @@ from mesh_core._common.codes import MessageKind
 from mesh_core._common.context import Context
 from mesh_core._common.errors import MeshError
 from mesh_core._hosting import ending
+from mesh_core._hosting.cell_state import LOOP, WORKING
 
 if TYPE_CHECKING:
     from mesh_core._actors.endpoint import EndpointProperty
@@ -53,7 +54,7 @@ class OnLoop:
     def borrow(self, messages: list[Message]) -> None:
         """Take the inbox over from the actor's thread, with what that had taken from it already."""
         cell = self._cell
-        cell.loop_takes = True
+        cell.lend()
         cell.inbox.attach(cell.actor_host.waker, cell.instance.actor_id)
         # Of its own: the thread must not hold on to messages, and the buffers in them, while it waits.
         mine = messages.copy()
@@ -74,7 +75,7 @@ class OnLoop:
     def _hand_back(self, messages: list[Message]) -> None:
         cell = self._cell
         assert cell.on_thread is not None
-        cell.loop_takes = False
+        cell.hand_back()
         self.runner = None
         cell.inbox.detach()
         cell.on_thread.hand_back(messages)
@@ -88,8 +89,7 @@ class OnLoop:
                 if time.monotonic() > until or starts == _STARTS:
                     await asyncio.sleep(0)
                     until, starts = time.monotonic() + _SHARE_S, 0
-                thread = cell.on_thread
-                away = thread is None or thread.abandoned
+                away = cell.drains == LOOP
                 if cell.errands and away:
                     # Failures go ahead of messages.
                     cell.run_errands()
@@ -129,7 +129,7 @@ class OnLoop:
         limit = None
         try:
             self.starting.discard(message)
-            if cell.ending:
+            if cell.phase > WORKING:
                 # Between whoever took the message and its turn on the loop.
                 cell.stopped(message)
                 return

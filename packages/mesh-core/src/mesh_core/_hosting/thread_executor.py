@@ -10,6 +10,7 @@ from mesh_core._common import context
 from mesh_core._common.codes import MessageKind
 from mesh_core._common.context import Context
 from mesh_core._hosting import ending
+from mesh_core._hosting.cell_state import LOOP
 
 if TYPE_CHECKING:
     from mesh_core._actors.endpoint import EndpointProperty
@@ -27,13 +28,11 @@ BURST = 256
 class OnThread:
     """Works through an actor's inbox on a thread of its own, as far as there are plain functions to be called."""
 
-    __slots__ = ("_at", "_burst", "_cell", "_handed_back", "abandoned", "ident")
+    __slots__ = ("_at", "_burst", "_cell", "_handed_back", "ident")
 
     def __init__(self, cell: ActorCell) -> None:
         self._cell = cell
         self.ident = 0
-        self.abandoned = False
-        """Whether the thread has died, or did not come back from a ``__cleanup__``: the loop answers in its place."""
         self._burst: list[Message] = []
         """What the thread has taken from the inbox, and how far it is with that: the rest is the loop's when the thread
         does not come back."""
@@ -124,9 +123,10 @@ class OnThread:
     def _left_behind(self, index: int) -> bool:
         """Say, to the thread of an actor that has failed, whether the loop has gone on without it."""
         with self._cell.actor_host.failing:
-            if not self.abandoned:
-                self._at = index
-            return self.abandoned
+            if self._cell.drains == LOOP:
+                return True
+            self._at = index
+            return False
 
     def _lend(self, messages: list[Message]) -> list[Message]:
         """Leave the inbox to the loop until it comes upon a message for this thread; returns from that one on."""
@@ -140,7 +140,7 @@ class OnThread:
     def abandon(self) -> list[Message]:
         """Go on without the thread; returns what it has taken and not come to."""
         with self._cell.actor_host.failing:
-            self.abandoned = self._cell.threadless = self._cell.loop_takes = True
+            self._cell.drains = LOOP
             return self._burst[self._at + 1 :]
 
     def _died(self, error: BaseException) -> None:

@@ -88,9 +88,13 @@ class ManyFuture(Future[ValueMesh[R]]):
     def _is_loss(self) -> bool:
         return self._state == _FAILED and hasattr(self, "_lost_at")
 
+    def _has_news(self) -> bool:
+        # The death of one of its own ranks.
+        return self._call.done() or self._call.arrived() > 0
+
     def _wait(self, timeout: float | None, heed: bool = True) -> bool:
         ready = self._call.wait(timeout, 0, heed)
-        if ready and not self._call.done() and not self._call.wait(_AFTER_A_DEATH, None, heed):
+        if ready and not self._call.done() and not self._call.wait(_AFTER_A_DEATH, None, False):
             self._settle_loss()
         return ready
 
@@ -130,7 +134,8 @@ class ManyFuture(Future[ValueMesh[R]]):
         """Wait for the ranks that had not answered when the death of another became the outcome."""
         ends = [end for end in (until, self._deadline) if end is not None]
         late: dict[int, BaseException] = {}
-        if not self._call.wait(max(0.0, min(ends) - time.monotonic()) if ends else None):
+        # Other deaths may be among the outcomes, and are told with them.
+        if not self._call.wait(max(0.0, min(ends) - time.monotonic()) if ends else None, None, False):
             if self._deadline is None or time.monotonic() < self._deadline:
                 raise self._not_yet(timeout)
             error = self._too_late(None)

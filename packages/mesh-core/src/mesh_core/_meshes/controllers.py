@@ -62,7 +62,7 @@ class Registry(Actor):
         """Who asks may have been told by a call of its own of a failure that is still on its way to here."""
         loop = asyncio.get_running_loop()
         passed = asyncio.Event()
-        current().ledger.barrier(lambda: loop.call_soon_threadsafe(passed.set))
+        current().notices.barrier(lambda: loop.call_soon_threadsafe(passed.set))
         await passed.wait()
 
     def __supervise__(self, failure: MeshFailure) -> bool:
@@ -103,7 +103,7 @@ def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwar
     if not isinstance(cls, type) or not issubclass(cls, Actor):
         raise TypeError(f"get_or_spawn_controller() takes a name and an actor class, not {cls!r}")
     process = current()
-    process.ledger.watch()
+    process.notices.start()
     table: dict[str, EndpointProperty[..., Any]] = table_of(Registry)
     interface = Interface(Registry.__qualname__, {key: value.arity for key, value in table.items()})
     whole = Region.whole(Extent([], []))

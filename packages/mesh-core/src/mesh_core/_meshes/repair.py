@@ -193,7 +193,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         if recipe.holding is not None:
             recipe.holding.mesh = shrunk
             # It is lost as a whole with the ranks that are left.
-            recipe.holding.regain(rest)
+            process.supervision.regain(recipe.holding, rest)
         call = process.runtime.stop_procs(target, process.settings.stop_timeout)
         name = mesh._name
         shrunk._ready = Future(
@@ -242,8 +242,9 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
     if holding is not None:
         if len(mesh._root) > len(holding.mesh._root):
             holding.mesh = mesh
-        holding.regain(rank for _, ranks in groups for rank in ranks)
-        process.owners.of(recipe.owner_id).add(holding)
+        process.supervision.own_again(
+            recipe.owner_id, holding, [rank for _, ranks in groups for rank in ranks]
+        )
     waits: list[Future[Any]] = []
     for mesh_id, host, ranks in made:
         region = Region.whole(Extent(["ranks"], [len(ranks)]))
@@ -259,8 +260,9 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
     told = publish_moves(runtime, procs_id, version + 1, runs, left)
     if holding is not None:
         # The notice of an old end may have come in between, when that process still had its rank.
-        holding.regain(rank for _, ranks in groups for rank in ranks)
-        process.owners.of(recipe.owner_id).add(holding)
+        process.supervision.own_again(
+            recipe.owner_id, holding, [rank for _, ranks in groups for rank in ranks]
+        )
     waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))
     recipe.repair = all_done(process, waits, f"the repair of {mesh._name!r}")
     return recipe.repair
@@ -405,8 +407,7 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     target = Target.joined(pieces, root)
     holding = making.holding
     if holding is not None:
-        holding.regain(there)
-        process.owners.of(making.owner_id).add(holding)
+        process.supervision.own_again(making.owner_id, holding, there)
     lives = {rank: incarnation(process.runtime, *location.addr(procs_id, rank)[:2]) for rank in there}
     making.lives = {**making.lives, **lives}
     returns = None if holding is None else holding.returns

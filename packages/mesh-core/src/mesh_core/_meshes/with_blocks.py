@@ -35,5 +35,5 @@ async def end_async(process: Process, stopped: Future[None], error: BaseExceptio
 
 def _raise_unless(error: BaseException | None, process: Process, failed: BaseException | None) -> None:
     # What has ended has sent its notices before: catching up with them does not take long.
-    if error is None and (failed := failed or process.ledger.catch_up()) is not None:
+    if error is None and (failed := failed or process.supervision.catch_up()) is not None:
         raise failed

@@ -16,6 +16,7 @@ from mesh_core._common.errors import MeshError, SupervisionError
 from mesh_core._failures.owned_meshes import Holding, Owners
 from mesh_core._geometry.location import Location, is_host_mesh
 from mesh_core._native import Extent, Region, Runtime, Target, begin_exit, host_name
+from mesh_core._process.notices import Notices
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from mesh_core._extensions.host_procs import HostProcs
     from mesh_core._extensions.running import Extensions
     from mesh_core._failures.policies import Policy
-    from mesh_core._failures.supervision import FailureLedger
+    from mesh_core._failures.supervision import Supervision
     from mesh_core._failures.watches import Watches
     from mesh_core._futures.awaited import Awaited
     from mesh_core._futures.future import Future
@@ -134,7 +135,8 @@ class Process:
         self.owners = Owners()
         self.here = Location.on(identity.host_no, identity.host)
         """The host that this process is on."""
-        self._ledger: FailureLedger | None = None
+        self.notices = Notices(self)
+        self._supervision: Supervision | None = None
         self._extensions: Extensions | None = None
         self._watches: Watches | None = None
         self._host_procs: HostProcs | None = None
@@ -181,19 +183,19 @@ class Process:
         if bridge is None or bridge.loop() is not loop:
             from mesh_core._futures.loop import Bridge
 
-            bridge = self._bridges[id(loop)] = Bridge(loop, self.ledger.alarm)
+            bridge = self._bridges[id(loop)] = Bridge(loop, self.supervision.alarm)
         return bridge
 
     @property
-    def ledger(self) -> FailureLedger:
-        """What this process knows of failures."""
-        if self._ledger is None:
-            from mesh_core._failures.supervision import FailureLedger
+    def supervision(self) -> Supervision:
+        """What becomes of failures that reach this process."""
+        if self._supervision is None:
+            from mesh_core._failures.supervision import Supervision
 
             with self._lock:
-                if self._ledger is None:
-                    self._ledger = FailureLedger(self)
-        return self._ledger
+                if self._supervision is None:
+                    self._supervision = Supervision(self)
+        return self._supervision
 
     @property
     def extensions(self) -> Extensions:
@@ -270,14 +272,8 @@ class Process:
 
     def told(self, error: MeshError) -> None:
         """Note what a call raises: a failure that was raised needs no other answer."""
-        for key in error._deaths:
-            self.ledger.hear(key)
-        if not isinstance(error, SupervisionError) and error.results is None:
-            return
-        cells = [] if error.results is None else error.results._cells
-        for each in (error, *cells):
-            if isinstance(each, SupervisionError) and each.failure is not None:
-                self.ledger.hear(each.failure._key)
+        if error._deaths or error.results is not None or isinstance(error, SupervisionError):
+            self.supervision.told(error)
 
     def alarm_loops(self) -> None:
         """Have what event loops wait for raise a failure."""
@@ -348,7 +344,7 @@ class Process:
         """Note that ``owner`` (the id of an actor here, 0 for everything else) has spawned a mesh."""
         holding = Holding(mesh, actor_id, policy)
         self.owners.of(owner).add(holding)
-        self.ledger.watch()
+        self.notices.start()
         try:
             self.check_owner(owner)
         except MeshError:
@@ -442,8 +438,7 @@ class Process:
             self.runtime.close(limit)
             if (actor_host := self._started_actor_host()) is not None:
                 actor_host.end_thread(limit)
-            if self._ledger is not None:
-                self._ledger.end(_GRACE)
+            self.notices.end(_GRACE)
             for close in self.hooks.closed:
                 close()
             if self._scratch is not None:
@@ -500,8 +495,7 @@ class _StopWait:
                     self._says = None
                     self._say_stopping()
             except SupervisionError as failure:
-                if failure.failure is not None:
-                    self._process.ledger.unhear(failure.failure)
+                self._process.supervision.take_back(failure)
 
     def _say_stopping(self) -> None:
         from mesh_core._common.interrupts import say_stopping

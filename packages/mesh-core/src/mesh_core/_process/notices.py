@@ -1,0 +1,122 @@
+"""The thread that takes the controller's notices: of failures, and of what else is nobody's call.
+
+It waits in the runtime without reading connections, so that it is in nobody's way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mesh_core._common.bypass import find_bypass
+from mesh_core._common.codes import MessageKind, Request
+from mesh_core._common.control import Control
+from mesh_core._native import Placement, Target
+
+if TYPE_CHECKING:
+    from mesh_core._native import Message
+    from mesh_core._process.process import Process
+
+
+class Notices:
+    """The controller's notices. Elsewhere the event loop of actors takes them, and this does nothing."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._began = threading.Event()
+        self._barriers: deque[Callable[[], object]] = deque()
+
+    def start(self) -> None:
+        """Take notices from now on."""
+        if self._thread is None and self._process.identity.mesh_id == 0:
+            threading.Thread(target=self._run, name="mesh-notices", daemon=True).start()
+            self._began.wait()
+
+    def _run(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                return
+            # Ctrl-C may end `start` at any moment: whether the thread runs, only the thread itself knows.
+            self._thread = threading.current_thread()
+        self._began.set()
+        for begin in self._process.hooks.noticing:
+            begin()
+        runtime = self._process.runtime
+        inbox = runtime.notices()
+        while True:
+            runtime.wait_notices()
+            batch = inbox.take_nowait(1_000)
+            if not batch:
+                return
+            for message in batch:
+                try:
+                    self._on_notice(message)
+                except BaseException:
+                    # Whatever it is, those that follow are taken.
+                    import logging
+
+                    logging.getLogger("mesh").exception("a notice of a failure could not be handled")
+            batch.clear()
+            del message
+
+    def barrier(self, then: Callable[[], object]) -> None:
+        """Call ``then`` on the thread, once every notice that has come before now is on its way to its owner."""
+        self._barriers.append(then)
+        self._process.runtime.sender(Target.one(0, 0, Placement.on(0)), 0, "", Request.FAILURE).tell(None)
+
+    def pass_barrier(self) -> None:
+        """The marker of a barrier has come."""
+        self._barriers.popleft()()
+
+    def catch_up(self, limit: float) -> None:
+        """Wait until the notices that have come are looked at.
+
+        Policies and handlers may take their time, or wait for this very thread, so that it waits for a moment only.
+        """
+        if self._thread is not None and not self.is_current():
+            passed = threading.Event()
+            self.barrier(passed.set)
+            passed.wait(limit)
+
+    def is_current(self) -> bool:
+        """Whether this is the thread that takes them."""
+        return self._thread is threading.current_thread()
+
+    def end(self, limit: float) -> None:
+        """Wait for the thread, once the runtime is closed: its last notices may be of failures."""
+        thread = self._thread
+        if thread is not None and not self.is_current():
+            thread.join(limit)
+
+    def _on_notice(self, message: Message) -> None:
+        match message.kind:
+            case MessageKind.EXTENSION:
+                self._on_extension(message)
+            case MessageKind.FAILURE | MessageKind.DOWN:
+                self._process.supervision.on_notice(message)
+            case MessageKind.TELL:
+                self._process.host_registry()
+            case MessageKind.UNSEEN:
+                from mesh_core._futures import unseen
+
+                unseen.report(message)
+
+    def _on_extension(self, message: Message) -> None:
+        match message.name:
+            case Control.INSPECT:
+                self._process.hooks.knocked()
+            case Control.BYPASS:
+                find_bypass(self._process)
+            case Control.HOSTS:
+                hosts, carried, tell = message.load()
+                self._process.host_procs.make(hosts, carried, tell=tell)
+            case Control.RETURNS:
+                from mesh_core._failures.returns import on_question
+
+                on_question(message, self._process)
+            case _:
+                self._process.extensions.on_message(message)
