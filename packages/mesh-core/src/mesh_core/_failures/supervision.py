@@ -34,7 +34,8 @@ from mesh_core._common.current import current, holder
 from mesh_core._common.errors import SupervisionError
 from mesh_core._failures.failure import FailureKind, MeshFailure, error_of, of_loss
 from mesh_core._futures import unseen
-from mesh_core._native import Placement, Target, exit_with
+from mesh_core._geometry.location import is_guest_mesh
+from mesh_core._native import Placement, Target, exit_with, seat
 
 if TYPE_CHECKING:
     import asyncio
@@ -80,7 +81,7 @@ class FailureLedger:
     def watch(self) -> None:
         """Have the controller's notices taken from now on."""
         process = self._process
-        if process.identity.mesh_id != 0 or self._thread is not None:
+        if not process.identity.is_script or self._thread is not None:
             return
         with self._lock:
             if self._thread is None:
@@ -110,7 +111,9 @@ class FailureLedger:
     def barrier(self, then: Callable[[], object]) -> None:
         """Call ``then`` (on another thread) once every notice that has come before now is on its way to its owner."""
         self._barriers.append(then)
-        self._process.runtime.sender(Target.one(0, 0, Placement.on(0)), 0, "", Request.FAILURE).tell(None)
+        mesh, rank, host = self._process.runtime.me
+        target = Target.one(mesh, rank, Placement.on(host))
+        self._process.runtime.sender(target, 0, "", Request.FAILURE).tell(None)
 
     def catch_up(self) -> BaseException | None:
         """What a waiting call of the script would raise, once the notices that have come are looked at.
@@ -168,6 +171,12 @@ class FailureLedger:
             case Control.HOSTS:
                 hosts, carried, tell = message.load()
                 self._process.host_procs.make(hosts, carried, tell=tell)
+            case Control.RECORD:
+                self._process.hooks.recorded(message)
+            case Control.LOGS:
+                meshes, flags, window, level = message.load()
+                for mesh in meshes:
+                    self._process.runtime.logs().set(mesh, flags, window, level)
             case Control.RETURNS:
                 from mesh_core._failures.returns import on_question
 
@@ -335,10 +344,17 @@ class FailureLedger:
 
     def pass_on(self, to: tuple[tuple[int, int, int], int], failure: MeshFailure) -> None:
         """Tell an owner, wherever it is: the process it lives in, and its id there."""
-        (mesh, rank, host), actor = to
+        (mesh, rank, host), actor = self._script() if to == _SCRIPT else to
+        if is_guest_mesh(mesh):
+            # All scripts that have come to such a job are lives of one rank: the one that is there now is told.
+            mesh, rank, _ = seat(self._process.runtime, mesh, rank, host)
         target = Target.one(mesh, rank, Placement.on(host))
         sender = self._process.runtime.sender(target, actor, "", Request.FAILURE)
         sender.tell((failure._key, failure))
+
+    def _script(self) -> tuple[tuple[int, int, int], int]:
+        """The script, as an owner: this process, if it runs one."""
+        return (self._process.runtime.me, 0) if self._process.identity.is_script else _SCRIPT
 
     async def ask(self, owner: ActorCell, holding: Holding | None, failure: MeshFailure) -> None:
         """Ask an owner that lives here, and those above it if it does not handle the failure.
@@ -477,7 +493,7 @@ class FailureLedger:
 
     def _consult(self, owner: int, holding: Holding, event: Event | RepairEvent) -> None:
         """Have a policy asked about an event, where its owner's policies are asked."""
-        if owner == 0 and self._process.identity.mesh_id == 0:
+        if owner == 0 and self._process.identity.is_script:
             with contextlib.suppress(Exception):  # the runtime is shut down
                 self.barrier(lambda: self._consult_here(holding, event))
         else:

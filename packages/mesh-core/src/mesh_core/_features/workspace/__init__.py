@@ -36,7 +36,7 @@ def sync(
 ) -> Future[WorkspaceReport]:
     """Begin a sync; see :meth:`HostMesh.sync_workspace`."""
     process = current()
-    if process.identity.mesh_id != 0:
+    if not process.identity.is_script:
         raise MeshError(
             f"sync_workspace() sends files of the machine on which the script runs, and this is {process.identity.proc_id}, "
             "one of its workers; call it in the script"
