@@ -6,6 +6,7 @@ import itertools
 import json
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -79,6 +80,13 @@ class Door:
             self._watch(None)
 
     def _hear(self, what: dict[str, Any]) -> None:
+        if "out" in what:
+            is_error, text = what["out"]
+            with suppress(Exception):  # it may be closed, or anybody's own
+                stream = sys.stderr if is_error else sys.stdout
+                stream.write(text)
+                stream.flush()
+            return
         if "state" in what:
             if self._watch is not None:
                 self._watch(JobState.of(what["state"]))

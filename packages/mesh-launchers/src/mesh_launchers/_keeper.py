@@ -36,10 +36,12 @@ from mesh_launchers._contract import (
 )
 from mesh_launchers._door import peer_of
 from mesh_launchers._errors import JobExists, LaunchError
-from mesh_launchers._folder import JobFolder
+from mesh_launchers._folder import LINK, JobFolder
+from mesh_launchers._kept import Kept
 from mesh_launchers._state import HostState, JobState
 
 _LINE = 1 << 24
+_SHOWN = 1 << 22
 _DIFFERENCES = 5
 _SILENCE_S = 600.0
 
@@ -68,10 +70,15 @@ class Keeper:
         self._offers: _Client | None = None
         """Who has the job for others, and takes it back from them (``mesh run``)."""
         self._left_at: float | None = None
+        self._kept: Kept | None = None
+        """What keeps processes and actors, where they outlive the script."""
+        self._settings: dict[str, Any] = job["settings"]
+        self._links: socket.socket | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._is_late = False
         """Whether a kept job is over, but for those who visit it."""
         self._over = asyncio.Event()
+        self._is_attached = asyncio.Event()
         self._told = False
         self._ending: list[asyncio.Future[None]] = []
         """Hosts that are refused, on their way out."""
@@ -88,6 +95,13 @@ class Keeper:
         reader, writer = await asyncio.open_unix_connection(sock=first, limit=_LINE)
         client = asyncio.create_task(self._accept(reader, writer, is_first=True))
         try:
+            if self._keep is not None:
+                self._links = self._folder.listen(LINK)
+                self._links.setblocking(False)
+                credentials = str(self._use.path)
+                self._kept = Kept(
+                    self._folder.name, credentials, self._keep, self._dial, self._settings, self._show
+                )
             await self._begin()
             await self._over.wait()
         except Exception as error:  # noqa: BLE001 - told to whoever waits for hosts
@@ -123,8 +137,30 @@ class Keeper:
         self._launcher = plugin.create(place)
         # All are known before any is started: who has the job hears of all of them at once.
         meshes = {mesh: self._known(mesh, targets) for mesh, targets in self._first.items()}
+        self._attach(list(self._hosts.values()))
         for mesh, specs in meshes.items():
             await self._start(mesh, specs)
+
+    def _attach(self, hosts: list[HostState]) -> None:
+        """Attach hosts of a job that outlives its script."""
+        if self._kept is None:
+            return
+        # Of those that connect to this machine nobody knows which comes first.
+        for mesh in dict.fromkeys(each.mesh for each in hosts) if self._dial is None else ("hosts",):
+            self._kept.attach(mesh, [each for each in hosts if each.mesh == mesh or self._dial is not None])
+        self._is_attached.set()
+
+    def _meshes(self) -> dict[str, list[HostState]]:
+        """The hosts that there are of each mesh."""
+        found: dict[str, list[HostState]] = {}
+        for each in self._hosts.values():
+            if each.is_there:
+                found.setdefault(each.mesh, []).append(each)
+        return found
+
+    def _show(self, what: dict[str, Any]) -> bool:
+        """Tell the script something that it shows; whether there is one."""
+        return self._holder is not None and self._holder.joined and self._holder.show(what)
 
     def _known(self, mesh: str, targets: list[str | None]) -> list[HostSpec]:
         """Have hosts of a mesh that are to be started."""
@@ -170,6 +206,8 @@ class Keeper:
             report.address if phase is Phase.RUNNING else None,
             differs,
         )
+        if self._kept is not None:
+            self._kept.heard(self._hosts[report.number])
         self._changed()
 
     def _fail(self, why: str) -> None:
@@ -233,6 +271,8 @@ class Keeper:
                 self._offers = None
             if self._holder is client:
                 self._holder = None
+                if self._kept is not None:
+                    self._kept.dismiss()
             if client.counts and self._holder is None and self._offers is None:
                 self._leave()
             elif self._is_late and client.visits:
@@ -260,8 +300,23 @@ class Keeper:
                     raise LaunchError(
                         f"job {self._folder.name!r} has no mesh {mesh!r}; it has {', '.join(self._given)}"
                     )
-                return await self._start(mesh, self._known(mesh, targets))
+                specs = self._known(mesh, targets)
+                self._attach([self._hosts[each.number] for each in specs])
+                numbers = await self._start(mesh, specs)
+                if self._kept is None:
+                    return {"numbers": numbers}
+                await self._kept.come({each.number: each.name for each in self._hosts.values()})
+                return {"numbers": numbers, "hosts": self._kept.pack([self._hosts[each] for each in numbers])}
+            case {"do": "join"} if self._kept is not None and self._holder is client and self._links is not None:
+                await self._is_attached.wait()
+                await self._kept.come({each.number: each.name for each in self._hosts.values()})
+                told = await self._kept.join(self._links, client.pid, self._meshes())
+                client.joined = True
+                asyncio.get_running_loop().call_soon(self._kept.tell)
+                return told
             case {"do": "end", "hosts": list(numbers)}:
+                if self._kept is not None:
+                    await self._kept.end(numbers)
                 await self._launcher.stop(numbers)
                 for each in numbers:
                     self._report(Report(each, Phase.ENDED))
@@ -304,6 +359,8 @@ class Keeper:
 
     async def _end(self) -> None:
         """End all hosts (KPR-3)."""
+        if self._kept is not None:
+            await self._kept.close()
         if hasattr(self, "_launcher"):
             try:
                 await self._launcher.close()
@@ -320,6 +377,8 @@ class _Client:
         self._writer = writer
         self.pid = pid
         self.watches = False
+        self.joined = False
+        """Whether it takes part in the job, whose processes and actors outlive it."""
         self.visits = False
         """Whether it runs something on the hosts, beside the script that has them."""
         self.counts = counts
@@ -333,6 +392,13 @@ class _Client:
             self._writer.transport.abort()
         else:
             self._writer.write(json.dumps(what).encode() + b"\n")
+
+    def show(self, what: dict[str, Any]) -> bool:
+        """Tell it something that it may miss if it does not read; whether it was told."""
+        if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > _SHOWN:
+            return False
+        self._writer.write(json.dumps(what).encode() + b"\n")
+        return True
 
     def watch_process(self) -> None:
         """Take it for gone when its process is, though a child of that may have the connection still."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mesh_core import MeshError
+from mesh_core.extensions import check_free, has_joined
 from mesh_launchers._authority import authority, sweep
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
@@ -68,11 +70,14 @@ def launch(
         credentials=credentials,
         **options,
     )
+    _check_free(plan.name, is_kept=plan.keep is not None)
     folder, connection = plan.begin()
     try:
-        return _taken(folder, connection, progress, is_new=True)
+        return _taken(folder, connection, progress, is_new=True, is_kept=plan.keep is not None)
     except JobNotFound:
         raise plan.has_ended(folder) from None
+    finally:
+        plan.let_go()
 
 
 def attach_job(name: str | None = None, *, progress: bool | None = None) -> Job:
@@ -89,11 +94,15 @@ def attach_job(name: str | None = None, *, progress: bool | None = None) -> Job:
     folder = JobFolder.of(name)
     connection = folder.connect(_CONNECT_S)
     try:
-        authority().take(Path(folder.read()["credentials"]), name)
+        told = folder.read()
+        is_kept = told["keep"] is not None
+        _check_free(name, is_kept=is_kept)
+        if not is_kept:
+            authority().take(Path(told["credentials"]), name)
     except BaseException:
         connection.close()
         raise
-    return _taken(folder, connection, progress, is_new=False)
+    return _taken(folder, connection, progress, is_new=False, is_kept=is_kept)
 
 
 def jobs() -> list[JobState]:
@@ -114,8 +123,25 @@ def jobs() -> list[JobState]:
     return found
 
 
-def _taken(folder: JobFolder, connection: socket.socket, progress: bool | None, *, is_new: bool) -> Job:
-    job = Job(folder, authority().credentials(), progress=wants_progress(progress))
+def _check_free(name: str, *, is_kept: bool) -> None:
+    """Refuse what a process cannot do that takes part in a job already."""
+    if is_kept:
+        try:
+            check_free()
+        except MeshError as error:
+            raise LaunchError(f"job {name!r} is kept, and so its script is a part of it: {error}") from None
+    elif has_joined():
+        raise LaunchError(
+            "this script is a part of a job that is kept, and has the hosts of that job alone: launch others in another script, or "
+            "call job.detach() first"
+        )
+
+
+def _taken(
+    folder: JobFolder, connection: socket.socket, progress: bool | None, *, is_new: bool, is_kept: bool
+) -> Job:
+    credentials = None if is_kept else authority().credentials()
+    job = Job(folder, credentials, progress=wants_progress(progress))
     door = Door(folder.name, connection, job._hear)  # noqa: SLF001 - one with it
     try:
         return job._open(door, is_new=is_new)  # noqa: SLF001 - likewise

@@ -23,7 +23,7 @@ from mesh_core._common.control import Control
 from mesh_core._common.current import current, holder
 from mesh_core._common.errors import MeshError
 from mesh_core._failures.owned_meshes import Holding
-from mesh_core._geometry.location import Location
+from mesh_core._geometry.location import ListedLocation, Location
 from mesh_core._native import (
     GUEST_MESHES,
     Extent,
@@ -41,7 +41,7 @@ from mesh_core._serialize import dumps, loads
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mesh_core._failures.failure import MeshFailure
     from mesh_core._meshes.actors import ActorMesh
@@ -95,10 +95,10 @@ class Guests:
             begin()  # what processes print is shown here
         process.ledger.watch()
 
-    def let_in(self, link: socket.socket, pid: int, hosts: Mapping[str, HostMesh]) -> bytes:
+    def let_in(self, link: socket.socket, pid: int, hosts: Mapping[str, tuple[HostMesh, Sequence[str]]]) -> bytes:
         """Take a script in: the process ``pid``, which has connected ``link``. Returns what it has to be told.
 
-        One that was there before has no part in the job from here on.
+        One that was there before has no part in the job from here on. ``hosts`` are meshes of hosts, and what each is called.
         """
         process = self._process
         with self._lock:
@@ -114,7 +114,7 @@ class Guests:
                 "host": process.identity.host,
                 "credentials": process.credentials,
                 "addresses": process.addresses(),
-                "hosts": {name: dumps(mesh)[0] for name, mesh in hosts.items()},
+                "hosts": {name: self.pack(*each) for name, each in hosts.items()},
                 "things": [(each.reference, each.actor_id, each.dead) for each in self._things.values()],
             }
             missed = list(self._missed)
@@ -122,6 +122,17 @@ class Guests:
         for failure in missed:
             process.ledger.pass_on(_SCRIPT, failure)
         return dumps(told)[0]
+
+    def pack(self, hosts: HostMesh, names: Sequence[str]) -> bytes:
+        """A mesh of hosts, for a script. They are called so also if they have not said that yet themselves."""
+        numbers = hosts._numbers
+        known = dict(zip(numbers, names, strict=True))
+        location = hosts._location
+        if isinstance(location, ListedLocation):
+            named: Location = ListedLocation(numbers, known)
+        else:
+            named = Location(location.placement, known)
+        return dumps(type(hosts)(self._process, hosts._view, hosts._name, named))[0]
 
     def dismiss(self) -> None:
         """End the part in the job of the script that is there, if one is."""
@@ -208,11 +219,15 @@ class Joined:
     def read(self, hosts: bytes) -> HostMesh:
         """A mesh of hosts that the controller has sent."""
         mesh: HostMesh = loads(hosts)
+        self.hosts[f"{mesh.name}+{len(self.hosts)}"] = mesh
         return mesh
 
-    def place(self, addresses: Mapping[int, str]) -> None:
-        """Note where hosts are reached."""
-        self._process.told_addresses.update(addresses)
+    def place(self, host: str, address: str) -> None:
+        """Note where a host is reached, by what it is called."""
+        for mesh in self.hosts.values():
+            for number, name in zip(mesh._numbers, mesh.names, strict=True):
+                if name == host:
+                    self._process.told_addresses[number] = address
 
     def leave(self) -> None:
         """Leave the job. What was spawned stays; actors of this process end, and the next use of Mesh here begins anew."""
@@ -309,3 +324,9 @@ def check_free() -> None:
             "this process uses Mesh already, and takes part in one job at a time: join before anything else is done with Mesh, or "
             "call shutdown() first, which ends what this process has spawned"
         )
+
+
+def has_joined() -> bool:
+    """Whether this process is the script of a job that outlives it."""
+    process = holder().process
+    return process is not None and not process.closed and process.identity.is_guest

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         procs_of,
         settled,
     )
-    from mesh_core._process.guests import Guests, Joined, check_free, join_job
+    from mesh_core._process.guests import Guests, Joined, check_free, has_joined, join_job
     from mesh_core._serialize import dumps, loads
     from mesh_core._serialize.late import NotYet
     from mesh_core._serialize.registered import Registration, register_handler, register_reducer
@@ -62,6 +62,7 @@ __all__ = [
     "current_proc",
     "dumps",
     "find",
+    "has_joined",
     "install",
     "join_job",
     "loads",
@@ -81,6 +82,7 @@ _LATER = {
     "Guests": "mesh_core._process.guests",
     "Joined": "mesh_core._process.guests",
     "check_free": "mesh_core._process.guests",
+    "has_joined": "mesh_core._process.guests",
     "join_job": "mesh_core._process.guests",
     "LocalActor": "mesh_core._hosting.local_actor",
     "Membership": "mesh_core._common.membership",
