@@ -27,6 +27,7 @@ from mesh_launchers._state import HostState, JobState
 _STOP_S = 60.0
 _CONNECT_S = 10.0
 _JOIN_S = 120.0
+_FLUSH_S = 5.0
 _QUIET_S = 1.0
 """What is there so soon is not worth a word."""
 
@@ -60,10 +61,10 @@ class Job:
         """This script's part in a job that outlives it."""
         self._door: Door
 
-    def _open(self, door: Door, *, is_new: bool) -> Self:
+    def _open(self, door: Door, *, is_new: bool, take_over: bool = False) -> Self:
         """Take the job's hosts."""
         self._door = door
-        state = JobState.of(door.ask("hold"))
+        state = JobState.of(door.ask("hold", take_over=take_over))
         if not is_new:
             # What another script has lost is none of this one's.
             door.ask("end", hosts=[each.number for each in state.hosts if each.phase is Phase.FAILED])
@@ -98,7 +99,13 @@ class Job:
             link.close()
             raise
         self._meshes.update(joined.hosts)
+        joined.on_flush(self._flush)
         return joined
+
+    def _flush(self) -> None:
+        """Have all shown that processes have printed."""
+        with suppress(LaunchError):
+            self._door.ask("flush", timeout=_FLUSH_S)
 
     def _attach(self, mesh: str, numbers: Sequence[int]) -> HostMesh:
         with self._changed:

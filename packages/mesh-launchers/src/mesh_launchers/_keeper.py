@@ -285,7 +285,11 @@ class Keeper:
                 client.visits = client.visits or do == "visit"
                 return self.state().as_dict()
             case {"do": "hold"}:
-                return self._hold(client)
+                return self._hold(client, take_over=question.get("take_over") is True)
+            case {"do": "flush"}:
+                if self._kept is not None:
+                    await self._kept.flush()
+                return None
             case {"do": "offer"}:
                 self._offers, client.counts, client.watches = client, True, True
                 client.watch_process()
@@ -328,10 +332,17 @@ class Keeper:
                 return None
         raise LaunchError(f"job {self._folder.name!r} cannot do {question.get('do')!r}")
 
-    def _hold(self, client: _Client) -> dict[str, Any]:
+    def _hold(self, client: _Client, *, take_over: bool = False) -> dict[str, Any]:
+        before = self._holder
+        if before is not None and before is not client and take_over and self._kept is not None:
+            # From here on it can do nothing, whether it hears of that or not.
+            self._kept.dismiss()
+            before.counts, self._holder = False, None
+            before.end()
         if self._holder is not None and self._holder is not client:
             raise JobExists(
                 f"the hosts of job {self._folder.name!r} are used by process {self._holder.pid}: a job has one script at a time"
+                + (f"; attach_job({self._folder.name!r}, take_over=True) takes a kept one away from it" if self._kept else "")
             )
         self._holder, self._left_at, client.counts = client, None, True
         client.watch_process()
@@ -406,6 +417,11 @@ class _Client:
         with suppress(OSError):
             self._process = os.pidfd_open(self.pid)
             asyncio.get_running_loop().add_reader(self._process, self._ended)
+
+    def end(self) -> None:
+        """Hear it no longer."""
+        self._forget_process()
+        self._writer.transport.abort()
 
     def _ended(self) -> None:
         self._forget_process()

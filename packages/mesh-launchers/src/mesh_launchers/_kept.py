@@ -149,6 +149,10 @@ class Kept:
         """The script that had the job has it no longer."""
         self._guests.dismiss()
 
+    async def flush(self) -> None:
+        """Have all shown that processes have printed so far."""
+        await self._loop.run_in_executor(None, self._guests.flush)
+
     def tell(self) -> None:
         """Show a script what was printed before it came (KPT-3)."""
         while self._unheard and self._say({"out": self._unheard[0]}):

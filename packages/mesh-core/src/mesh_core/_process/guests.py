@@ -41,7 +41,7 @@ from mesh_core._serialize import dumps, loads
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mesh_core._failures.failure import MeshFailure
     from mesh_core._meshes.actors import ActorMesh
@@ -133,6 +133,10 @@ class Guests:
         else:
             named = Location(location.placement, known)
         return dumps(type(hosts)(self._process, hosts._view, hosts._name, named))[0]
+
+    def flush(self) -> None:
+        """Show all that processes have printed so far."""
+        self._process.flush_console()
 
     def dismiss(self) -> None:
         """End the part in the job of the script that is there, if one is."""
@@ -228,6 +232,10 @@ class Joined:
             for number, name in zip(mesh._numbers, mesh.names, strict=True):
                 if name == host:
                     self._process.told_addresses[number] = address
+
+    def on_flush(self, flush: Callable[[], object]) -> None:
+        """Have ``flush`` called to show what processes have printed: when some have stopped, and before this script leaves."""
+        self._process.hooks.flush.append(flush)
 
     def leave(self) -> None:
         """Leave the job. What was spawned stays; actors of this process end, and the next use of Mesh here begins anew."""

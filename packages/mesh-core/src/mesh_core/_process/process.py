@@ -452,6 +452,7 @@ class Process:
                     actor_host.stop_actors(limit)
                 if self.identity.is_guest:
                     # What it has spawned is the next script's.
+                    self.flush_console()
                     self.closed = True
                 else:
                     self._stop_owned(limit)
