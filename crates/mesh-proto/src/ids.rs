@@ -138,7 +138,9 @@ mod tests {
             let guest = ProcAddr { mesh: GUEST_MESHES + MeshId::from(number), rank: 0, host: 0 };
             assert!(guest.is_guest() && guest.is_script() && !guest.is_agent());
         }
-        assert!(ProcAddr::CONTROLLER.is_script() && !ProcAddr::CONTROLLER.is_guest() && !ProcAddr::agent(1).is_script());
+        assert!(
+            ProcAddr::CONTROLLER.is_script() && !ProcAddr::CONTROLLER.is_guest() && !ProcAddr::agent(1).is_script()
+        );
         for mesh in [1, HOST_MESHES, GUEST_MESHES - 1, GUEST_MESHES + (1 << 32), MeshId::MAX] {
             assert!(!is_guest_mesh(mesh));
         }

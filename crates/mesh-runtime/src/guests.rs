@@ -40,8 +40,8 @@ impl Runtime {
         let mut agent = lock(&self.agent);
         let link = Arc::new(Link::new(agent.next_link(), addr, link));
         link.register(&self.reactor)?;
-        let (heard, strays) =
-            self.begin_with(std::slice::from_ref(&link), || self.open_routes(addr.mesh, 0, std::slice::from_ref(&link)));
+        let (heard, strays) = self
+            .begin_with(std::slice::from_ref(&link), || self.open_routes(addr.mesh, 0, std::slice::from_ref(&link)));
         debug_assert!(heard.is_empty());
         let seat = agent.take_in(addr, self.me, pid, (self.started.elapsed(), WITHIN));
         drop(agent);
@@ -110,4 +110,3 @@ impl Runtime {
 fn guest(number: u32) -> ProcAddr {
     ProcAddr { mesh: GUEST_MESHES + u64::from(number), rank: 0, host: 0 }
 }
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class Counter(Actor):
 
     @endpoint
     def say(self, what: str) -> None:
-        print(what, flush=True)
+        sys.stdout.write(f"{what}\n")
+        sys.stdout.flush()
 
     @endpoint
     def wait_for(self, path: str) -> int:

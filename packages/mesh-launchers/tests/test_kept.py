@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from greeter import Greeter
 from launched import LIMIT, leftovers, until
 from scripts import Script
 
-from mesh_core import MeshError, SupervisionError, configured, set_fault_handler, shutdown, this_host
+from mesh_core import MeshError, SupervisionError, set_fault_handler, shutdown, this_host
 from mesh_launchers import JobExists, JobNotFound, LaunchError, attach_job, jobs, launch
 from mesh_launchers._folder import LINK, JobFolder
 
@@ -155,18 +152,19 @@ def test_an_actor_that_fails_while_there_is_no_script(tmp_path: Path) -> None:
     until((tmp_path / "go.done").exists, "the call is over")
     job = attach_job("kept")
     counters: Any = job.actors["counters"]
-    with pytest.raises(SupervisionError, match="a test"):
-        # The first that it waits for raises it.
+
+    def call_until_told() -> None:
         while True:
             counters.slice(hosts=0).add.call_one(0).get(timeout=LIMIT)
+
+    with pytest.raises(SupervisionError, match="a test"):
+        call_until_told()
     job.stop()
 
 
 def test_a_call_under_way_is_carried_out_once_and_answers_nobody(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    script, _ = first(
-        tmp_path, f"    counters.slice(hosts=0).wait_for.call_one({str(go)!r}).get()\n"
-    )
+    script, _ = first(tmp_path, f"    counters.slice(hosts=0).wait_for.call_one({str(go)!r}).get()\n")
     until((tmp_path / "go.begun").exists, "the call runs")
     script.kill()
     let_go()
@@ -329,7 +327,7 @@ def test_what_actors_of_the_script_have_spawned_ends_with_it(tmp_path: Path) -> 
 
 def test_a_process_takes_part_in_one_job_at_a_time() -> None:
     procs = this_host().spawn_procs({"gpus": 1})
-    with pytest.raises(LaunchError, match="uses Mesh already.*shutdown"):
+    with pytest.raises(LaunchError, match=r"uses Mesh already.*shutdown"):
         launch("local", hosts=1, name="kept", keep="60s")
     procs.stop().get(timeout=LIMIT)
     shutdown()
@@ -339,9 +337,8 @@ def test_a_process_takes_part_in_one_job_at_a_time() -> None:
         with pytest.raises(LaunchError, match="uses Mesh already"):
             attach_job("kept")
         job.detach()
-        with launch("local", hosts=1) as other:
-            with pytest.raises(LaunchError, match=r"job.procs .*keep='8h'"):
-                _ = other.procs
+        with launch("local", hosts=1) as other, pytest.raises(LaunchError, match=r"job.procs .*keep='8h'"):
+            _ = other.procs
         shutdown()
         let_go()
         attach_job("kept").stop()
@@ -392,7 +389,7 @@ def test_several_meshes_and_a_spare(tmp_path: Path) -> None:
         pid = procs.pids[1]
         assert pid is not None and job.spares is not None
         os.kill(pid, signal.SIGKILL)
-        until(lambda: procs.failed(), "the death is told")
+        until(procs.failed, "the death is told")
         procs.respawn(on=job.spares).get(timeout=LIMIT)
         job.detach()
         shutdown()

@@ -46,25 +46,32 @@ impl State {
         if me != 0 || self.hold.is_zero() {
             return HostSet::default();
         }
-        let heard: Vec<(HostNo, Duration)> = self
+        // One that others relay to was perhaps never heard of directly.
+        let silent: Vec<(HostNo, Option<Duration>, Duration)> = self
             .peers
             .iter()
-            .filter(|(host, peer)| peer.incarnation != 0 && self.topology.standing(**host) != Standing::Dead)
+            .filter(|(host, peer)| {
+                let attached = peer.incarnation != 0 || peer.introduction.is_some();
+                attached && self.topology.standing(**host) != Standing::Dead
+            })
             .filter_map(|(host, peer)| {
-                let last = peer.trunk.as_ref().map(|trunk| trunk.heard_at()).or(peer.lost_since)?;
-                Some((*host, last))
+                let heard = peer.trunk.as_ref().map(|trunk| trunk.heard_at()).or(peer.heard);
+                Some((*host, heard, heard.or(peer.lost_since)?))
             })
             .collect();
         let half = self.window / 2;
         let just_back = self.cut_off.is_some_and(|at| now.saturating_sub(at) < self.window);
         let alone = |host: HostNo, last: Duration| {
-            last + half <= now && heard.iter().all(|(other, at)| *other == host || *at <= last + half)
+            let later = |(other, heard, _): &(HostNo, Option<Duration>, Duration)| {
+                *other != host && heard.is_some_and(|at| at > last + half)
+            };
+            last + half <= now && !silent.iter().any(later)
         };
-        let held: HostSet =
-            heard.iter().filter(|(host, last)| just_back || alone(*host, *last)).map(|(host, _)| *host).collect();
-        if heard.iter().any(|(host, last)| *last + self.window <= now && alone(*host, *last)) {
+        if silent.iter().any(|(host, _, last)| *last + self.window <= now && alone(*host, *last)) {
             self.cut_off = Some(now);
         }
+        let held = |&&(host, _, last): &&(HostNo, Option<Duration>, Duration)| just_back || alone(host, last);
+        let held: HostSet = silent.iter().filter(held).map(|(host, ..)| *host).collect();
         held
     }
 
@@ -352,6 +359,7 @@ impl Runtime {
             // The window counts from the last sign of life.
             let heard = trunk.heard_at();
             peer.lost_since = Some(heard);
+            peer.heard = Some(heard);
             peer.why = why.to_owned();
             peer.attempts = 0;
             if peer.dials {

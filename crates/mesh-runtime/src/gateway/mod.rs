@@ -94,6 +94,8 @@ struct Peer {
     attempts: u32,
     /// Since when there is no connection to a host that there should be one to.
     lost_since: Option<Duration>,
+    /// When the last connection to it was last heard of.
+    heard: Option<Duration>,
     why: String,
     /// Why it is dead, once it is.
     verdict: Option<Arc<HostEnd>>,

@@ -100,7 +100,12 @@ class Keeper:
                 self._links.setblocking(False)
                 credentials = str(self._use.path)
                 self._kept = Kept(
-                    self._folder.name, credentials, self._keep, self._dial, self._settings, self._show
+                    self._folder.name,
+                    credentials,
+                    self._show,
+                    hold=self._keep,
+                    dial=self._dial,
+                    settings=self._settings,
                 )
             await self._begin()
             await self._over.wait()
@@ -286,10 +291,6 @@ class Keeper:
                 return self.state().as_dict()
             case {"do": "hold"}:
                 return self._hold(client, take_over=question.get("take_over") is True)
-            case {"do": "flush"}:
-                if self._kept is not None:
-                    await self._kept.flush()
-                return None
             case {"do": "offer"}:
                 self._offers, client.counts, client.watches = client, True, True
                 client.watch_process()
@@ -304,33 +305,48 @@ class Keeper:
                     raise LaunchError(
                         f"job {self._folder.name!r} has no mesh {mesh!r}; it has {', '.join(self._given)}"
                     )
-                specs = self._known(mesh, targets)
-                self._attach([self._hosts[each.number] for each in specs])
-                numbers = await self._start(mesh, specs)
-                if self._kept is None:
-                    return {"numbers": numbers}
-                await self._kept.come({each.number: each.name for each in self._hosts.values()})
-                return {"numbers": numbers, "hosts": self._kept.pack([self._hosts[each] for each in numbers])}
-            case {"do": "join"} if self._kept is not None and self._holder is client and self._links is not None:
-                await self._is_attached.wait()
-                await self._kept.come({each.number: each.name for each in self._hosts.values()})
-                told = await self._kept.join(self._links, client.pid, self._meshes())
-                client.joined = True
-                asyncio.get_running_loop().call_soon(self._kept.tell)
-                return told
+                return await self._start_more(mesh, targets)
+            case {"do": "join" | "flush" as do} if self._kept is not None and self._holder is client:
+                return await (self._join(client, self._kept) if do == "join" else self._kept.flush())
             case {"do": "end", "hosts": list(numbers)}:
-                if self._kept is not None:
-                    await self._kept.end(numbers)
-                await self._launcher.stop(numbers)
-                for each in numbers:
-                    self._report(Report(each, Phase.ENDED))
-                return None
+                return await self._end_some(numbers)
             case {"do": "log", "host": int(number), "lines": int(lines)}:
                 return await self._launcher.log(number, lines)
             case {"do": "stop"}:
                 self._over.set()
                 return None
         raise LaunchError(f"job {self._folder.name!r} cannot do {question.get('do')!r}")
+
+    async def _start_more(self, mesh: str, targets: list[str | None]) -> dict[str, Any]:
+        """Start hosts beside those that there are."""
+        specs = self._known(mesh, targets)
+        self._attach([self._hosts[each.number] for each in specs])
+        numbers = await self._start(mesh, specs)
+        if self._kept is None:
+            return {"numbers": numbers}
+        await self._kept.come(self._names())
+        return {"numbers": numbers, "hosts": self._kept.pack([self._hosts[each] for each in numbers])}
+
+    async def _end_some(self, numbers: list[int]) -> None:
+        """End hosts, and what runs there."""
+        if self._kept is not None:
+            await self._kept.end(numbers)
+        await self._launcher.stop(numbers)
+        for each in numbers:
+            self._report(Report(each, Phase.ENDED))
+
+    async def _join(self, client: _Client, kept: Kept) -> dict[str, Any]:
+        """Let the script that has the job take part in it."""
+        await self._is_attached.wait()
+        await kept.come(self._names())
+        assert self._links is not None
+        told = await kept.join(self._links, client.pid, self._meshes())
+        client.joined = True
+        asyncio.get_running_loop().call_soon(kept.tell)
+        return told
+
+    def _names(self) -> dict[int, str]:
+        return {each.number: each.name for each in self._hosts.values()}
 
     def _hold(self, client: _Client, *, take_over: bool = False) -> dict[str, Any]:
         before = self._holder
@@ -342,7 +358,11 @@ class Keeper:
         if self._holder is not None and self._holder is not client:
             raise JobExists(
                 f"the hosts of job {self._folder.name!r} are used by process {self._holder.pid}: a job has one script at a time"
-                + (f"; attach_job({self._folder.name!r}, take_over=True) takes a kept one away from it" if self._kept else "")
+                + (
+                    f"; attach_job({self._folder.name!r}, take_over=True) takes a kept one away from it"
+                    if self._kept
+                    else ""
+                )
             )
         self._holder, self._left_at, client.counts = client, None, True
         client.watch_process()

@@ -39,10 +39,11 @@ class Kept:
         self,
         name: str,
         credentials: str,
+        say: Callable[[dict[str, Any]], bool],
+        *,
         hold: float,
         dial: str | None,
         settings: Mapping[str, Any],
-        say: Callable[[dict[str, Any]], bool],
     ) -> None:
         configure(**settings)
         self._credentials = credentials
@@ -58,7 +59,7 @@ class Kept:
         """Hosts as they were attached, by their numbers in the job."""
         self._streams = sys.stdout, sys.stderr
         # What processes print is shown where a script would show it.
-        sys.stdout, sys.stderr = _Told(self._show_soon, False), _Told(self._show_soon, True)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = _Told(self._show_soon, False), _Told(self._show_soon, True)
         self._guests = Guests(name)
 
     # Hosts.
@@ -71,7 +72,11 @@ class Kept:
             whole = attach_to_workers(futures, credentials=self._credentials, name=mesh, hold=self._hold)
         else:
             whole = attach_to_workers(
-                listen=listening(self._dial), expect=len(numbers), credentials=self._credentials, name=mesh, hold=self._hold
+                listen=listening(self._dial),
+                expect=len(numbers),
+                credentials=self._credentials,
+                name=mesh,
+                hold=self._hold,
             )
         self._attached.append((numbers, whole))
 
@@ -89,7 +94,7 @@ class Kept:
         """Wait until the hosts that connect to this machine have: only then it is known which is which."""
         if self._dial is None:
             return
-        for at, (numbers, whole) in enumerate(self._attached):
+        for at, (_, whole) in enumerate(self._attached):
             await asyncio.wait_for(whole.initialized, _COME_S)
             by_name = {names[each]: each for each in names}
             self._attached[at] = ([by_name[each] for each in whole.names], whole)

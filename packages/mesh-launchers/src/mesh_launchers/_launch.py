@@ -82,9 +82,7 @@ def launch(
         plan.let_go()
 
 
-def attach_job(
-    name: str | None = None, *, take_over: bool = False, progress: bool | None = None
-) -> Job:
+def attach_job(name: str | None = None, *, take_over: bool = False, progress: bool | None = None) -> Job:
     """Have a job that is kept, in this script; without a name, the one that ``mesh run`` has started it with.
 
     Another script may have launched it, and ended, in whatever way: what it has spawned is still there, under :attr:`Job.procs` and

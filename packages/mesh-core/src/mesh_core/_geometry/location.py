@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._native import GUEST_MESHES, HOST_MESHES, Placement, Region, Slice, Target, host_name, locate, roll
+from mesh_core._native import (
+    GUEST_MESHES,
+    HOST_MESHES,
+    Placement,
+    Region,
+    Slice,
+    Target,
+    host_name,
+    locate,
+    roll,
+)
 
 if TYPE_CHECKING:
     from mesh_core._native import Runtime

@@ -114,7 +114,13 @@ def attach_to_workers(
     if listen is None:
         patience = settings.heartbeat_timeout if timeout is None else timeout
         base, call = attach(
-            process.runtime, addresses.known, folder, settings.heartbeat_timeout, settings.fan_out, patience, hold
+            process.runtime,
+            addresses.known,
+            folder,
+            settings.heartbeat_timeout,
+            settings.fan_out,
+            patience,
+            hold,
         )
         count, where = len(addresses.known), lambda index: addresses.known[index] or f"worker {index}"
     else:

@@ -311,7 +311,9 @@ class ProcMesh(Mesh):
         def tell(target: Target, meshes: Iterable[int]) -> Call:
             if me.is_guest:
                 asked = (list(meshes), flags, round(window * 1000), level)
-                controller = runtime.sender(Target.one(0, 0, Placement.on(0)), 0, Control.LOGS, Request.EXTENSION)
+                controller = runtime.sender(
+                    Target.one(0, 0, Placement.on(0)), 0, Control.LOGS, Request.EXTENSION
+                )
                 controller.tell(asked)
             else:
                 for each in meshes:

@@ -24,7 +24,7 @@ from mesh_core._futures.future import Future
 from mesh_core._geometry.mesh import check_name
 from mesh_core._meshes.outcomes import Addressee, error_of
 from mesh_core._meshes.procs import ProcMesh, all_well
-from mesh_core._native import Lost, Region, roll
+from mesh_core._native import Lost, Region
 from mesh_core._system.config import executable, pack
 from mesh_core._system.environment import (
     Refusal,

@@ -95,7 +95,9 @@ class Guests:
             begin()  # what processes print is shown here
         process.ledger.watch()
 
-    def let_in(self, link: socket.socket, pid: int, hosts: Mapping[str, tuple[HostMesh, Sequence[str]]]) -> bytes:
+    def let_in(
+        self, link: socket.socket, pid: int, hosts: Mapping[str, tuple[HostMesh, Sequence[str]]]
+    ) -> bytes:
         """Take a script in: the process ``pid``, which has connected ``link``. Returns what it has to be told.
 
         One that was there before has no part in the job from here on. ``hosts`` are meshes of hosts, and what each is called.
@@ -169,7 +171,10 @@ class Guests:
                 return
             thing, among = what
             for key, each in list(self._things.items()):
-                if thing in (each.actor_id or each.procs_id, each.procs_id) and among in (None, each.procs_id):
+                if thing in (each.actor_id or each.procs_id, each.procs_id) and among in (
+                    None,
+                    each.procs_id,
+                ):
                     del self._things[key]
 
     def _down(self, message: Message) -> None:
@@ -231,7 +236,7 @@ class Joined:
         for mesh in self.hosts.values():
             for number, name in zip(mesh._numbers, mesh.names, strict=True):
                 if name == host:
-                    self._process.told_addresses[number] = address
+                    self._process.told_addresses = {**self._process.told_addresses, number: address}
 
     def on_flush(self, flush: Callable[[], object]) -> None:
         """Have ``flush`` called to show what processes have printed: when some have stopped, and before this script leaves."""
@@ -246,18 +251,25 @@ class Joined:
 
     def _record(self, owner: int, mesh: Any, actor_id: int) -> None:
         thing = _Thing(
-            mesh.name, mesh._procs_id, actor_id, owner, mesh._location, mesh._root, dumps(mesh)[0] if owner == 0 else b""
+            mesh.name,
+            mesh._procs_id,
+            actor_id,
+            owner,
+            mesh._location,
+            mesh._root,
+            dumps(mesh)[0] if owner == 0 else b"",
         )
         self._tell(thing)
         if owner == 0:
             self._know(mesh, actor_id)
 
     def _dropped(self, thing: int, among: int | None) -> None:
-        for found in (self.procs, self.actors):
-            for name, mesh in list(found.items()):
-                key = mesh._actor_id if found is self.actors else mesh._procs_id  # type: ignore[union-attr]
-                if thing in (key, mesh._procs_id) and among in (None, mesh._procs_id):
-                    del found[name]
+        for name, procs in list(self.procs.items()):
+            if thing == procs._procs_id and among in (None, procs._procs_id):
+                del self.procs[name]
+        for name, actors in list(self.actors.items()):
+            if thing in (actors._actor_id, actors._procs_id) and among in (None, actors._procs_id):
+                del self.actors[name]
         with contextlib.suppress(MeshError):
             self._tell((thing, among))
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.current import holder
@@ -19,6 +20,8 @@ from mesh_core._native import Extent, Region, Runtime, Target, begin_exit, host_
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mesh_core._actors.endpoint import EndpointProperty
     from mesh_core._common.interrupts import Interrupts
     from mesh_core._common.settings import Settings
@@ -106,6 +109,8 @@ class Process:
 
     ending = False
     """Whether all that it owns is being stopped: what ends in order then is no news."""
+    told_addresses: Mapping[int, str] = MappingProxyType({})
+    """Where hosts are reached that another process has attached."""
 
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
@@ -163,8 +168,6 @@ class Process:
         """The interpreter that this process was asked to have; what it spawns has the same."""
         self.env_changes: dict[str, str | None] = {}
         """What its spawn has changed in its environment; what it spawns on other hosts finds the same."""
-        self.told_addresses: dict[int, str] = {}
-        """Where hosts are reached that this process has not attached itself."""
 
     @property
     def settings(self) -> Settings:
@@ -388,7 +391,7 @@ class Process:
     def addresses(self) -> dict[int, str]:
         """Where the agent of each host is reached, as far as this process knows."""
         attached = {host: address for host, _, address, *_ in roll(self.runtime)}
-        return attached or self.told_addresses
+        return attached or dict(self.told_addresses)
 
     def name_of_host(self, host: int) -> str:
         """What a host is called, as far as it is known here."""
@@ -594,7 +597,13 @@ def become_guest(identity: Identity, number: int, *, link: int, board: int, seat
 
     settings = current_settings()
     runtime = Runtime.worker(
-        mesh=GUEST_MESHES + number, rank=0, host=0, link=link, board=board, seat=seat, **runtime_options(settings)
+        mesh=GUEST_MESHES + number,
+        rank=0,
+        host=0,
+        link=link,
+        board=board,
+        seat=seat,
+        **runtime_options(settings),
     )
     return _begin_script(Process(runtime, identity))
 
