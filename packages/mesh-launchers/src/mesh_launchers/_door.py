@@ -47,6 +47,14 @@ class Door:
 
     def ask(self, do: str, *, timeout: float = _LIMIT_S, **what: Any) -> Any:
         """Ask for something, and return the answer."""
+        answer = self.begin(do, **what)
+        try:
+            return answer.result(timeout)
+        except FutureTimeoutError:
+            raise LaunchError(f"job {self._name!r} has not answered within {timeout:g} s") from None
+
+    def begin(self, do: str, **what: Any) -> Future[Any]:
+        """Ask for something that may take long."""
         answer: Future[Any] = Future()
         with self._lock:
             if self._closed:
@@ -59,10 +67,7 @@ class Door:
             except OSError:
                 del self._asked[number]
                 raise self._gone() from None
-        try:
-            return answer.result(timeout)
-        except FutureTimeoutError:
-            raise LaunchError(f"job {self._name!r} has not answered within {timeout:g} s") from None
+        return answer
 
     def _gone(self) -> LaunchError:
         return JobNotFound(f"job {self._name!r} has ended")

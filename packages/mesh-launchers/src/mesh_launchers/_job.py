@@ -99,6 +99,8 @@ class Job:
             link.close()
             raise
         self._meshes.update(joined.hosts)
+        for mesh, hosts in joined.hosts.items():
+            joined.follow(hosts, self._door.begin("attached", hosts=self._numbers[mesh]))
         joined.on_flush(self._flush)
         return joined
 
@@ -251,6 +253,7 @@ class Job:
             now = self.state()
             if self._joined is not None:
                 more = self._joined.read(base64.b64decode(begun["hosts"]))
+                self._joined.follow(more, self._door.begin("attached", hosts=numbers))
             elif now.dial is None:
                 more = self._attach(name, numbers)
             else:

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -262,11 +262,11 @@ class Keeper:
         try:
             while line := await reader.readline():
                 question = json.loads(line)
-                try:
-                    answer = {"is": await self._do(client, question)}
-                except (LaunchError, ValueError, TypeError) as error:
-                    answer = {"error": type(error).__name__, "why": str(error)}
-                client.say({"to": question["number"], **answer})
+                if question.get("do") == "attached":
+                    # What is asked next need not wait for hosts.
+                    client.asks(self._answer(client, question))
+                else:
+                    await self._answer(client, question)
         except (ConnectionError, ValueError, KeyError, TypeError, AttributeError):
             pass  # it has ended, or is none of ours
         finally:
@@ -282,6 +282,13 @@ class Keeper:
                 self._leave()
             elif self._is_late and client.visits:
                 self._expire()
+
+    async def _answer(self, client: _Client, question: dict[str, Any]) -> None:
+        try:
+            answer = {"is": await self._do(client, question)}
+        except (LaunchError, ValueError, TypeError) as error:
+            answer = {"error": type(error).__name__, "why": str(error)}
+        client.say({"to": question["number"], **answer})
 
     async def _do(self, client: _Client, question: dict[str, Any]) -> Any:
         match question:
@@ -306,8 +313,8 @@ class Keeper:
                         f"job {self._folder.name!r} has no mesh {mesh!r}; it has {', '.join(self._given)}"
                     )
                 return await self._start_more(mesh, targets)
-            case {"do": "join" | "flush" as do} if self._kept is not None and self._holder is client:
-                return await (self._join(client, self._kept) if do == "join" else self._kept.flush())
+            case {"do": "join" | "flush" | "attached"} if self._kept is not None and self._holder is client:
+                return await self._do_kept(self._kept, client, question)
             case {"do": "end", "hosts": list(numbers)}:
                 return await self._end_some(numbers)
             case {"do": "log", "host": int(number), "lines": int(lines)}:
@@ -316,6 +323,15 @@ class Keeper:
                 self._over.set()
                 return None
         raise LaunchError(f"job {self._folder.name!r} cannot do {question.get('do')!r}")
+
+    async def _do_kept(self, kept: Kept, client: _Client, question: dict[str, Any]) -> Any:
+        """What the script of a kept job asks."""
+        match question:
+            case {"do": "join"}:
+                return await self._join(client, kept)
+            case {"do": "attached", "hosts": list(numbers)}:
+                return await kept.attached(numbers)
+        return await kept.flush()
 
     async def _start_more(self, mesh: str, targets: list[str | None]) -> dict[str, Any]:
         """Start hosts beside those that there are."""
@@ -414,8 +430,15 @@ class _Client:
         """Whether it runs something on the hosts, beside the script that has them."""
         self.counts = counts
         """Whether it has, or has had, the hosts."""
+        self._tasks: set[asyncio.Future[None]] = set()
         self._process: int | None = None
         """A descriptor of the process, once it has the hosts."""
+
+    def asks(self, answering: Coroutine[Any, Any, None]) -> None:
+        """Answer it while it asks on."""
+        task = asyncio.ensure_future(answering)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def say(self, what: dict[str, Any]) -> None:
         """Tell it something; one that does not read is told nothing more."""
@@ -455,6 +478,8 @@ class _Client:
 
     async def close(self) -> None:
         self._forget_process()
+        for each in list(self._tasks):
+            each.cancel()
         with suppress(ConnectionError):
             if not self._writer.is_closing():
                 await self._writer.drain()

@@ -99,6 +99,15 @@ class Kept:
             by_name = {names[each]: each for each in names}
             self._attached[at] = ([by_name[each] for each in whole.names], whole)
 
+    async def attached(self, numbers: Sequence[int]) -> None:
+        """Wait until these hosts are attached; raises if one cannot be."""
+        for mine, whole in self._attached:
+            if not set(mine).isdisjoint(numbers):
+                try:
+                    await whole.initialized
+                except MeshError as error:
+                    raise LaunchError(str(error)) from None
+
     def mesh(self, hosts: Sequence[HostState]) -> HostMesh | None:
         """Some hosts as a mesh, in this order."""
         numbers = [each.number for each in hosts]

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import Request
 from mesh_core._common.control import Control
 from mesh_core._common.current import current, holder
-from mesh_core._common.errors import MeshError
+from mesh_core._common.errors import MeshError, SpawnError
 from mesh_core._failures.owned_meshes import Holding
+from mesh_core._futures.promise import Promise
 from mesh_core._geometry.location import ListedLocation, Location
 from mesh_core._native import (
     GUEST_MESHES,
@@ -40,6 +41,7 @@ from mesh_core._process.process import Identity, become_guest
 from mesh_core._serialize import dumps, loads
 
 if TYPE_CHECKING:
+    import concurrent.futures
     import socket
     from collections.abc import Callable, Mapping, Sequence
 
@@ -230,6 +232,22 @@ class Joined:
         mesh: HostMesh = loads(hosts)
         self.hosts[f"{mesh.name}+{len(self.hosts)}"] = mesh
         return mesh
+
+    def follow(self, hosts: HostMesh, attached: concurrent.futures.Future[Any]) -> None:
+        """Have ``hosts.initialized`` come out as that does."""
+        promise: Promise[None] = Promise()
+        hosts._ready = promise.future
+
+        def done(_: object) -> None:
+            error = attached.exception()
+            # Nobody may be left who could be told.
+            with contextlib.suppress(MeshError):
+                if error is None:
+                    promise.set_result(None)
+                else:
+                    promise.set_exception(SpawnError(str(error)))
+
+        attached.add_done_callback(done)
 
     def place(self, host: str, address: str) -> None:
         """Note where a host is reached, by what it is called."""
