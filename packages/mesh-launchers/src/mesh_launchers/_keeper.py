@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -366,7 +367,12 @@ class Keeper:
 
     def _hold(self, client: _Client, *, take_over: bool = False) -> dict[str, Any]:
         before = self._holder
-        if before is not None and before is not client and take_over and self._kept is not None:
+        if (
+            self._kept is not None
+            and before is not None
+            and before is not client
+            and (take_over or before.has_ended())
+        ):
             # From here on it can do nothing, whether it hears of that or not.
             self._kept.dismiss()
             before.counts, self._holder = False, None
@@ -465,6 +471,10 @@ class _Client:
         """Hear it no longer."""
         self._forget_process()
         self._writer.transport.abort()
+
+    def has_ended(self) -> bool:
+        """Whether its process has, also where nobody has been told so far."""
+        return self._process is not None and bool(select.select([self._process], [], [], 0)[0])
 
     def _ended(self) -> None:
         self._forget_process()
