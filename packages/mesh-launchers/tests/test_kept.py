@@ -325,7 +325,7 @@ def test_what_actors_of_the_script_have_spawned_ends_with_it(tmp_path: Path) -> 
     until(lambda: not lives(others), "all ends with the job")
 
 
-def test_a_process_takes_part_in_one_job_at_a_time() -> None:
+def test_a_process_takes_part_in_one_job_at_a_time(tmp_path: Path) -> None:
     procs = this_host().spawn_procs({"gpus": 1})
     with pytest.raises(LaunchError, match=r"uses Mesh already.*shutdown"):
         launch("local", hosts=1, name="kept", keep="60s")
@@ -336,6 +336,8 @@ def test_a_process_takes_part_in_one_job_at_a_time() -> None:
             launch("local", hosts=1)
         with pytest.raises(LaunchError, match="uses Mesh already"):
             attach_job("kept")
+        with pytest.raises(MeshError, match=r"sync_workspace.*without keep="):
+            job.hosts.sync_workspace(tmp_path)
         job.detach()
         with launch("local", hosts=1) as other, pytest.raises(LaunchError, match=r"job.procs .*keep='8h'"):
             _ = other.procs
