@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 GREET = """
-import sys, time
+import os, sys, time
 from mesh_core import Actor, endpoint, shutdown
 from mesh_launchers import attach_job, launch
 
@@ -48,6 +49,8 @@ FIRST = """
 """
 KEEP = """
     job = launch("local", hosts=COUNT, name="benchmark", keep="60s").wait(60)
+    kept = job.hosts.spawn_procs(per_host={"gpus": 1}, name="kept").spawn("kept", Greeter)
+    assert sum(kept.greet.call().get(timeout=120).values()) == COUNT
 """
 RAYS_OWN = """
 import time
@@ -75,6 +78,13 @@ AGAIN = """
     reply(job, COUNT)
     print("took", took, flush=True)
 """
+KEPT = """
+    job = attach_job("benchmark")
+    assert sum(job.actors["kept"].greet.call().get(timeout=120).values()) == COUNT
+    print("took", time.perf_counter() - begun, flush=True)
+    # As a kernel that is killed.
+    os.kill(os.getpid(), 9)
+"""
 ENDED = """
     attach_job("benchmark").stop()
 """
@@ -86,12 +96,14 @@ def seconds(
     options: dict[str, object],
     count: int,
     start: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+    *,
+    killed: bool = False,
 ) -> float:
-    """Run a script; how long it says that it took."""
+    """Run a script; how long it says that it took. It ends by itself, or kills itself."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     script = start([sys.executable, "-c", GREET + filled(text, launcher, options, count)], **pipes)
     out, error = script.communicate(timeout=300)
-    if script.returncode:
+    if script.returncode != (-signal.SIGKILL if killed else 0):
         raise SystemExit(error)
     return float(out.split()[-1]) if out else 0.0
 
@@ -170,6 +182,10 @@ def main() -> None:
         shown(
             f"attach_job, {count} hosts, until all are attached",
             [seconds(AGAIN, "", {}, count) for _ in rounds],
+        )
+        shown(
+            f"attach_job after a kill, {count} hosts, first reply of the actors there",
+            [seconds(KEPT, "", {}, count, killed=True) for _ in rounds],
         )
         seconds(ENDED, "", {}, count)
         if os.getuid() == 0 and Path("/usr/sbin/sshd").exists():

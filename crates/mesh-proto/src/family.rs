@@ -11,6 +11,7 @@
 //! FAM-3: whoever has asked something of a mesh hears of each of its deaths once; whoever listens, of each on its host.
 //! FAM-4: on one host, what a dead proc owned is told to end before anybody hears of the death: what they then send to
 //!   it comes behind that.
+//! FAM-5: what a guest script owns outlives it (see [`ProcAddr::is_guest`]): the next script takes it over, or the job ends.
 
 use crate::{ActorId, HostNo, MeshId, ProcAddr};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -68,6 +69,12 @@ impl Family {
         Self { here, ..Self::default() }
     }
 
+    /// Whether what this proc owns outlives it: the controller's end is everybody's, and a guest's things are the next one's
+    /// (FAM-5).
+    fn leaves_things(owner: ProcAddr) -> bool {
+        owner.is_agent() || owner.is_guest()
+    }
+
     fn own(&mut self, owner: ProcAddr, thing: Owned) -> u64 {
         self.made += 1;
         self.owned.entry(owner).or_default().insert((self.made, thing));
@@ -111,13 +118,18 @@ impl Family {
     pub fn procs_made(&mut self, mesh: MeshId, ranks: std::ops::Range<u32>, owner: ProcAddr) -> bool {
         let some = !ranks.is_empty();
         let mut entry = Mesh { owner: Some(owner), alive: ranks.collect(), interested: HashSet::new() };
-        let orphan = !owner.is_agent() && !self.can_own(owner);
-        if !owner.is_agent() && !orphan {
+        let stays = Self::leaves_things(owner);
+        let orphan = !stays && !self.can_own(owner);
+        if !stays && !orphan {
             entry.interested.insert(owner);
             self.own(owner, Owned::Procs(mesh));
-        } else if owner.host != self.here {
+        } else if owner.host != self.here || owner.is_guest() {
             // The controller of another host; of this one it is told without a message.
             entry.interested.insert(owner);
+            if owner.is_guest() && self.here != 0 {
+                // It keeps in mind for the next script what has ended while there was none.
+                entry.interested.insert(ProcAddr::CONTROLLER);
+            }
         }
         if some {
             self.meshes.insert(mesh, entry);
@@ -128,7 +140,7 @@ impl Family {
     /// An actor was sent to `home` by `owner`.
     pub fn actor_made(&mut self, home: ProcAddr, actor: ActorId, owner: ProcAddr) {
         // What lives in its owner's own proc ends with it anyway, and what the controller owns ends with everything.
-        if owner.is_agent() || home == owner || !self.is_alive(home) || !self.can_own(owner) {
+        if Self::leaves_things(owner) || home == owner || !self.is_alive(home) || !self.can_own(owner) {
             return;
         }
         if self.actors.get(&home).is_some_and(|actors| actors.contains_key(&actor)) {

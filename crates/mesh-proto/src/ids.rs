@@ -22,6 +22,16 @@ pub const fn is_host_mesh(mesh: MeshId) -> bool {
     mesh >> HostNo::BITS == HOST_MESHES >> HostNo::BITS
 }
 
+/// The scripts that have joined a job whose controller outlives them are numbered from here on, one mesh each, in the order in
+/// which they came.
+pub const GUEST_MESHES: MeshId = 1 << 41;
+
+/// Whether that is the mesh of a script that has joined the job.
+#[must_use]
+pub const fn is_guest_mesh(mesh: MeshId) -> bool {
+    mesh >> HostNo::BITS == GUEST_MESHES >> HostNo::BITS
+}
+
 /// Where a proc lives: its mesh, its rank there, and its host. This is all that routing needs.
 ///
 /// Mesh 0 is that of the host agents, whose ranks are their hosts' numbers; the controller is the agent of host 0.
@@ -49,6 +59,18 @@ impl ProcAddr {
     #[must_use]
     pub const fn is_agent(&self) -> bool {
         self.mesh == 0
+    }
+
+    /// Whether this is a script that has joined a job which outlives it: what it owns stays when it ends.
+    #[must_use]
+    pub const fn is_guest(&self) -> bool {
+        is_guest_mesh(self.mesh)
+    }
+
+    /// Whether this is a process that runs a user's script: the controller, or one that has joined its job.
+    #[must_use]
+    pub const fn is_script(&self) -> bool {
+        (self.mesh == 0 && self.host == 0) || self.is_guest()
     }
 }
 
@@ -107,6 +129,20 @@ mod tests {
         }
         for mesh in [0, 1, HOST_MESHES - 1, HOST_MESHES + (1 << 32), HOST_MESHES << 1, MeshId::MAX] {
             assert!(!is_host_mesh(mesh));
+        }
+    }
+
+    #[test]
+    fn guests_are_told_from_others() {
+        for number in [0, 1, u32::MAX] {
+            let guest = ProcAddr { mesh: GUEST_MESHES + MeshId::from(number), rank: 0, host: 0 };
+            assert!(guest.is_guest() && guest.is_script() && !guest.is_agent());
+        }
+        assert!(
+            ProcAddr::CONTROLLER.is_script() && !ProcAddr::CONTROLLER.is_guest() && !ProcAddr::agent(1).is_script()
+        );
+        for mesh in [1, HOST_MESHES, GUEST_MESHES - 1, GUEST_MESHES + (1 << 32), MeshId::MAX] {
+            assert!(!is_guest_mesh(mesh));
         }
     }
 

@@ -62,7 +62,9 @@ pub use flow::{Admission, Credit, Flow, INITIAL_WINDOW, Ledger, Meter};
 pub use frame::{Frame, HEADER_LEN, Header, Kind, MAX_BODY, MESSAGE_COST, Sharing, Target};
 pub use gather::{Gather, Outcome};
 pub use holders::{Deserter, Holders, Ticket, Verdict};
-pub use ids::{ActorId, CallId, HOST_MESHES, HostNo, IdMaker, MeshId, ProcAddr, is_host_mesh};
+pub use ids::{
+    ActorId, CallId, GUEST_MESHES, HOST_MESHES, HostNo, IdMaker, MeshId, ProcAddr, is_guest_mesh, is_host_mesh,
+};
 pub use joined::{Joined, Piece};
 pub use landing::Landing;
 pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};

@@ -84,6 +84,7 @@ impl Ended {
                 | EndReason::NeverKnown
                 | EndReason::NoSuchProc(_)
                 | EndReason::Shutdown
+                | EndReason::JobLost
                 | EndReason::Unknown(_),
                 Exit::Unknown,
             ) => EndKind::Unknown,

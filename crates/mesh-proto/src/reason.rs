@@ -41,6 +41,8 @@ pub enum EndReason {
     Shutdown,
     /// It ended with its whole host.
     Host(HostEnd),
+    /// The script that asks has no part in its job any more: another one has taken it over, or the job has ended.
+    JobLost,
     /// A reason with this code, which this side does not know.
     Unknown(u8),
 }
@@ -68,6 +70,7 @@ impl EndReason {
             Self::NoSuchProc(addr) => out.byte(11).addr(*addr),
             Self::Shutdown => out.byte(12),
             Self::Host(end) => end.write(out.byte(13)),
+            Self::JobLost => out.byte(14),
             Self::Unknown(code) => out.byte(*code),
         }
     }
@@ -88,6 +91,7 @@ impl EndReason {
             11 => Self::NoSuchProc(raw.addr()?),
             12 => Self::Shutdown,
             13 => Self::Host(HostEnd::read(raw)?),
+            14 => Self::JobLost,
             other => Self::Unknown(other),
         })
     }
@@ -116,6 +120,7 @@ impl fmt::Display for EndReason {
             Self::NoSuchProc(addr) => write!(f, "no process {addr} is known on this host"),
             Self::Shutdown => f.write_str("the runtime has been shut down"),
             Self::Host(end) => end.fmt(f),
+            Self::JobLost => f.write_str("this script has no part in its job any more"),
             Self::Unknown(code) => unknown(f, *code),
         }
     }

@@ -241,7 +241,8 @@ proptest! {
         below in prop::collection::vec((any::<u32>(), text()), 0..4), name in text(), pid in any::<u64>(),
     ) {
         let (call, base, count, fan_out, dialed) = numbers;
-        let told = Attachment { call, base, count, fan_out, window, patience, dialed, below: below.clone() };
+        let hold = window;
+        let told = Attachment { call, base, count, fan_out, window, patience, hold, dialed, below: below.clone() };
         let raw = told.encode();
         prop_assert!((0..raw.len()).all(|cut| Attachment::decode(&raw[..cut]).is_none()));
         prop_assert_eq!(Attachment::decode(&raw), Some(told));

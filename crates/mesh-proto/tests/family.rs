@@ -238,3 +238,30 @@ fn what_is_owned_from_another_host_ends_with_its_owner_or_its_host() {
     let told = family.died(near).tell;
     assert_eq!(told, [ROOT], "who owns it from another host is told");
 }
+
+/// FAM-5.
+#[test]
+fn what_a_guest_owns_outlives_it_on_its_host_and_on_others() {
+    let guest = ProcAddr { mesh: mesh_proto::GUEST_MESHES, rank: 0, host: 0 };
+    let next = ProcAddr { mesh: mesh_proto::GUEST_MESHES + 1, rank: 0, host: 0 };
+    for here in [0, 3] {
+        let mut family = Family::new(here);
+        if here == 0 {
+            assert!(family.procs_made(guest.mesh, 0..1, ROOT));
+        }
+        assert!(family.procs_made(7, 0..2, guest));
+        let (first, second) =
+            (ProcAddr { mesh: 7, rank: 0, host: here }, ProcAddr { mesh: 7, rank: 1, host: here });
+        family.actor_made(first, 11, guest);
+        // Owned by what a guest owns.
+        assert!(family.procs_made(8, 0..1, first));
+        assert_eq!(family.died(guest).end, [], "nothing of it ends");
+        // The controller keeps in mind what ends meanwhile, where it is not told of everything anyway.
+        let told = family.died(second).tell;
+        assert_eq!(told.contains(&ROOT), here != 0, "{told:?}");
+        family.asked(next, 7);
+        let aftermath = family.died(first);
+        assert!(aftermath.tell.contains(&next), "{aftermath:?}");
+        assert_eq!(aftermath.end, [Owned::Procs(8)], "what others own ends with them as ever");
+    }
+}

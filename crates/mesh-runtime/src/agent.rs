@@ -101,6 +101,32 @@ impl Agent {
         })
     }
 
+    /// The id of a link that is about to be made.
+    pub(crate) fn next_link(&mut self) -> LinkId {
+        let id = self.next_link;
+        self.next_link += 1;
+        id
+    }
+
+    /// Has a proc that nobody has forked: a script that has joined. Returns its seat on the board.
+    pub(crate) fn take_in(
+        &mut self,
+        addr: ProcAddr,
+        owner: ProcAddr,
+        pid: u32,
+        (now, within): (Duration, Duration),
+    ) -> u32 {
+        let seat = self.seat();
+        let mut life = Lifecycle::default();
+        life.on(Event::Asked { within }, now);
+        life.on(Event::Forked(pid), now);
+        self.family.procs_made(addr.mesh, addr.rank..addr.rank + 1, owner);
+        self.titles.insert(addr.mesh, Arc::from("script\0"));
+        // Of no fork server's.
+        self.procs.insert(addr, Proc { life, fork_server: 0, seat, ready: (owner, 0) });
+        seat
+    }
+
     fn next_deadline(&self) -> Option<Duration> {
         self.procs.values().filter_map(|proc| proc.life.deadline()).min()
     }
@@ -162,8 +188,7 @@ impl Runtime {
                 socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
                     .map_err(RuntimeError::os("socketpair"))?;
             let addr = ProcAddr { mesh, rank, host: self.me.host };
-            let id = agent.next_link;
-            agent.next_link += 1;
+            let id = agent.next_link();
             fresh.push(Arc::new(Link::new(id, addr, ours)));
             let seat = agent.seat();
             let (out, err) = self.logs()?.open(addr)?;
@@ -244,7 +269,9 @@ impl Runtime {
         };
         self.on_proc(addr, Event::Hello);
         self.note(Note::new("proc_up", addr).text("title", title.as_deref().unwrap_or_default()), false);
-        self.dispatch(ProcUp { proc: addr, call: ready.1, pid }.frame(ready.0), None);
+        if !addr.is_guest() {
+            self.dispatch(ProcUp { proc: addr, call: ready.1, pid }.frame(ready.0), None);
+        }
     }
 
     /// Something has happened to a proc of this host.

@@ -10,6 +10,12 @@ pub enum RuntimeError {
     /// The runtime has been shut down.
     #[error("the runtime has been shut down; nothing can be sent any more")]
     Closed,
+    /// This script has joined a job, and has no part in it any more.
+    #[error(
+        "this script has no part in its job any more: another process has taken it over, or the job has ended. Nothing that it \
+         has sent since was done; shutdown() lets this process begin anew, and `mesh jobs` lists the jobs that run"
+    )]
+    JobLost,
     /// This process is a fork of the one that owns the runtime.
     #[error(
         "process {pid} is a fork of process {owner}, which uses Mesh already, and Mesh's threads and connections do not \
@@ -112,7 +118,7 @@ pub enum RuntimeError {
 /// What an error is, for programs: each becomes a class of exceptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// [`RuntimeError::Closed`].
+    /// [`RuntimeError::Closed`] or [`RuntimeError::JobLost`].
     Closed,
     /// [`RuntimeError::Forked`].
     Forked,
@@ -175,7 +181,7 @@ impl RuntimeError {
     /// What it is, for programs.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Closed => ErrorKind::Closed,
+            Self::Closed | Self::JobLost => ErrorKind::Closed,
             Self::Forked { .. } => ErrorKind::Forked,
             Self::NoSuchProc(_) => ErrorKind::NoSuchProc,
             Self::PortClosed(_) => ErrorKind::PortClosed,

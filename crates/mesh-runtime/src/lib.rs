@@ -15,6 +15,7 @@ mod error;
 mod fork_server;
 mod gateway;
 mod gauge;
+mod guests;
 mod inbox;
 mod inspect;
 mod interfaces;

@@ -234,6 +234,8 @@ pub struct Attachment {
     pub window: Duration,
     /// How long a host that does not listen yet is waited for by the one above it.
     pub patience: Duration,
+    /// For how long it goes on when it cannot reach the controller, where that is longer than the window.
+    pub hold: Duration,
     /// Whether it has dialed the controller itself, and so is its child.
     pub dialed: bool,
     /// The hosts below it, and where they can be reached.
@@ -244,9 +246,9 @@ impl Attachment {
     /// As bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let Self { call, base, count, fan_out, window, patience, dialed, below } = self;
+        let Self { call, base, count, fan_out, window, patience, hold, dialed, below } = self;
         let out = Writer::default().number(*call).small(*base).small(*count).small(*fan_out);
-        let out = out.time(*window).time(*patience).byte(u8::from(*dialed));
+        let out = out.time(*window).time(*patience).time(*hold).byte(u8::from(*dialed));
         out.list(below, |out, (host, address)| out.small(*host).text(address)).done()
     }
 
@@ -261,6 +263,7 @@ impl Attachment {
             fan_out: raw.small()?,
             window: raw.time()?,
             patience: raw.time()?,
+            hold: raw.time()?,
             dialed: raw.byte()? != 0,
             below: raw.list(|raw| Some((raw.small()?, raw.text()?)))?,
         })

@@ -89,6 +89,7 @@ impl Runtime {
             let call = self.open(agents(base, count), false)?;
             state.next_host += count;
             state.window = options.window;
+            state.hold = state.hold.max(options.hold);
             state.fan_out = options.fan_out;
             state.topology.add_group(base, count, options.fan_out);
             state.pending.unproven.extend_by(&HostSet::range(base, count));
@@ -105,6 +106,7 @@ impl Runtime {
                     fan_out: options.fan_out,
                     window: options.window,
                     patience: options.patience,
+                    hold: options.hold,
                     dialed: false,
                     below: Vec::new(),
                 };
@@ -208,6 +210,7 @@ impl Runtime {
             let base = state.next_host;
             state.next_host += count;
             state.window = options.window;
+            state.hold = state.hold.max(options.hold);
             state.fan_out = options.fan_out;
             (base, self.open(agents(base, count), false)?)
         };

@@ -286,6 +286,7 @@ impl Runtime {
             let over = state.over;
             let dead = state.topology.standing(host) == Standing::Dead;
             state.topology.reachable(host);
+            state.back_again(now);
             let peer: &mut Peer = state.peers.entry(host).or_default();
             let old = if over || dead { Some(Arc::clone(&trunk)) } else { peer.trunk.replace(Arc::clone(&trunk)) };
             peer.dialing = false;
@@ -351,6 +352,7 @@ impl Runtime {
             let now = self.started.elapsed();
             state.job = join.job;
             state.window = told.window;
+            state.hold = told.hold;
             state.fan_out = told.fan_out;
             if told.dialed {
                 state.topology.add_dialed(self.me.host);
@@ -395,6 +397,7 @@ impl Runtime {
             fan_out: options.fan_out,
             window: options.window,
             patience: options.patience,
+            hold: options.hold,
             dialed: true,
             below: Vec::new(),
         });

@@ -3,6 +3,8 @@
 //! GTW-2: the controller alone says that a host is dead, once, and everybody acts on its word: calls there fail, what was
 //! owned from there ends, and the host itself, if it still lives, is refused and stops its work.
 //! GTW-3: a host that nobody above can reach for the window ends its job's work by itself.
+//! GTW-4: in a job that is held, that takes as long as it is held; and a controller that hears none of its hosts any more takes it
+//! that it is cut off itself, and declares none of them dead for that time.
 
 use super::State;
 use super::trunk::Trunk;
@@ -19,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// How long a host that was not reached is left alone until the next attempt: twice as long each time, up to the last.
 const REDIAL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1000)];
+/// How often it is looked again at hosts that are held.
+const AGAIN: Duration = Duration::from_millis(100);
 /// How often certificates of connected hosts are looked at again.
 const RECHECK: Duration = Duration::from_secs(1);
 
@@ -33,6 +37,54 @@ struct Due {
     orphan: bool,
     /// A list of revocations that all hosts are to hear of.
     revoked: Option<Vec<u8>>,
+}
+
+impl State {
+    /// At the controller of a job that is held: the hosts that may be silent because this side is cut off from them all, or was until
+    /// just now (GTW-4). A host is missing by itself if any other was heard of well after it.
+    fn held(&mut self, me: HostNo, now: Duration) -> HostSet {
+        if me != 0 || self.hold.is_zero() {
+            return HostSet::default();
+        }
+        // One that others relay to was perhaps never heard of directly.
+        let silent: Vec<(HostNo, Option<Duration>, Duration)> = self
+            .peers
+            .iter()
+            .filter(|(host, peer)| {
+                let attached = peer.incarnation != 0 || peer.introduction.is_some();
+                attached && self.topology.standing(**host) != Standing::Dead
+            })
+            .filter_map(|(host, peer)| {
+                let heard = peer.trunk.as_ref().map(|trunk| trunk.heard_at()).or(peer.heard);
+                Some((*host, heard, heard.or(peer.lost_since)?))
+            })
+            .collect();
+        let half = self.window / 2;
+        let just_back = self.cut_off.is_some_and(|at| now.saturating_sub(at) < self.window);
+        let alone = |host: HostNo, last: Duration| {
+            let later = |(other, heard, _): &(HostNo, Option<Duration>, Duration)| {
+                *other != host && heard.is_some_and(|at| at > last + half)
+            };
+            last + half <= now && !silent.iter().any(later)
+        };
+        if silent.iter().any(|(host, _, last)| *last + self.window <= now && alone(*host, *last)) {
+            self.cut_off = Some(now);
+        }
+        let held = |&&(host, _, last): &&(HostNo, Option<Duration>, Duration)| just_back || alone(host, last);
+        let held: HostSet = silent.iter().filter(held).map(|(host, ..)| *host).collect();
+        held
+    }
+
+    /// At the controller: a host was connected to. If there was none before, the others have their time from now on (GTW-4).
+    pub(super) fn back_again(&mut self, now: Duration) {
+        let was_cut_off = self.cut_off.is_some_and(|at| now.saturating_sub(at) < self.window);
+        if was_cut_off {
+            self.cut_off = Some(now);
+            for peer in self.peers.values_mut() {
+                peer.lost_since = peer.lost_since.map(|since| since.max(now));
+            }
+        }
+    }
 }
 
 impl Runtime {
@@ -58,13 +110,15 @@ impl Runtime {
             for peer in state.peers.values() {
                 let beat = peer.pulse.as_ref().map(mesh_proto::hosts::Pulse::next_deadline);
                 let end = peer.lost_since.map(|since| since + state.limit_of(peer));
+                // One that is late already is waited for all the same (GTW-4).
+                let end = end.map(|end| if end > now { end } else { now + AGAIN });
                 next = [beat, peer.redial_at, end].into_iter().flatten().fold(next, Duration::min);
             }
             if state.peers.values().any(|peer| peer.trunk.is_some()) {
                 next = next.min(state.recheck_at);
             }
             if let Some(since) = state.orphaned {
-                next = next.min(since + state.window);
+                next = next.min(since + state.window.max(state.hold));
             }
             // What this turn was asked for may be settled already, and asked for again by the next packet: an ack that is
             // due in a moment, say. One look too many then costs less than a wake-up for every packet.
@@ -113,8 +167,11 @@ impl Runtime {
             self.report_lost(host, report);
         }
         if due.orphan {
-            let window = lock(&self.gateway.state).window;
-            let why = format!("the controller could not be reached for {} s", window.as_secs_f64());
+            let limit = {
+                let state = lock(&self.gateway.state);
+                state.window.max(state.hold)
+            };
+            let why = format!("the controller could not be reached for {} s", limit.as_secs_f64());
             self.end_job(Parting::CutOff, &why);
         }
         self.started.checked_add(next)
@@ -156,6 +213,7 @@ impl Runtime {
         let children = state.topology.children(me);
         let hosts: Vec<HostNo> = state.peers.keys().copied().collect();
         let mut up = false;
+        let held = state.held(me, now);
         for host in hosts {
             let standing = state.topology.standing(host);
             let parent = Some(host) == state.topology.parent(me);
@@ -188,7 +246,12 @@ impl Runtime {
                         Beat::Dead => {
                             peer.redial_at = None;
                             let why = format!("nothing was heard of it for {} s", window.as_secs_f64());
-                            due.silent.push((Arc::clone(trunk), why));
+                            if held.contains(host) {
+                                // This side may be the one that is cut off: another connection is made when it can be.
+                                due.closed.push((Arc::clone(trunk), why));
+                            } else {
+                                due.silent.push((Arc::clone(trunk), why));
+                            }
                             break;
                         }
                     }
@@ -209,6 +272,7 @@ impl Runtime {
                 up |= parent || host == 0;
                 continue;
             }
+            let limit = if held.contains(host) { limit.max(state.hold) } else { limit };
             let silent = peer.lost_since.map(|since| now.saturating_sub(since));
             if silent.is_some_and(|silent| silent >= limit) {
                 if children.contains(host) && (peer.dials || me == 0) {
@@ -257,7 +321,7 @@ impl Runtime {
                 let heard = |host: &HostNo| state.peers.get(host).and_then(|peer| peer.lost_since);
                 let last = state.topology.ancestors(me).iter().filter_map(heard).max();
                 let since = *state.orphaned.get_or_insert(last.unwrap_or(now));
-                due.orphan = now.saturating_sub(since) >= default;
+                due.orphan = now.saturating_sub(since) >= default.max(state.hold);
             }
         }
     }
@@ -295,6 +359,7 @@ impl Runtime {
             // The window counts from the last sign of life.
             let heard = trunk.heard_at();
             peer.lost_since = Some(heard);
+            peer.heard = Some(heard);
             peer.why = why.to_owned();
             peer.attempts = 0;
             if peer.dials {

@@ -75,6 +75,8 @@ pub struct GatewayOptions {
     pub fan_out: u32,
     /// How long an agent that does not listen yet is waited for.
     pub patience: Duration,
+    /// For how long the job goes on when the controller is cut off from all other hosts, where that is longer than the window.
+    pub hold: Duration,
 }
 
 /// One other host, as seen from here.
@@ -92,6 +94,8 @@ struct Peer {
     attempts: u32,
     /// Since when there is no connection to a host that there should be one to.
     lost_since: Option<Duration>,
+    /// When the last connection to it was last heard of.
+    heard: Option<Duration>,
     why: String,
     /// Why it is dead, once it is.
     verdict: Option<Arc<HostEnd>>,
@@ -143,6 +147,10 @@ struct State {
     job: u64,
     incarnation: u64,
     window: Duration,
+    /// For how long hosts and the controller wait for each other once all connections between them are lost.
+    hold: Duration,
+    /// At the controller: when it was last seen to be cut off from all others, or came back (GTW-4).
+    cut_off: Option<Duration>,
     fan_out: u32,
     next_host: HostNo,
     pending: Pending,
@@ -231,6 +239,8 @@ impl Gateway {
             job: incarnation,
             incarnation,
             window: Duration::from_secs(10),
+            hold: Duration::ZERO,
+            cut_off: None,
             fan_out: mesh_proto::hosts::DEFAULT_FAN_OUT,
             next_host: 1,
             pending: Pending::default(),

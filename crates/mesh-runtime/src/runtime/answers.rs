@@ -205,7 +205,7 @@ impl Runtime {
     }
 
     /// Waits until nothing waits, for at most `limit`: those whom it is for read meanwhile, or do not.
-    pub(super) fn drain_answers(&self, limit: Duration) {
+    pub(crate) fn drain_answers(&self, limit: Duration) {
         let end = Instant::now() + limit;
         for line in [&self.answering, &self.spawning] {
             let state = lock(&line.state);

@@ -12,7 +12,7 @@ use crate::meter::Mailbox;
 use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Undeliverable, Watch, ranks_of};
 use mesh_proto::messages::{Cancelled, Failure, Meaning, ProcUp, SpawnPart, StopActor, Tell};
 use mesh_proto::{
-    ActorId, Credit, EndReason, Ended, Event, Flow, Frame, Kind, MeshId, PortEnd, ProcAddr, Route, Undelivered,
+    ActorId, Credit, EndReason, Ended, Event, Exit, Flow, Frame, Kind, MeshId, PortEnd, ProcAddr, Route, Undelivered,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -144,7 +144,7 @@ impl Runtime {
             }
             Meaning::Credit(Flow::Question { mailbox }) => {
                 if mailbox == 0 {
-                    let own = if self.me == ProcAddr::CONTROLLER { &self.notices } else { &self.system };
+                    let own = if self.me.is_script() { &self.notices } else { &self.system };
                     own.mailbox().on_question(header.src);
                 } else if let Some(inbox) = self.inbox(mailbox) {
                     inbox.mailbox().on_question(header.src);
@@ -277,6 +277,12 @@ impl Runtime {
             link.close(&self.reactor);
             if self.me.is_agent() {
                 self.on_proc(link.peer, Event::LinkClosed(why));
+                if link.peer.is_guest() {
+                    // Nobody reaps it for this process: the link's end is all that there is to know.
+                    self.on_proc(link.peer, Event::Exited(Exit::Unknown));
+                }
+            } else if self.me.is_guest() {
+                self.lose_job();
             } else if !self.closed.load(Ordering::SeqCst) {
                 // The agent is gone: a worker never outlives it, whatever its own code is doing just now.
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
@@ -333,7 +339,7 @@ impl Runtime {
 
     /// For the process itself: a worker's event loop hears of it, or whoever takes a controller's notices.
     pub(super) fn notice(&self, message: Message) {
-        if self.me == ProcAddr::CONTROLLER {
+        if self.me.is_script() {
             self.notices.push(&self.reactor, message);
         } else if !self.me.is_agent() {
             self.system.push(&self.reactor, message);

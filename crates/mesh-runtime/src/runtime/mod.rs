@@ -169,6 +169,10 @@ pub struct Runtime {
     pids: Mutex<HashMap<ProcAddr, u32>>,
     ids: IdMaker,
     closed: AtomicBool,
+    /// This script had joined a job, and has lost it (GST-1).
+    pub(crate) lost: AtomicBool,
+    /// This script leaves the job that it had joined: the end of its link is no loss.
+    pub(crate) leaving: AtomicBool,
     forked: AtomicBool,
     sends: AtomicU32,
     io: Mutex<Option<JoinHandle<()>>>,
@@ -311,7 +315,7 @@ impl Runtime {
             };
             let (system, notices) = (own(), own());
             let unseen = match me {
-                ProcAddr::CONTROLLER => Unseen::told_to(Arc::clone(&notices)),
+                _ if me.is_script() => Unseen::told_to(Arc::clone(&notices)),
                 _ if me.is_agent() => Unseen::default(),
                 _ => Unseen::told_to(Arc::clone(&system)),
             };
@@ -354,6 +358,8 @@ impl Runtime {
                 pids: Mutex::default(),
                 ids: IdMaker::new(u64::from_ne_bytes(seed)),
                 closed: AtomicBool::new(false),
+                lost: AtomicBool::new(false),
+                leaving: AtomicBool::new(false),
                 forked: AtomicBool::new(false),
                 sends: AtomicU32::new(0),
                 io: Mutex::new(None),
@@ -439,6 +445,9 @@ impl Runtime {
 
     pub(crate) fn usable(&self) -> Result<(), RuntimeError> {
         self.original()?;
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(RuntimeError::JobLost);
+        }
         if self.closed.load(Ordering::Relaxed) {
             return Err(RuntimeError::Closed);
         }

@@ -554,6 +554,11 @@ impl Runtime {
     /// A message cannot reach its receiver: whoever waits for an answer gets one at once.
     pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome) {
         let header = frame.header;
+        if header.kind == Kind::Failure && header.dst.is_guest() && self.me == ProcAddr::CONTROLLER {
+            // The script that owns it has left: the next one is told.
+            self.notice(Message::new(frame.clone(), &self.memory));
+            return;
+        }
         if header.is_owed() {
             self.memory.let_go(frame);
         }

@@ -29,6 +29,7 @@ fn check(address: &str) -> PyResult<()> {
 /// Attaches hosts: the number of the first, and the call that completes as they come up. Where an address is not known yet,
 /// [`place_host`] tells it later.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "called in one place")]
 pub(crate) fn attach(
     runtime: &PyRuntime,
     py: Python<'_>,
@@ -37,13 +38,14 @@ pub(crate) fn attach(
     window: f64,
     fan_out: u32,
     patience: f64,
+    hold: f64,
 ) -> PyResult<(u32, PyCall)> {
-    let (window, patience) = (duration(window)?, duration(patience)?);
+    let (window, patience, hold) = (duration(window)?, duration(patience)?, duration(hold)?);
     addresses.iter().flatten().try_for_each(|address| check(address))?;
     let runtime = runtime.shared();
     let identity = move || load(&credentials, Role::Controller);
     let (base, call) =
-        leave(py, || runtime.attach(&addresses, identity, GatewayOptions { window, fan_out, patience }))?;
+        leave(py, || runtime.attach(&addresses, identity, GatewayOptions { window, fan_out, patience, hold }))?;
     let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
 }
@@ -66,6 +68,7 @@ pub(crate) fn displace_host(runtime: &PyRuntime, py: Python<'_>, host: u32, why:
 
 /// Listens for hosts that dial out by themselves: the number of the first, and the call that completes as they come.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "called in one place")]
 pub(crate) fn attach_dialers(
     runtime: &PyRuntime,
     py: Python<'_>,
@@ -74,13 +77,14 @@ pub(crate) fn attach_dialers(
     credentials: PathBuf,
     window: f64,
     fan_out: u32,
+    hold: f64,
 ) -> PyResult<(u32, PyCall)> {
-    let window = duration(window)?;
+    let (window, hold) = (duration(window)?, duration(hold)?);
     check(&address)?;
     let runtime = runtime.shared();
     let identity = move || load(&credentials, Role::Controller);
     let (base, call) = leave(py, || {
-        runtime.attach_dialers(&address, count, identity, GatewayOptions { window, fan_out, patience: window })
+        runtime.attach_dialers(&address, count, identity, GatewayOptions { window, fan_out, patience: window, hold })
     })?;
     Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
 }

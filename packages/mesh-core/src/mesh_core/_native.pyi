@@ -6,6 +6,7 @@ from mesh_core._common.codes import HostState, MessageKind, Question, Request, U
 from mesh_core._failures.failure import FailureKind
 
 __all__ = [
+    "GUEST_MESHES",
     "HOST_MESHES",
     "Call",
     "Completion",
@@ -54,12 +55,14 @@ __all__ = [
     "credentials_renew",
     "credentials_revoke",
     "die_with_parent",
+    "dismiss",
     "displace_host",
     "exit_with",
     "flush_stdio",
     "give_up_privileges",
     "gone",
     "guard_sigterm",
+    "has_lost_job",
     "host_name",
     "incarnation",
     "interfaces",
@@ -68,6 +71,8 @@ __all__ = [
     "kept",
     "known_moves",
     "learn_moves",
+    "leave_job",
+    "let_in",
     "let_look",
     "line_buffer_stdio",
     "live_hosts",
@@ -499,9 +504,10 @@ def attach(
     window: float,
     fan_out: int,
     patience: float,
+    hold: float,
 ) -> tuple[int, Call]: ...
 def attach_dialers(
-    runtime: Runtime, address: str, count: int, credentials: str, window: float, fan_out: int
+    runtime: Runtime, address: str, count: int, credentials: str, window: float, fan_out: int, hold: float
 ) -> tuple[int, Call]: ...
 def be_host(runtime: Runtime, name: str, python: Sequence[str], env: Sequence[tuple[str, str]]) -> None: ...
 def interfaces() -> list[str]: ...
@@ -526,7 +532,12 @@ def known_moves(at: Runtime, mesh: int) -> tuple[int, list[tuple[int, int, int, 
 def locate(at: Runtime, mesh: int, rank: int, host: int) -> tuple[int, int, int]: ...
 def seat(at: Runtime, mesh: int, rank: int, host: int) -> tuple[int, int, int]: ...
 def incarnation(at: Runtime, mesh: int, rank: int) -> int: ...
+def let_in(runtime: Runtime, link: int, number: int, pid: int) -> tuple[int, str]: ...
+def dismiss(runtime: Runtime, number: int) -> None: ...
+def leave_job(runtime: Runtime, limit: float) -> None: ...
+def has_lost_job(runtime: Runtime) -> bool: ...
 
+GUEST_MESHES: int
 HOST_MESHES: int
 
 def gone(at: Runtime, target: Target) -> list[int]: ...

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mesh_core import Credentials
 from mesh_core.extensions import NOT_CARRIED, Extension, Spawning, find, install
@@ -62,10 +62,13 @@ class Authority(Extension):
     """Has the credentials of this script's hosts, as long as its runtime runs."""
 
     name = "mesh_launchers"
+    here: ClassVar[Authority | None] = None
+    """That of this script, while there is one: to look for it must not have Mesh begin."""
 
     def start(self) -> None:
         """Have none yet."""
         self._use: Use | None = None
+        Authority.here = self
 
     def for_spawn(self, spawning: Spawning) -> Any:
         """Stay here."""
@@ -73,6 +76,7 @@ class Authority(Extension):
 
     def stop(self) -> None:
         """Use them no longer."""
+        Authority.here = None
         if self._use is not None:
             self._use.end()
             self._use = None
@@ -105,7 +109,7 @@ def authority() -> Authority:
 
 def sweep() -> None:
     """Remove what killed processes have left."""
-    folder, ours = base() / _KEYS, find(Authority)
+    folder, ours = base() / _KEYS, Authority.here
     if folder.is_dir():
         for each in folder.iterdir():
             # A process's own lock does not keep it out, and closing the file would end it.

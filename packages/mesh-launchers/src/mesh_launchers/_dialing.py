@@ -28,6 +28,12 @@ def check_dial(dial: str) -> None:
         )
 
 
+def listening(dial: str) -> str:
+    """Where to listen so that hosts can connect to that address."""
+    host, _, port = dial.rpartition(":")
+    return f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
+
+
 class Dialed:
     """Hosts that are to come, all at one address."""
 
@@ -35,8 +41,7 @@ class Dialed:
         self._dial = dial
         self._meshes = meshes
         """The names of the hosts of each mesh."""
-        host, _, port = dial.rpartition(":")
-        listen = f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
+        listen = listening(dial)
         count = sum(map(len, meshes.values()))
         self._whole = attach_to_workers(listen=listen, expect=count, credentials=credentials)
 

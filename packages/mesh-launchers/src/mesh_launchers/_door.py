@@ -6,6 +6,7 @@ import itertools
 import json
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -46,6 +47,14 @@ class Door:
 
     def ask(self, do: str, *, timeout: float = _LIMIT_S, **what: Any) -> Any:
         """Ask for something, and return the answer."""
+        answer = self.begin(do, **what)
+        try:
+            return answer.result(timeout)
+        except FutureTimeoutError:
+            raise LaunchError(f"job {self._name!r} has not answered within {timeout:g} s") from None
+
+    def begin(self, do: str, **what: Any) -> Future[Any]:
+        """Ask for something that may take long."""
         answer: Future[Any] = Future()
         with self._lock:
             if self._closed:
@@ -58,10 +67,7 @@ class Door:
             except OSError:
                 del self._asked[number]
                 raise self._gone() from None
-        try:
-            return answer.result(timeout)
-        except FutureTimeoutError:
-            raise LaunchError(f"job {self._name!r} has not answered within {timeout:g} s") from None
+        return answer
 
     def _gone(self) -> LaunchError:
         return JobNotFound(f"job {self._name!r} has ended")
@@ -79,6 +85,13 @@ class Door:
             self._watch(None)
 
     def _hear(self, what: dict[str, Any]) -> None:
+        if "out" in what:
+            is_error, text = what["out"]
+            with suppress(Exception):  # it may be closed, or anybody's own
+                stream = sys.stderr if is_error else sys.stdout
+                stream.write(text)
+                stream.flush()
+            return
         if "state" in what:
             if self._watch is not None:
                 self._watch(JobState.of(what["state"]))

@@ -21,7 +21,9 @@ from typing import Any
 from mesh_launchers._errors import JobExists, JobNotFound
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SOCKET = "door"
+DOOR = "door"
+LINK = "link"
+"""By which scripts join a job that is kept."""
 _LOCK = "lock"
 _LOOK_S = 0.2
 _PAUSE_S = 0.01
@@ -120,21 +122,21 @@ class JobFolder:
         told: dict[str, Any] = json.loads((self.path / "job.json").read_text())
         return told
 
-    def listen(self) -> socket.socket:
-        """Have a socket at which others ask."""
+    def listen(self, name: str = DOOR) -> socket.socket:
+        """Have a socket at which others ask, or by which scripts join the job."""
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with self._short() as path:
-            door.bind(f"{path}/{_SOCKET}")
+            door.bind(f"{path}/{name}")
         door.listen()
         return door
 
-    def connect(self, timeout: float) -> socket.socket:
+    def connect(self, timeout: float, name: str = DOOR) -> socket.socket:
         """Connect to it."""
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         door.settimeout(timeout)
         try:
             with self._short() as path:
-                door.connect(f"{path}/{_SOCKET}")
+                door.connect(f"{path}/{name}")
         except OSError as error:
             door.close()
             raise JobNotFound(

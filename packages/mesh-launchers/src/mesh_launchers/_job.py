@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import logging
 import os
@@ -12,17 +13,21 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from mesh_core import HostMesh, MeshError, attach_to_workers
+from mesh_core import ActorMesh, HostMesh, MeshError, ProcMesh, attach_to_workers
+from mesh_core.extensions import Joined, join_job
 from mesh_launchers._contract import Phase
 from mesh_launchers._dialing import Dialed
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
-from mesh_launchers._folder import JobFolder
+from mesh_launchers._folder import LINK, JobFolder
 from mesh_launchers._state import HostState, JobState
 
 _STOP_S = 60.0
+_CONNECT_S = 10.0
+_JOIN_S = 120.0
+_FLUSH_S = 5.0
 _QUIET_S = 1.0
 """What is there so soon is not worth a word."""
 
@@ -33,7 +38,7 @@ class Job:
     In a ``with`` block it ends with the block, and else with the script, unless it is kept. Only one script has it at a time.
     """
 
-    def __init__(self, folder: JobFolder, credentials: Path, *, progress: bool) -> None:
+    def __init__(self, folder: JobFolder, credentials: Path | None, *, progress: bool) -> None:
         self.name = folder.name
         self._folder = folder
         self._credentials = credentials
@@ -52,19 +57,23 @@ class Job:
         """Hosts that connect to this script, until all have come."""
         self._attached: list[HostMesh] = []
         """As they were attached, whatever has been joined with them, or taken from them, since."""
+        self._joined: Joined | None = None
+        """This script's part in a job that outlives it."""
         self._door: Door
 
-    def _open(self, door: Door, *, is_new: bool) -> Self:
+    def _open(self, door: Door, *, is_new: bool, take_over: bool = False) -> Self:
         """Take the job's hosts."""
         self._door = door
-        state = JobState.of(door.ask("hold"))
+        state = JobState.of(door.ask("hold", take_over=take_over))
         if not is_new:
             # What another script has lost is none of this one's.
             door.ask("end", hosts=[each.number for each in state.hosts if each.phase is Phase.FAILED])
         for host in state.hosts:
             if host.is_there or is_new:
                 self._numbers.setdefault(host.mesh, []).append(host.number)
-        if state.dial is None:
+        if state.keep is not None:
+            self._joined = self._join()
+        elif state.dial is None:
             for mesh, numbers in self._numbers.items():
                 self._meshes[mesh] = self._attach(mesh, numbers)
         else:
@@ -80,16 +89,37 @@ class Job:
             timer.start()
         return self
 
+    def _join(self) -> Joined:
+        """Take part in a job that outlives this script."""
+        link = self._folder.connect(_CONNECT_S, LINK)
+        try:
+            told: dict[str, str] = self._door.ask("join", timeout=_JOIN_S)
+            joined = join_job(link, base64.b64decode(told["told"]))
+        except BaseException:
+            link.close()
+            raise
+        self._meshes.update(joined.hosts)
+        for mesh, hosts in joined.hosts.items():
+            joined.follow(hosts, self._door.begin("attached", hosts=self._numbers[mesh]))
+        joined.on_flush(self._flush)
+        return joined
+
+    def _flush(self) -> None:
+        """Have all shown that processes have printed."""
+        with suppress(LaunchError):
+            self._door.ask("flush", timeout=_FLUSH_S)
+
     def _attach(self, mesh: str, numbers: Sequence[int]) -> HostMesh:
         with self._changed:
             futures = [self._addresses.setdefault(each, Future()) for each in numbers]
+        assert self._credentials is not None
         hosts = attach_to_workers(futures, credentials=self._credentials, name=mesh)
         self._attached.append(hosts)
         return hosts
 
     def _await(self, state: JobState, numbers: Mapping[str, Sequence[int]]) -> Dialed:
         """Wait for hosts that connect to this script, on threads of others."""
-        assert state.dial is not None
+        assert state.dial is not None and self._credentials is not None
         names = {each.number: each.name for each in state.hosts}
         meshes = {mesh: [names[each] for each in mine] for mesh, mine in numbers.items()}
         dialed = Dialed(state.dial, meshes, self._credentials)
@@ -117,6 +147,27 @@ class Job:
             # The runtime may have been shut down.
             with suppress(MeshError):
                 each.stop().get(timeout=_STOP_S)
+
+    @property
+    def procs(self) -> Mapping[str, ProcMesh]:
+        """The meshes of processes of a job that is kept, by their names: those that this script has spawned, and others before it.
+
+        What actors have spawned belongs to them, and is not among these.
+        """
+        return dict(self._kept_by("procs").procs)
+
+    @property
+    def actors(self) -> Mapping[str, ActorMesh[Any]]:
+        """The meshes of actors of a job that is kept, by their names, as :attr:`procs`."""
+        return dict(self._kept_by("actors").actors)
+
+    def _kept_by(self, what: str) -> Joined:
+        if self._joined is None:
+            raise LaunchError(
+                f"job.{what} finds what other scripts have left in a job that is kept, and job {self.name!r} is not: give "
+                "launch(keep='8h')"
+            )
+        return self._joined
 
     @property
     def meshes(self) -> Mapping[str, HostMesh]:
@@ -197,9 +248,13 @@ class Job:
         gone = [number for number in self._numbers.get(name, []) if number not in wanted]
         self._let_go(name, gone)
         if new:
-            numbers: list[int] = self._door.ask("start", mesh=name, targets=new)
+            begun = self._door.ask("start", mesh=name, targets=new, timeout=_JOIN_S)
+            numbers: list[int] = begun["numbers"]
             now = self.state()
-            if now.dial is None:
+            if self._joined is not None:
+                more = self._joined.read(base64.b64decode(begun["hosts"]))
+                self._joined.follow(more, self._door.begin("attached", hosts=numbers))
+            elif now.dial is None:
                 more = self._attach(name, numbers)
             else:
                 with self._changed:
@@ -225,6 +280,16 @@ class Job:
             return
         numbers, whole = self._numbers[name], self._meshes[name]
         stays = [at for at, number in enumerate(numbers) if number not in gone]
+        if self._joined is not None:
+            # Its keeper has attached them, and lets them go.
+            self._numbers[name] = [numbers[at] for at in stays]
+            if stays:
+                singles = [whole.slice(hosts=slice(at, at + 1)) for at in stays]
+                self._meshes[name] = functools.reduce(HostMesh.join, singles)
+            else:
+                del self._meshes[name]
+            self._door.ask("end", hosts=list(gone))
+            return
         if stays:
             singles = [whole.slice(hosts=slice(at, at + 1)) for at in range(len(numbers))]
             for at, number in enumerate(numbers):
@@ -245,6 +310,8 @@ class Job:
             self._door.close()
             return
         self._release("the job was stopped")
+        if self._joined is not None:
+            self._joined.leave()
         with suppress(JobNotFound):
             self._door.ask("stop")
         if not self._door.wait_closed(_STOP_S):
@@ -254,15 +321,17 @@ class Job:
         self._door.close()
 
     def detach(self) -> None:
-        """Let the hosts go and keep them: :func:`attach_job` has them again, within the time that ``keep`` gives.
+        """Leave the job as it is: :func:`attach_job` has it again, within the time that ``keep`` gives.
 
-        What runs on them ends: processes and actors belong to a script.
+        Processes and actors that this script has spawned go on. Actors in the script's own process end, and the next use of Mesh in
+        this process begins anew.
         """
         if self.state().keep is None:
             raise LaunchError(
                 f"job {self.name!r} is not kept: give launch(keep='8h') for hosts that stay when no script has them"
             )
-        self._release("the job was let go")
+        if self._joined is not None:
+            self._joined.leave()
         self._door.close()
 
     def __enter__(self) -> Self:
@@ -303,6 +372,8 @@ class Job:
                     self.name,
                     "; ".join(host.differs),
                 )
+            if self._joined is not None and host.address is not None:
+                self._joined.place(host.name, host.address)
             address = self._addresses.get(host.number)
             if address is None or address.done():
                 continue

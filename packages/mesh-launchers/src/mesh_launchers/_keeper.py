@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,12 @@ from mesh_launchers._contract import (
 )
 from mesh_launchers._door import peer_of
 from mesh_launchers._errors import JobExists, LaunchError
-from mesh_launchers._folder import JobFolder
+from mesh_launchers._folder import LINK, JobFolder
+from mesh_launchers._kept import Kept
 from mesh_launchers._state import HostState, JobState
 
 _LINE = 1 << 24
+_SHOWN = 1 << 22
 _DIFFERENCES = 5
 _SILENCE_S = 600.0
 
@@ -68,10 +71,15 @@ class Keeper:
         self._offers: _Client | None = None
         """Who has the job for others, and takes it back from them (``mesh run``)."""
         self._left_at: float | None = None
+        self._kept: Kept | None = None
+        """What keeps processes and actors, where they outlive the script."""
+        self._settings: dict[str, Any] = job["settings"]
+        self._links: socket.socket | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._is_late = False
         """Whether a kept job is over, but for those who visit it."""
         self._over = asyncio.Event()
+        self._is_attached = asyncio.Event()
         self._told = False
         self._ending: list[asyncio.Future[None]] = []
         """Hosts that are refused, on their way out."""
@@ -88,6 +96,18 @@ class Keeper:
         reader, writer = await asyncio.open_unix_connection(sock=first, limit=_LINE)
         client = asyncio.create_task(self._accept(reader, writer, is_first=True))
         try:
+            if self._keep is not None:
+                self._links = self._folder.listen(LINK)
+                self._links.setblocking(False)
+                credentials = str(self._use.path)
+                self._kept = Kept(
+                    self._folder.name,
+                    credentials,
+                    self._show,
+                    hold=self._keep,
+                    dial=self._dial,
+                    settings=self._settings,
+                )
             await self._begin()
             await self._over.wait()
         except Exception as error:  # noqa: BLE001 - told to whoever waits for hosts
@@ -123,8 +143,30 @@ class Keeper:
         self._launcher = plugin.create(place)
         # All are known before any is started: who has the job hears of all of them at once.
         meshes = {mesh: self._known(mesh, targets) for mesh, targets in self._first.items()}
+        self._attach(list(self._hosts.values()))
         for mesh, specs in meshes.items():
             await self._start(mesh, specs)
+
+    def _attach(self, hosts: list[HostState]) -> None:
+        """Attach hosts of a job that outlives its script."""
+        if self._kept is None:
+            return
+        # Of those that connect to this machine nobody knows which comes first.
+        for mesh in dict.fromkeys(each.mesh for each in hosts) if self._dial is None else ("hosts",):
+            self._kept.attach(mesh, [each for each in hosts if each.mesh == mesh or self._dial is not None])
+        self._is_attached.set()
+
+    def _meshes(self) -> dict[str, list[HostState]]:
+        """The hosts that there are of each mesh."""
+        found: dict[str, list[HostState]] = {}
+        for each in self._hosts.values():
+            if each.is_there:
+                found.setdefault(each.mesh, []).append(each)
+        return found
+
+    def _show(self, what: dict[str, Any]) -> bool:
+        """Tell the script something that it shows; whether there is one."""
+        return self._holder is not None and self._holder.joined and self._holder.show(what)
 
     def _known(self, mesh: str, targets: list[str | None]) -> list[HostSpec]:
         """Have hosts of a mesh that are to be started."""
@@ -170,6 +212,8 @@ class Keeper:
             report.address if phase is Phase.RUNNING else None,
             differs,
         )
+        if self._kept is not None:
+            self._kept.heard(self._hosts[report.number])
         self._changed()
 
     def _fail(self, why: str) -> None:
@@ -219,11 +263,11 @@ class Keeper:
         try:
             while line := await reader.readline():
                 question = json.loads(line)
-                try:
-                    answer = {"is": await self._do(client, question)}
-                except (LaunchError, ValueError, TypeError) as error:
-                    answer = {"error": type(error).__name__, "why": str(error)}
-                client.say({"to": question["number"], **answer})
+                if question.get("do") == "attached":
+                    # What is asked next need not wait for hosts.
+                    client.asks(self._answer(client, question))
+                else:
+                    await self._answer(client, question)
         except (ConnectionError, ValueError, KeyError, TypeError, AttributeError):
             pass  # it has ended, or is none of ours
         finally:
@@ -233,10 +277,19 @@ class Keeper:
                 self._offers = None
             if self._holder is client:
                 self._holder = None
+                if self._kept is not None:
+                    self._kept.dismiss()
             if client.counts and self._holder is None and self._offers is None:
                 self._leave()
             elif self._is_late and client.visits:
                 self._expire()
+
+    async def _answer(self, client: _Client, question: dict[str, Any]) -> None:
+        try:
+            answer = {"is": await self._do(client, question)}
+        except (LaunchError, ValueError, TypeError) as error:
+            answer = {"error": type(error).__name__, "why": str(error)}
+        client.say({"to": question["number"], **answer})
 
     async def _do(self, client: _Client, question: dict[str, Any]) -> Any:
         match question:
@@ -245,7 +298,7 @@ class Keeper:
                 client.visits = client.visits or do == "visit"
                 return self.state().as_dict()
             case {"do": "hold"}:
-                return self._hold(client)
+                return self._hold(client, take_over=question.get("take_over") is True)
             case {"do": "offer"}:
                 self._offers, client.counts, client.watches = client, True, True
                 client.watch_process()
@@ -260,12 +313,11 @@ class Keeper:
                     raise LaunchError(
                         f"job {self._folder.name!r} has no mesh {mesh!r}; it has {', '.join(self._given)}"
                     )
-                return await self._start(mesh, self._known(mesh, targets))
+                return await self._start_more(mesh, targets)
+            case {"do": "join" | "flush" | "attached"} if self._kept is not None and self._holder is client:
+                return await self._do_kept(self._kept, client, question)
             case {"do": "end", "hosts": list(numbers)}:
-                await self._launcher.stop(numbers)
-                for each in numbers:
-                    self._report(Report(each, Phase.ENDED))
-                return None
+                return await self._end_some(numbers)
             case {"do": "log", "host": int(number), "lines": int(lines)}:
                 return await self._launcher.log(number, lines)
             case {"do": "stop"}:
@@ -273,10 +325,66 @@ class Keeper:
                 return None
         raise LaunchError(f"job {self._folder.name!r} cannot do {question.get('do')!r}")
 
-    def _hold(self, client: _Client) -> dict[str, Any]:
+    async def _do_kept(self, kept: Kept, client: _Client, question: dict[str, Any]) -> Any:
+        """What the script of a kept job asks."""
+        match question:
+            case {"do": "join"}:
+                return await self._join(client, kept)
+            case {"do": "attached", "hosts": list(numbers)}:
+                return await kept.attached(numbers)
+        return await kept.flush()
+
+    async def _start_more(self, mesh: str, targets: list[str | None]) -> dict[str, Any]:
+        """Start hosts beside those that there are."""
+        specs = self._known(mesh, targets)
+        self._attach([self._hosts[each.number] for each in specs])
+        numbers = await self._start(mesh, specs)
+        if self._kept is None:
+            return {"numbers": numbers}
+        await self._kept.come(self._names())
+        return {"numbers": numbers, "hosts": self._kept.pack([self._hosts[each] for each in numbers])}
+
+    async def _end_some(self, numbers: list[int]) -> None:
+        """End hosts, and what runs there."""
+        if self._kept is not None:
+            await self._kept.end(numbers)
+        await self._launcher.stop(numbers)
+        for each in numbers:
+            self._report(Report(each, Phase.ENDED))
+
+    async def _join(self, client: _Client, kept: Kept) -> dict[str, Any]:
+        """Let the script that has the job take part in it."""
+        await self._is_attached.wait()
+        await kept.come(self._names())
+        assert self._links is not None
+        told = await kept.join(self._links, client.pid, self._meshes())
+        client.joined = True
+        asyncio.get_running_loop().call_soon(kept.tell)
+        return told
+
+    def _names(self) -> dict[int, str]:
+        return {each.number: each.name for each in self._hosts.values()}
+
+    def _hold(self, client: _Client, *, take_over: bool = False) -> dict[str, Any]:
+        before = self._holder
+        if (
+            self._kept is not None
+            and before is not None
+            and before is not client
+            and (take_over or before.has_ended())
+        ):
+            # From here on it can do nothing, whether it hears of that or not.
+            self._kept.dismiss()
+            before.counts, self._holder = False, None
+            before.end()
         if self._holder is not None and self._holder is not client:
             raise JobExists(
                 f"the hosts of job {self._folder.name!r} are used by process {self._holder.pid}: a job has one script at a time"
+                + (
+                    f"; attach_job({self._folder.name!r}, take_over=True) takes a kept one away from it"
+                    if self._kept
+                    else ""
+                )
             )
         self._holder, self._left_at, client.counts = client, None, True
         client.watch_process()
@@ -304,6 +412,8 @@ class Keeper:
 
     async def _end(self) -> None:
         """End all hosts (KPR-3)."""
+        if self._kept is not None:
+            await self._kept.close()
         if hasattr(self, "_launcher"):
             try:
                 await self._launcher.close()
@@ -320,12 +430,21 @@ class _Client:
         self._writer = writer
         self.pid = pid
         self.watches = False
+        self.joined = False
+        """Whether it takes part in the job, whose processes and actors outlive it."""
         self.visits = False
         """Whether it runs something on the hosts, beside the script that has them."""
         self.counts = counts
         """Whether it has, or has had, the hosts."""
+        self._tasks: set[asyncio.Future[None]] = set()
         self._process: int | None = None
         """A descriptor of the process, once it has the hosts."""
+
+    def asks(self, answering: Coroutine[Any, Any, None]) -> None:
+        """Answer it while it asks on."""
+        task = asyncio.ensure_future(answering)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def say(self, what: dict[str, Any]) -> None:
         """Tell it something; one that does not read is told nothing more."""
@@ -334,12 +453,28 @@ class _Client:
         else:
             self._writer.write(json.dumps(what).encode() + b"\n")
 
+    def show(self, what: dict[str, Any]) -> bool:
+        """Tell it something that it may miss if it does not read; whether it was told."""
+        if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > _SHOWN:
+            return False
+        self._writer.write(json.dumps(what).encode() + b"\n")
+        return True
+
     def watch_process(self) -> None:
         """Take it for gone when its process is, though a child of that may have the connection still."""
         self._forget_process()
         with suppress(OSError):
             self._process = os.pidfd_open(self.pid)
             asyncio.get_running_loop().add_reader(self._process, self._ended)
+
+    def end(self) -> None:
+        """Hear it no longer."""
+        self._forget_process()
+        self._writer.transport.abort()
+
+    def has_ended(self) -> bool:
+        """Whether its process has, also where nobody has been told so far."""
+        return self._process is not None and bool(select.select([self._process], [], [], 0)[0])
 
     def _ended(self) -> None:
         self._forget_process()
@@ -353,6 +488,8 @@ class _Client:
 
     async def close(self) -> None:
         self._forget_process()
+        for each in list(self._tasks):
+            each.cancel()
         with suppress(ConnectionError):
             if not self._writer.is_closing():
                 await self._writer.drain()

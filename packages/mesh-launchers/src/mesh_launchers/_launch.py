@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mesh_core import MeshError
+from mesh_core.extensions import check_free, has_joined
 from mesh_launchers._authority import authority, sweep
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
@@ -53,7 +55,9 @@ def launch(
         meshes: several meshes of hosts instead of one: ``{"trainers": 2, "generators": {"hosts": 4, "partition": "cheap"}}``, with options
             of their own.
         spares: so many hosts more, which nothing runs on: ``job.spares``.
-        keep: how long hosts stay when the script has ended, such as ``"8h"``; by default they end with it. :func:`attach_job` has them again.
+        keep: for how long the job stays when no script has it, such as ``"8h"``: its hosts, and the processes and actors on them. By
+            default it ends with the script. :func:`attach_job` has it again. The script becomes a part of the job, so that it has
+            one such job at a time, and no other hosts beside it.
         progress: whether to say on stderr how far it is, where hosts take longer than a second; by default on a terminal.
         credentials: the folder that ``mesh credentials new`` has made; by default some are made, which go with the job.
         options: the launcher's own; an unknown one is a ``TypeError`` that names the nearest.
@@ -68,18 +72,27 @@ def launch(
         credentials=credentials,
         **options,
     )
+    _check_free(plan.name, is_kept=plan.keep is not None)
     folder, connection = plan.begin()
     try:
-        return _taken(folder, connection, progress, is_new=True)
+        return _taken(folder, connection, progress, is_new=True, is_kept=plan.keep is not None)
     except JobNotFound:
         raise plan.has_ended(folder) from None
+    finally:
+        plan.let_go()
 
 
-def attach_job(name: str | None = None, *, progress: bool | None = None) -> Job:
-    """Have the hosts of a job that is kept, in this script; without a name, of the one that ``mesh run`` has started it with.
+def attach_job(name: str | None = None, *, take_over: bool = False, progress: bool | None = None) -> Job:
+    """Have a job that is kept, in this script; without a name, the one that ``mesh run`` has started it with.
 
-    Another script may have started them, and ended; a job that a script still has is refused with :class:`JobExists`, and one
-    that is not there with :class:`JobNotFound`.
+    Another script may have launched it, and ended, in whatever way: what it has spawned is still there, under :attr:`Job.procs` and
+    :attr:`Job.actors`. A job that a script still has is refused with :class:`JobExists`, and one that is not there with
+    :class:`JobNotFound`.
+
+    Args:
+        name: the job's name.
+        take_over: take it from the script that has it. Nothing that this does from then on has an effect, and it gets an error.
+        progress: as in :func:`launch`.
     """
     name = name or os.environ.get(JOB_VARIABLE)
     if name is None:
@@ -89,11 +102,15 @@ def attach_job(name: str | None = None, *, progress: bool | None = None) -> Job:
     folder = JobFolder.of(name)
     connection = folder.connect(_CONNECT_S)
     try:
-        authority().take(Path(folder.read()["credentials"]), name)
+        told = folder.read()
+        is_kept = told["keep"] is not None
+        _check_free(name, is_kept=is_kept)
+        if not is_kept:
+            authority().take(Path(told["credentials"]), name)
     except BaseException:
         connection.close()
         raise
-    return _taken(folder, connection, progress, is_new=False)
+    return _taken(folder, connection, progress, is_new=False, is_kept=is_kept, take_over=take_over)
 
 
 def jobs() -> list[JobState]:
@@ -114,11 +131,34 @@ def jobs() -> list[JobState]:
     return found
 
 
-def _taken(folder: JobFolder, connection: socket.socket, progress: bool | None, *, is_new: bool) -> Job:
-    job = Job(folder, authority().credentials(), progress=wants_progress(progress))
+def _check_free(name: str, *, is_kept: bool) -> None:
+    """Refuse what a process cannot do that takes part in a job already."""
+    if is_kept:
+        try:
+            check_free()
+        except MeshError as error:
+            raise LaunchError(f"job {name!r} is kept, and so its script is a part of it: {error}") from None
+    elif has_joined():
+        raise LaunchError(
+            "this script is a part of a job that is kept, and has the hosts of that job alone: launch others in another script, or "
+            "call job.detach() first"
+        )
+
+
+def _taken(
+    folder: JobFolder,
+    connection: socket.socket,
+    progress: bool | None,
+    *,
+    is_new: bool,
+    is_kept: bool,
+    take_over: bool = False,
+) -> Job:
+    credentials = None if is_kept else authority().credentials()
+    job = Job(folder, credentials, progress=wants_progress(progress))
     door = Door(folder.name, connection, job._hear)  # noqa: SLF001 - one with it
     try:
-        return job._open(door, is_new=is_new)  # noqa: SLF001 - likewise
+        return job._open(door, is_new=is_new, take_over=take_over)  # noqa: SLF001 - likewise
     except BaseException:
         door.close()
         raise

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
-from mesh_core import Credentials
+from mesh_core import Credentials, configure
 from mesh_core.plugins import PluginManager
-from mesh_launchers._authority import authority
+from mesh_launchers._authority import Use, authority
 from mesh_launchers._code import own_code
 from mesh_launchers._contract import LAUNCHERS, LauncherPlugin, options_of
 from mesh_launchers._durations import seconds
@@ -23,6 +24,7 @@ from mesh_launchers._job import SPARES
 from mesh_launchers._program import environment
 
 _ONLY = "hosts"
+_SETTINGS = ("heartbeat_timeout", "fan_out", "stop_timeout")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class Plan:
     credentials: str | os.PathLike[str] | None
     dial: str | None
     """Where the script waits for hosts that connect to it."""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """The script's, where another process attaches the hosts."""
+    _uses: list[Use] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -68,9 +73,10 @@ class Plan:
         probe = plugin.probe()
         if not probe.available:
             raise LaunchError(f"the launcher {launcher!r} cannot work here: {probe.reason}. {probe.remedy}")
-        return cls(
-            launcher, name or f"{launcher}-{secrets.token_hex(3)}", described, kept, credentials, dials.pop()
-        )
+        now = configure()
+        settings = {name: getattr(now, name) for name in _SETTINGS}
+        name = name or f"{launcher}-{secrets.token_hex(3)}"
+        return cls(launcher, name, described, kept, credentials, dials.pop(), settings)
 
     def show(self) -> list[str]:
         """Return what will be submitted, if the launcher submits something that can be read."""
@@ -87,17 +93,15 @@ class Plan:
         """Start the process that keeps the job; returns the job's folder, and this script's connection to that process."""
         folder, lock = JobFolder.make(self.name)
         try:
-            ours = authority()
-            if self.credentials is not None:
-                ours.take(Credentials.load(self.credentials).path, self.name)
             folder.write(
                 {
                     "name": self.name,
-                    "credentials": str(ours.credentials()),
+                    "credentials": str(self._credentials()),
                     "launcher": self.launcher,
                     "meshes": self.meshes,
                     "keep": self.keep,
                     "dial": self.dial,
+                    "settings": self.settings,
                     "environment": {**environment(), "code": own_code()},
                     "path": sys.path,
                 }
@@ -108,6 +112,22 @@ class Plan:
             raise
         finally:
             os.close(lock)
+
+    def _credentials(self) -> Path:
+        """The folder of those that the hosts get: the script's own, or, where the hosts outlive it, the job's."""
+        given = None if self.credentials is None else Credentials.load(self.credentials).path
+        if self.keep is not None:
+            self._uses.append(Use.of_new() if given is None else Use(given))
+            return self._uses[0].path
+        ours = authority()
+        if given is not None:
+            ours.take(given, self.name)
+        return ours.credentials()
+
+    def let_go(self) -> None:
+        """Use the credentials of a job that outlives the script no longer: the job does."""
+        while self._uses:
+            self._uses.pop().end()
 
     def has_ended(self, folder: JobFolder) -> LaunchError:
         """Say why the process that was to keep the job has not."""

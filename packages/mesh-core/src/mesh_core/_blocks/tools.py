@@ -319,7 +319,7 @@ class _Minding:
         """A tool is about to start. Returns the limits that mark it; its pid is added to the first."""
         process = holder().process
         own = process_marks.read(0)
-        worker = process is not None and process.in_charge and process.identity.mesh_id != 0
+        worker = process is not None and process.in_charge and not process.identity.is_script
         if worker and own is not None and own.tool == 0 and not own.detached:
             return own.soft, own.owner
         with self._lock:

@@ -20,6 +20,10 @@ def equip(process: Process) -> None:
     """Hang the features on."""
     equip_any(process)
     hooks = process.hooks
+    if process.identity.is_guest:
+        # What processes print, and who looks in, is the controller's.
+        hooks.staging.append(partial(_begin, process))
+        return
     hooks.spawning.append(partial(_open_console, process))
     hooks.staging.append(partial(_begin, process))
     hooks.flush.append(partial(_flush, process))

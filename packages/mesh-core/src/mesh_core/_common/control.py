@@ -20,6 +20,10 @@ class Control:
     """By the process itself: its first large part for another host has come by. Is something installed that moves those?"""
     RETURNS: Final = ".returns"
     """To the owner of supervised actors: is there a later life of this one, or will there be?"""
+    RECORD: Final = ".record"
+    """To a controller that outlives its scripts: what a script is about to spawn, or has stopped."""
+    LOGS: Final = ".logs"
+    """To such a controller: what is done with what processes print."""
     INSPECT: Final = ".inspect"
     """Somebody has connected to the job's inspection socket: the runtime tells the controller."""
 

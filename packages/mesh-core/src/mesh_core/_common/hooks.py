@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mesh_core._failures.policies import Policy
     from mesh_core._futures.future import Future
     from mesh_core._hosting.local_actor import LocalActor
+    from mesh_core._native import Message
 
 Addr = tuple[int, int, int]
 
@@ -29,6 +30,7 @@ class Hooks:
         "actor_class",
         "closed",
         "closing",
+        "downs",
         "failures",
         "find_bypass",
         "find_pids",
@@ -41,6 +43,8 @@ class Hooks:
         "packed_class",
         "preparing",
         "raised",
+        "recorded",
+        "recording",
         "spawning",
         "staging",
         "sync",
@@ -57,6 +61,12 @@ class Hooks:
         """Called where an actor's code has raised, on its thread, before anybody else hears of it."""
         self.spawning: list[Callable[[], object]] = []
         """Called when processes are about to be spawned."""
+        self.downs: list[Callable[[Message], object]] = []
+        """Told the end of each process that this one hears of."""
+        self.recording: list[Callable[[int, Any, int], object]] = []
+        """Told what is about to be spawned here: its owner, the mesh, and the actors' id (0 for processes)."""
+        self.recorded: Callable[[Message], object] = _nothing_to_record
+        """At a controller that outlives scripts: told what one of them is about to spawn, or has stopped."""
         self.preparing: list[Callable[[], Preparation | None]] = []
         """What a fork server does before it imports what is to be preloaded."""
         self.staging: list[Callable[[], object]] = []
@@ -116,6 +126,10 @@ def prepare(steps: Iterable[Preparation], scratch: str) -> None:
 
 def _as_it_is(cls: type) -> object:
     return cls
+
+
+def _nothing_to_record(_message: Message) -> None:
+    return None
 
 
 def _nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -277,6 +277,8 @@ class Owners:
 
     def __init__(self) -> None:
         self._by_owner: dict[int, OwnedMeshes] = {}
+        self.dropped: Callable[[int, int | None], object] | None = None
+        """Told which meshes were told to stop, as :meth:`drop` is."""
         self._lock = threading.Lock()
 
     def of(self, owner: int) -> OwnedMeshes:
@@ -325,6 +327,8 @@ class Owners:
         """
         for _, owned_meshes in self.all():
             owned_meshes.drop(thing, among)
+        if self.dropped is not None:
+            self.dropped(thing, among)
 
     def all(self) -> list[tuple[int, OwnedMeshes]]:
         """Every owner with what it owns."""

@@ -25,6 +25,7 @@ from mesh_core._common.errors import SupervisionError
 from mesh_core._failures import ledger
 from mesh_core._failures.failure import FailureKind, MeshFailure, error_of, of_loss
 from mesh_core._futures import unseen
+from mesh_core._geometry.location import is_guest_mesh
 from mesh_core._native import Placement, Target, exit_with, locate, seat
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Supervision:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._at_script = process.identity.mesh_id == 0
+        self._at_script = process.identity.is_script
         self._lock = threading.Lock()
         self._ledger = ledger.FailureLedger(at_script=self._at_script)
         self._turns: weakref.WeakValueDictionary[int, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -179,10 +180,17 @@ class Supervision:
 
     def pass_on(self, to: ledger.Owner, failure: MeshFailure) -> None:
         """Tell an owner, wherever it is."""
-        (mesh, rank, host), actor = to
+        (mesh, rank, host), actor = self._script() if to == ledger.SCRIPT else to
+        if is_guest_mesh(mesh):
+            # All scripts that have come to such a job are lives of one rank: the one that is there now is told.
+            mesh, rank, _ = seat(self._process.runtime, mesh, rank, host)
         target = Target.one(mesh, rank, Placement.on(host))
         sender = self._process.runtime.sender(target, actor, "", Request.FAILURE)
         sender.tell((failure._key, failure))
+
+    def _script(self) -> ledger.Owner:
+        """The script, as an owner: this process, if it runs one."""
+        return (self._process.runtime.me, 0) if self._at_script else ledger.SCRIPT
 
     def _ask(self, action: ledger.Consult | ledger.Ask) -> None:
         if action.owner != 0 or not self._at_script:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._native import HOST_MESHES, Placement, Region, Slice, Target, host_name, locate, roll
+from mesh_core._native import (
+    GUEST_MESHES,
+    HOST_MESHES,
+    Placement,
+    Region,
+    Slice,
+    Target,
+    host_name,
+    locate,
+    roll,
+)
 
 if TYPE_CHECKING:
     from mesh_core._native import Runtime
 
 _MOST_HOSTS = 1 << 32
+_MOST_GUESTS = 1 << 32
 # A reference tells the names of so many hosts; of more it says the numbers only.
 _NAMED = 64
 # A part of so many ranks is looked at for the hosts that it is on.
@@ -20,6 +31,11 @@ _LOOKED_AT = 1000
 def is_host_mesh(mesh_id: int) -> bool:
     """Whether that is the mesh of the process in which a host has its extensions."""
     return HOST_MESHES <= mesh_id < HOST_MESHES + _MOST_HOSTS
+
+
+def is_guest_mesh(mesh_id: int) -> bool:
+    """Whether that is the mesh of a script that has joined a job which outlives it."""
+    return GUEST_MESHES <= mesh_id < GUEST_MESHES + _MOST_GUESTS
 
 
 class Names(Mapping[int, str]):

@@ -55,7 +55,7 @@ class ActorHost:
         self.actors: dict[int, ActorCell] = {}
         self._classes: dict[bytes, type] = {}
         # The script's process is the user's own.
-        self._title = Title(process.identity) if process.identity.mesh_id != 0 else None
+        self._title = None if process.identity.is_script else Title(process.identity)
         self.waker = Waker()
         self._system = process.runtime.system_inbox()
         self.loop = ActorLoop(ActorSelector(process.runtime, self.waker))

@@ -33,6 +33,7 @@ def attach_to_workers(
     timeout: float | None = None,
     heartbeat_timeout: float | None = None,
     fan_out: int | None = None,
+    hold: float = 0.0,
 ) -> HostMesh:
     """Make a mesh of hosts on which agents run: ``mesh host`` was started there. Returns at once.
 
@@ -50,6 +51,9 @@ def attach_to_workers(
         heartbeat_timeout: after how many seconds of silence one of these hosts is taken for dead; by default the setting
             of that name.
         fan_out: to how many others each of these hosts relays; by default the setting of that name.
+        hold: for so many seconds what runs on the hosts goes on while the script's machine sleeps, or its network is cut:
+            while all of the script's hosts are out of its reach at once it does not take them for dead, nor they it.
+            By default that is no longer than ``heartbeat_timeout``.
 
     An argument that is malformed raises here. What turns out later is raised by ``initialized``, and by the first call to
     what was to run there: an :class:`AuthenticationError` where the credentials cannot be used, or one side does not
@@ -61,6 +65,10 @@ def attach_to_workers(
     from mesh_core._meshes.spawning import interpreter_command
 
     process = current()
+    if process.identity.is_guest:
+        raise MeshError(
+            "this script has joined a job that outlives it, and has the hosts of that job alone; attach others in another script"
+        )
     if process.identity.mesh_id != 0:
         raise MeshError(
             "hosts are attached by the script that drives the job, not by a worker of it; attach them there, and "
@@ -91,6 +99,8 @@ def attach_to_workers(
         isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
     ):
         raise ValueError(f"timeout= is a number of seconds, or None, not {timeout!r}")
+    if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold < float("inf"):
+        raise ValueError(f"hold= is a number of seconds, not {hold!r}")
     folder = str(getattr(credentials, "path", credentials))
     given = {"heartbeat_timeout": heartbeat_timeout, "fan_out": fan_out}
     changes = {name: value for name, value in given.items() if value is not None}
@@ -104,12 +114,18 @@ def attach_to_workers(
     if listen is None:
         patience = settings.heartbeat_timeout if timeout is None else timeout
         base, call = attach(
-            process.runtime, addresses.known, folder, settings.heartbeat_timeout, settings.fan_out, patience
+            process.runtime,
+            addresses.known,
+            folder,
+            settings.heartbeat_timeout,
+            settings.fan_out,
+            patience,
+            hold,
         )
         count, where = len(addresses.known), lambda index: addresses.known[index] or f"worker {index}"
     else:
         base, call = attach_dialers(
-            process.runtime, listen, expect, folder, settings.heartbeat_timeout, settings.fan_out
+            process.runtime, listen, expect, folder, settings.heartbeat_timeout, settings.fan_out, hold
         )
         count, where = expect, lambda _: f"an agent that dials {listen}"
     view = Region(["hosts"], Slice(base, [count], [1]))

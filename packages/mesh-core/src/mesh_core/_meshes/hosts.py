@@ -77,9 +77,7 @@ class HostMesh(Mesh):
 
         Empty for this host and for hosts that have dialed in. Only the script knows; elsewhere all are empty.
         """
-        from mesh_core._native import roll
-
-        known = {host: address for host, _, address, *_ in roll(self._process.runtime)}
+        known = self._process.addresses()
         return [known.get(host, "") for host in self._numbers]
 
     @property

@@ -11,7 +11,7 @@ from mesh_core._actors.actor import RESERVED
 from mesh_core._actors.endpoint import Interface
 from mesh_core._common.codes import Request
 from mesh_core._common.context import current_instance
-from mesh_core._common.control import LOGGING
+from mesh_core._common.control import LOGGING, Control
 from mesh_core._common.current import current
 from mesh_core._common.errors import MeshError, SupervisionError
 from mesh_core._common.tracing import notice
@@ -20,7 +20,7 @@ from mesh_core._futures.future import Future
 from mesh_core._geometry.mesh import Kind, Mesh, check_name, describe
 from mesh_core._meshes.actors import ActorMesh
 from mesh_core._meshes.outcomes import Addressee, error_of
-from mesh_core._native import Point, Region, incarnation, known_moves, learn_moves, locate
+from mesh_core._native import Placement, Point, Region, Target, incarnation, known_moves, learn_moves, locate
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mesh_core._meshes.hosts import HostMesh
     from mesh_core._meshes.repair import Moves, Ranks
     from mesh_core._meshes.spawning import Recipe
-    from mesh_core._native import Call, Target
+    from mesh_core._native import Call
     from mesh_core._process.process import Process
 
 P = ParamSpec("P")
@@ -173,10 +173,6 @@ class ProcMesh(Mesh):
         notice(process)
         creator = "the script" if owner is None else owner.describe()
         spawned = (blob, self._name, (owner_id, creator), args, kwargs)
-        if process.tracer is None:
-            call = sender.call(spawned)
-        else:
-            call = process.tracer.spawn(sender, spawned, name, cls.__qualname__)
         mesh: ActorMesh[Any] = ActorMesh(
             process,
             interface,
@@ -188,6 +184,11 @@ class ProcMesh(Mesh):
             view=self._view,
             making=(making := Making(spawned, owner_id, self if self._recipe is not None else None)),
         )
+        process.recording(owner_id, mesh, actor_id)
+        if process.tracer is None:
+            call = sender.call(spawned)
+        else:
+            call = process.tracer.spawn(sender, spawned, name, cls.__qualname__)
         who = mesh._addressee()
         mesh._ready = Future(
             process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
@@ -303,13 +304,20 @@ class ProcMesh(Mesh):
         if self._procs_id == 0:
             raise ValueError("the controller's own output is not gathered: it is the script's")
         runtime = self._process.runtime
-        here = self._process.identity.mesh_id == 0
-        set_options = runtime.logs().set if here else streams.set_options
+        me = self._process.identity
+        set_options = runtime.logs().set if me.mesh_id == 0 else streams.set_options
         flags = (streams.SHOWN if stream_to_client else 0) | (streams.ALIKE if ignore_numbers else 0)
 
         def tell(target: Target, meshes: Iterable[int]) -> Call:
-            for each in meshes:
-                set_options(each, flags, round(window * 1000), level)
+            if me.is_guest:
+                asked = (list(meshes), flags, round(window * 1000), level)
+                controller = runtime.sender(
+                    Target.one(0, 0, Placement.on(0)), 0, Control.LOGS, Request.EXTENSION
+                )
+                controller.tell(asked)
+            else:
+                for each in meshes:
+                    set_options(each, flags, round(window * 1000), level)
             return runtime.sender(target, 0, LOGGING, Request.EXTENSION).call(signed(self._process, level))
 
         moved = (known_moves(runtime, each) or (0, []) for each in self._location.meshes(self._procs_id))

@@ -159,6 +159,7 @@ def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcM
         grown = mesh._resized(bigger)
         grown._ready = _make(grown, recipe, bigger, list(groups.items()))
         recipe.root = bigger
+        mesh._process.recording(recipe.owner_id, grown, 0)
         return grown
 
 
@@ -190,6 +191,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         target = mesh._location.target(mesh._procs_id, rest)
         shrunk = mesh._resized(smaller)
         recipe.root = smaller
+        process.recording(recipe.owner_id, shrunk, 0)
         if recipe.holding is not None:
             recipe.holding.mesh = shrunk
             # It is lost as a whole with the ranks that are left.

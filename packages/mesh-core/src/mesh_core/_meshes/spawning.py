@@ -24,7 +24,7 @@ from mesh_core._futures.future import Future
 from mesh_core._geometry.mesh import check_name
 from mesh_core._meshes.outcomes import Addressee, error_of
 from mesh_core._meshes.procs import ProcMesh, all_well
-from mesh_core._native import Lost, Region, roll
+from mesh_core._native import Lost, Region
 from mesh_core._system.config import executable, pack
 from mesh_core._system.environment import (
     Refusal,
@@ -135,6 +135,7 @@ def spawn(
         ready=None,
         recipe=recipe,
     )
+    process.recording(owner_id, mesh, 0)
     if location.is_joined:
         # Of hosts that lie apart: each has a mesh of processes of its own, as after a repair.
         from mesh_core._meshes.repair import begin_apart
@@ -359,7 +360,7 @@ def _master(process: Process, location: Location) -> str:
     if location.only is not None:
         return "127.0.0.1"
     first = location.host_of(0)
-    addresses = {host: _machine(address) for host, _, address, *_ in roll(process.runtime)}
+    addresses = {host: _machine(address) for host, address in process.addresses().items()}
     found = addresses.get(first, "")
     local = [host for host in location.hosts if addresses.get(host, "").startswith(_LOOPBACK)]
     # The address of this machine for itself is none for others.

@@ -32,7 +32,7 @@ class Notices:
 
     def start(self) -> None:
         """Take notices from now on."""
-        if self._thread is None and self._process.identity.mesh_id == 0:
+        if self._thread is None and self._process.identity.is_script:
             threading.Thread(target=self._run, name="mesh-notices", daemon=True).start()
             self._began.wait()
 
@@ -66,7 +66,9 @@ class Notices:
     def barrier(self, then: Callable[[], object]) -> None:
         """Call ``then`` on the thread, once every notice that has come before now is on its way to its owner."""
         self._barriers.append(then)
-        self._process.runtime.sender(Target.one(0, 0, Placement.on(0)), 0, "", Request.FAILURE).tell(None)
+        mesh, rank, host = self._process.runtime.me
+        target = Target.one(mesh, rank, Placement.on(host))
+        self._process.runtime.sender(target, 0, "", Request.FAILURE).tell(None)
 
     def pass_barrier(self) -> None:
         """The marker of a barrier has come."""
@@ -114,6 +116,12 @@ class Notices:
             case Control.HOSTS:
                 hosts, carried, tell = message.load()
                 self._process.host_procs.make(hosts, carried, tell=tell)
+            case Control.RECORD:
+                self._process.hooks.recorded(message)
+            case Control.LOGS:
+                meshes, flags, window, level = message.load()
+                for mesh in meshes:
+                    self._process.runtime.logs().set(mesh, flags, window, level)
             case Control.RETURNS:
                 from mesh_core._failures.returns import on_question
 

@@ -9,17 +9,20 @@ import sys
 import threading
 import time
 import weakref
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.current import holder
 from mesh_core._common.errors import MeshError, SupervisionError
 from mesh_core._failures.owned_meshes import Holding, Owners
-from mesh_core._geometry.location import Location, is_host_mesh
-from mesh_core._native import Extent, Region, Runtime, Target, begin_exit, host_name
+from mesh_core._geometry.location import Location, is_guest_mesh, is_host_mesh
+from mesh_core._native import Extent, Region, Runtime, Target, begin_exit, host_name, leave_job, roll
 from mesh_core._process.notices import Notices
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mesh_core._actors.endpoint import EndpointProperty
     from mesh_core._common.interrupts import Interrupts
     from mesh_core._common.settings import Settings
@@ -84,12 +87,22 @@ class Identity:
         """The process for people: its mesh and rank."""
         if self.is_host:
             return f"host {self.host}"
-        return self.mesh_name if self.mesh_id == 0 else f"{self.mesh_name}[{self.rank}]"
+        return self.mesh_name if self.is_script else f"{self.mesh_name}[{self.rank}]"
 
     @property
     def is_host(self) -> bool:
         """Whether it runs the extensions of its host."""
         return is_host_mesh(self.mesh_id)
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether it runs a script that has joined a job which outlives it."""
+        return is_guest_mesh(self.mesh_id)
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it runs a user's script: as the controller, or as a guest of one."""
+        return self.mesh_id == 0 or self.is_guest
 
 
 class Process:
@@ -97,6 +110,8 @@ class Process:
 
     ending = False
     """Whether all that it owns is being stopped: what ends in order then is no news."""
+    told_addresses: Mapping[int, str] = MappingProxyType({})
+    """Where hosts are reached that another process has attached."""
 
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
@@ -245,6 +260,8 @@ class Process:
 
     def on_down(self, message: Message) -> None:
         """Another process has ended, as far as watches and extensions are concerned."""
+        for hear in self.hooks.downs:
+            hear(message)
         if self._watches is not None:
             self._watches.on_down(message)
         if self._extensions is not None:
@@ -362,6 +379,16 @@ class Process:
                     "an actor that has ended, or is about to, spawns nothing any more: what it owns ends with it"
                 )
 
+    def recording(self, owner: int, mesh: Any, actor_id: int) -> None:
+        """Tell whoever wants to know that ``owner`` is about to spawn a mesh."""
+        for record in self.hooks.recording:
+            record(owner, mesh, actor_id)
+
+    def addresses(self) -> dict[int, str]:
+        """Where the agent of each host is reached, as far as this process knows."""
+        attached = {host: address for host, _, address, *_ in roll(self.runtime)}
+        return attached or dict(self.told_addresses)
+
     def name_of_host(self, host: int) -> str:
         """What a host is called, as far as it is known here."""
         return host_name(self.runtime, host) or f"host {host}"
@@ -422,20 +449,29 @@ class Process:
             with interrupts.raised():
                 if (actor_host := self._started_actor_host()) is not None:
                     actor_host.stop_actors(limit)
-                self._stop_owned(limit)
-                self.closed = True
-                self._stop_all(limit)
+                if self.identity.is_guest:
+                    # What it has spawned is the next script's.
+                    self.flush_console()
+                    self.closed = True
+                else:
+                    self._stop_owned(limit)
+                    self.closed = True
+                    self._stop_all(limit)
         except BaseException:
             # Whoever is still stopping is killed.
             self.closed = True
             limit = 0.0
-            self._stop_all(limit)
+            if not self.identity.is_guest:
+                self._stop_all(limit)
             raise
         finally:
             self.end_extensions()
             for close in self.hooks.closing:
                 close()
-            self.runtime.close(limit)
+            if self.identity.is_guest:
+                leave_job(self.runtime, limit)
+            else:
+                self.runtime.close(limit)
             if (actor_host := self._started_actor_host()) is not None:
                 actor_host.end_thread(limit)
             self.notices.end(_GRACE)
@@ -547,17 +583,32 @@ def become_worker(
     return _install(Process(runtime, identity))
 
 
+def become_guest(identity: Identity, number: int, *, link: int, board: int, seat: int) -> Process:
+    """Make this script a process of a job that outlives it; called under the holder's lock."""
+    _prepare_end()
+    from mesh_core._common.settings import current_settings, runtime_options
+    from mesh_core._native import GUEST_MESHES
+
+    settings = current_settings()
+    runtime = Runtime.worker(
+        mesh=GUEST_MESHES + number,
+        rank=0,
+        host=0,
+        link=link,
+        board=board,
+        seat=seat,
+        **runtime_options(settings),
+    )
+    return _begin_script(Process(runtime, identity))
+
+
 def make_controller() -> Process:
     """Make this script's process object; called under the holder's lock."""
-    # Before `_leave` is registered: the handlers of `logging` are closed after it, as records still arrive then.
-    import logging  # noqa: F401
     import socket
 
-    # The end needs the first three, and Ctrl-C in the middle of an import leaves half a module behind.
-    from mesh_core._common import interrupts as _interrupts
     from mesh_core._common.settings import current_settings, runtime_options
-    from mesh_core._failures import supervision  # noqa: F401
 
+    _prepare_end()
     settings = current_settings()
     runtime = Runtime.controller(**runtime_options(settings))
     region = Region.whole(Extent([], []))
@@ -571,7 +622,22 @@ def make_controller() -> Process:
         host_no=0,
         location=Location.on(0, host),
     )
-    process = Process(runtime, identity)
+    return _begin_script(Process(runtime, identity))
+
+
+def _prepare_end() -> None:
+    """Import what the end of a script needs: Ctrl-C in the middle of an import leaves half a module behind."""
+    # Before `_leave` is registered: the handlers of `logging` are closed after it, as records still arrive then.
+    import logging  # noqa: F401
+
+    from mesh_core._common import interrupts, settings  # noqa: F401
+    from mesh_core._failures import supervision  # noqa: F401
+
+
+def _begin_script(process: Process) -> Process:
+    """Give a script's process what it comes with, and have it ended with the interpreter."""
+    from mesh_core._common import interrupts
+
     _HOLDER.equip_script(process)
     for join in _HOLDER.wanted:
         join(process)
@@ -580,7 +646,7 @@ def make_controller() -> Process:
     if not _HOLDER.leaves:
         atexit.register(_leave)
         _HOLDER.leaves = True
-    _HOLDER.sigterm = _interrupts.Termination.install(settings.sigterm_grace) or _HOLDER.sigterm
+    _HOLDER.sigterm = interrupts.Termination.install(process.settings.sigterm_grace) or _HOLDER.sigterm
     return process
 
 

@@ -479,5 +479,5 @@ def _reraise_interrupt(error: BaseException) -> None:
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return
     process = holder().process
-    if process is None or process.identity.mesh_id == 0:
+    if process is None or process.identity.is_script:
         raise error

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         procs_of,
         settled,
     )
+    from mesh_core._process.guests import Guests, Joined, check_free, has_joined, join_job
     from mesh_core._serialize import dumps, loads
     from mesh_core._serialize.late import NotYet
     from mesh_core._serialize.registered import Registration, register_handler, register_reducer
@@ -44,6 +45,8 @@ __all__ = [
     "NOT_CARRIED",
     "ActorEnd",
     "Extension",
+    "Guests",
+    "Joined",
     "LocalActor",
     "Membership",
     "NotYet",
@@ -55,10 +58,13 @@ __all__ = [
     "Watch",
     "actor_id",
     "actor_ranks",
+    "check_free",
     "current_proc",
     "dumps",
     "find",
+    "has_joined",
     "install",
+    "join_job",
     "loads",
     "local_actor",
     "membership",
@@ -73,6 +79,11 @@ __all__ = [
 # Every worker imports this package, and few use more of it than the base class.
 _LATER = {
     "ActorEnd": "mesh_core._extensions.events",
+    "Guests": "mesh_core._process.guests",
+    "Joined": "mesh_core._process.guests",
+    "check_free": "mesh_core._process.guests",
+    "has_joined": "mesh_core._process.guests",
+    "join_job": "mesh_core._process.guests",
     "LocalActor": "mesh_core._hosting.local_actor",
     "Membership": "mesh_core._common.membership",
     "NotYet": "mesh_core._serialize.late",

@@ -20,12 +20,12 @@ class Debugging(Extension):
     def start(self) -> None:
         """Take ``breakpoint()`` over; in a worker ``pdb.set_trace()`` too."""
         process = self._mesh_process
-        self._breakpoints = Breakpoints(process, everywhere=process.identity.mesh_id != 0)
+        self._breakpoints = Breakpoints(process, everywhere=not process.identity.is_script)
         self._breakpoints.install()
 
     def stop(self) -> None:
         """Give ``breakpoint()`` back to the script. A worker has no terminal until its last line."""
-        if self._mesh_process.identity.mesh_id == 0:
+        if self._mesh_process.identity.is_script:
             self._breakpoints.uninstall()
 
     def endpoint_raised(self, raised: Raised) -> None:

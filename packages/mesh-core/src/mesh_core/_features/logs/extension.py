@@ -24,13 +24,13 @@ class Logging(Extension):
         """Send the records of a worker; in a script, show Mesh's own where the script has set up nothing."""
         process = self._mesh_process
         settings = process.settings
-        if process.identity.mesh_id == 0:
+        if process.identity.is_script:
             set_up(settings.log_level, process.identity.proc_id)
         else:
             set_up_worker(settings.log_level, records=settings.log_records)
 
     def receive(self, message: int, sender: Proc) -> None:
         """Send records from this level on; see :meth:`ProcMesh.logging_option`."""
-        if self._mesh_process.identity.mesh_id == 0:
+        if self._mesh_process.identity.is_script:
             raise MeshError("the script's own level is the script's affair: see the setting log_level")
         set_level(message)

@@ -36,6 +36,11 @@ def sync(
 ) -> Future[WorkspaceReport]:
     """Begin a sync; see :meth:`HostMesh.sync_workspace`."""
     process = current()
+    if process.identity.is_guest:
+        raise MeshError(
+            "sync_workspace() works in the controller of a job, and this script is a part of a job that outlives it (keep=): bring the files to "
+            "the hosts by other means, or launch the job without keep="
+        )
     if process.identity.mesh_id != 0:
         raise MeshError(
             f"sync_workspace() sends files of the machine on which the script runs, and this is {process.identity.proc_id}, "

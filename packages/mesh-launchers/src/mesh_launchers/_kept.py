@@ -1,0 +1,223 @@
+"""The hosts of a job that is kept, at its keeper: attached there, so that what runs on them outlives scripts.
+
+KPT-1: what a script has spawned on the hosts stays when the script ends, however it ends, until the job does; the script that
+comes next has it.
+KPT-2: one script at a time is let in: the process that has the job's hosts, by its own connection (KPR-2).
+KPT-3: what processes print while there is no script is told to the next one, as far as it fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import socket
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from mesh_core import HostMesh, MeshError, attach_to_workers, configure, shutdown
+from mesh_core.extensions import Guests
+from mesh_launchers._contract import Phase
+from mesh_launchers._dialing import listening
+from mesh_launchers._door import peer_of
+from mesh_launchers._errors import LaunchError
+from mesh_launchers._state import HostState
+
+_KEPT_BYTES = 1 << 18
+_COME_S = 60.0
+_JOIN_S = 30.0
+
+
+class Kept:
+    """What a keeper does for a job whose processes and actors outlive scripts."""
+
+    def __init__(
+        self,
+        name: str,
+        credentials: str,
+        say: Callable[[dict[str, Any]], bool],
+        *,
+        hold: float,
+        dial: str | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        configure(**settings)
+        self._credentials = credentials
+        self._hold = hold
+        self._dial = dial
+        self._say = say
+        """Tells the script something; whether there is one."""
+        self._loop = asyncio.get_running_loop()
+        self._unheard: deque[tuple[bool, str]] = deque()
+        self._size = 0
+        self._addresses: dict[int, Future[str]] = {}
+        self._attached: list[tuple[list[int], HostMesh]] = []
+        """Hosts as they were attached, by their numbers in the job."""
+        self._streams = sys.stdout, sys.stderr
+        # What processes print is shown where a script would show it.
+        sys.stdout, sys.stderr = _Told(self._show_soon, False), _Told(self._show_soon, True)
+        self._guests = Guests(name)
+
+    # Hosts.
+
+    def attach(self, mesh: str, states: Sequence[HostState]) -> None:
+        """Have hosts of a mesh, which are on their way."""
+        numbers = [each.number for each in states]
+        if self._dial is None:
+            futures = [self._addresses.setdefault(each, Future()) for each in numbers]
+            whole = attach_to_workers(futures, credentials=self._credentials, name=mesh, hold=self._hold)
+        else:
+            whole = attach_to_workers(
+                listen=listening(self._dial),
+                expect=len(numbers),
+                credentials=self._credentials,
+                name=mesh,
+                hold=self._hold,
+            )
+        self._attached.append((numbers, whole))
+
+    def heard(self, host: HostState) -> None:
+        """Something is known of a host."""
+        address = self._addresses.get(host.number)
+        if address is None or address.done():
+            return
+        if host.phase is Phase.RUNNING and host.address is not None:
+            address.set_result(host.address)
+        elif not host.is_there:
+            address.set_exception(LaunchError(host.why or str(host.phase)))
+
+    async def come(self, names: Mapping[int, str]) -> None:
+        """Wait until the hosts that connect to this machine have: only then it is known which is which."""
+        if self._dial is None:
+            return
+        for at, (_, whole) in enumerate(self._attached):
+            await asyncio.wait_for(whole.initialized, _COME_S)
+            by_name = {names[each]: each for each in names}
+            self._attached[at] = ([by_name[each] for each in whole.names], whole)
+
+    async def attached(self, numbers: Sequence[int]) -> None:
+        """Wait until these hosts are attached; raises if one cannot be."""
+        for mine, whole in self._attached:
+            if not set(mine).isdisjoint(numbers):
+                try:
+                    await whole.initialized
+                except MeshError as error:
+                    raise LaunchError(str(error)) from None
+
+    def mesh(self, hosts: Sequence[HostState]) -> HostMesh | None:
+        """Some hosts as a mesh, in this order."""
+        numbers = [each.number for each in hosts]
+        for mine, whole in self._attached:
+            if mine == numbers:
+                return whole
+        found = {
+            number: whole.slice(hosts=slice(at, at + 1))
+            for mine, whole in self._attached
+            for at, number in enumerate(mine)
+        }
+        return functools.reduce(HostMesh.join, [found[each] for each in numbers]) if numbers else None
+
+    async def end(self, numbers: Sequence[int]) -> None:
+        """Let hosts go, with what runs on them."""
+        for mine, whole in self._attached:
+            for at, number in enumerate(mine):
+                if number in numbers:
+                    # One that has died has nothing to end.
+                    with suppress(MeshError):
+                        await whole.detach(whole.slice(hosts=slice(at, at + 1)))
+
+    # Scripts.
+
+    async def join(
+        self, links: socket.socket, pid: int, meshes: Mapping[str, Sequence[HostState]]
+    ) -> dict[str, Any]:
+        """Let the script in that has the job (KPT-2)."""
+        async with asyncio.timeout(_JOIN_S):
+            while True:
+                link, _ = await self._loop.sock_accept(links)
+                if peer_of(link)[0] == pid:
+                    break
+                link.close()
+        told = self._guests.let_in(link, pid, self._packed(meshes))
+        return {"told": base64.b64encode(told).decode()}
+
+    def _packed(self, meshes: Mapping[str, Sequence[HostState]]) -> dict[str, tuple[HostMesh, list[str]]]:
+        packed = {}
+        for name, hosts in meshes.items():
+            mesh = self.mesh(hosts)
+            if mesh is not None:
+                packed[name] = (mesh, [each.name for each in hosts])
+        return packed
+
+    def pack(self, hosts: Sequence[HostState]) -> str:
+        """Some hosts, for the script."""
+        mesh = self.mesh(hosts)
+        assert mesh is not None
+        return base64.b64encode(self._guests.pack(mesh, [each.name for each in hosts])).decode()
+
+    def dismiss(self) -> None:
+        """The script that had the job has it no longer."""
+        self._guests.dismiss()
+
+    async def flush(self) -> None:
+        """Have all shown that processes have printed so far."""
+        await self._loop.run_in_executor(None, self._guests.flush)
+
+    def tell(self) -> None:
+        """Show a script what was printed before it came (KPT-3)."""
+        while self._unheard and self._say({"out": self._unheard[0]}):
+            self._size -= len(self._unheard.popleft()[1])
+
+    def _show_soon(self, is_error: bool, text: str) -> None:
+        """On any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._show, is_error, text)
+
+    def _show(self, is_error: bool, text: str) -> None:
+        if not self._unheard and self._say({"out": (is_error, text)}):
+            return
+        self._unheard.append((is_error, text))
+        self._size += len(text)
+        while self._size > _KEPT_BYTES:
+            self._size -= len(self._unheard.popleft()[1])
+
+    # The end.
+
+    async def close(self) -> None:
+        """End what runs on the hosts, in order."""
+        for address in self._addresses.values():
+            if not address.done():
+                address.set_exception(LaunchError("the job has ended"))
+        ends: list[Awaitable[None]] = []
+        for _, whole in self._attached:
+            with suppress(MeshError):
+                ends.append(whole.stop())
+        for each in ends:
+            with suppress(MeshError, TimeoutError):
+                await each
+        await self._loop.run_in_executor(None, shutdown)
+        sys.stdout, sys.stderr = self._streams
+
+
+class _Told:
+    """Takes what would go to a stream."""
+
+    def __init__(self, tell: Callable[[bool, str], None], is_error: bool) -> None:
+        self._tell = tell
+        self._is_error = is_error
+
+    def write(self, text: str) -> int:
+        """Take it."""
+        self._tell(self._is_error, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+    def isatty(self) -> bool:
+        """It is none."""
+        return False
